@@ -1,0 +1,116 @@
+"""Small models and rollouts that many tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2Tokenizer,
+)
+
+from gradstats.rollouts import Rollouts
+
+VOCABULARY = 41
+
+
+def tiny_config(architecture: str, tied: bool = False) -> PreTrainedConfig:
+    """A two-layer configuration of an architecture."""
+    common = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied, "bos_token_id": 0, "eos_token_id": 1}
+    if architecture == "gpt2":
+        return GPT2Config(
+            n_embd=24,
+            n_layer=2,
+            n_head=2,
+            n_positions=64,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            **common,
+        )
+    kind = {"qwen2": Qwen2Config, "llama": LlamaConfig}[architecture]
+    return kind(
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        **common,
+    )
+
+
+def tiny_model(architecture: str, tied: bool = False, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    """A random two-layer model in evaluation mode; biases and norms are random too."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(tiny_config(architecture, tied)).to(dtype)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def ragged_rollouts(n: int = 5, seed: int = 0, masked: bool = False, longest: int = 20) -> Rollouts:
+    """Random token ids with ragged prompts and completions, one completion of a single token among them."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(2, VOCABULARY, size=rng.integers(1, 8)).tolist() for _ in range(n)]
+    lengths = [1, *rng.integers(2, longest, size=n - 1).tolist()]
+    completions = [rng.integers(2, VOCABULARY, size=length).tolist() for length in lengths]
+    masks = None
+    if masked:
+        masks = [[bool(position % 3 != 1) for position in range(length)] for length in lengths]
+    return Rollouts.from_sequences(
+        prompts, completions, rng.normal(size=n), [f"p{row // 2}" for row in range(n)], completion_mask=masks
+    )
+
+
+@pytest.fixture
+def rollouts() -> Rollouts:
+    """Five ragged rollouts."""
+    return ragged_rollouts()
+
+
+def tiny_tokenizer(chat_template: bool = True) -> Qwen2Tokenizer:
+    """One token per character of a small alphabet, with a chat template that marks the turns."""
+    # Qwen2's own class: loading a folder whose config says Qwen2 rebuilds the tokenizer as this one. Ġ is its space.
+    alphabet = ["<pad>", "<eos>", "<user>", "<assistant>", *"abcdefghijklmnopqrstuvwxyz0123456789Ġ"]
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: number for number, token in enumerate(alphabet)},
+        merges=[],
+        unk_token="<pad>",
+        pad_token="<pad>",
+        eos_token="<eos>",
+        additional_special_tokens=["<user>", "<assistant>"],
+    )
+    if chat_template:
+        tokenizer.chat_template = (
+            "{% for message in messages %}<user>{{ message['content'] }}{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>{% endif %}"
+        )
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory) -> str:
+    """A saved random Qwen2 model with its tokenizer, and generation defaults that must not be followed."""
+    folder = tmp_path_factory.mktemp("policy")
+    model = tiny_model("qwen2", tied=True, dtype=torch.float32)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=0.6,
+        top_p=0.95,
+        top_k=3,
+        repetition_penalty=1.1,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
