@@ -1,0 +1,25 @@
+"""A problem: what the policy is asked, and what a right answer is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem of a set.
+
+    Attributes:
+        prompt_id: name of the problem, unique in its set and stable from run to run.
+        prompt: the text of the user's message; the policy's chat template goes around it.
+        answer: the reference answer, as text.
+        reward: name of the reward function that suits the set (see :func:`gradstats.rewards.get_reward`).
+        details: whatever a reward function needs beyond the answer.
+    """
+
+    prompt_id: str
+    prompt: str
+    answer: str
+    reward: str = "math"
+    details: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,193 @@
+"""Sampling with transformers' ``generate``, with every parameter explicit and log-probabilities recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from gradstats.policy import Policy
+from gradstats.sampling.settings import SamplerSettings
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled completion.
+
+    Attributes:
+        tokens: token ids, the stop token included where one was drawn.
+        logprobs: log-probability of each token under the distribution it was drawn from.
+        finish_reason: "stop" or "length".
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: str
+
+
+def generate(
+    policy: Policy,
+    prompts: list[list[int]],
+    settings: SamplerSettings,
+    seed: int,
+    on_tokens: Callable[[int], None] = lambda count: None,
+) -> list[Completion]:
+    """Draw one completion for each prompt, as one batch.
+
+    Args:
+        policy: the policy; its own temperature plays no role here, the settings' does.
+        prompts: token ids, one list per completion wanted (repeat a prompt to draw from it again).
+        settings: the sampler's parameters.
+        seed: seed of torch's generators; the caller's generator states are restored.
+        on_tokens: called after each step with the number of tokens drawn in it.
+
+    Returns:
+        Completions in the order of ``prompts``.
+
+    Raises:
+        ValueError: when a prompt and ``max_new_tokens`` together exceed the model's context.
+    """
+    context = getattr(policy.model.config, "max_position_embeddings", None)
+    longest = max(map(len, prompts))
+    if context is not None and longest + settings.max_new_tokens > context:
+        raise ValueError(
+            f"max_new_tokens is {settings.max_new_tokens}, and with a prompt of {longest} tokens that exceeds the "
+            f"model's context of {context}: lower it to {context - longest} or less, or drop the longest prompts"
+        )
+    stop_tokens = stop_token_ids(policy)
+    pad = _pad_token(policy, stop_tokens)
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=policy.device)
+    attention = torch.tensor(
+        [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=policy.device
+    )
+    recorder = _Recorder(stop_tokens, on_tokens)
+    devices = [policy.device] if policy.device.type == "cuda" else []
+    with (
+        torch.random.fork_rng(devices=devices),
+        _bare_generation_config(policy.model, stop_tokens, pad),
+        torch.no_grad(),
+    ):
+        torch.manual_seed(seed)
+        out = policy.model.generate(
+            input_ids=ids,
+            attention_mask=attention,
+            generation_config=_plain_sampling(settings, stop_tokens, pad),
+            logits_processor=_processors(settings, recorder),
+        )
+    drawn = out[:, longest:].cpu()
+    recorder.finish(drawn[:, -1])
+    logprobs = torch.stack(recorder.logprobs, dim=1).cpu().numpy()
+    return [_cut(drawn[row].tolist(), logprobs[row], stop_tokens) for row in range(len(prompts))]
+
+
+def stop_token_ids(policy: Policy) -> list[int]:
+    """The tokens that end a completion: the tokenizer's end-of-sequence and those the model's config names."""
+    found = set()
+    config = policy.model.generation_config
+    for source in (getattr(policy.tokenizer, "eos_token_id", None), getattr(config, "eos_token_id", None)):
+        found |= set(source) if isinstance(source, (list, tuple)) else {source}
+    return sorted(found - {None})
+
+
+def _pad_token(policy: Policy, stop_tokens: list[int]) -> int:
+    pad = getattr(policy.tokenizer, "pad_token_id", None)
+    if pad is not None:
+        return int(pad)
+    return stop_tokens[0] if stop_tokens else 0
+
+
+def _plain_sampling(settings: SamplerSettings, stop_tokens: list[int], pad: int) -> GenerationConfig:
+    """Plain ancestral sampling: all reshaping of the distribution is left to :func:`_processors`."""
+    return GenerationConfig(
+        do_sample=True,
+        num_beams=1,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        repetition_penalty=1.0,
+        max_new_tokens=settings.max_new_tokens,
+        eos_token_id=stop_tokens or None,
+        pad_token_id=pad,
+    )
+
+
+def _processors(settings: SamplerSettings, recorder: LogitsProcessor) -> LogitsProcessorList:
+    """The warpers of transformers in its own order, with the recorder after the last.
+
+    Given to ``generate`` explicitly because its built-in ones run after any custom processor, where the recorder
+    would not see them.
+    """
+    processors = LogitsProcessorList()
+    if settings.repetition_penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+    if settings.temperature != 1.0:
+        processors.append(TemperatureLogitsWarper(settings.temperature))
+    if settings.top_k:
+        processors.append(TopKLogitsWarper(settings.top_k))
+    if settings.top_p < 1.0:
+        processors.append(TopPLogitsWarper(settings.top_p))
+    if settings.min_p:
+        processors.append(MinPLogitsWarper(settings.min_p))
+    processors.append(recorder)
+    return processors
+
+
+class _Recorder(LogitsProcessor):
+    """Keeps the log-probability of each drawn token, holding one step's distribution at a time."""
+
+    def __init__(self, stop_tokens: list[int], on_tokens: Callable[[int], None]) -> None:
+        self.logprobs: list[torch.Tensor] = []
+        self._stop_tokens = stop_tokens
+        self._on_tokens = on_tokens
+        self._distribution: torch.Tensor | None = None
+        self._running: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self._distribution is not None:
+            self.finish(input_ids[:, -1])
+        self._distribution = scores.float().log_softmax(dim=-1)
+        return scores
+
+    def finish(self, tokens: torch.Tensor) -> None:
+        """Record the tokens that were drawn from the distribution in hand."""
+        assert self._distribution is not None
+        tokens = tokens.to(self._distribution.device)
+        self.logprobs.append(self._distribution.gather(1, tokens[:, None])[:, 0])
+        if self._running is None:
+            self._running = torch.ones_like(tokens, dtype=torch.bool)
+        self._on_tokens(int(self._running.sum()))
+        for stop in self._stop_tokens:
+            self._running &= tokens != stop
+
+
+@contextmanager
+def _bare_generation_config(model: Any, stop_tokens: list[int], pad: int) -> Iterator[None]:
+    """Hide the model's generation_config: ``generate`` fills every unset option from it, silently."""
+    kept = model.generation_config
+    model.generation_config = GenerationConfig(eos_token_id=stop_tokens or None, pad_token_id=pad)
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+
+
+def _cut(tokens: list[int], logprobs: np.ndarray, stop_tokens: list[int]) -> Completion:
+    for position, token in enumerate(tokens):
+        if token in stop_tokens:
+            end = position + 1
+            return Completion(tokens[:end], logprobs[:end].tolist(), "stop")
+    return Completion(tokens, logprobs.tolist(), "length")

@@ -1,0 +1,190 @@
+"""Sampling: the distribution drawn from, the log-probabilities recorded, nothing inherited, everything repeatable."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from gradstats.policy import load_policy
+from gradstats.prompts import Problem
+from gradstats.sampling import SamplerSettings, SamplingPlan, sample
+
+PROBLEMS = [
+    Problem("long", "abc def", "z", "exact"),
+    Problem("short", "q", "7", "exact"),
+    Problem("mid", "ab c", "x", "exact"),
+]
+
+
+@pytest.fixture(scope="module")
+def policy(policy_folder):
+    return load_policy(policy_folder)
+
+
+def draw(policy, problems=PROBLEMS, **options):
+    """Sample, knowing that the folder's generation_config is not followed."""
+    settings = {"group_size": 4, "max_new_tokens": 12, "progress": False, "reward": "exact"} | options
+    with pytest.warns(UserWarning, match="it is not followed"):
+        return sample(policy, problems, **settings)
+
+
+def exact_distribution(policy, prompt_ids, temperature=1.0, top_k=0, top_p=1.0):
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([prompt_ids])).logits[0, -1].double() / temperature
+    pi = torch.softmax(logits, dim=-1).numpy()
+    if top_k:
+        pi[np.argsort(pi)[:-top_k]] = 0.0
+        pi /= pi.sum()
+    if top_p < 1:
+        order = np.argsort(-pi)
+        before = np.cumsum(pi[order]) - pi[order]
+        pi[order[before >= top_p]] = 0.0
+        pi /= pi.sum()
+    return pi
+
+
+@pytest.mark.parametrize("setting", [{}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.6, "temperature": 0.8}])
+def test_tokens_are_drawn_from_exactly_the_stated_distribution(policy, setting):
+    rollouts = draw(policy, PROBLEMS[:1], group_size=2000, max_new_tokens=1, batch_size=1000, **setting)
+    pi = exact_distribution(policy, rollouts.frame["prompt_tokens"].iloc[0], **setting)
+    drawn = np.array([tokens[0] for tokens in rollouts.frame["completion_tokens"]])
+    counts = np.bincount(drawn, minlength=len(pi))
+    assert counts[pi == 0].sum() == 0
+    # Cells with few expected draws are pooled, as a chi-squared test requires.
+    rare = pi * 2000 < 5
+    observed = [*counts[~rare], counts[rare].sum()]
+    expected = [*(pi * 2000)[~rare], (pi * 2000)[rare].sum()]
+    if expected[-1] == 0:
+        observed, expected = observed[:-1], expected[:-1]
+    assert stats.chisquare(observed, np.array(expected) / np.sum(expected) * 2000).pvalue > 1e-4
+    recorded = np.array([values[0] for values in rollouts.frame["sampler_logprobs"]])
+    np.testing.assert_allclose(recorded, np.log(pi[drawn]), atol=2e-5)
+
+
+def test_recorded_logprobs_are_those_of_every_token_in_its_context(policy):
+    rollouts = draw(policy, temperature=0.7, top_k=6)
+    for row in rollouts.frame.itertuples():
+        for position, token in enumerate(row.completion_tokens):
+            context = [*row.prompt_tokens, *row.completion_tokens[:position]]
+            pi = exact_distribution(policy, context, temperature=0.7, top_k=6)
+            assert row.sampler_logprobs[position] == pytest.approx(np.log(pi[token]), abs=1e-4)
+
+
+def test_the_models_generation_config_is_reported_and_not_followed(policy):
+    with pytest.warns(UserWarning, match="generation_config asks for .*temperature=0.6.* it is not followed"):
+        rollouts = sample(policy, PROBLEMS, group_size=1, max_new_tokens=3, progress=False)
+    ignored = rollouts.metadata["generation_config_not_followed"]
+    assert ignored == {"temperature": 0.6, "top_p": 0.95, "top_k": 3, "repetition_penalty": 1.1}
+    assert policy.model.generation_config.temperature == 0.6
+    sampler = rollouts.metadata["sampler"]
+    assert (sampler["temperature"], sampler["top_p"], sampler["top_k"], sampler["repetition_penalty"]) == (
+        1.0,
+        1.0,
+        0,
+        1.0,
+    )
+
+
+def test_settings_that_agree_with_the_model_are_not_warned_about(policy):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sample(
+            policy, PROBLEMS, group_size=1, max_new_tokens=3, progress=False,
+            temperature=0.6, top_p=0.95, top_k=3, repetition_penalty=1.1,
+        )  # fmt: skip
+
+
+def test_same_seed_same_completions_and_the_callers_generator_is_left_alone(policy):
+    state = torch.random.get_rng_state()
+    first, second, other = draw(policy, rng=5), draw(policy, rng=5), draw(policy, rng=6)
+    pd.testing.assert_frame_equal(first.frame, second.frame)
+    assert first.frame["completion_tokens"].tolist() != other.frame["completion_tokens"].tolist()
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_rows_come_back_by_problem_and_sample(policy):
+    rollouts = draw(policy, batch_size=5)
+    assert rollouts.prompt_id.tolist() == [name for name in ("long", "short", "mid") for _ in range(4)]
+    assert rollouts.sample_id.tolist() == [0, 1, 2, 3] * 3
+
+
+def test_any_batch_can_be_drawn_alone(policy):
+    def plan():
+        return SamplingPlan.make(policy, PROBLEMS, SamplerSettings(8), 4, seed=3, batch_size=5, reward="exact")
+
+    whole = plan()
+    in_order = [whole.draw(batch) for batch in range(whole.n_batches)]
+    backwards = plan()
+    for batch in reversed(range(backwards.n_batches)):
+        pd.testing.assert_frame_equal(backwards.draw(batch).frame, in_order[batch].frame)
+    assert [len(part) for part in in_order] == [5, 5, 2]
+
+
+def test_completions_end_with_their_stop_token_or_at_the_cap(policy):
+    rollouts = draw(policy, group_size=60, max_new_tokens=12)
+    reasons = rollouts.frame["finish_reason"]
+    assert set(reasons) == {"stop", "length"}
+    for tokens, reason in zip(rollouts.frame["completion_tokens"], reasons, strict=True):
+        assert (tokens[-1] == 1) == (reason == "stop")
+        assert 1 not in tokens[:-1]
+        assert len(tokens) == 12 if reason == "length" else len(tokens) <= 12
+
+
+def test_rewards_are_given_the_decoded_completion(policy):
+    seen = []
+
+    def reward(completion, problem):
+        seen.append((completion, problem.prompt_id))
+        return len(completion) / 7
+
+    rollouts = draw(policy, reward=reward)
+    assert rollouts.frame["completion_text"].map(len).div(7).tolist() == rollouts.rewards.tolist()
+    assert len(seen) == 12
+    for text, tokens in zip(rollouts.frame["completion_text"], rollouts.frame["completion_tokens"], strict=True):
+        special = {0, 1, 2, 3}
+        assert len(text) == sum(token not in special for token in tokens if token < 41)
+
+
+def test_the_prompt_is_what_the_chat_template_gives(policy):
+    rollouts = draw(policy, group_size=1)
+    tokenizer = policy.tokenizer
+    text = tokenizer.decode(rollouts.frame["prompt_tokens"].iloc[0])
+    assert text == "<user>abc def<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature is 0.0: it must be above 0"),
+        ({"top_p": 0.0}, r"top_p is 0.0: it must be in \(0, 1\]"),
+        ({"top_k": -1}, r"top_k is -1: it must be 0 \(no limit\) or more"),
+        ({"min_p": 1.0}, r"min_p is 1.0: it must be in \[0, 1\)"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"group_size": 0}, "group_size is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"reward": "exakt"}, "reward 'exakt' is not known; .* did you mean 'exact'"),
+    ],
+)
+def test_settings_out_of_range_are_refused(policy, options, message):
+    with pytest.raises(ValueError, match=message):
+        sample(policy, PROBLEMS, **({"max_new_tokens": 4, "progress": False} | options))
+
+
+def test_prompts_that_leave_no_room_in_the_context_are_refused(policy):
+    with pytest.raises(
+        ValueError, match=r"max_new_tokens is 60, .* exceeds the model's context of 64: lower it to 5\d"
+    ):
+        draw(policy, max_new_tokens=60)
+
+
+def test_no_problems_and_repeated_names_are_refused(policy):
+    with pytest.raises(ValueError, match="problems is empty"):
+        sample(policy, [], progress=False)
+    with pytest.raises(ValueError, match="problems repeat a prompt_id"):
+        sample(policy, [PROBLEMS[0], PROBLEMS[0]], progress=False)
