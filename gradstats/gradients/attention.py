@@ -1,0 +1,39 @@
+"""Which attention implementation a model runs with while its gradients are measured."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gradstats.policy import Policy
+
+
+@contextmanager
+def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
+    """Switch attention for a measurement and back again.
+
+    In float64 the fused implementation (sdpa) is used, since eager attention takes its softmax in float32 whatever
+    the model's dtype. In other types eager is used under ``vmap``, where the fused CPU kernel has no batching rule
+    and falls back to a slow loop; unbatched, the model keeps its own.
+
+    Args:
+        policy: whose model is switched.
+        batched: whether the model runs under ``vmap``.
+    """
+    model: Any = policy.model
+    kept = model.config._attn_implementation
+    if policy.dtype == torch.float64 and getattr(model, "_supports_sdpa", False):
+        chosen = "sdpa"
+    else:
+        chosen = "eager" if batched else kept
+    model.set_attn_implementation(chosen)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+            yield
+    finally:
+        model.set_attn_implementation(kept)

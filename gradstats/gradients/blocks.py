@@ -1,0 +1,86 @@
+"""Which parameters are differentiated, and the names of the blocks their gradients are reported by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Blocks = str | Mapping[str, str]
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
+_KINDS = (
+    ("embedding", re.compile(r"embed|\bwte\b|\bwpe\b")),
+    ("head", re.compile(r"lm_head|embed_out")),
+    ("norm", re.compile(r"norm|\bln_\w+|layernorm")),
+    ("attention", re.compile(r"attn|attention")),
+    ("mlp", re.compile(r"mlp|feed_forward|ffn|experts")),
+)
+
+
+@dataclass(frozen=True)
+class ParameterSelection:
+    """The differentiated parameters of a model, each in one named block.
+
+    Attributes:
+        parameters: name → tensor, in the model's order; tied weights appear once, under their first name.
+        block_names: the blocks, in the order in which they first appear.
+        block_index: for each parameter, the position of its block in ``block_names``.
+    """
+
+    parameters: dict[str, torch.Tensor]
+    block_names: tuple[str, ...]
+    block_index: dict[str, int]
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of differentiated scalars."""
+        return sum(parameter.numel() for parameter in self.parameters.values())
+
+
+def select_parameters(model: Any, params: str | None = None, blocks: Blocks = "layer") -> ParameterSelection:
+    """Choose parameters by a regular expression and name their blocks.
+
+    Args:
+        model: the model.
+        params: a regular expression searched for in parameter names; every parameter that requires a gradient when
+            None.
+        blocks: "layer" (embedding, layers.0, layers.1, …, final norm, head), "kind" (embedding, attention, mlp,
+            norm, head), "parameter" (each by itself), or a mapping from regular expressions to block names, of which
+            the first that matches counts and what none matches is "other".
+
+    Raises:
+        ValueError: when no parameter matches (a few that exist are listed), or ``blocks`` is unknown.
+    """
+    trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    try:
+        chosen = {name: tensor for name, tensor in trainable.items() if params is None or re.search(params, name)}
+    except re.error as error:
+        raise ValueError(f"params is {params!r}, which is not a regular expression: {error}") from error
+    if not chosen:
+        some = ", ".join(list(trainable)[:4]) or "none: every parameter is frozen (requires_grad=False)"
+        raise ValueError(f"params={params!r} matches no trainable parameter; some that exist: {some}")
+    names = {name: _block(name, blocks) for name in chosen}
+    ordered = tuple(dict.fromkeys(names.values()))
+    return ParameterSelection(chosen, ordered, {name: ordered.index(block) for name, block in names.items()})
+
+
+def _block(name: str, blocks: Blocks) -> str:
+    if isinstance(blocks, Mapping):
+        return next((label for pattern, label in blocks.items() if re.search(pattern, name)), "other")
+    if blocks == "parameter":
+        return name
+    if blocks == "kind":
+        return next((kind for kind, pattern in _KINDS if pattern.search(name)), "other")
+    if blocks == "layer":
+        layer = _LAYER.search(name)
+        if layer:
+            return f"layers.{layer.group(1)}"
+        kind = next((kind for kind, pattern in _KINDS if pattern.search(name)), "other")
+        return "final norm" if kind == "norm" else kind
+    raise ValueError(
+        f'blocks is {blocks!r}: choose "layer", "kind", "parameter", or give a mapping of patterns to names'
+    )

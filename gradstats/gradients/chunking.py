@@ -1,0 +1,72 @@
+"""How rollouts are cut into chunks that go through the model together."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+
+from gradstats.gradients.blocks import ParameterSelection
+from gradstats.policy import Policy
+from gradstats.rollouts import Rollouts
+
+DEFAULT_TOKEN_BUDGET = 4096
+
+_GIB = 1024**3
+# Copies of the logits that a backward pass of the objective and its statistics holds at its peak.
+_LOGIT_COPIES = 6
+
+
+def plan_chunks(
+    rollouts: Rollouts,
+    policy: Policy,
+    selection: ParameterSelection,
+    token_budget: int | None = None,
+    memory_gib: float | None = None,
+) -> list[np.ndarray]:
+    """Rows of each chunk: sequences of like length together, within a budget of tokens and of memory.
+
+    The plan depends on the rollouts, the model and the machine's total memory, never on what happens to be free: a
+    measurement that is interrupted and taken up again forms the same chunks, hence the same numbers.
+
+    Args:
+        rollouts: the sequences.
+        policy: whose vocabulary and dtype set the memory of the logits.
+        selection: whose size sets the memory of the gradients.
+        token_budget: most tokens in a chunk, padding included; 4096 when None.
+        memory_gib: most memory for per-sequence gradients and for logits, each; a quarter of the machine's memory,
+            at most 4 GiB, when None. A single sequence always forms a chunk.
+
+    Raises:
+        ValueError: for a budget that is not positive.
+    """
+    if token_budget is not None and token_budget < 1:
+        raise ValueError(f"token_budget is {token_budget}: it must be at least 1")
+    if memory_gib is not None and not memory_gib > 0:
+        raise ValueError(f"memory_gib is {memory_gib}: it must be above 0")
+    budget = (default_memory_gib(policy.device) if memory_gib is None else memory_gib) * _GIB
+    item = policy.dtype.itemsize
+    # Gradients of a chunk exist twice while they are reduced: as such, and signed for the sketch.
+    most_sequences = max(1, int(budget // (2 * item * selection.n_parameters)))
+    vocabulary = policy.model.get_output_embeddings().weight.shape[0]
+    most_tokens = min(token_budget or DEFAULT_TOKEN_BUDGET, int(budget // (_LOGIT_COPIES * max(item, 4) * vocabulary)))
+    frame = rollouts.frame
+    times = frame["prompt_tokens"].map(len).to_numpy() + frame["completion_tokens"].map(len).to_numpy()
+    chunks: list[list[int]] = []
+    for row in np.argsort(times, kind="stable"):
+        last = chunks[-1] if chunks else None
+        if last is not None and len(last) < most_sequences and (len(last) + 1) * times[row] <= most_tokens:
+            last.append(int(row))
+        else:
+            chunks.append([int(row)])
+    return [np.array(chunk) for chunk in chunks]
+
+
+def default_memory_gib(device: torch.device) -> float:
+    """A quarter of the device's memory, at most 4 GiB."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    else:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(4.0, total / 4 / _GIB)

@@ -1,0 +1,92 @@
+"""The check before every measuring run: the engine against one backward pass per sequence, alone against padded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.loop import loop_engine
+from gradstats.gradients.objective import Chunk, make_chunk
+from gradstats.gradients.reduction import ChunkResult
+from gradstats.gradients.sketches import CountSketch
+from gradstats.policy import Policy
+from gradstats.rollouts import Rollouts
+
+Engine = Callable[[Policy, Chunk, ParameterSelection, CountSketch | None], ChunkResult]
+
+#: Largest relative deviation of ‖S‖² that is let pass, by the model's dtype.
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+
+
+class SelfCheckError(RuntimeError):
+    """An engine disagrees with the plain backward pass by more than the dtype allows."""
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """Relative deviations of ‖S‖² on two sequences.
+
+    Attributes:
+        engine_against_loop: the engine on each sequence alone, against the loop.
+        alone_against_padded: the engine on both together (the shorter one padded), against each alone.
+        tolerance: what was allowed.
+    """
+
+    engine_against_loop: float
+    alone_against_padded: float
+    tolerance: float
+
+
+def self_check(
+    policy: Policy, rollouts: Rollouts, engine: Engine, name: str, selection: ParameterSelection
+) -> SelfCheck:
+    """Measure two sequences in three ways and compare.
+
+    The shortest sequence and the one of median length are taken, so that padding is put to the test and the cost
+    stays small.
+
+    Raises:
+        SelfCheckError: when a deviation exceeds the dtype's tolerance.
+        ValueError: when the model gives two answers for one input (dropout is on).
+    """
+    frame = rollouts.frame
+    times = frame["prompt_tokens"].map(len).to_numpy() + frame["completion_tokens"].map(len).to_numpy()
+    order = np.argsort(times, kind="stable")
+    rows = [int(order[0]), int(order[len(order) // 2])]
+    _refuse_random_model(policy, make_chunk(rollouts, rows[:1], policy.device, policy.dtype), selection)
+
+    def sq_norms(run: Engine, chosen: list[int]) -> np.ndarray:
+        chunk = make_chunk(rollouts, chosen, policy.device, policy.dtype)
+        return run(policy, chunk, selection, None).sq_norms_by_block.sum(axis=1)
+
+    loop = np.concatenate([sq_norms(loop_engine, [row]) for row in rows])
+    alone = np.concatenate([sq_norms(engine, [row]) for row in rows])
+    padded = sq_norms(engine, rows)
+    check = SelfCheck(_deviation(alone, loop), _deviation(padded, alone), TOLERANCES[policy.dtype])
+    worst = max(check.engine_against_loop, check.alone_against_padded)
+    if not worst <= check.tolerance:
+        raise SelfCheckError(
+            f'the engine "{name}" fails its self-check on {policy.name} in {policy.dtype}: squared norms deviate by '
+            f"{check.engine_against_loop:.2e} from one backward pass per sequence and by "
+            f"{check.alone_against_padded:.2e} between a sequence alone and padded, where {check.tolerance:.0e} is "
+            'allowed: use engine="loop", or dtype="float32"'
+        )
+    return check
+
+
+def _deviation(values: np.ndarray, reference: np.ndarray) -> float:
+    """Largest relative deviation; a pair of zero norms agrees, anything that is not finite does not."""
+    scale = np.where(reference == 0, 1.0, reference)
+    return float(np.abs((values - reference) / scale).max())
+
+
+def _refuse_random_model(policy: Policy, chunk: Chunk, selection: ParameterSelection) -> None:
+    first, second = (loop_engine(policy, chunk, selection, None).statistics.logprobs for _ in range(2))
+    if not torch.equal(first, second) and (first - second).abs().max() > 1e-4:
+        raise ValueError(
+            f"{policy.name} gives two answers for the same input (dropout is on): call model.eval() before measuring"
+        )

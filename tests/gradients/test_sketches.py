@@ -1,0 +1,97 @@
+"""The CountSketch: unbiased inner products, the stated variance, one vector whatever the engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import ragged_rollouts, tiny_model
+
+import gradstats.gradients as gradients
+from gradstats.gradients.sketches import CountSketch
+from gradstats.reference.autograd_loop import sequence_gradients
+
+
+def sketch_of(vectors, dim, seed, name="weight"):
+    out = torch.zeros(len(vectors), dim, dtype=torch.float64)
+    CountSketch(dim, seed).add(out, name, vectors)
+    return out
+
+
+def vectors(kind):
+    rng = np.random.default_rng(1)
+    if kind == "dense":
+        pair = rng.normal(size=(2, 300))
+        pair[1] += pair[0]
+    elif kind == "rank one":
+        pair = np.stack([np.outer(rng.normal(size=15), rng.normal(size=20)).ravel() for _ in range(2)])
+        pair[1] += 0.5 * pair[0]
+    else:
+        pair = np.zeros((2, 300))
+        pair[0, [3, 200]] = 1.0, 2.0
+        pair[1, [3, 250]] = 2.0, -1.0
+    return torch.from_numpy(pair)
+
+
+@pytest.mark.parametrize("kind", ["dense", "rank one", "sparse"])
+def test_inner_products_are_unbiased_with_at_most_the_stated_variance(kind):
+    pair = vectors(kind)
+    dim, draws = 32, 3000
+    products = np.array([(s := sketch_of(pair, dim, seed))[0].dot(s[1]).item() for seed in range(draws)])
+    exact = pair[0].dot(pair[1]).item()
+    bound = (pair[0].square().sum() * pair[1].square().sum() + exact**2).item() / dim
+    assert abs(products.mean() - exact) < 4 * products.std() / np.sqrt(draws)
+    # The sample variance of 3000 draws lies within a few per cent of the true one.
+    assert products.var() < 1.15 * bound
+    assert products.var() > 0 if kind != "sparse" else products.var() >= 0
+
+
+def test_normalised_inner_products_scatter_by_one_over_root_dim():
+    rng = np.random.default_rng(0)
+    pair = torch.from_numpy(rng.normal(size=(2, 40000)))
+    pair /= pair.norm(dim=1, keepdim=True)
+    errors = [
+        (s := sketch_of(pair, 1024, seed))[0].dot(s[1]).item() - pair[0].dot(pair[1]).item() for seed in range(200)
+    ]
+    assert np.std(errors) == pytest.approx(1 / np.sqrt(1024), rel=0.2)
+
+
+def test_the_vector_does_not_depend_on_engine_chunks_or_other_parameters():
+    model = tiny_model("qwen2", tied=True)
+    rollouts = ragged_rollouts(6)
+    reference = gradients.measure(model, rollouts, engine="loop", sketch_dim=128, progress=False).sketches
+    for options in (
+        {"engine": "vmap"},
+        {"engine": "vmap", "token_budget": 30},
+        {"engine": "vmap", "blocks": "parameter"},
+    ):
+        sketches = gradients.measure(model, rollouts, sketch_dim=128, progress=False, **options).sketches
+        np.testing.assert_allclose(sketches, reference, rtol=1e-9, atol=1e-10)
+    parts = [
+        gradients.measure(model, rollouts, params=pattern, sketch_dim=128, progress=False).sketches
+        for pattern in (r"embed|norm", r"layers.*(mlp|self_attn)")
+    ]
+    names = [name for name, _ in model.named_parameters()]
+    assert all(("embed" in name or "norm" in name) != ("mlp" in name or "self_attn" in name) for name in names)
+    np.testing.assert_allclose(sum(parts), reference, rtol=1e-8, atol=1e-9)
+    other = gradients.measure(model, rollouts, sketch_dim=128, sketch_seed=1, progress=False).sketches
+    assert np.abs(other - reference).max() > 0.1 * np.abs(reference).max()
+
+
+def test_sketches_of_gradients_give_their_inner_products():
+    model = tiny_model("llama")
+    rollouts = ragged_rollouts(4)
+    flat = np.stack(
+        [torch.cat([g.flatten() for g in per.values()]).numpy() for per in sequence_gradients(model, rollouts)]
+    )
+    exact = flat @ flat.T
+    measured = gradients.measure(model, rollouts, engine="loop", sketch_dim=4096, progress=False)
+    np.testing.assert_allclose(measured.sq_norms, exact.diagonal(), rtol=1e-9)
+    np.testing.assert_allclose(measured.gram().diagonal(), exact.diagonal(), rtol=1e-9)
+    scale = np.sqrt((np.outer(exact.diagonal(), exact.diagonal()) + exact**2) / 4096)
+    assert np.abs((measured.gram() - exact) / scale).max() < 5
+
+
+def test_a_dimension_below_one_is_refused():
+    with pytest.raises(ValueError, match="sketch_dim is 0: it must be at least 1"):
+        CountSketch(0)
