@@ -1,0 +1,157 @@
+"""Writes the generated parts of estimators.md: the tables of estimators and recipes, and the rankings.
+
+Run ``python docs/estimators_page.py`` after a change to an estimator, a recipe or a policy below.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from gradstats import estimators as est
+from gradstats.estimators import Recipe, recipes
+from gradstats.reference import EnumeratedPolicy
+
+PAGE = Path(__file__).with_name("estimators.md")
+GROUP_SIZE = 4
+
+
+def ends_in_one(prompt: int, tokens: tuple[int, ...]) -> float:
+    """1 when the last token before the end is token 1."""
+    return float([token for token in tokens if token][-1:] == [1])
+
+
+POLICIES: dict[str, Callable[[], EnumeratedPolicy]] = {
+    "patient": lambda: EnumeratedPolicy(3, 3, reward=lambda prompt, tokens: float(len(tokens) == 3), rng=3),
+    "last word": lambda: EnumeratedPolicy(3, 3, reward=ends_in_one, rng=3),
+    "steady": lambda: EnumeratedPolicy(3, 3, reward=lambda prompt, tokens: float(len(tokens) <= 2), rng=6),
+}
+
+RANKED: list[est.Estimator | Recipe] = [
+    est.reinforce(),
+    est.rloo(),
+    est.token_mean(loo=True),
+    est.length_weighted(alpha=0.8, loo=True),
+    est.norm_weighted(loo=True),
+    est.otb(loo=True),
+    est.otb(loo=True, energy="exact"),
+    est.causal_optimal(loo=True),
+    est.gae(),
+    est.group_mean(),
+    est.token_mean(),
+    est.length_weighted(alpha=0.8),
+    est.norm_weighted(),
+    est.otb(),
+    est.grpo(),
+    Recipe("group_mean", scale="group_std", aggregation="sequence_mean", name="grpo recipe"),
+]
+
+
+def ranking(policy: EnumeratedPolicy) -> pd.DataFrame:
+    """Every estimator on groups of 4, exactly, in the order of the matched ratio."""
+    reference = policy.moments(est.rloo(), GROUP_SIZE)
+    rows = []
+    for estimator in RANKED:
+        moments = policy.moments(estimator, GROUP_SIZE)
+        rows.append(
+            {
+                "estimator": f"`{estimator.name if isinstance(estimator, Recipe) else estimator.label}`",
+                "tr Cov / RLOO's": moments.trace_cov / reference.trace_cov,
+                "at matched signal": moments.matched_trace_cov / reference.trace_cov,
+                "noise-to-signal": moments.noise_to_signal,
+                "cosine to ∇J": moments.cosine,
+            }
+        )
+    return pd.DataFrame(rows).sort_values("at matched signal", kind="stable")
+
+
+def fixed_baselines(policy: EnumeratedPolicy) -> pd.DataFrame:
+    """Baselines known exactly instead of estimated on a group: tr Cov of one completion's gradient."""
+    p, rewards, mask = policy.probabilities, policy.rewards, policy.mask
+    lengths = policy.lengths.astype(np.float64)
+    cumulative = np.cumsum(policy.token_energy, axis=1) * mask
+    baselines = {
+        "none": 0.0,
+        "mean reward, E[R]": p @ rewards,
+        "length-weighted mean, α = 0.8": p @ (rewards * lengths**1.6) / (p @ lengths**1.6),
+        "best constant, b*": policy.optimal_constant,
+        "OTB, exact energies": (p * rewards) @ cumulative / (p @ cumulative),
+        "causal optimum, B_t": (p * rewards) @ policy.token_cross / (p @ policy.token_energy),
+        "exact value, V(s_t)": policy.values,
+    }
+    traces = {
+        name: policy.weighted_moments((rewards[:, None] - baseline) * mask).trace_cov
+        for name, baseline in baselines.items()
+    }
+    reference = traces["mean reward, E[R]"]
+    return pd.DataFrame(
+        [{"baseline": name, "tr Cov / that of E[R]": trace / reference} for name, trace in traces.items()]
+    )
+
+
+def portrait(policy: EnumeratedPolicy) -> str:
+    """One sentence of numbers about a policy."""
+    p = policy.probabilities
+    length = policy.lengths - p @ policy.lengths
+    links = []
+    for other in (policy.rewards, policy.sq_norms):
+        centred = other - p @ other
+        links.append((p @ (length * centred)) / np.sqrt((p @ length**2) * (p @ centred**2)))
+    return (
+        f"{len(p)} trajectories, E[R] = {p @ policy.rewards:.2f}, b* = {policy.optimal_constant:.2f}, "
+        f"mean length {p @ policy.lengths:.2f}; correlation of length with reward {links[0]:+.2f}, "
+        f"with ‖S‖² {links[1]:+.2f}."
+    )
+
+
+def to_markdown(frame: pd.DataFrame) -> str:
+    """A frame as a Markdown table, numbers to three decimals."""
+    cells = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
+    rows = [list(frame.columns), ["---"] * frame.shape[1], *cells]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+def parameters_of(name: str) -> str:
+    """The parameters of an estimator with their defaults, as one would write them."""
+    declared = list(inspect.signature(est.registry.get_definition(name).function).parameters.values())[1:]
+    written = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in declared]
+    return f"`{name}({', '.join(written)})`"
+
+
+def blocks() -> dict[str, str]:
+    """The generated parts by the name of their markers."""
+    family = est.table().drop(columns=["ratio + clip", "aggregation"])
+    family["name"] = [parameters_of(name) for name in family["name"]]
+    rows = recipes.table()
+    rows["name"] = [f"`{name}`" for name in rows["name"]]
+    made = {"estimators": to_markdown(family), "recipes": to_markdown(rows)}
+    for name, make in POLICIES.items():
+        policy = make()
+        parts = [portrait(policy), to_markdown(ranking(policy)), to_markdown(fixed_baselines(policy))]
+        made[f"ranking {name}"] = "\n\n".join(parts)
+    return made
+
+
+def render(page: str) -> str:
+    """The page with every generated part made anew."""
+    for name, text in blocks().items():
+        pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+        page, count = pattern.subn(lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page)
+        if count != 1:
+            raise ValueError(f"{PAGE.name} must have one pair of markers for {name!r}, found {count}")
+    return page
+
+
+if __name__ == "__main__":
+    partial = PAGE.with_suffix(".md.partial")
+    partial.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    partial.replace(PAGE)

@@ -1,0 +1,293 @@
+"""The Batch: what an estimator may look at, validated once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
+
+TOKEN_FIELDS = (
+    "token_rewards",
+    "logprobs",
+    "old_logprobs",
+    "ref_logprobs",
+    "sum_pi_squared",
+    "values",
+    "token_energy",
+    "token_cross",
+    "importance",
+)
+HOW_TO_GET = {
+    "token_rewards": "give one reward per completion token (Batch(token_rewards=…))",
+    "logprobs": "measure the policy, or pass the log-probabilities of the scored policy",
+    "old_logprobs": "record the sampler's log-probabilities when sampling",
+    "ref_logprobs": "measure with reference_policy=…",
+    "sum_pi_squared": "measure the policy: it is Σ_v π(v)² at every position",
+    "values": "pass the value of the state before each token (a value head's, or means of completions)",
+    "greedy_rewards": "sample one greedy completion a prompt and repeat its reward for the prompt's others",
+    "sq_norms": "measure the squared gradient norm ‖S_i‖² of each completion",
+    "token_energy": "measure with token_probes=…",
+    "token_cross": "measure with token_probes=… (it is ⟨s_t, S⟩ at every position)",
+    "importance": "pass ρ = π/π_old at every position",
+}
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Batch:
+    r"""N completions with their rewards, in any order, and whatever was measured on them.
+
+    Lists are converted to arrays. Token fields are right-padded to a common width T; what stands at
+    masked-out positions is never read and is stored as 0.
+
+    Attributes:
+        rewards: R_i, shape (N,). NaN or infinite rewards are refused rather than left out: dropping a
+            completion changes the size of its group, and with it the estimator that is being studied.
+        lengths: T_i, the number of counted tokens, shape (N,), at least 1 each.
+        groups: the prompt of each completion, integers or strings, shape (N,); interleaved and uneven is
+            fine.
+        mask: (N, T), True where a token counts; holes are allowed, and each row sums to ``lengths``.
+            Without it the first T_i positions count.
+        token_rewards: r_{i,t}, (N, T). Without it R_i sits on the last counted token.
+        logprobs: log π(y_t) under the scored policy, (N, T).
+        old_logprobs: log π_old(y_t) under the policy that sampled, (N, T).
+        ref_logprobs: log π_ref(y_t) under the reference of a KL term, (N, T).
+        sum_pi_squared: Σ_v π(v)² at each position, of the same distribution as ``logprobs``, (N, T).
+        values: V(s_t), the value of the state *before* token t, (N, T). NaN marks positions inside a step
+            (only ``vine`` accepts them).
+        greedy_rewards: the reward of the greedy completion of the same prompt, (N,).
+        sq_norms: ‖S_i‖², (N,).
+        token_energy: ‖s_{i,t}‖², (N, T). Unbiased estimates may be negative.
+        token_cross: ⟨s_{i,t}, S_i⟩, (N, T).
+        importance: ρ_{i,t}, (N, T), used by ``otb`` when present.
+
+    Raises:
+        ValueError: on shapes that disagree, an empty batch, lengths below 1, masks that disagree with the
+            lengths, and values that are not finite.
+    """
+
+    rewards: Float[np.ndarray, "n"]
+    lengths: Int[np.ndarray, "n"]
+    groups: np.ndarray
+    mask: Bool[np.ndarray, "n t"]
+    token_rewards: Float[np.ndarray, "n t"] | None
+    logprobs: Float[np.ndarray, "n t"] | None
+    old_logprobs: Float[np.ndarray, "n t"] | None
+    ref_logprobs: Float[np.ndarray, "n t"] | None
+    sum_pi_squared: Float[np.ndarray, "n t"] | None
+    values: Float[np.ndarray, "n t"] | None
+    greedy_rewards: Float[np.ndarray, "n"] | None
+    sq_norms: Float[np.ndarray, "n"] | None
+    token_energy: Float[np.ndarray, "n t"] | None
+    token_cross: Float[np.ndarray, "n t"] | None
+    importance: Float[np.ndarray, "n t"] | None
+    group_labels: np.ndarray = field(init=False, repr=False)
+    group_index: Int[np.ndarray, "n"] = field(init=False, repr=False)
+
+    def __init__(
+        self,
+        rewards: ArrayLike,
+        lengths: ArrayLike,
+        groups: ArrayLike,
+        mask: ArrayLike | None = None,
+        token_rewards: ArrayLike | None = None,
+        logprobs: ArrayLike | None = None,
+        old_logprobs: ArrayLike | None = None,
+        ref_logprobs: ArrayLike | None = None,
+        sum_pi_squared: ArrayLike | None = None,
+        values: ArrayLike | None = None,
+        greedy_rewards: ArrayLike | None = None,
+        sq_norms: ArrayLike | None = None,
+        token_energy: ArrayLike | None = None,
+        token_cross: ArrayLike | None = None,
+        importance: ArrayLike | None = None,
+    ) -> None:
+        per_token = {
+            "token_rewards": token_rewards,
+            "logprobs": logprobs,
+            "old_logprobs": old_logprobs,
+            "ref_logprobs": ref_logprobs,
+            "sum_pi_squared": sum_pi_squared,
+            "values": values,
+            "token_energy": token_energy,
+            "token_cross": token_cross,
+            "importance": importance,
+        }
+        checked: dict[str, Any] = {"rewards": _sequence_field("rewards", rewards, None)}
+        n = checked["rewards"].size
+        checked["lengths"] = _lengths(lengths, n)
+        checked["groups"] = _groups(groups, n)
+        width = _width(per_token, checked["lengths"])
+        checked["mask"] = _mask(mask, checked["lengths"], width)
+        for name, value in per_token.items():
+            checked[name] = None if value is None else _token_field(name, value, checked["mask"])
+        for name, value in (("greedy_rewards", greedy_rewards), ("sq_norms", sq_norms)):
+            checked[name] = None if value is None else _sequence_field(name, value, n)
+        labels, index = np.unique(checked["groups"], return_inverse=True)
+        checked |= {"group_labels": labels, "group_index": index.reshape(-1)}
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_measurement(cls, measured: Any, **fields_given: Any) -> Batch:
+        """Build the batch of a measurement: its rollouts' rewards and prompts, and every field it measured.
+
+        Args:
+            measured: anything with ``.rollouts`` and, as far as measured, ``.sq_norms`` and the ragged
+                ``.logprobs``, ``.old_logprobs``, ``.ref_logprobs``, ``.sum_pi_squared``, ``.token_energy``,
+                ``.token_cross``: one array a completion, one value a token.
+            **fields_given: further fields of the Batch (``greedy_rewards``, ``values``, …), which win.
+
+        Raises:
+            ValueError: when a ragged field does not have one value per token.
+        """
+        rollouts = measured.rollouts
+        masks = rollouts.masks
+        found: dict[str, Any] = {"sq_norms": getattr(measured, "sq_norms", None)}
+        if "token_rewards" in rollouts.frame:
+            found["token_rewards"] = _pad_ragged("token_rewards", rollouts.tokens("token_rewards"), masks)
+        for name in TOKEN_FIELDS:
+            rows = getattr(measured, name, None)
+            if rows is not None:
+                found[name] = _pad_ragged(name, rows, masks)
+        mask = _pad_ragged("mask", masks, masks).astype(bool)
+        found |= {"rewards": rollouts.rewards, "lengths": mask.sum(axis=1), "groups": rollouts.prompt_id}
+        return cls(**{"mask": mask, **found, **fields_given})
+
+    @property
+    def n_groups(self) -> int:
+        """The number of groups; ``group_index`` numbers them in the order of ``group_labels``."""
+        return self.group_labels.size
+
+    @property
+    def group_sizes(self) -> Int[np.ndarray, "groups"]:
+        """The number of completions of each group."""
+        return np.bincount(self.group_index, minlength=self.n_groups)
+
+    def require(self, needs: Iterable[str], name: str) -> None:
+        """Raise unless every field an estimator needs is there.
+
+        Args:
+            needs: names of Batch fields.
+            name: the estimator that needs them, for the message.
+
+        Raises:
+            ValueError: naming each missing field and how to get it.
+        """
+        missing = [need for need in needs if getattr(self, need) is None]
+        if missing:
+            remedies = "; ".join(f"{need}: {HOW_TO_GET[need]}" for need in missing)
+            raise ValueError(f"{name} needs {' and '.join(missing)}, which this batch lacks ({remedies})")
+
+    def select(self, keep: np.ndarray) -> Batch:
+        """Return the batch of the completions picked by a boolean mask or an array of indices.
+
+        Args:
+            keep: (N,) booleans or integer positions, in the order wanted.
+
+        Returns:
+            A new Batch; at least one completion has to be picked.
+        """
+        chosen = {
+            entry.name: getattr(self, entry.name)[keep]
+            for entry in fields(self)
+            if entry.init and getattr(self, entry.name) is not None
+        }
+        return Batch(**chosen)
+
+    def with_fields(self, **changes: Any) -> Batch:
+        """Return a copy with some fields replaced, checked again."""
+        return replace(self, **changes)
+
+
+def _pad_ragged(name: str, rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> Float[np.ndarray, "n t"]:
+    """Rows of one value a token as one right-padded array."""
+    widths = [len(mask) for mask in masks]
+    if [len(row) for row in rows] != widths:
+        raise ValueError(f"the measurement's {name} does not have one value per completion token")
+    padded = np.zeros((len(widths), max(widths)))
+    padded[np.arange(max(widths)) < np.array(widths)[:, None]] = np.concatenate(rows)
+    return padded
+
+
+def _sequence_field(name: str, value: Any, n: int | None) -> Float[np.ndarray, "n"]:
+    array = np.array(value, dtype=np.float64)
+    if array.ndim != 1 or (n is not None and array.size != n):
+        raise ValueError(f"{name} has shape {array.shape}, expected ({'N' if n is None else n},)")
+    if array.size == 0:
+        raise ValueError(f"{name} is empty: a batch needs at least one completion")
+    bad = np.flatnonzero(~np.isfinite(array))
+    if bad.size:
+        remedy = "leave those completions out of batch and gradients alike, or give them a value"
+        first = f"the first, {array[bad[0]]}, at completion {bad[0]}"
+        raise ValueError(f"{name} holds {bad.size} values that are not finite ({first}): {remedy}")
+    return array
+
+
+def _groups(value: Any, n: int) -> np.ndarray:
+    array = np.asarray(value)
+    if array.shape != (n,):
+        remedy = "give one group per completion"
+        raise ValueError(f"groups has shape {array.shape}, but rewards has shape ({n},): {remedy}")
+    return array
+
+
+def _width(per_token: Mapping[str, Any], lengths: np.ndarray) -> int:
+    """T: the width of the first token field given, or the greatest length."""
+    widths = [np.shape(value)[1] for value in per_token.values() if value is not None and np.ndim(value) == 2]
+    return widths[0] if widths else int(lengths.max())
+
+
+def _lengths(value: Any, n: int) -> Int[np.ndarray, "n"]:
+    array = np.asarray(value)
+    if array.shape != (n,):
+        raise ValueError(f"lengths has shape {array.shape}, but rewards has shape ({n},)")
+    if not np.all(np.isfinite(array)) or np.any(array != np.floor(array)):
+        raise ValueError("lengths must be whole numbers of tokens")
+    bad = np.flatnonzero(array < 1)
+    if bad.size:
+        raise ValueError(
+            f"lengths must be at least 1, got {array[bad[0]]} at completion {bad[0]}: drop empty completions"
+        )
+    return array.astype(np.int64)
+
+
+def _mask(value: Any, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"]:
+    if value is None:
+        if width < lengths.max():
+            raise ValueError(
+                f"lengths goes up to {lengths.max()}, but the token fields are only {width} wide: pad them"
+            )
+        return np.arange(width) < lengths[:, None]
+    mask = np.asarray(value)
+    if mask.ndim != 2 or len(mask) != lengths.size:
+        raise ValueError(f"mask has shape {mask.shape}, expected ({lengths.size}, T)")
+    if not np.all((mask == 0) | (mask == 1)):
+        raise ValueError("mask must hold only True and False (or 1 and 0)")
+    mask = mask.astype(bool)
+    bad = np.flatnonzero(mask.sum(axis=1) != lengths)
+    if bad.size:
+        first = bad[0]
+        raise ValueError(
+            f"mask counts {mask[first].sum()} tokens at completion {first}, but lengths says "
+            f"{lengths[first]}: lengths must be the sum of the mask"
+        )
+    return mask
+
+
+def _token_field(name: str, value: Any, mask: np.ndarray) -> Float[np.ndarray, "n t"]:
+    array = np.array(value, dtype=np.float64)
+    if array.shape != mask.shape:
+        raise ValueError(f"{name} has shape {array.shape}, but the mask has shape {mask.shape}")
+    allowed = np.isfinite(array) | (np.isnan(array) if name == "values" else False)
+    bad = np.argwhere(mask & ~allowed)
+    if bad.size:
+        row, column = bad[0]
+        raise ValueError(
+            f"{name} holds {len(bad)} values that are not finite at counted tokens "
+            f"(the first at completion {row}, position {column})"
+        )
+    return np.where(mask, array, 0.0)

@@ -1,0 +1,166 @@
+"""What stands for an estimator: its definition, the object with its parameters, and what both share with recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.parameters import describe
+
+Parameters = Mapping[str, Any]
+Level = Literal["sequence", "token"]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What is known about a named estimator, whatever its parameters.
+
+    Attributes:
+        name: canonical name.
+        function: ``Batch`` (and parameters) → advantages, (N,) or (N, T).
+        baseline: what is subtracted, in words, for the table.
+        scale: what it is divided by, in words.
+        bias: whether E[ĝ] is the true gradient, a multiple of it, or neither, in words.
+        source: paper or code.
+        level: "sequence" for (N,) advantages, "token" for (N, T).
+        needs: Batch fields that have to be present, given the parameters.
+        across_groups: whether it looks beyond the prompt's own group, given the parameters.
+        expected_scale: c with E[ĝ] = c·∇J, given the group size and the parameters; None where unknown.
+        checked: whether parameters of common names are held to their common meaning.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    baseline: str
+    scale: str
+    bias: str
+    source: str
+    level: Level
+    needs: Callable[[Parameters], tuple[str, ...]]
+    across_groups: Callable[[Parameters], bool]
+    expected_scale: Callable[[int, Parameters], float | None]
+    checked: bool
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """One estimator with its parameters: rewards in, weights of the scores out.
+
+    Its gradient on group m of N_m completions is ``g_m = Σ_{i in m} w_i S_i`` with ``w = weights(batch)``
+    (``Σ_{i,t} w_{i,t} s_{i,t}`` at token level), the ``sequence_sum`` aggregation 1/N Σ_i Σ_t; the gradient
+    of a batch is the mean over its groups.
+
+    Attributes:
+        definition: what the name stands for.
+        parameters: every parameter, defaults included.
+    """
+
+    definition: Definition
+    parameters: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The canonical name, without parameters."""
+        return self.definition.name
+
+    @property
+    def label(self) -> str:
+        """The name with the parameters that are required or differ from their defaults."""
+        return describe(self.name, self.definition.function, self.parameters)
+
+    @property
+    def level(self) -> Level:
+        """``"sequence"``: advantages are (N,), constant along a completion. ``"token"``: (N, T)."""
+        return self.definition.level
+
+    @property
+    def across_groups(self) -> bool:
+        """Whether the advantages of a group depend on other groups of the batch."""
+        return self.definition.across_groups(self.parameters)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The optional fields of the Batch that have to be there."""
+        return self.definition.needs(self.parameters)
+
+    def expected_scale(self, group_size: int) -> float | None:
+        """The c of E[ĝ] = c·∇J for on-policy samples in groups of this size, where that is known exactly.
+
+        Args:
+            group_size: completions per group.
+
+        Returns:
+            1.0 for an unbiased estimator, (N−1)/N for the own-sample mean, None where none is known.
+        """
+        return self.definition.expected_scale(group_size, self.parameters)
+
+    def advantages(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
+        """The advantage of each completion, (N,), or of each token, (N, T), 0 where masked out.
+
+        Raises:
+            ValueError: when the batch lacks a field, or a user's function returns another shape.
+        """
+        batch.require(self.needs, self.label)
+        advantages = np.asarray(self.definition.function(batch, **self.parameters), dtype=np.float64)
+        expected = batch.rewards.shape if self.level == "sequence" else batch.mask.shape
+        if advantages.shape != expected:
+            raise ValueError(
+                f"{self.label} returned advantages of shape {advantages.shape}, but a {self.level}-level "
+                f"estimator returns {expected} here: register it with the other level, or correct it"
+            )
+        return advantages if self.level == "sequence" else np.where(batch.mask, advantages, 0.0)
+
+    def weights(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
+        """The advantages divided by the number of completions of the group, in the same shape."""
+        advantages = self.advantages(batch)
+        sizes = batch.group_sizes[batch.group_index]
+        return advantages / (sizes if advantages.ndim == 1 else sizes[:, None])
+
+    def __hash__(self) -> int:
+        return hash(self.label)
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+@runtime_checkable
+class Weighting(Protocol):
+    """Anything that weights scores: an :class:`Estimator`, or a recipe."""
+
+    @property
+    def name(self) -> str:
+        """The name, without parameters."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """The name with its parameters."""
+        ...
+
+    @property
+    def level(self) -> Level:
+        """Whether weights differ between the tokens of a completion."""
+        ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The optional fields of the Batch that have to be there."""
+        ...
+
+    @property
+    def across_groups(self) -> bool:
+        """Whether a group's weights depend on other groups."""
+        ...
+
+    def expected_scale(self, group_size: int) -> float | None:
+        """The c of E[ĝ] = c·∇J, where it is known."""
+        ...
+
+    def weights(self, batch: Batch) -> np.ndarray:
+        """The weights of the scores in the gradient of each group."""
+        ...

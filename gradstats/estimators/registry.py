@@ -1,0 +1,248 @@
+"""Estimators by name: the decorators that register one, and the lookup."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
+
+import numpy as np
+import pandas as pd
+
+from gradstats.estimators.batch import HOW_TO_GET, Batch
+from gradstats.estimators.estimator import Definition, Estimator, Level, Parameters, Weighting
+from gradstats.estimators.parameters import bind_parameters, check_parameters, suggest
+
+P = ParamSpec("P")
+V = TypeVar("V")
+W = TypeVar("W", bound=Weighting)
+
+
+DEFINITIONS: dict[str, Definition] = {}
+ALIASES: dict[str, str] = {}
+
+
+def estimator(
+    name: str,
+    *,
+    baseline: str,
+    bias: str,
+    source: str,
+    scale: str = "–",
+    level: Level = "sequence",
+    needs: tuple[str, ...] | Callable[[Parameters], tuple[str, ...]] = (),
+    across_groups: bool | Callable[[Parameters], bool] = False,
+    expected_scale: Callable[[int, Parameters], float | None] = lambda group_size, parameters: None,
+    aliases: tuple[str, ...] = (),
+) -> Callable[[Callable[Concatenate[Batch, P], np.ndarray]], Callable[P, Estimator]]:
+    """Register an estimator of the family and turn its function into the factory of that name."""
+
+    def decorate(function: Callable[Concatenate[Batch, P], np.ndarray]) -> Callable[P, Estimator]:
+        definition = Definition(
+            name=name,
+            function=function,
+            baseline=baseline,
+            scale=scale,
+            bias=bias,
+            source=source,
+            level=level,
+            needs=_as_function(needs),
+            across_groups=_as_function(across_groups),
+            expected_scale=expected_scale,
+            checked=True,
+        )
+        _add(definition)
+        ALIASES.update(dict.fromkeys(aliases, name))
+
+        def factory(*arguments: Any, **keywords: Any) -> Estimator:
+            return _make(definition, arguments, keywords)
+
+        factory.__name__ = factory.__qualname__ = name
+        factory.__doc__ = function.__doc__
+        factory.__module__ = function.__module__
+        return cast("Callable[P, Estimator]", factory)
+
+    return decorate
+
+
+def register(
+    name: str,
+    *,
+    level: str = "sequence",
+    needs: Sequence[str] = (),
+    across_groups: bool = False,
+    expected_scale: float | int | None = None,
+    baseline: str = "user's own",
+    scale: str = "–",
+    bias: str = "not stated",
+    source: str = "user's own",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register your own estimator: a decorator for a function ``Batch → advantages``.
+
+    Parameters of the function after the batch become parameters of the estimator.
+
+    Args:
+        name: how :func:`get` finds it.
+        level: "sequence" when it returns (N,), "token" when it returns (N, T).
+        needs: Batch fields that have to be there; their absence is then explained to the caller.
+        across_groups: say True when a group's advantages depend on other groups: its variance is then
+            measured from whole batches.
+        expected_scale: c with E[ĝ] = c·∇J at every group size, if you know it (1.0: unbiased).
+        baseline: for the table, what is subtracted.
+        scale: for the table, what it is divided by.
+        bias: for the table, what E[ĝ] is.
+        source: for the table.
+
+    Returns:
+        A decorator that leaves the function as it is.
+
+    Raises:
+        ValueError: when the name is taken, or ``needs`` or ``level`` name something that does not exist.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> @estimators.register("half_reward", expected_scale=0.5)
+        ... def half_reward(batch, factor=0.5):
+        ...     return factor * batch.rewards
+        >>> estimators.get("half_reward").advantages(estimators.Batch([1, 0], [3, 5], ["a", "a"]))
+        array([0.5, 0. ])
+    """
+    unknown = [need for need in needs if need not in HOW_TO_GET]
+    if unknown:
+        remedy = suggest(unknown[0], list(HOW_TO_GET))
+        raise ValueError(f"needs names {unknown[0]!r}, which is no optional field of Batch: {remedy}")
+    if level not in ("sequence", "token"):
+        raise ValueError(f"level must be 'sequence' or 'token', got {level!r}")
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        _add(
+            Definition(
+                name=name,
+                function=function,
+                baseline=baseline,
+                scale=scale,
+                bias=bias,
+                source=source,
+                level=cast("Level", level),
+                needs=lambda parameters: tuple(needs),
+                across_groups=_as_function(across_groups),
+                expected_scale=lambda group_size, parameters: expected_scale,
+                checked=False,
+            )
+        )
+        return function
+
+    return decorate
+
+
+@overload
+def get(name: str, **parameters: Any) -> Estimator: ...
+@overload
+def get(name: W, **parameters: Any) -> W: ...
+def get(name: str | Weighting, **parameters: Any) -> Weighting:
+    """Find an estimator by name.
+
+    Args:
+        name: a canonical name or an alias ("opo"), or a label with its parameters in brackets, as in
+            ``"length_weighted(alpha=0.8, loo=True)"``; an estimator or recipe object is returned as it is.
+        **parameters: its parameters; unknown ones are refused.
+
+    Raises:
+        KeyError: for an unknown name, with the nearest known one.
+        TypeError: for unknown or missing parameters, or parameters beside an object.
+        ValueError: for parameters outside their range, or a label that cannot be read.
+    """
+    if not isinstance(name, str):
+        if parameters:
+            raise TypeError(f"{name.label} has its parameters already: give {', '.join(parameters)} with a name")
+        return name
+    base, told = read_label(name)
+    return _make(get_definition(base), (), {**told, **parameters})
+
+
+def get_definition(name: str) -> Definition:
+    """What is registered under a canonical name or an alias.
+
+    Raises:
+        KeyError: for an unknown name, with the nearest known one.
+    """
+    base = ALIASES.get(name, name)
+    if base not in DEFINITIONS:
+        raise KeyError(f"no estimator is called {base!r}: {suggest(base, [*DEFINITIONS, *ALIASES])}")
+    return DEFINITIONS[base]
+
+
+def names() -> list[str]:
+    """The canonical names of all registered estimators, in the order of the table."""
+    return list(DEFINITIONS)
+
+
+def table() -> pd.DataFrame:
+    """All registered estimators, one row each: name, four parts, what it needs, bias, source.
+
+    As baselines they are all compared at one aggregation, ``sequence_sum``, so that they share a unit.
+    """
+    rows = []
+    for definition in DEFINITIONS.values():
+        defaults = default_parameters(definition)
+        rows.append(
+            {
+                "name": definition.name,
+                "baseline": definition.baseline,
+                "scale": definition.scale,
+                "ratio + clip": "none",
+                "aggregation": "sequence_sum",
+                "needs": ", ".join(definition.needs(defaults)) or "rewards",
+                "bias": definition.bias,
+                "source": definition.source,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def default_parameters(definition: Definition) -> dict[str, Any]:
+    """The parameters of an estimator that have defaults."""
+    declared = list(inspect.signature(definition.function).parameters.values())[1:]
+    return {p.name: p.default for p in declared if p.default is not inspect.Parameter.empty}
+
+
+def _as_function(value: V | Callable[[Parameters], V]) -> Callable[[Parameters], V]:
+    """A function of the parameters, from one or from a value that depends on none of them."""
+    if callable(value):
+        return cast("Callable[[Parameters], V]", value)
+    return lambda parameters: value
+
+
+def _make(definition: Definition, arguments: tuple[Any, ...], keywords: Parameters) -> Estimator:
+    what = f"estimator {definition.name}"
+    parameters = bind_parameters(what, definition.function, arguments, keywords, skip=1)
+    if definition.checked:
+        check_parameters(what, definition.function, parameters)
+    return Estimator(definition, parameters)
+
+
+def _add(definition: Definition) -> None:
+    if definition.name in DEFINITIONS or definition.name in ALIASES:
+        raise ValueError(f"an estimator called {definition.name!r} is registered already: choose another name")
+    DEFINITIONS[definition.name] = definition
+
+
+def read_label(label: str) -> tuple[str, dict[str, Any]]:
+    """``"kimi(tau=0.5)"`` → ``("kimi", {"tau": 0.5})``."""
+    name, bracket, inside = label.partition("(")
+    if not bracket:
+        return label, {}
+    try:
+        call = ast.parse(f"f({inside}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError
+        told = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError):
+        raise ValueError(f"cannot read {label!r}: write it as name(parameter=value, …)") from None
+    return name.strip(), cast("dict[str, Any]", told)
+
+
+def _literal(node: ast.expr) -> Any:
+    """A number, True, False or None, a quoted string, or a bare word, which is read as a string."""
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)

@@ -1,0 +1,334 @@
+r"""A small autoregressive policy with every trajectory enumerated, for exact moments of any estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations_with_replacement, product
+from math import comb
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.special import gammaln, log_softmax
+
+from gradstats.estimators import Batch
+from gradstats.estimators.estimator import Weighting
+from gradstats.reference.moments import GradientMoments, gradient_moments
+
+END = 0
+MAX_GROUPS = 500_000
+CHUNK = 20_000
+
+Prefix = tuple[int, ...]
+
+
+class EnumeratedPolicy:
+    r"""π(v | prompt, prefix) ∝ exp(φ(prompt, prefix, v)·θ), small enough to list all its trajectories.
+
+    Token 0 ends a trajectory and counts as one of its tokens; at ``max_length`` tokens it ends anyway. All
+    positions share the D parameters θ, so that token scores s_t = φ(y_t) − Σ_v π(v)φ(v) correlate. A prompt
+    is drawn first, from ``prompt_probabilities``, then a group of completions of it: the prompt is the
+    independent unit, and J = E[R] over both draws. Everything is float64.
+
+    Limits: :meth:`moments` goes through all multisets of N trajectories of a prompt, C(K+N−1, N) for K
+    trajectories, and refuses more than 500 000 a prompt: K = 31 (the defaults) allows N ≤ 5, K = 5 N ≤ 56.
+
+    Attributes:
+        prompts: the prompt of each trajectory, (K,), K over all prompts.
+        trajectories: the tokens of each, tuples.
+        probabilities: of prompt and trajectory together, (K,); they sum to 1.
+        rewards: (K,).
+        lengths: (K,).
+        mask: (K, T).
+        token_scores: s_t, (K, T, D), 0 past the end.
+        sequence_scores: S = Σ_t s_t, (K, D).
+        logprobs: log π(y_t), (K, T).
+        sum_pi_squared: Σ_v π(v)² at each position, (K, T).
+        values: the exact value E[R | prefix] before each token, (K, T).
+        greedy_rewards: the reward of the prompt's greedy trajectory, (K,).
+        gradient: ∇J, (D,).
+
+    Example:
+        >>> from gradstats.estimators import rloo
+        >>> policy = EnumeratedPolicy(vocabulary=2, max_length=3, rng=0)
+        >>> float(abs(policy.moments(rloo(), group_size=4).bias).max()) < 1e-12
+        True
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 3,
+        max_length: int = 4,
+        dimension: int = 4,
+        n_prompts: int = 1,
+        reward: Callable[[int, Prefix], float] | None = None,
+        features: Callable[[int, Prefix], Float[np.ndarray, "v d"]] | None = None,
+        theta: Float[np.ndarray, "d"] | None = None,
+        prompt_probabilities: Float[np.ndarray, "p"] | None = None,
+        rng: int | np.random.Generator | None = 0,
+    ) -> None:
+        """List every trajectory.
+
+        Args:
+            vocabulary: number of tokens, the end token included; at least 2.
+            max_length: cap on the number of tokens.
+            dimension: D, the number of shared parameters; without ``features``.
+            n_prompts: number of prompts.
+            reward: (prompt, tokens) → R; a fair coin for each trajectory unless given.
+            features: (prompt, prefix) → φ, (vocabulary, D); standard Gaussian unless given.
+            theta: θ, (D,); Gaussian with standard deviation ½ unless given.
+            prompt_probabilities: (n_prompts,); uniform unless given.
+            rng: seed of whatever is drawn.
+
+        Raises:
+            ValueError: for a vocabulary below 2, lengths or counts below 1, or probabilities that do not fit.
+        """
+        if vocabulary < 2:
+            raise ValueError(f"vocabulary must be at least 2 (the end token and another), got {vocabulary}")
+        if min(max_length, dimension, n_prompts) < 1:
+            raise ValueError("max_length, dimension and n_prompts must be at least 1")
+        generator = np.random.default_rng(rng)
+        if prompt_probabilities is None:
+            prompt_probabilities = np.full(n_prompts, 1 / n_prompts)
+        self.prompt_probabilities = np.asarray(prompt_probabilities, dtype=np.float64)
+        if self.prompt_probabilities.shape != (n_prompts,) or not np.isclose(self.prompt_probabilities.sum(), 1):
+            raise ValueError(f"prompt_probabilities must be {n_prompts} numbers that sum to 1")
+        self.n_prompts, self.max_length, self.vocabulary = n_prompts, max_length, vocabulary
+        self._features = features or (lambda prompt, prefix: generator.normal(size=(vocabulary, dimension)))
+        self._reward = reward or (lambda prompt, tokens: float(generator.integers(2)))
+        first = self._features(0, ())
+        self.theta = generator.normal(scale=0.5, size=first.shape[1]) if theta is None else np.asarray(theta)
+        self._nodes: dict[tuple[int, Prefix], tuple[np.ndarray, np.ndarray]] = {}
+        self._enumerate()
+
+    def _node(self, prompt: int, prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
+        """Find log π (V,) and the scores of every token (V, D) after a prefix, made once."""
+        if (prompt, prefix) not in self._nodes:
+            features = np.asarray(self._features(prompt, prefix), dtype=np.float64)
+            log_pi = log_softmax(features @ self.theta)
+            self._nodes[prompt, prefix] = log_pi, features - np.exp(log_pi) @ features
+        return self._nodes[prompt, prefix]
+
+    def _walk(self, prompt: int, prefix: Prefix) -> Iterator[Prefix]:
+        """All trajectories that begin with a prefix, depth first."""
+        for token in range(self.vocabulary):
+            longer = (*prefix, token)
+            if token == END or len(longer) == self.max_length:
+                yield longer
+            else:
+                yield from self._walk(prompt, longer)
+
+    def _enumerate(self) -> None:
+        pairs = [(m, tokens) for m in range(self.n_prompts) for tokens in self._walk(m, ())]
+        self.prompts = np.array([prompt for prompt, _ in pairs])
+        self.trajectories = tuple(tokens for _, tokens in pairs)
+        self.lengths = np.array([len(tokens) for tokens in self.trajectories])
+        self.mask = np.arange(self.max_length) < self.lengths[:, None]
+        k, width, dimension = len(pairs), self.max_length, self.theta.size
+        self.logprobs = np.zeros((k, width))
+        self.sum_pi_squared = np.zeros((k, width))
+        self.token_scores = np.zeros((k, width, dimension))
+        for row, (prompt, tokens) in enumerate(pairs):
+            for t, token in enumerate(tokens):
+                log_pi, scores = self._node(prompt, tokens[:t])
+                self.logprobs[row, t] = log_pi[token]
+                self.sum_pi_squared[row, t] = np.exp(2 * log_pi).sum()
+                self.token_scores[row, t] = scores[token]
+        self.sequence_scores = self.token_scores.sum(axis=1)
+        self.rewards = np.array([float(self._reward(prompt, tokens)) for prompt, tokens in pairs])
+        conditional = np.exp(self.logprobs.sum(axis=1))
+        self.probabilities = self.prompt_probabilities[self.prompts] * conditional
+        self.gradient = (self.probabilities * self.rewards) @ self.sequence_scores
+        self.values = self._exact_values(pairs)
+        self.greedy_rewards = self._greedy()[self.prompts]
+
+    def _exact_values(self, pairs: list[tuple[int, Prefix]]) -> Float[np.ndarray, "k t"]:
+        mass: dict[tuple[int, Prefix], float] = {}
+        reward: dict[tuple[int, Prefix], float] = {}
+        for row, (prompt, tokens) in enumerate(pairs):
+            for t in range(len(tokens)):
+                key = (prompt, tokens[:t])
+                mass[key] = mass.get(key, 0.0) + self.probabilities[row]
+                reward[key] = reward.get(key, 0.0) + self.probabilities[row] * self.rewards[row]
+        values = np.zeros(self.mask.shape)
+        for row, (prompt, tokens) in enumerate(pairs):
+            for t in range(len(tokens)):
+                values[row, t] = reward[prompt, tokens[:t]] / mass[prompt, tokens[:t]]
+        return values
+
+    def _greedy(self) -> Float[np.ndarray, "p"]:
+        found = {
+            (prompt, tokens): row
+            for row, (prompt, tokens) in enumerate(zip(self.prompts, self.trajectories, strict=True))
+        }
+        rewards = np.empty(self.n_prompts)
+        for prompt in range(self.n_prompts):
+            prefix: Prefix = ()
+            while (prompt, prefix) not in found:
+                prefix = (*prefix, int(np.argmax(self._node(prompt, prefix)[0])))
+            rewards[prompt] = self.rewards[found[prompt, prefix]]
+        return rewards
+
+    @property
+    def sq_norms(self) -> Float[np.ndarray, "k"]:
+        """‖S‖² of each trajectory."""
+        return (self.sequence_scores**2).sum(axis=1)
+
+    @property
+    def token_energy(self) -> Float[np.ndarray, "k t"]:
+        """‖s_t‖² of each token."""
+        return (self.token_scores**2).sum(axis=2)
+
+    @property
+    def token_cross(self) -> Float[np.ndarray, "k t"]:
+        """⟨s_t, S⟩ of each token."""
+        return np.einsum("ktd,kd->kt", self.token_scores, self.sequence_scores)
+
+    @property
+    def expected_sq_norm(self) -> float:
+        """E‖S‖²."""
+        return float(self.probabilities @ self.sq_norms)
+
+    @property
+    def optimal_constant(self) -> float:
+        """b* = E[R‖S‖²]/E‖S‖²."""
+        return float(self.probabilities @ (self.rewards * self.sq_norms)) / self.expected_sq_norm
+
+    def batch(self, rows: Int[np.ndarray, "n"], groups: np.ndarray) -> Batch:
+        """The Batch of the given trajectories, with every field that is known exactly.
+
+        Args:
+            rows: positions in ``trajectories``.
+            groups: the group of each.
+        """
+        return Batch(
+            rewards=self.rewards[rows],
+            lengths=self.lengths[rows],
+            groups=groups,
+            mask=self.mask[rows],
+            logprobs=self.logprobs[rows],
+            sum_pi_squared=self.sum_pi_squared[rows],
+            values=self.values[rows],
+            greedy_rewards=self.greedy_rewards[rows],
+            sq_norms=self.sq_norms[rows],
+            token_energy=self.token_energy[rows],
+            token_cross=self.token_cross[rows],
+        )
+
+    def sample(
+        self, n_groups: int, group_size: int, rng: int | np.random.Generator | None = None
+    ) -> tuple[Batch, Float[np.ndarray, "n d"], Float[np.ndarray, "n t d"]]:
+        """Draw groups: for each a prompt of its own, then its completions.
+
+        Args:
+            n_groups: how many prompts are drawn, with replacement from the policy's; each draw is one group
+                of the batch, labelled 0, 1, ….
+            group_size: completions per group.
+            rng: seed or generator.
+
+        Returns:
+            The batch, its sequence scores and its token scores.
+        """
+        generator = np.random.default_rng(rng)
+        drawn = generator.choice(self.n_prompts, size=n_groups, p=self.prompt_probabilities)
+        rows = np.empty((n_groups, group_size), dtype=np.int64)
+        for prompt in range(self.n_prompts):
+            own = np.flatnonzero(self.prompts == prompt)
+            share = self.probabilities[own] / self.probabilities[own].sum()
+            here = drawn == prompt
+            rows[here] = generator.choice(own, size=(int(here.sum()), group_size), p=share)
+        flat = rows.reshape(-1)
+        batch = self.batch(flat, np.repeat(np.arange(n_groups), group_size))
+        return batch, self.sequence_scores[flat], self.token_scores[flat]
+
+    def moments(self, estimator: Weighting, group_size: int) -> GradientMoments:
+        """The exact mean and tr Cov of one group's gradient, by going through all groups.
+
+        Args:
+            estimator: group-local and symmetric in the members of a group, as every one of the family is.
+            group_size: N.
+
+        Raises:
+            ValueError: when the estimator looks across groups, or there are too many groups to go through.
+        """
+        if estimator.across_groups:
+            raise ValueError(f"{estimator.label} looks across groups: use batch_moments")
+        gradients, probabilities, prompts = [], [], []
+        for prompt in range(self.n_prompts):
+            groups, chance = self._groups(prompt, group_size)
+            chunks = np.array_split(groups, -(-len(groups) // CHUNK))
+            gradients += [self._gradients(estimator, chunk) for chunk in chunks]
+            probabilities.append(self.prompt_probabilities[prompt] * chance)
+            prompts.append(np.full(len(chance), prompt))
+        return gradient_moments(
+            np.concatenate(gradients), np.concatenate(probabilities), np.concatenate(prompts), self.gradient
+        )
+
+    def batch_moments(self, estimator: Weighting, group_size: int, n_groups: int) -> GradientMoments:
+        """The exact moments of a batch's gradient, the mean over its groups, for any estimator.
+
+        Args:
+            estimator: symmetric in the members of a group; it may look across groups.
+            group_size: N.
+            n_groups: groups in the batch, each of a prompt drawn by itself.
+
+        Raises:
+            ValueError: when there are more than 500 000 batches to go through.
+        """
+        listed = [self._groups(prompt, group_size) for prompt in range(self.n_prompts)]
+        groups = np.concatenate([members for members, _ in listed])
+        chances = np.concatenate([p * chance for p, (_, chance) in zip(self.prompt_probabilities, listed, strict=True)])
+        _refuse_too_many(len(groups) ** n_groups, "batches")
+        labels = np.repeat(np.arange(n_groups), group_size)
+        chosen = np.array(list(product(range(len(groups)), repeat=n_groups)))
+        gradients = np.empty((len(chosen), self.theta.size))
+        for number, picked in enumerate(chosen):
+            rows = groups[picked].reshape(-1)
+            gradients[number] = self._sum(estimator.weights(self.batch(rows, labels)), rows, 1)[0] / n_groups
+        one_unit = np.zeros(len(chosen), dtype=np.int64)
+        return gradient_moments(gradients, chances[chosen].prod(axis=1), one_unit, self.gradient)
+
+    def weighted_moments(self, weights: Float[np.ndarray, "k"] | Float[np.ndarray, "k t"]) -> GradientMoments:
+        """The exact moments of Σ_t w_t s_t over single trajectories, for weights fixed for each of them.
+
+        Args:
+            weights: (K,) or (K, T): R − b for a constant baseline, R − B_t for one that depends on t.
+        """
+        rows = np.arange(len(self.rewards))
+        gradients = self._sum(weights, rows, len(rows))
+        return gradient_moments(gradients, self.probabilities, self.prompts, self.gradient)
+
+    def _groups(self, prompt: int, group_size: int) -> tuple[Int[np.ndarray, "g n"], Float[np.ndarray, "g"]]:
+        """All multisets of trajectories of a prompt, and the probability of each."""
+        own = np.flatnonzero(self.prompts == prompt)
+        count = comb(own.size + group_size - 1, group_size)
+        _refuse_too_many(count, "groups")
+        groups = np.array(list(combinations_with_replacement(own, group_size)), dtype=np.int64)
+        log_share = self.logprobs.sum(axis=1)[groups].sum(axis=1)
+        # N!/Π c!, with Π c! taken up member by member: a repeat counts its place in the run of equals
+        run = np.ones_like(groups)
+        for member in range(1, group_size):
+            repeated = groups[:, member] == groups[:, member - 1]
+            run[:, member] = np.where(repeated, run[:, member - 1] + 1, 1)
+        log_orders = gammaln(group_size + 1) - np.log(run).sum(axis=1)
+        return groups, np.exp(log_share + log_orders)
+
+    def _gradients(self, estimator: Weighting, groups: Int[np.ndarray, "g n"]) -> Float[np.ndarray, "g d"]:
+        labels = np.repeat(np.arange(len(groups)), groups.shape[1])
+        rows = groups.reshape(-1)
+        return self._sum(estimator.weights(self.batch(rows, labels)), rows, len(groups))
+
+    def _sum(self, weights: np.ndarray, rows: Int[np.ndarray, "n"], n_groups: int) -> Float[np.ndarray, "g d"]:
+        """Σ w s over each of ``n_groups`` equal runs of rows."""
+        if weights.ndim == 1:
+            terms = weights[:, None] * self.sequence_scores[rows]
+        else:
+            terms = np.einsum("nt,ntd->nd", weights, self.token_scores[rows])
+        return terms.reshape(n_groups, -1, terms.shape[1]).sum(axis=1)
+
+
+def _refuse_too_many(count: int, what: str) -> None:
+    if count > MAX_GROUPS:
+        raise ValueError(
+            f"{count} {what} are too many to enumerate (limit {MAX_GROUPS}): take a smaller group_size, "
+            "vocabulary or max_length"
+        )

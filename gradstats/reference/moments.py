@@ -1,0 +1,80 @@
+r"""Exact moments of a random gradient that takes finitely many values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+@dataclass(frozen=True, eq=False)
+class GradientMoments:
+    r"""What there is to know of ĝ up to second moments.
+
+    Attributes:
+        mean: E[ĝ], (D,).
+        trace_cov: tr Cov ĝ = within_prompt + between_prompt.
+        within_prompt: the mean over prompts of tr Cov(ĝ | prompt).
+        between_prompt: tr Cov of E[ĝ | prompt] over prompts.
+        true_gradient: ∇J, (D,).
+    """
+
+    mean: Float[np.ndarray, "d"]
+    trace_cov: float
+    within_prompt: float
+    between_prompt: float
+    true_gradient: Float[np.ndarray, "d"]
+
+    @property
+    def signal_sq(self) -> float:
+        """‖E ĝ‖²."""
+        return float(self.mean @ self.mean)
+
+    @property
+    def bias(self) -> Float[np.ndarray, "d"]:
+        """E[ĝ] − ∇J."""
+        return self.mean - self.true_gradient
+
+    @property
+    def noise_to_signal(self) -> float:
+        """Give tr Cov/‖E ĝ‖²; NaN when the signal is zero."""
+        return self.trace_cov / self.signal_sq if self.signal_sq > 0 else float("nan")
+
+    @property
+    def cosine(self) -> float:
+        """The cosine between E[ĝ] and ∇J; NaN when either is zero."""
+        length = float(np.linalg.norm(self.mean) * np.linalg.norm(self.true_gradient))
+        return float(self.mean @ self.true_gradient) / length if length > 0 else float("nan")
+
+    @property
+    def matched_trace_cov(self) -> float:
+        """Give tr Cov after scaling ĝ so that E[ĝ] projects on ∇J with coefficient 1; NaN if it cannot."""
+        projection = float(self.mean @ self.true_gradient)
+        if projection == 0:
+            return float("nan")
+        return self.trace_cov * (float(self.true_gradient @ self.true_gradient) / projection) ** 2
+
+
+def gradient_moments(
+    gradients: Float[np.ndarray, "k d"],
+    probabilities: Float[np.ndarray, "k"],
+    prompts: Int[np.ndarray, "k"],
+    true_gradient: Float[np.ndarray, "d"],
+) -> GradientMoments:
+    """The moments of a gradient that takes the value ``gradients[k]`` with ``probabilities[k]``.
+
+    Args:
+        gradients: its values.
+        probabilities: they sum to 1.
+        prompts: which prompt each value belongs to, numbered from 0.
+        true_gradient: ∇J.
+    """
+    mean = probabilities @ gradients
+    mass = np.bincount(prompts, weights=probabilities)
+    totals = np.zeros((mass.size, gradients.shape[1]))
+    np.add.at(totals, prompts, probabilities[:, None] * gradients)
+    prompt_means = totals / mass[:, None]
+    within = float(probabilities @ ((gradients - prompt_means[prompts]) ** 2).sum(axis=1))
+    between = float(mass @ ((prompt_means - mean) ** 2).sum(axis=1))
+    return GradientMoments(mean, within + between, within, between, true_gradient)

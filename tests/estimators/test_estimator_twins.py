@@ -1,0 +1,109 @@
+"""Every estimator against its naive twin, on random batches."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from estimator_batches import batches
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradstats import estimators
+from gradstats.estimators import Batch
+from gradstats.reference.naive_estimators import NAIVE_ESTIMATORS
+from gradstats.reference.naive_token_estimators import NAIVE_TOKEN_ESTIMATORS
+
+BOTH = (False, True)
+SINGLETON = ("zero", "reward")
+
+
+def grid(**choices: tuple) -> list[dict]:
+    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+
+
+SEQUENCE_CASES = {
+    "reinforce": [{}],
+    "constant": grid(b=(0.3, "optimal")),
+    "batch_mean": grid(loo=BOTH, singleton=SINGLETON),
+    "group_mean": grid(loo=BOTH, singleton=SINGLETON),
+    "rloo": grid(loo=BOTH, singleton=SINGLETON),
+    "dr_grpo": grid(loo=BOTH, singleton=SINGLETON),
+    "asymmetric": grid(delta=(-0.1, 0.3), loo=BOTH, singleton=SINGLETON),
+    "token_mean": grid(loo=BOTH, scope=("group", "batch"), singleton=SINGLETON),
+    "length_weighted": grid(alpha=(0.0, 0.5, 0.8, -1.0), loo=BOTH, scope=("group", "batch"), singleton=SINGLETON),
+    "norm_weighted": grid(loo=BOTH, scope=("group", "batch"), singleton=SINGLETON),
+    "grpo": grid(ddof=(0, 1), eps=(1e-6, 1e-4), loo=BOTH, singleton=SINGLETON),
+    "pass_at_k": grid(normalize=BOTH, ddof=(0, 1), singleton=SINGLETON),
+    "kimi": grid(tau=(0.1, 1.0, 10.0), loo=BOTH, singleton=SINGLETON),
+    "max_rl": grid(loo=BOTH, singleton=SINGLETON),
+    "james_stein": grid(loo=BOTH, shrink_factor=BOTH, eps=(0.0, 1e-6), singleton=SINGLETON),
+    "reinforce_pp_baseline": grid(loo=BOTH, singleton=SINGLETON),
+}
+TOKEN_CASES = {
+    "remax": [{}],
+    "reinforce_pp": grid(gamma=(1.0, 0.9, 0.0)),
+    "gae": grid(gamma=(1.0, 0.9), lam=(1.0, 0.5, 0.0), whiten=BOTH),
+    "vine": grid(k=(9, 3)),
+    "otb": grid(energy=("logit", "exact"), zero_tail=BOTH, loo=BOTH),
+    "otb_turns": grid(energy=("logit", "exact"), zero_tail=BOTH, loo=BOTH),
+    "causal_optimal": grid(loo=BOTH, scope=("group", "batch")),
+}
+
+
+def test_every_estimator_has_a_twin_and_a_case():
+    assert set(NAIVE_ESTIMATORS) == set(SEQUENCE_CASES)
+    assert set(NAIVE_TOKEN_ESTIMATORS) == set(TOKEN_CASES)
+    assert set(estimators.names()) == set(SEQUENCE_CASES) | set(TOKEN_CASES)
+
+
+@pytest.mark.parametrize("name", SEQUENCE_CASES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_sequence_level_twin(name: str, data: st.DataObject):
+    parameters = data.draw(st.sampled_from(SEQUENCE_CASES[name]))
+    batch = data.draw(batches(smallest=2))
+    estimator = estimators.get(name, **parameters)
+    advantages = estimator.advantages(batch)
+    assert advantages.shape == (len(batch.rewards),)
+    np.testing.assert_allclose(advantages, NAIVE_ESTIMATORS[name](batch, **parameters), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(estimator.weights(batch), advantages / batch.group_sizes[batch.group_index])
+
+
+@pytest.mark.parametrize("name", TOKEN_CASES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_token_level_twin(name: str, data: st.DataObject):
+    parameters = data.draw(st.sampled_from(TOKEN_CASES[name]))
+    batch = data.draw(batches(smallest=2))
+    estimator = estimators.get(name, **parameters)
+    advantages = estimator.advantages(batch)
+    assert advantages.shape == batch.mask.shape
+    assert not advantages[~batch.mask].any()
+    np.testing.assert_allclose(advantages, NAIVE_TOKEN_ESTIMATORS[name](batch, **parameters), rtol=1e-10, atol=1e-10)
+    sizes = batch.group_sizes[batch.group_index][:, None]
+    np.testing.assert_allclose(estimator.weights(batch), advantages / sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=batches(), seed=st.integers(0, 1000))
+def test_vine_with_steps(batch: Batch, seed: int):
+    inside = np.random.default_rng(seed).random(batch.mask.shape) < 0.5
+    inside[np.arange(len(inside)), batch.mask.argmax(axis=1)] = False
+    stepped = batch.with_fields(values=np.where(inside, np.nan, batch.values))
+    advantages = estimators.vine().advantages(stepped)
+    np.testing.assert_allclose(advantages, NAIVE_TOKEN_ESTIMATORS["vine"](stepped), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [*SEQUENCE_CASES, *TOKEN_CASES])
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_order_of_completions_does_not_matter(name: str, data: st.DataObject):
+    parameters = data.draw(st.sampled_from({**SEQUENCE_CASES, **TOKEN_CASES}[name]))
+    batch = data.draw(batches(smallest=2))
+    order = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(len(batch.rewards))
+    estimator = estimators.get(name, **parameters)
+    np.testing.assert_allclose(
+        estimator.advantages(batch.select(order)), estimator.advantages(batch)[order], rtol=1e-9, atol=1e-9
+    )

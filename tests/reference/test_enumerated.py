@@ -1,0 +1,254 @@
+"""The enumerated policy against finite differences and sampling, and every estimator's bias against it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.special import log_softmax
+
+from gradstats import estimators as est
+from gradstats.estimators import Recipe
+from gradstats.reference import EnumeratedPolicy
+
+FEATURES = np.random.default_rng(3).normal(size=(2, 40, 3, 4))
+
+
+def features(prompt: int, prefix: tuple[int, ...]) -> np.ndarray:
+    return FEATURES[prompt, sum((token + 1) * 3**place for place, token in enumerate(prefix))]
+
+
+def reward(prompt: int, tokens: tuple[int, ...]) -> float:
+    return float((sum(tokens) + prompt) % 2)
+
+
+THETA = np.array([0.4, -0.3, 0.2, 0.6])
+SHARES = np.array([0.3, 0.7])
+
+
+@pytest.fixture(scope="module")
+def policy() -> EnumeratedPolicy:
+    return EnumeratedPolicy(
+        3, 3, n_prompts=2, reward=reward, features=features, theta=THETA, prompt_probabilities=SHARES
+    )
+
+
+def expected_reward(theta: np.ndarray) -> float:
+    total = 0.0
+    for prompt, share in enumerate(SHARES):
+        for tokens in itertools.product(range(3), repeat=3):
+            ended = tokens[: tokens.index(0) + 1] if 0 in tokens else tokens
+            if len(ended) < 3 and any(tokens[len(ended) :]):
+                continue  # one stand-in for all continuations past the end
+            log_pi = sum(log_softmax(features(prompt, ended[:t]) @ theta)[ended[t]] for t in range(len(ended)))
+            total += share * np.exp(log_pi) * reward(prompt, ended)
+    return total
+
+
+def test_gradient_is_that_of_the_expected_reward(policy: EnumeratedPolicy):
+    step = 1e-6
+    numeric = [
+        (expected_reward(THETA + step * axis) - expected_reward(THETA - step * axis)) / (2 * step) for axis in np.eye(4)
+    ]
+    assert_allclose(policy.gradient, numeric, atol=1e-8)
+    assert policy.probabilities.sum() == pytest.approx(1, abs=1e-12)
+    assert policy.probabilities @ policy.rewards == pytest.approx(expected_reward(THETA), abs=1e-12)
+
+
+def test_scores_are_martingale_differences(policy: EnumeratedPolicy):
+    assert_allclose(policy.probabilities @ policy.sequence_scores, 0, atol=1e-12)
+    by_token = float(policy.probabilities @ policy.token_energy.sum(axis=1))
+    assert policy.expected_sq_norm == pytest.approx(by_token, rel=1e-12)
+    assert_allclose(policy.token_cross.sum(axis=1), policy.sq_norms)
+
+
+def test_values_are_expected_rewards(policy: EnumeratedPolicy):
+    first = policy.prompts == 0
+    share = policy.probabilities[first] / policy.probabilities[first].sum()
+    assert_allclose(policy.values[first, 0], share @ policy.rewards[first])
+    # E[V(s_1) | s_0] = V(s_0): a martingale too
+    following = np.where(policy.lengths > 1, policy.values[:, 1], policy.rewards)
+    assert_allclose(share @ following[first], policy.values[first, 0][0])
+
+
+def test_moments_against_all_ordered_groups(policy: EnumeratedPolicy):
+    estimator = est.token_mean()
+    mean, second = np.zeros(4), 0.0
+    for prompt, share in enumerate(SHARES):
+        own = np.flatnonzero(policy.prompts == prompt)
+        chance = policy.probabilities[own] / share
+        for group in itertools.product(range(own.size), repeat=2):
+            rows = own[list(group)]
+            weights = estimator.weights(policy.batch(rows, np.zeros(2, dtype=int)))
+            gradient = weights @ policy.sequence_scores[rows]
+            mean += share * chance[list(group)].prod() * gradient
+            second += share * chance[list(group)].prod() * gradient @ gradient
+    moments = policy.moments(estimator, 2)
+    assert_allclose(moments.mean, mean, atol=1e-13)
+    assert moments.trace_cov == pytest.approx(second - mean @ mean, rel=1e-12)
+    assert moments.trace_cov == pytest.approx(moments.within_prompt + moments.between_prompt)
+    assert moments.signal_sq == pytest.approx(mean @ mean)
+    assert moments.noise_to_signal == pytest.approx(moments.trace_cov / moments.signal_sq)
+
+
+def test_moments_against_sampling(policy: EnumeratedPolicy):
+    batch, scores, token_scores = policy.sample(40_000, 3, rng=0)
+    assert_allclose(token_scores.sum(axis=1), scores)
+    for estimator in (est.rloo(), est.otb()):
+        weights = estimator.weights(batch)
+        terms = weights[:, None] * scores if weights.ndim == 1 else np.einsum("nt,ntd->nd", weights, token_scores)
+        gradients = terms.reshape(-1, 3, 4).sum(axis=1)
+        moments = policy.moments(estimator, 3)
+        spread = np.sqrt(moments.trace_cov / len(gradients))
+        assert np.linalg.norm(gradients.mean(axis=0) - moments.mean) < 3 * spread
+        assert gradients.var(axis=0, ddof=1).sum() == pytest.approx(moments.trace_cov, rel=0.03)
+
+
+UNBIASED = [
+    est.reinforce(), est.constant(b=0.4), est.rloo(), est.group_mean(loo=True), est.dr_grpo(loo=True),
+    est.asymmetric(loo=True), est.token_mean(loo=True), est.length_weighted(0.8, loo=True),
+    est.norm_weighted(loo=True), est.kimi(0.5, loo=True), est.remax(), est.gae(), est.vine(),
+    est.otb(loo=True), est.otb(loo=True, energy="exact", zero_tail=False), est.otb_turns(loo=True),
+    est.causal_optimal(loo=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("estimator", UNBIASED, ids=str)
+@pytest.mark.parametrize("group_size", [2, 4])
+def test_leave_one_out_is_unbiased(policy: EnumeratedPolicy, estimator, group_size: int):
+    moments = policy.moments(estimator, group_size)
+    assert estimator.expected_scale(group_size) == 1.0
+    assert_allclose(moments.bias, 0, atol=1e-10)
+    assert moments.cosine == pytest.approx(1)
+
+
+@pytest.mark.parametrize("estimator", [est.group_mean(), est.dr_grpo(), est.asymmetric()], ids=str)
+@pytest.mark.parametrize("group_size", [1, 2, 4])
+def test_own_sample_mean_is_a_known_share(policy: EnumeratedPolicy, estimator, group_size: int):
+    moments = policy.moments(estimator, group_size)
+    assert estimator.expected_scale(group_size) == (group_size - 1) / group_size
+    assert_allclose(moments.mean, (group_size - 1) / group_size * policy.gradient, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [est.token_mean(), est.length_weighted(0.8), est.norm_weighted(), est.kimi(0.5), est.otb(),
+     est.otb_turns(), est.causal_optimal()],
+    ids=str,
+)  # fmt: skip
+def test_own_sample_weighting_shrinks_and_turns(policy: EnumeratedPolicy, estimator):
+    moments = policy.moments(estimator, 3)
+    assert estimator.expected_scale(3) is None
+    assert np.linalg.norm(moments.bias) > 1e-3
+    assert moments.cosine < 1 - 1e-6
+    assert moments.mean @ policy.gradient < policy.gradient @ policy.gradient
+
+
+def test_grpo_and_max_rl_rescale_prompts(policy: EnumeratedPolicy):
+    for estimator in (est.grpo(), est.grpo(loo=True), est.max_rl(), est.pass_at_k()):
+        assert estimator.expected_scale(4) is None
+        assert policy.moments(estimator, 4).cosine < 1 - 1e-6
+
+
+def test_gradient_of_a_prompt_under_max_rl():
+    policy = EnumeratedPolicy(rng=5, max_length=3)
+    rate = float(policy.probabilities @ policy.rewards)
+    for group_size in (2, 3, 4):
+        factor = sum((1 - rate) ** power for power in range(group_size - 1))
+        assert_allclose(policy.moments(est.max_rl(), group_size).mean, factor * policy.gradient, atol=1e-12)
+
+
+def test_gradient_of_the_best_of_the_group():
+    policy = EnumeratedPolicy(rng=6, max_length=3)
+    rate = float(policy.probabilities @ policy.rewards)
+    # E[max] = 1 − (1−p)^N, so its gradient is N(1−p)^{N−1}∇p, and the estimator carries 1/N
+    for group_size in (2, 4):
+        moments = policy.moments(est.pass_at_k(), group_size)
+        assert_allclose(moments.mean, (1 - rate) ** (group_size - 1) * policy.gradient, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [est.batch_mean(loo=True), est.james_stein(), est.james_stein(shrink_factor=False, eps=1e-6),
+     est.token_mean(loo=True, scope="batch"), est.length_weighted(0.8, loo=True, scope="batch"),
+     est.norm_weighted(loo=True, scope="batch"), est.causal_optimal(loo=True, scope="batch")],
+    ids=str,
+)  # fmt: skip
+def test_leave_one_out_across_groups_is_unbiased(estimator):
+    policy = EnumeratedPolicy(2, 2, n_prompts=2, reward=lambda prompt, tokens: float(sum(tokens) > prompt), rng=2)
+    moments = policy.batch_moments(estimator, group_size=2, n_groups=2)
+    assert moments.trace_cov > 0
+    assert np.linalg.norm(policy.gradient) > 1e-3
+    assert_allclose(moments.bias, 0, atol=1e-10)
+
+
+def test_own_sample_across_groups():
+    policy = EnumeratedPolicy(2, 2, n_prompts=2, reward=lambda prompt, tokens: float(sum(tokens) > prompt), rng=2)
+    own_mean = policy.batch_moments(est.batch_mean(), group_size=2, n_groups=2)
+    assert_allclose(own_mean.mean, 3 / 4 * policy.gradient, atol=1e-12)
+    for estimator in (
+        est.constant(),
+        est.reinforce_pp(),
+        est.reinforce_pp_baseline(),
+        est.james_stein(loo=False),
+    ):
+        assert np.linalg.norm(policy.batch_moments(estimator, 2, 2).bias) > 1e-4
+
+
+def test_batch_moments_of_a_local_estimator_are_a_share_of_one_groups():
+    policy = EnumeratedPolicy(2, 2, n_prompts=2, reward=lambda prompt, tokens: float(sum(tokens) > prompt), rng=2)
+    one, three = policy.moments(est.rloo(), 2), policy.batch_moments(est.rloo(), 2, 3)
+    assert_allclose(three.mean, one.mean, atol=1e-12)
+    assert three.trace_cov == pytest.approx(one.trace_cov / 3)
+
+
+@pytest.mark.parametrize("b", [-0.5, 0.0, 0.3, 2.0])
+def test_cost_of_any_constant(policy: EnumeratedPolicy, b: float):
+    best = policy.optimal_constant
+    least = policy.weighted_moments(policy.rewards - best).trace_cov
+    cost = policy.weighted_moments(policy.rewards - b).trace_cov
+    assert cost == pytest.approx(least + (b - best) ** 2 * policy.expected_sq_norm, rel=1e-12)
+
+
+def test_causal_optimum_beats_every_baseline_of_t_alone(policy: EnumeratedPolicy):
+    energy = policy.probabilities @ policy.token_energy
+    cross = (policy.probabilities * policy.rewards) @ policy.token_cross
+    best = cross / energy
+    cumulative = np.cumsum(policy.token_energy, axis=1) * policy.mask
+    surrogate = (policy.probabilities * policy.rewards) @ cumulative / (policy.probabilities @ cumulative)
+    least = policy.weighted_moments(policy.rewards[:, None] - best).trace_cov
+    assert least < policy.weighted_moments(policy.rewards[:, None] - surrogate).trace_cov
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        moved = best + 0.1 * rng.normal(size=best.size)
+        assert policy.weighted_moments(policy.rewards[:, None] - moved).trace_cov > least
+
+
+def test_dr_grpo_on_policy_is_a_share_of_the_true_gradient(policy: EnumeratedPolicy):
+    recipe = Recipe("group_mean", ratio="token_clip", aggregation="constant(max_tokens=8)")
+    assert_allclose(policy.moments(recipe, 4).mean, 3 / 4 / 8 * policy.gradient, atol=1e-12)
+    turned = policy.moments(Recipe("rloo", aggregation="sequence_mean"), 4)
+    assert turned.cosine < 1 - 1e-6
+
+
+def test_more_completions_shrink_the_part_within_prompts(policy: EnumeratedPolicy):
+    few, many = policy.moments(est.reinforce(), 2), policy.moments(est.reinforce(), 4)
+    assert many.within_prompt == pytest.approx(few.within_prompt / 2)
+    assert many.between_prompt == pytest.approx(few.between_prompt)
+
+
+def test_bad_input(policy: EnumeratedPolicy):
+    with pytest.raises(ValueError, match="batch_mean looks across groups: use batch_moments"):
+        policy.moments(est.batch_mean(), 2)
+    with pytest.raises(ValueError, match=r"groups are too many to enumerate .*smaller group_size"):
+        policy.moments(est.rloo(), 12)
+    with pytest.raises(ValueError, match="batches are too many"):
+        policy.batch_moments(est.rloo(), 4, 4)
+    with pytest.raises(ValueError, match="vocabulary must be at least 2"):
+        EnumeratedPolicy(vocabulary=1)
+    with pytest.raises(ValueError, match="must be at least 1"):
+        EnumeratedPolicy(max_length=0)
+    with pytest.raises(ValueError, match="2 numbers that sum to 1"):
+        EnumeratedPolicy(n_prompts=2, prompt_probabilities=np.array([0.5, 0.6]))
