@@ -1,0 +1,447 @@
+"""From an experiment file to a run directory, step by step, each of which is taken up where it was left."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gradstats.atomic import atomic_path, remove_partials, write_json
+from gradstats.experiment import Experiment, FiguresSection
+from gradstats.measurement import Measurement, read_measurement
+from gradstats.progress import progress_bar
+from gradstats.rollouts import Rollouts, read_rollouts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gradstats.policy import Policy
+    from gradstats.sampling import SamplingPlan
+    from gradstats.stats import LengthScalingFit
+
+# A forest plot grows by a row for each estimator.
+_ROW_INCHES, _AXIS_INCHES = 0.2, 0.7
+_PACKAGES = ("gradstats", "torch", "transformers", "numpy", "scipy", "pandas", "matplotlib")
+
+
+@dataclass
+class RunDirectory:
+    """The files of one run.
+
+    Attributes:
+        path: the folder; made when it is opened.
+        experiment: the resolved experiment.
+        timings: seconds spent in each step, summed over all the calls that worked on it.
+        remarks: sentences that steps gave as warnings, in order.
+    """
+
+    path: Path
+    experiment: Experiment
+    timings: dict[str, float] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, path: Path, experiment: Experiment) -> RunDirectory:
+        """Make a run directory, or take up one that was made with the same settings.
+
+        Raises:
+            ValueError: when the directory was made with other settings (the first is named), or holds something else.
+        """
+        previous = path / "experiment.yaml"
+        if previous.exists():
+            made = Experiment.model_validate(yaml.safe_load(previous.read_text(encoding="utf-8"))).settled_settings()
+            for name, value in experiment.settled_settings().items():
+                if made.get(name) != value:
+                    raise ValueError(
+                        f"the run directory {path} was made with {name}={made.get(name)!r}, not {value!r}: choose "
+                        "another directory (--out), or remove it to start anew"
+                    )
+        elif path.is_dir() and any(path.iterdir()):
+            raise ValueError(f"the folder {path} is not empty and is no run directory: choose another (--out)")
+        run = cls(path, experiment)
+        run.rollouts.mkdir(parents=True, exist_ok=True)
+        run.measurement.mkdir(parents=True, exist_ok=True)
+        for folder in (path, run.rollouts, run.measurement):
+            remove_partials(folder)
+        run.timings = dict(run.read_manifest().get("timings", {}))
+        with atomic_path(previous) as partial:
+            partial.write_text(experiment.to_yaml(), encoding="utf-8")
+        return run
+
+    @property
+    def rollouts(self) -> Path:
+        """Folder of the rollout shards."""
+        return self.path / "rollouts"
+
+    @property
+    def measurement(self) -> Path:
+        """Folder of the measured shards."""
+        return self.path / "measurement"
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest so far; empty before the first is written."""
+        manifest = self.path / "manifest.json"
+        return yaml.safe_load(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a step and keep its warnings as remarks."""
+        start = time.monotonic()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                yield
+            finally:
+                self.timings[name] = round(self.timings.get(name, 0.0) + time.monotonic() - start, 2)
+                self.remarks += [str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning)]
+
+    def write_manifest(self, measured: Measurement, paths: list[Path]) -> None:
+        """Record versions, commit, hardware, seeds, timings and results' files."""
+        experiment = self.experiment
+        write_json(
+            self.path / "manifest.json",
+            {
+                "experiment": experiment.name,
+                "policy": measured.metadata["policy"],
+                "sampler": measured.rollouts.metadata.get("sampler"),
+                "generation_config_not_followed": measured.rollouts.metadata.get("generation_config_not_followed"),
+                "engine": measured.metadata["engine"],
+                "self_check": measured.metadata["self_check"],
+                "n_prompts": len(set(measured.rollouts.prompt_id)),
+                "n_sequences": len(measured),
+                "n_truncated": int(measured.rollouts.truncated.sum()),
+                "not_finite": measured.metadata.get("not_finite", []),
+                "mean_reward": float(measured.rollouts.rewards.mean()),
+                "seeds": {
+                    "prompts": experiment.prompts.seed,
+                    "sampling": experiment.sampling.seed,
+                    "sketch": experiment.measurement.sketch_seed,
+                    "variance": experiment.variance.seed,
+                },
+                **environment(),
+                "timings": self.timings,
+                "remarks": list(dict.fromkeys(self.remarks)),
+                "files": [str(path.relative_to(self.path)) for path in paths],
+            },
+        )
+
+
+def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True) -> RunResult:
+    """Sample, measure, fit, compare and draw; what was done before is not done again.
+
+    Rollouts and measurements are written shard by shard, each whole or not at all. A run that was interrupted, at
+    whatever moment, goes on from its finished shards and ends with the same numbers as one that was not.
+
+    Args:
+        experiment: what to do.
+        path: the run directory.
+        progress: show progress bars.
+
+    Returns:
+        The results and the paths of what was written.
+    """
+    run = RunDirectory.open(path, experiment)
+    sample_shards(run, progress)
+    measure_shards(run, progress)
+    return analyse(run)
+
+
+def sample_shards(run: RunDirectory, progress: bool) -> None:
+    """Draw the batches that have no shard yet."""
+    done = run.rollouts / "complete.json"
+    if done.exists():
+        return
+    with run.step("sampling"):
+        plan = sampling_plan(run.experiment)
+        plan.warn_overridden()
+        shards = [_shard(run.rollouts, batch, ".parquet") for batch in range(plan.n_batches)]
+        finished = sum(len(rows) for rows, shard in zip(plan.rows, shards, strict=True) if shard.exists())
+        with progress_bar("sampling", plan.n_completions, done=finished, shown=progress) as report:
+            for batch, shard in enumerate(shards):
+                if not shard.exists():
+                    plan.draw(batch, report.tokens).to_parquet(shard)
+                    report.advance(len(plan.rows[batch]))
+    write_json(done, {"n_shards": plan.n_batches, "n_completions": plan.n_completions})
+
+
+def sampling_plan(experiment: Experiment) -> SamplingPlan:
+    """Load the problems and the policy of an experiment and form its batches."""
+    # torch and transformers load here, so that a finished run is redrawn without them.
+    from gradstats.prompts import load_prompts
+    from gradstats.sampling import SamplerSettings, SamplingPlan
+
+    prompts, section = experiment.prompts, experiment.sampling
+    problems = load_prompts(prompts.source, prompts.n, rng=prompts.seed, **prompts.settings)
+    policy = experiment_policy(experiment)
+    settings = SamplerSettings(
+        section.max_new_tokens,
+        policy.temperature if section.temperature is None else section.temperature,
+        section.top_p,
+        section.top_k,
+        section.min_p,
+        section.repetition_penalty,
+    )
+    return SamplingPlan.make(
+        policy,
+        problems,
+        settings,
+        section.group_size,
+        section.seed,
+        section.batch_size,
+        section.system_prompt,
+        section.template_options,
+        section.reward,
+    )
+
+
+def experiment_policy(experiment: Experiment) -> Policy:
+    """Load the policy of an experiment."""
+    from gradstats.policy import load_policy
+
+    return load_policy(experiment.policy.name, **experiment.policy.model_dump(exclude={"name"}))
+
+
+def measure_shards(run: RunDirectory, progress: bool) -> None:
+    """Measure the rollout shards that have not been measured yet."""
+    done = run.measurement / "complete.json"
+    if done.exists():
+        return
+    from gradstats.gradients import MeasuringSession
+
+    with run.step("measuring"):
+        rollouts = read_rollouts(run.rollouts)
+        session = MeasuringSession.open(
+            experiment_policy(run.experiment), rollouts, **run.experiment.measurement.model_dump()
+        )
+        sources = sorted(run.rollouts.glob("*.parquet"))
+        targets = [_shard(run.measurement, number) for number in range(len(sources))]
+        finished = sum(
+            len(read_rollouts(source)) for source, target in zip(sources, targets, strict=True) if target.exists()
+        )
+        with progress_bar("measuring", len(rollouts), done=finished, shown=progress) as report:
+
+            def count(n_sequences: int, n_tokens: int) -> None:
+                report.advance(n_sequences)
+                report.tokens(n_tokens)
+
+            for source, target in zip(sources, targets, strict=True):
+                if not target.exists():
+                    session.measure(read_rollouts(source), count).save(target)
+    write_json(done, {"n_shards": len(sources)})
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run found, and where it wrote it.
+
+    Attributes:
+        run: the run directory.
+        measured: the measurement.
+        fit: the length-scaling fit, or None where the data allow none (the remarks say why).
+        comparison: the variance comparison, or None likewise.
+        paths: the files of results, figures and tables.
+    """
+
+    run: RunDirectory
+    measured: Measurement
+    fit: Any
+    comparison: Any
+    paths: list[Path]
+
+
+def analyse(run: RunDirectory) -> RunResult:
+    """Fit, compare and draw from what was measured; needs neither the model nor torch."""
+    measured = read_measurement(run.measurement)
+    paths: list[Path] = []
+    with run.step("analysis"):
+        fit = _attempt(run, "length scaling", lambda: fit_and_draw(run, measured, paths))
+        comparison = _attempt(run, "variance", lambda: compare_and_draw(run, measured, paths))
+    run.write_manifest(measured, paths)
+    return RunResult(run, measured, fit, comparison, [*paths, run.path / "manifest.json"])
+
+
+def fit_and_draw(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Any:
+    """Write ``alpha.json``, the fit's table and the length-scaling figure."""
+    import gradstats
+
+    section = run.experiment.length_scaling
+    fit = gradstats.fit_length_scaling(measured)
+    write_json(run.path / "alpha.json", alpha_summary(fit, section.confidence_level))
+    paths.append(run.path / "alpha.json")
+    points = measured.rollouts.frame[["prompt_id", "sample_id", "reward"]].assign(
+        length=measured.lengths, sq_norm=measured.sq_norms, truncated=measured.rollouts.truncated
+    )
+    paths += draw_length_scaling(
+        fit, points, run.path / "figures", run.experiment.figures, published=section.published
+    )
+    return fit
+
+
+def compare_and_draw(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Any:
+    """Write ``variance.csv`` and the variance figure."""
+    import gradstats
+
+    section = run.experiment.variance
+    comparison = gradstats.compare(
+        measured,
+        section.estimators,
+        group_size=section.group_size,
+        reference=section.reference,
+        rng=section.seed,
+    )
+    run.remarks += comparison.notes
+    frame = comparison.to_frame(section.confidence_level)
+    for target in (run.path / "variance.csv", run.path / "tables" / "variance.csv"):
+        with atomic_path(target) as partial:
+            frame.to_csv(partial, index=False, lineterminator="\n")
+        paths.append(target)
+    paths += draw_variance(frame, run.path / "figures", run.experiment.figures)
+    return comparison
+
+
+def draw_length_scaling(
+    fit: LengthScalingFit, points: pd.DataFrame, folder: Path, look: FiguresSection, published: str | None = None
+) -> list[Path]:
+    """Draw ``length_scaling`` into a folder, with the points behind it as CSV; returns the paths."""
+    from gradstats import plots
+
+    with _figure(look) as (fig, ax):
+        plots.plot_length_scaling(fit, ax=ax, published=published)
+        return plots.save_figure(fig, folder / "length_scaling", look.formats, source=points)
+
+
+def draw_variance(frame: pd.DataFrame, folder: Path, look: FiguresSection) -> list[Path]:
+    """Draw ``variance`` into a folder, with the table behind it as CSV; returns the paths."""
+    from gradstats import plots
+
+    with _figure(look, height=_ROW_INCHES * len(frame) + _AXIS_INCHES) as (fig, ax):
+        plots.plot_variance(frame, ax=ax)
+        return plots.save_figure(fig, folder / "variance", look.formats, source=frame)
+
+
+def alpha_summary(fit: Any, confidence_level: float) -> dict[str, Any]:
+    """The numbers of a length-scaling fit, as in ``alpha.json``."""
+    return fit.to_frame(confidence_level).iloc[0].to_dict()
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree this package runs from, with "-dirty" where it has changes; None outside git."""
+    folder = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(folder))
+        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, without its name."""
+    return {"machine": platform.machine(), "system": platform.system(), "cpu_count": os.cpu_count()}
+
+
+def _attempt(run: RunDirectory, what: str, action: Any) -> Any:
+    """Data that allow no fit must not cost the other results: the reason becomes a remark."""
+    try:
+        return action()
+    except ValueError as error:
+        run.remarks.append(f"{what}: {error}")
+        return None
+
+
+@contextmanager
+def _figure(look: FiguresSection, height: float | None = None) -> Iterator[tuple[Any, Any]]:
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    from gradstats.plots import style
+
+    with mpl.rc_context(style(look.venue, look.column, height=height)):  # pyright: ignore[reportArgumentType]
+        fig, ax = plt.subplots()
+        try:
+            yield fig, ax
+        finally:
+            plt.close(fig)
+
+
+def _shard(folder: Path, number: int, suffix: str = "") -> Path:
+    return folder / f"shard-{number:05d}{suffix}"
+
+
+def load_rollouts_of(path: Path) -> Rollouts:
+    """The rollouts of a run directory, of a folder of shards, or of a file."""
+    return read_rollouts(path / "rollouts" if (path / "rollouts").is_dir() else path)
+
+
+def load_measurement_of(path: Path) -> Measurement:
+    """The measurement of a run directory or of a measurement folder."""
+    return read_measurement(path / "measurement" if (path / "measurement").is_dir() else path)
+
+
+def load_points(path: Path) -> dict[str, Any]:
+    """What a length-scaling fit needs, from a CSV file or from what was measured.
+
+    Returns:
+        Arguments of :func:`gradstats.fit_length_scaling`: ``measured``, or ``lengths``, ``sq_norms`` and ``groups``.
+
+    Raises:
+        FileNotFoundError: when nothing is there.
+        ValueError: when the CSV cannot be read or lacks a column.
+    """
+    if path.is_dir():
+        return {"measured": load_measurement_of(path)}
+    import pandas as pd
+
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: give a CSV file, a measurement folder or a run directory")
+    try:
+        frame = pd.read_csv(path, dtype={"prompt_id": str})
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+    for column in ("length", "sq_norm"):
+        if column not in frame:
+            raise ValueError(f"{path} has no column {column!r} (it has {', '.join(map(str, frame))})")
+        if not pd.api.types.is_numeric_dtype(frame[column]):
+            raise ValueError(f"the column {column!r} of {path} holds something that is no number")
+    groups = frame["prompt_id"].to_numpy() if "prompt_id" in frame else None
+    return {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
+
+
+def redraw(path: Path, **look: Any) -> list[Path]:
+    """Draw a run's figures again with another look, from its saved numbers.
+
+    Args:
+        path: a run directory.
+        **look: entries of the experiment's ``figures`` section.
+    """
+    stored = path / "experiment.yaml"
+    if not stored.exists():
+        raise FileNotFoundError(f"{path} is no run directory: it holds no experiment.yaml")
+    experiment = Experiment.model_validate(yaml.safe_load(stored.read_text(encoding="utf-8")))
+    figures = FiguresSection(**(experiment.figures.model_dump() | look))
+    run = RunDirectory.open(path, experiment.model_copy(update={"figures": figures}))
+    return analyse(run).paths
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware, as a manifest records them."""
+    return {
+        "versions": {name: version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "git_commit": git_commit(),
+        "hardware": hardware(),
+    }

@@ -1,0 +1,170 @@
+"""What the commands print: short tables, one sentence an error."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gradstats.cost import CostEstimate
+    from gradstats.experiment import Experiment
+    from gradstats.pipeline import RunResult
+    from gradstats.rollouts import Rollouts
+
+console = Console(highlight=False, soft_wrap=True)
+_errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def fail(message: str) -> None:
+    """Print one error sentence to standard error."""
+    _errors.print(f"[bold red]gradstats:[/] {escape(' '.join(message.split()))}")
+
+
+def note(message: str) -> None:
+    """Print a remark to standard error."""
+    _errors.print(f"[yellow]note:[/] {escape(message)}")
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Print each warning that the library gives as a remark, once, without the source line Python would add."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for category in (UserWarning, RuntimeWarning):
+            warnings.filterwarnings("default", category=category)
+        warnings.showwarning = lambda message, *_args, **_options: note(str(message))
+        yield
+
+
+def show_run(result: RunResult) -> None:
+    """The end of a run: what was sampled, α, the variance table, remarks, paths."""
+    measured = result.measured
+    rollouts = measured.rollouts
+    n_prompts = len(set(rollouts.prompt_id))
+    console.print(
+        f"{result.run.experiment.name}: {len(measured)} completions of {n_prompts} prompts by "
+        f"{measured.metadata['policy']['name']}, mean reward {rollouts.rewards.mean():.2f}, lengths "
+        f"{rollouts.lengths.min()}–{rollouts.lengths.max()} (median {statistics.median(rollouts.lengths):.0f}), "
+        f"{int(rollouts.truncated.sum())} cut off at the cap"
+    )
+    if result.fit is not None:
+        level = result.run.experiment.length_scaling.confidence_level
+        low, high = result.fit.confidence_interval(level)
+        show_alpha(result.fit, low, high, level)
+    if result.comparison is not None:
+        frame = result.comparison.to_frame(result.run.experiment.variance.confidence_level)
+        show_variance(frame)
+    for remark in dict.fromkeys(result.run.remarks):
+        note(remark)
+    console.print("written:")
+    for path in result.paths:
+        console.print(f"  {path}")
+
+
+def show_alpha(fit: Any, low: float, high: float, confidence_level: float) -> None:
+    """α with its interval, in one line."""
+    console.print(
+        f"[bold]α = {fit.alpha:.4f}[/]  stderr {fit.alpha_stderr:.3f}  "
+        f"{confidence_level:.0%} interval [{low:.3f}, {high:.3f}]  "
+        f"(slope 2α = {fit.slope:.4f}, R² = {fit.r_squared:.2f}, n = {fit.n})",
+        markup=True,
+    )
+
+
+def show_variance(frame: pd.DataFrame) -> None:
+    """The variance table: trace of the covariance, ratios to the reference, resolved signal."""
+    attrs = frame.attrs
+    level = attrs.get("confidence_level", 0.95)
+    title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
+    table = Table(title=title, title_justify="left")
+    table.add_column("estimator")
+    for column in ("tr Cov", f"ratio to {attrs.get('reference', 'reference')}", "ratio at matched signal"):
+        table.add_column(column, justify="right")
+    for row in frame.to_dict("records"):
+        cells = [_with_interval(row, name) for name in ("trace_cov", "ratio", "matched_ratio")]
+        table.add_row(escape(str(row["estimator"])), *cells)
+    console.print(table)
+
+
+def show_rollouts(rollouts: Rollouts, path: Path) -> None:
+    """One line on sampled rollouts."""
+    console.print(
+        f"{len(rollouts)} completions of {len(set(rollouts.prompt_id))} prompts, mean reward "
+        f"{rollouts.rewards.mean():.2f}, median length {statistics.median(rollouts.lengths):.0f} → {path}"
+    )
+
+
+def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
+    """What a run would do and cost at most."""
+    console.print(
+        f"{experiment.name}: would sample {cost.n_sequences:,} completions of {cost.n_prompts:,} prompts, at most "
+        f"{experiment.sampling.max_new_tokens:,} tokens each, in {cost.n_batches} shards, and measure their gradients "
+        f"with respect to {cost.n_parameters:,} parameters"
+    )
+    table = Table(title="at most, if every completion ran to the cap", title_justify="left", show_header=False)
+    for label, value in (
+        ("sampling", _duration(cost.sampling_seconds)),
+        ("measuring", _duration(cost.measuring_seconds)),
+        ("memory", f"{cost.memory_gib:.1f} GiB"),
+        ("disk", f"{cost.disk_gib:.2f} GiB"),
+    ):
+        table.add_row(label, value)
+    console.print(table)
+    console.print("times are extrapolated from a probe of a few tokens on this machine; nothing was written")
+
+
+def show_list(what: str) -> None:
+    """Names and descriptions of one kind of thing."""
+    columns = _columns(what)
+    table = Table(*columns)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(escape, cells))
+    console.print(table)
+
+
+def _columns(what: str) -> dict[str, list[str]]:
+    if what == "experiments":
+        from gradstats.experiment import load_experiment, shipped_experiments
+
+        names = list(shipped_experiments())
+        return {"experiment": names, "what it does": [load_experiment(name).description for name in names]}
+    if what == "estimators":
+        from gradstats import estimators
+
+        table = estimators.table()
+        return {str(column): [str(cell) for cell in table[column]] for column in table}
+    if what == "data":
+        from gradstats import data
+
+        names = data.names()
+        return {"data set": names, "source": [data.load(name).attrs["source"] for name in names]}
+    from gradstats.rewards import REWARDS
+
+    return {
+        "reward": list(REWARDS),
+        "what it does": [(function.__doc__ or "").splitlines()[0] for function in REWARDS.values()],
+    }
+
+
+def _with_interval(row: dict[str, Any], name: str) -> str:
+    value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
+    if math.isnan(value) and math.isnan(low) and math.isnan(high):
+        return "–"
+    return f"{value:.4g} [{low:.4g}, {high:.4g}]".replace("[", r"\[").replace("nan", "–")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

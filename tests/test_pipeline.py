@@ -1,0 +1,208 @@
+"""A run from end to end: what it writes, that it goes on where it stopped, what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+import gradstats
+from gradstats import pipeline
+from gradstats.experiment import Experiment, load_experiment, shipped_experiments
+from gradstats.gradients import MeasuringSession
+from gradstats.sampling import SamplingPlan
+
+mpl.use("Agg")
+
+
+@pytest.fixture(scope="module")
+def experiment(policy_folder, tmp_path_factory) -> Experiment:
+    prompts = tmp_path_factory.mktemp("prompts") / "problems.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 7)))
+    return Experiment(
+        name="tiny",
+        policy={"name": policy_folder},
+        prompts={"source": str(prompts)},
+        sampling={"group_size": 4, "max_new_tokens": 16, "batch_size": 6, "reward": "test_pipeline:vowels"},
+        measurement={"sketch_dim": 256},
+        variance={"estimators": ["reinforce", "rloo", "length_weighted(alpha=0.8, loo=True)"]},
+    )
+
+
+def vowels(completion, problem):
+    return float(sum(letter in "aeiou" for letter in completion) > 0)
+
+
+@pytest.fixture(scope="module")
+def finished(experiment, tmp_path_factory):
+    return pipeline.run_experiment(experiment, tmp_path_factory.mktemp("runs") / "whole", progress=False)
+
+
+def test_a_run_leaves_the_whole_directory(finished):
+    path = finished.run.path
+    for name in (
+        "experiment.yaml", "manifest.json", "alpha.json", "variance.csv", "tables/variance.csv",
+        "figures/length_scaling.pdf", "figures/length_scaling.png", "figures/length_scaling.csv",
+        "figures/variance.pdf", "figures/variance.png",
+        "rollouts/shard-00000.parquet", "measurement/shard-00003/tensors.safetensors",
+    ):  # fmt: skip
+        assert (path / name).stat().st_size > 0, name
+    assert not list(path.rglob("*.partial"))
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["n_sequences"] == 24
+    assert manifest["n_prompts"] == 6
+    assert manifest["sampler"]["top_k"] == 0
+    assert manifest["generation_config_not_followed"]["top_k"] == 3
+    assert any("it is not followed" in remark for remark in manifest["remarks"])
+    assert {"sampling", "measuring", "analysis"} <= set(manifest["timings"])
+    assert set(manifest["seeds"]) == {"prompts", "sampling", "sketch", "variance"}
+    assert yaml.safe_load((path / "experiment.yaml").read_text()) == finished.run.experiment.model_dump()
+
+
+def test_its_numbers_are_those_of_the_public_functions(finished, experiment):
+    policy = gradstats.load_policy(experiment.policy.name)
+    problems = gradstats.load_prompts(experiment.prompts.source)
+    with pytest.warns(UserWarning, match="not followed"):
+        rollouts = gradstats.sample(
+            policy, problems, group_size=4, max_new_tokens=16, batch_size=6, reward=vowels, progress=False
+        )
+    measured = gradstats.measure(policy, rollouts, sketch_dim=256, progress=False)
+    fit = gradstats.fit_length_scaling(measured)
+    written = json.loads((finished.run.path / "alpha.json").read_text())
+    assert written["alpha"] == pytest.approx(fit.alpha, rel=1e-4)
+    assert written["alpha_low"] == pytest.approx(fit.confidence_interval()[0], rel=1e-3)
+    with pytest.warns(UserWarning, match="prompts"):
+        table = gradstats.compare(measured, experiment.variance.estimators).to_frame()
+    ours = pd.read_csv(finished.run.path / "variance.csv")
+    assert ours["estimator"].tolist() == table["estimator"].tolist()
+    np.testing.assert_allclose(ours["trace_cov"], table["trace_cov"], rtol=1e-3)
+    np.testing.assert_allclose(ours["ratio_high"], table["ratio_high"], rtol=1e-2)
+
+
+@pytest.mark.parametrize("moment", range(8))
+def test_an_interrupted_run_ends_with_the_same_numbers(experiment, finished, tmp_path, monkeypatch, moment):
+    """Four batches are drawn and four shards measured; stop during each, then go on."""
+    calls = {"left": moment}
+
+    def interrupting(function):
+        def wrapped(*args, **kwargs):
+            if calls["left"] == 0:
+                calls["left"] = -1
+                raise KeyboardInterrupt
+            calls["left"] -= 1
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    monkeypatch.setattr(SamplingPlan, "draw", interrupting(SamplingPlan.draw))
+    monkeypatch.setattr(MeasuringSession, "measure", interrupting(MeasuringSession.measure))
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run_experiment(experiment, tmp_path / "run", progress=False)
+    shards = sorted((tmp_path / "run" / "rollouts").glob("*.parquet"))
+    assert len(shards) == min(moment, 4)
+    before = {shard: shard.stat().st_mtime_ns for shard in shards}
+    pipeline.run_experiment(experiment, tmp_path / "run", progress=False)
+    assert all(shard.stat().st_mtime_ns == when for shard, when in before.items())
+    for name in ("alpha.json", "variance.csv", "figures/length_scaling.csv", "figures/variance.pdf"):
+        assert (tmp_path / "run" / name).read_bytes() == (finished.run.path / name).read_bytes(), name
+
+
+def test_a_finished_run_is_redrawn_without_sampling_or_measuring(finished, monkeypatch):
+    def never(*_args, **_options):
+        raise AssertionError("the model was touched")
+
+    monkeypatch.setattr(SamplingPlan, "make", never)
+    monkeypatch.setattr(MeasuringSession, "open", never)
+    before = (finished.run.path / "variance.csv").read_bytes()
+    pipeline.run_experiment(finished.run.experiment, finished.run.path, progress=False)
+    assert (finished.run.path / "variance.csv").read_bytes() == before
+    paths = pipeline.redraw(finished.run.path, venue="neurips", formats=["svg"])
+    assert {path.name for path in paths} >= {"length_scaling.svg", "variance.svg"}
+
+
+def test_leftovers_of_a_killed_writer_are_removed_not_read(experiment, finished, tmp_path):
+    run = pipeline.RunDirectory.open(tmp_path / "run", experiment)
+    (run.rollouts / ".shard-00000.parquet.1.partial").write_bytes(b"PAR1")
+    (run.measurement / ".shard-00000.1.partial").mkdir()
+    pipeline.run_experiment(experiment, tmp_path / "run", progress=False)
+    assert not list((tmp_path / "run").rglob("*.partial"))
+    assert (run.path / "variance.csv").read_bytes() == (finished.run.path / "variance.csv").read_bytes()
+
+
+def test_other_settings_are_refused_by_name_and_lose_nothing(experiment, finished):
+    other = experiment.model_copy(update={"sampling": experiment.sampling.model_copy(update={"group_size": 8})})
+    with pytest.raises(ValueError, match=r"was made with sampling\.group_size=4, not 8: choose another directory"):
+        pipeline.run_experiment(other, finished.run.path, progress=False)
+    assert yaml.safe_load((finished.run.path / "experiment.yaml").read_text())["sampling"]["group_size"] == 4
+
+
+def test_the_analysis_may_change_between_calls(finished, experiment):
+    other = experiment.model_copy(
+        update={"variance": experiment.variance.model_copy(update={"estimators": ["rloo", "group_mean"]})}
+    )
+    result = pipeline.run_experiment(other, finished.run.path, progress=False)
+    assert pd.read_csv(result.run.path / "variance.csv")["estimator"].tolist() == ["rloo", "group_mean"]
+    pipeline.run_experiment(experiment, finished.run.path, progress=False)
+
+
+def test_a_folder_of_other_things_is_not_taken_over(experiment, tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="is not empty and is no run directory"):
+        pipeline.run_experiment(experiment, tmp_path, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_data_that_allow_no_fit_become_a_remark_and_cost_nothing_else(experiment, tmp_path):
+    short = experiment.model_copy(update={"sampling": experiment.sampling.model_copy(update={"max_new_tokens": 1})})
+    result = pipeline.run_experiment(short, tmp_path / "run", progress=False)
+    assert result.fit is None
+    assert any(remark.startswith("length scaling: ") for remark in result.run.remarks)
+    assert result.comparison is not None
+    assert (tmp_path / "run" / "variance.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("policy: {name: x}", "prompts: Field required"),
+        ("policy: {name: x, size: 3}\nprompts: {source: y}", r"policy\.size: Extra inputs are not permitted"),
+        (
+            "policy: {name: x}\nprompts: {source: y}\nsampling: {group_size: many}",
+            r"sampling\.group_size: Input should be",
+        ),
+        ("policy: {name: x", "is not YAML"),
+        ("- a\n- b", "holds no settings"),
+    ],
+)
+def test_wrong_experiment_files_name_the_setting(tmp_path, text, message):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_experiment(path)
+
+
+def test_every_shipped_experiment_loads():
+    assert {"embedded", "smollm2", "alpha_r1_distill"} <= set(shipped_experiments())
+    for name in shipped_experiments():
+        experiment = load_experiment(name)
+        assert experiment.description, name
+        for label in experiment.variance.estimators:
+            assert gradstats.estimators.get(label)
+    with pytest.raises(FileNotFoundError, match="no experiment file nothing, .*there are .*embedded"):
+        load_experiment("nothing")
+
+
+def test_the_published_setting_is_stated_explicitly():
+    """30 orca-math problems, cap 1500, full model, one rollout a problem, the sampler written out."""
+    experiment = load_experiment("alpha_r1_distill")
+    assert experiment.policy.name == "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
+    assert (experiment.prompts.source, experiment.prompts.n) == ("microsoft/orca-math-word-problems-200k", 30)
+    assert (experiment.sampling.max_new_tokens, experiment.sampling.group_size) == (1500, 1)
+    assert experiment.measurement.engine == "vmap"
+    text = shipped_experiments()["alpha_r1_distill"].read_text()
+    stated = yaml.safe_load(text)["sampling"]
+    assert {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"} <= set(stated)
