@@ -1,0 +1,65 @@
+"""One fixed colour and marker per estimator name, in every figure."""
+
+import zlib
+from typing import NamedTuple
+
+import seaborn as sns
+
+# Left- and right-pointing triangles are left out: they mark intervals that run off an axis.
+MARKERS = "osD^vPXp*h"
+# Order is appearance: a name keeps its place, and new names are added at the end.
+KNOWN = (
+    "rloo",
+    "reinforce",
+    "group_mean",
+    "grpo",
+    "token_mean",
+    "length_weighted",
+    "norm_weighted",
+    "constant",
+    "dr_grpo",
+    "otb",
+    "batch_mean",
+    "asymmetric",
+    "kimi",
+    "james_stein",
+    "remax",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "pass_at_k",
+    "max_rl",
+    "gae",
+    "vine",
+    "otb_turns",
+    "causal_optimal",
+)
+
+# Places kept for names to come, so that adding one does not move the unknown ones.
+RESERVED = 40
+
+
+class Appearance(NamedTuple):
+    """A colour (red, green, blue from 0 to 1) and a matplotlib marker."""
+
+    color: tuple[float, float, float]
+    marker: str
+
+
+def estimator_appearance(label: str) -> Appearance:
+    """The colour and marker of an estimator, from its label.
+
+    The name, up to the first parenthesis, decides: parameters do not change it. Known names have their own
+    pair of colour and marker; an unknown name is given one of the others, the same one every time.
+
+    Args:
+        label: an estimator's label or name, such as ``"length_weighted(alpha=0.8)"``.
+    """
+    palette = sns.color_palette("colorblind")
+    name = label.partition("(")[0].strip()
+    pairs = len(palette) * len(MARKERS)
+    unknown = RESERVED + zlib.crc32(name.encode()) % (pairs - RESERVED)
+    place = KNOWN.index(name) if name in KNOWN else unknown
+    # Shifting the marker by one each round of the palette keeps every (colour, marker) pair distinct.
+    marker = MARKERS[(place + place // len(palette)) % len(MARKERS)]
+    red, green, blue = palette[place % len(palette)]
+    return Appearance(color=(red, green, blue), marker=marker)

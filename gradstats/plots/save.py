@@ -1,0 +1,67 @@
+"""Writing a figure, with the table behind it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from gradstats.atomic import atomic_path
+
+# Dates and version strings would make two builds of one figure differ.
+METADATA: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+}
+DETERMINISTIC: Any = {
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    "svg.hashsalt": "gradstats",
+    "savefig.bbox": None,
+}
+
+
+def save_figure(
+    fig: Figure,
+    path_stem: str | os.PathLike[str],
+    formats: Sequence[str] = ("pdf", "png"),
+    source: Any = None,
+) -> list[Path]:
+    """Writes a figure in several formats, byte-identical for identical input.
+
+    Each file is written under a temporary name and renamed, so that no reader meets half a file. The page is
+    exactly the figure's size: nothing is cropped.
+
+    Args:
+        fig: the figure.
+        path_stem: path without a suffix, such as ``"figures/variance"``; folders are made.
+        formats: any of ``"pdf"``, ``"png"``, ``"svg"``.
+        source: the table behind the figure, a frame or a result with ``.to_frame()``, written beside it as
+            CSV.
+
+    Returns:
+        The paths written, the CSV last.
+
+    Raises:
+        ValueError: for a format that cannot be written byte-identically.
+    """
+    unknown = [name for name in formats if name not in METADATA]
+    if unknown:
+        raise ValueError(f"formats holds {unknown[0]!r}: choose from {', '.join(METADATA)}")
+    stem = Path(path_stem)
+    paths = []
+    with mpl.rc_context(DETERMINISTIC):
+        for name in formats:
+            paths.append(stem.with_name(f"{stem.name}.{name}"))
+            with atomic_path(paths[-1]) as partial:
+                fig.savefig(partial, format=name, metadata=METADATA[name])
+    if source is not None:
+        frame = source if isinstance(source, pd.DataFrame) else source.to_frame()
+        paths.append(stem.with_name(f"{stem.name}.csv"))
+        with atomic_path(paths[-1]) as partial:
+            frame.to_csv(partial, index=False, lineterminator="\n")
+    return paths

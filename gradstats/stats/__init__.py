@@ -1,0 +1,33 @@
+"""How the gradient grows with length, and how noisy each estimator is, with intervals."""
+
+from gradstats.stats.block_scaling import fit_energy_scaling, length_scaling_by_block
+from gradstats.stats.group_size import EquivalentGroupSize, equivalent_group_size
+from gradstats.stats.implied_shift import ImpliedShift, implied_shift
+from gradstats.stats.length_diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
+from gradstats.stats.length_reward import LengthRewardCorrelation, length_reward_correlation
+from gradstats.stats.length_scaling import LengthScalingFit, fit_length_scaling
+from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
+from gradstats.stats.planning import AlphaPlan, plan_alpha
+from gradstats.stats.variance import VarianceComparison, compare
+
+__all__ = [
+    "AlphaPlan",
+    "CurvatureTest",
+    "EquivalentGroupSize",
+    "ImpliedShift",
+    "LengthRewardCorrelation",
+    "LengthScalingFit",
+    "OnPolicyCheck",
+    "VarianceComparison",
+    "alpha_without_each_prompt",
+    "check_on_policy",
+    "compare",
+    "curvature_test",
+    "equivalent_group_size",
+    "fit_energy_scaling",
+    "fit_length_scaling",
+    "implied_shift",
+    "length_reward_correlation",
+    "length_scaling_by_block",
+    "plan_alpha",
+]

@@ -1,0 +1,161 @@
+r"""What group size of RLOO does an estimator amount to?"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from gradstats import estimators as families
+from gradstats.estimators import Estimator
+from gradstats.stats.group_gradients import shuffled_prompts, split_into_groups
+from gradstats.stats.inputs import comparison_inputs
+from gradstats.stats.jackknife import Estimate, Statistic
+from gradstats.stats.pool import Pool
+from gradstats.stats.scores import prepare_scores
+from gradstats.stats.sketch_error import SketchProbes
+
+
+@dataclass(frozen=True)
+class EquivalentGroupSize:
+    """The group size at which RLOO is as noisy as an estimator, at equal completions in all.
+
+    Attributes:
+        estimator: label of the estimator.
+        group_size: completions a group of it.
+        inverse: estimate of 1/(N' − 1), N' the equivalent size; where it is not above 0, no group size of RLOO is as
+            quiet.
+        n_prompts: prompts it rests on.
+    """
+
+    estimator: str
+    group_size: int
+    inverse: Estimate
+    n_prompts: int
+
+    @property
+    def value(self) -> float:
+        """N'; infinite when no group size of RLOO is as quiet."""
+        return _size(self.inverse.value)
+
+    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+        """The interval of N', whose upper end may be infinite."""
+        low, high = self.inverse.confidence_interval(confidence_level)
+        return _size(high), _size(low)
+
+    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+        """One row: the estimator, its group size, and the equivalent one with its interval."""
+        low, high = self.confidence_interval(confidence_level)
+        row = {
+            "estimator": self.estimator,
+            "group_size": self.group_size,
+            "equivalent_group_size": self.value,
+            "equivalent_group_size_low": low,
+            "equivalent_group_size_high": high,
+            "n_prompts": self.n_prompts,
+        }
+        return pd.DataFrame([row])
+
+
+def equivalent_group_size(
+    measured_or_batch: Any,
+    estimator: str | Estimator,
+    group_size: int,
+    scores: ArrayLike | None = None,
+    rng: int | np.random.Generator | None = 0,
+    *,
+    scores_are_sketches: bool | None = None,
+) -> EquivalentGroupSize:
+    r"""Asks what group size of `rloo` is worth an estimator at ``group_size`` completions.
+
+    The comparison is at equal completions in all and of the within-prompt part w of the variance, since the
+    between-prompt part does not shrink with the group. RLOO is a U-statistic of pairs, so that
+    \(N w(N) = v_1 + v_2/(N-1)\) exactly: v_1 what a perfect baseline would leave, v_2 the price of estimating it. Both
+    come from groups of 2 and of N, and \(v_1 + v_2/(N'-1) = N w_\mathrm{estimator}(N)\) is solved for N'. The
+    interval is a delete-one-prompt jackknife of 1/(N' − 1), which stays finite where N' does not.
+
+    Args:
+        measured_or_batch: as in `compare`.
+        estimator: name or object, one that stays within its group.
+        group_size: N, at least 3 (groups of 2 are the other anchor); prompts with fewer than 2N completions are
+            left out.
+        scores: as in `compare`.
+        rng: for pricing the sketch's error.
+        scores_are_sketches: as in `compare`.
+
+    Raises:
+        ValueError: for a group size below 3, fewer than 3 prompts with 2N completions, an estimator that looks
+            across groups, or data on which the baseline of RLOO costs nothing.
+    """
+    chosen = families.get(estimator)
+    if chosen.across_groups:
+        raise ValueError(f"{chosen.label} looks across groups, so that a group size says nothing of it")
+    if group_size < 3:
+        raise ValueError(f"group_size={group_size} must be at least 3: groups of 2 are the other anchor")
+    batch, order, values, sketched = comparison_inputs(measured_or_batch, scores, scores_are_sketches)
+    enough = batch.group_sizes >= 2 * group_size
+    if enough.sum() < 3:
+        raise ValueError(
+            f"only {int(enough.sum())} prompts have the {2 * group_size} completions that two groups of {group_size} "
+            "need, and at least 3 are: sample more completions or lower group_size"
+        )
+    order = order[enough[batch.group_index[order]]]
+    scale = chosen.expected_scale(group_size)
+    if scale is None:
+        warnings.warn(
+            f"E[ĝ] of {chosen.label} is no known multiple of the true gradient, so that its shrinkage counts as lower "
+            "variance: ask about the leave-one-out version (loo=True)",
+            UserWarning,
+            stacklevel=2,
+        )
+    generator = np.random.default_rng(rng)
+    probes = SketchProbes(values.shape[-1], int(enough.sum()), generator) if sketched else None
+
+    prompts = shuffled_prompts(batch.group_index[order], generator)
+
+    def within(which: Estimator, size: int) -> Statistic:
+        groups = split_into_groups(prompts, np.arange(len(order)), size)
+        rows = order[groups.rows]
+        pool = Pool(
+            batch=batch.select(rows).with_fields(groups=groups.group),
+            groups=groups,
+            scores=prepare_scores(values, batch.mask, rows, sketched, batch.sq_norms),
+            probes=probes,
+            prompts_per_batch=None,
+            n_resamples=1,
+            deal_seed=0,
+        )
+        moments = pool.local(which).moments
+        if moments is None or moments.within is None:
+            raise ValueError(
+                f"{which.label} gives no completion any weight in groups of {size}: choose problems that are solved "
+                "now and then"
+            )
+        return moments.within.scaled(float(size))
+
+    rloo = families.get("rloo")
+    pairs, grouped = within(rloo, 2), within(rloo, group_size)
+    price = (pairs - grouped).scaled((group_size - 1.0) / (group_size - 2.0))
+    if not price.value > 0:
+        raise ValueError(
+            "the baseline of rloo costs nothing measurable here (pairs are no noisier than larger groups): measure "
+            "more prompts"
+        )
+    own = within(chosen, group_size).scaled(1.0 if not scale else scale**-2)
+    perfect = pairs - price
+    return EquivalentGroupSize(
+        estimator=chosen.label,
+        group_size=group_size,
+        inverse=((own - perfect) / price).estimate(),
+        n_prompts=int(enough.sum()),
+    )
+
+
+def _size(inverse: float) -> float:
+    if np.isnan(inverse):
+        return np.nan
+    return 1.0 + 1.0 / inverse if inverse > 0 else np.inf

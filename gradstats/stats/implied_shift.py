@@ -1,0 +1,63 @@
+"""What δ of Asymmetric REINFORCE does a baseline amount to?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gradstats import estimators as families
+from gradstats.estimators import Batch, Estimator
+from gradstats.stats.jackknife import Estimate, mean_statistic
+
+
+@dataclass(frozen=True)
+class ImpliedShift:
+    """How far an estimator's baseline lies above the group mean, on average.
+
+    Attributes:
+        estimator: its label.
+        delta: mean over prompts of baseline − R̄.
+        n_prompts: prompts it rests on.
+    """
+
+    estimator: str
+    delta: Estimate
+    n_prompts: int
+
+    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+        """The interval of δ."""
+        return self.delta.confidence_interval(confidence_level)
+
+    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+        """One row: the estimator and δ with its interval."""
+        low, high = self.confidence_interval(confidence_level)
+        row = {"estimator": self.estimator, "delta": self.delta.value, "delta_low": low, "delta_high": high}
+        return pd.DataFrame([row])
+
+
+def implied_shift(measured_or_batch: Any, estimator: str | Estimator) -> ImpliedShift:
+    r"""The δ for which Asymmetric REINFORCE, A = R − (R̄ + δ), has the estimator's baseline on average.
+
+    A length-weighted baseline lies below the group mean where longer answers are less often right, which is what a
+    negative δ does by hand (Arnal et al., 2506.20520). No gradient is needed.
+
+    Args:
+        measured_or_batch: a measurement or a `Batch`.
+        estimator: a sequence-level estimator of the form R − baseline; of grpo's kind, which divide as well, the
+            answer would mean nothing.
+
+    Raises:
+        ValueError: for a token-level estimator, one that scales its advantages, or fewer than 3 prompts.
+    """
+    batch = measured_or_batch if isinstance(measured_or_batch, Batch) else Batch.from_measurement(measured_or_batch)
+    chosen = families.get(estimator)
+    if batch.n_groups < 3:
+        raise ValueError(f"an interval of the shift needs at least 3 prompts, got {batch.n_groups}: measure more")
+    if chosen.level != "sequence" or chosen.definition.scale != "–":
+        raise ValueError(f"{chosen.label} does not subtract one baseline from a completion's reward: it has no shift")
+    baseline = batch.rewards - chosen.advantages(batch)
+    shift = np.bincount(batch.group_index, weights=baseline - batch.rewards) / batch.group_sizes
+    return ImpliedShift(chosen.label, mean_statistic(shift).estimate(), batch.n_groups)

@@ -1,0 +1,120 @@
+"""Delete-one-prompt jackknife: estimates that carry their replicates, and the intervals they give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+from gradstats.stats.sketch_error import added_variance
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with a standard error on the scale where its distribution is nearest to a Student's.
+
+    Attributes:
+        value: the estimate.
+        stderr: its standard error, of the value (``"raw"``) or of its logarithm (``"log"``).
+        scale: where the interval is symmetric.
+        degrees: degrees of freedom of the Student quantile.
+    """
+
+    value: float
+    stderr: float
+    scale: Literal["raw", "log"]
+    degrees: float
+
+    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+        """The interval ``(low, high)``; NaN where the standard error is."""
+        margin = float(stats.t.ppf(0.5 + confidence_level / 2.0, self.degrees)) * self.stderr
+        if self.scale == "raw":
+            return self.value - margin, self.value + margin
+        if not self.value > 0:
+            return np.nan, np.nan
+        with np.errstate(over="ignore"):
+            return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
+
+
+@dataclass(frozen=True)
+class Statistic:
+    r"""A statistic of M prompts, with what it becomes when each prompt is left out.
+
+    Arithmetic on statistics acts on value and replicates alike, so that a ratio of two of them is jackknifed
+    as a ratio, paired prompt by prompt. ``sketch`` is carried along by the chain rule.
+
+    Attributes:
+        value: the statistic on all prompts.
+        replicates: (M,) the statistic without prompt m.
+        sketch: derivatives of the value along directions of the sketch's error, for each of several folds of
+            prompts, as `SketchProbes` gives them; None when inner products are exact.
+    """
+
+    value: float
+    replicates: Float[np.ndarray, " m"]
+    sketch: Float[np.ndarray, " ..."] | None = None
+
+    def __add__(self, other: Statistic) -> Statistic:
+        return self._combine(self.value + other.value, self.replicates + other.replicates, 1.0, other, 1.0)
+
+    def __sub__(self, other: Statistic) -> Statistic:
+        return self._combine(self.value - other.value, self.replicates - other.replicates, 1.0, other, -1.0)
+
+    def __mul__(self, other: Statistic) -> Statistic:
+        return self._combine(
+            self.value * other.value, self.replicates * other.replicates, other.value, other, self.value
+        )
+
+    def __truediv__(self, other: Statistic) -> Statistic:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value = float(np.divide(self.value, other.value))
+            replicates = self.replicates / other.replicates
+            inverse = float(np.divide(1.0, other.value))
+        return self._combine(value, replicates, inverse, other, -value * inverse)
+
+    def scaled(self, factor: float) -> Statistic:
+        """The statistic times a known number."""
+        return Statistic(
+            self.value * factor,
+            self.replicates * factor,
+            None if self.sketch is None else self.sketch * factor,
+        )
+
+    def root(self) -> Statistic:
+        """The square root; NaN of what is negative."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            value = float(np.sqrt(self.value))
+            slope = float(np.divide(0.5, value))
+            replicates = np.sqrt(self.replicates)
+        return Statistic(value, replicates, None if self.sketch is None else self.sketch * slope)
+
+    def estimate(self, scale: Literal["raw", "log"] = "raw") -> Estimate:
+        r"""The value with its standard error, jackknife and sketch together.
+
+        \(\mathrm{se}² = \frac{M-1}{M}\sum_m(θ_{(m)} - \bar θ_{(·)})² + \text{sketch}\), with θ the value or
+        its logarithm. A statistic whose value or any replicate cannot be put on the log scale has a standard
+        error of NaN.
+        """
+        m = len(self.replicates)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            replicates = np.log(self.replicates) if scale == "log" else self.replicates
+            slope = float(np.divide(1.0, self.value)) if scale == "log" else 1.0
+            variance = (m - 1.0) / m * np.sum((replicates - replicates.mean()) ** 2)
+            if self.sketch is not None:
+                variance += slope**2 * added_variance(self.sketch)
+        stderr = float(np.sqrt(variance)) if np.isfinite(variance) else np.nan
+        return Estimate(self.value, stderr, scale, m - 1.0)
+
+    def _combine(self, value: float, replicates: np.ndarray, own: float, other: Statistic, others: float) -> Statistic:
+        """The statistic of that value whose derivative is own·d(self) + others·d(other)."""
+        if self.sketch is None or other.sketch is None:
+            return Statistic(value, replicates)
+        return Statistic(value, replicates, own * self.sketch + others * other.sketch)
+
+
+def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | None = None) -> Statistic:
+    """The mean of one value a prompt, with the mean of the others for each."""
+    return Statistic(float(values.mean()), (values.sum() - values) / (len(values) - 1.0), sketch)

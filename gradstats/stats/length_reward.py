@@ -1,0 +1,119 @@
+"""Does length go with reward, among answers to the same prompt?"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class LengthRewardCorrelation:
+    """The correlation of length and reward after each prompt's means are taken out.
+
+    Attributes:
+        correlation: Pearson's, of the deviations.
+        stderr: of its Fisher transform, by delete-one-prompt jackknife.
+        n_prompts: prompts whose completions differ in length and in reward.
+        n: completions of those.
+    """
+
+    correlation: float
+    stderr: float
+    n_prompts: int
+    n: int
+
+    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+        """The interval, symmetric on Fisher's scale."""
+        margin = float(stats.t.ppf(0.5 + confidence_level / 2.0, max(self.n_prompts - 1, 1))) * self.stderr
+        centre = np.arctanh(self.correlation)
+        return float(np.tanh(centre - margin)), float(np.tanh(centre + margin))
+
+    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+        """One row: the correlation with its interval, and what it rests on."""
+        low, high = self.confidence_interval(confidence_level)
+        row = {
+            "correlation": self.correlation,
+            "correlation_low": low,
+            "correlation_high": high,
+            "n_prompts": self.n_prompts,
+            "n": self.n,
+        }
+        return pd.DataFrame([row])
+
+
+def length_reward_correlation(
+    measured: Any = None,
+    *,
+    lengths: ArrayLike | None = None,
+    rewards: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+) -> LengthRewardCorrelation:
+    """Correlates length and reward within prompts.
+
+    Between prompts the two go together because hard problems take long and fail often, which says nothing about
+    baselines: only the link among answers to one prompt moves a length-weighted baseline away from the mean.
+
+    Args:
+        measured: a measurement, a `Batch` or rollouts with ``.lengths``, ``.rewards`` and prompts.
+        lengths: (n,) instead of ``measured``.
+        rewards: (n,) instead of ``measured``.
+        groups: (n,) prompt of each, instead of ``measured``.
+
+    Returns:
+        The correlation; NaN with a warning where fewer than 3 prompts vary in both.
+
+    Raises:
+        TypeError: without data.
+        ValueError: for arrays of unequal length.
+    """
+    if measured is not None:
+        rollouts = getattr(measured, "rollouts", measured)
+        lengths, rewards = rollouts.lengths, rollouts.rewards
+        groups = rollouts.groups if hasattr(rollouts, "groups") else rollouts.prompt_id
+    if lengths is None or rewards is None or groups is None:
+        raise TypeError("give a measurement, or all of lengths=, rewards= and groups=")
+    x, y = np.asarray(lengths, dtype=float), np.asarray(rewards, dtype=float)
+    prompts = np.unique(np.asarray(groups), return_inverse=True)[1]
+    if not len(x) == len(y) == len(prompts):
+        raise ValueError(
+            f"lengths, rewards and groups must have one entry a completion, got {len(x)}, {len(y)} and {len(prompts)}"
+        )
+    sums = _sums(x, y, prompts)
+    informative = (sums[0] > 0) & (sums[1] > 0)
+    n_prompts, n = int(informative.sum()), int(np.sum(informative[prompts]))
+    total = sums.sum(axis=1)
+    if n_prompts < 3:
+        warnings.warn(
+            f"only {n_prompts} prompt(s) have completions that differ in both length and reward, so the correlation "
+            "is NaN: sample more prompts that are solved now and then",
+            UserWarning,
+            stacklevel=2,
+        )
+        return LengthRewardCorrelation(float("nan"), float("nan"), n_prompts, n)
+    left = total[:, None] - sums
+    value = float(_correlation(total))
+    replicates = np.arctanh(_correlation(left))
+    m = len(replicates)
+    stderr = float(np.sqrt((m - 1.0) / m * np.sum((replicates - replicates.mean()) ** 2)))
+    return LengthRewardCorrelation(value, stderr, n_prompts, n)
+
+
+def _sums(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], prompts: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, "3 m"]:
+    """Each prompt's sums of squares and products of deviations from its means."""
+    sizes = np.bincount(prompts)
+    dx = x - (np.bincount(prompts, weights=x) / sizes)[prompts]
+    dy = y - (np.bincount(prompts, weights=y) / sizes)[prompts]
+    return np.stack([np.bincount(prompts, weights=product) for product in (dx * dx, dy * dy, dx * dy)])
+
+
+def _correlation(sums: Float[np.ndarray, "3 ..."]) -> Any:
+    return sums[2] / np.sqrt(sums[0] * sums[1])

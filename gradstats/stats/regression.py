@@ -1,0 +1,125 @@
+"""Least squares with classical, heteroscedasticity-consistent and cluster-robust covariances."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+EIGENVALUE_FLOOR = 1e-10
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    r"""An ordinary least-squares fit, with the pieces every covariance estimator needs.
+
+    Attributes:
+        design: the regressors X, (n, k).
+        coefficients: β̂ = (XᵀX)⁻¹Xᵀy, (k,).
+        residuals: y − Xβ̂, (n,).
+        bread: (XᵀX)⁻¹, (k, k).
+        n_absorbed: parameters taken out before the fit (the group means of a fixed-effects fit); they count
+            against the residual degrees of freedom.
+    """
+
+    design: Float[np.ndarray, "n k"]
+    coefficients: Float[np.ndarray, " k"]
+    residuals: Float[np.ndarray, " n"]
+    bread: Float[np.ndarray, "k k"]
+    n_absorbed: int = 0
+
+    @property
+    def residual_df(self) -> int:
+        """The residual degrees of freedom, n − k less what was absorbed."""
+        return self.design.shape[0] - self.design.shape[1] - self.n_absorbed
+
+    def classical(self, contrasts: Float[np.ndarray, "c k"]) -> tuple[np.ndarray, np.ndarray]:
+        """Standard errors of ``contrasts @ β̂`` under equal variances, and their degrees of freedom."""
+        sigma_sq = self.residuals @ self.residuals / self.residual_df
+        variance = sigma_sq * np.einsum("ck,kl,cl->c", contrasts, self.bread, contrasts)
+        return np.sqrt(variance), np.full(len(contrasts), float(self.residual_df))
+
+    def hc3(self, contrasts: Float[np.ndarray, "c k"]) -> tuple[np.ndarray, np.ndarray]:
+        r"""HC3 standard errors: \(M Xᵀ\,\mathrm{diag}(e_i²/(1-h_i)²)\,X M\) (MacKinnon and White 1985).
+
+        A point of leverage 1 is fitted exactly and says nothing about the noise: the standard error is NaN.
+        """
+        leverage = np.einsum("nk,kl,nl->n", self.design, self.bread, self.design)
+        slack = 1.0 - leverage
+        inflated = np.full_like(leverage, np.nan)
+        np.divide(self.residuals, slack, out=inflated, where=slack > EIGENVALUE_FLOOR)
+        rows = contrasts @ self.bread @ self.design.T
+        variance = (rows**2) @ inflated**2
+        return np.sqrt(variance), np.full(len(contrasts), float(self.residual_df))
+
+    def cr2(
+        self, contrasts: Float[np.ndarray, "c k"], clusters: Int[np.ndarray, " n"]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        r"""CR2 cluster-robust standard errors with Satterthwaite degrees of freedom.
+
+        \(V = M\,(\sum_g X_gᵀ A_g e_g e_gᵀ A_g X_g)\,M\) with \(A_g = (I - H_{gg})^{-1/2}\), unbiased when the
+        errors are independent with equal variances; the degrees of freedom match the first two moments of the
+        variance estimate under that working model (Bell and McCaffrey, Survey Methodology 28, 2002;
+        Pustejovsky and Tipton, JBES 36, 2018).
+
+        Args:
+            contrasts: (c, k) linear combinations of the coefficients.
+            clusters: (n,) cluster of each row, numbered from 0.
+
+        Returns:
+            (c,) standard errors and (c,) degrees of freedom.
+        """
+        k = self.design.shape[1]
+        root = np.linalg.cholesky(self.bread)
+        # With Z = X·root, H_gg = Z_g Z_gᵀ, so A_g Z_g = Z_g (I − Z_gᵀZ_g)^{-1/2}: k × k work a cluster.
+        z = self.design @ root
+        n_clusters = int(clusters.max()) + 1
+        own = np.zeros((n_clusters, k, k))
+        np.add.at(own, clusters, z[:, :, None] * z[:, None, :])
+        scores = np.zeros((n_clusters, k))
+        np.add.at(scores, clusters, z * self.residuals[:, None])
+        values, vectors = np.linalg.eigh(np.eye(k) - own)
+        inverse_root = np.zeros_like(values)
+        np.divide(1.0, np.sqrt(np.maximum(values, 0.0)), out=inverse_root, where=values > EIGENVALUE_FLOOR)
+        adjust = np.einsum("gij,gj,glj->gil", vectors, inverse_root, vectors)
+
+        directions = contrasts @ root
+        weights = np.einsum("ci,gij->cgj", directions, adjust)
+        variance = np.einsum("cgj,gj->cg", weights, scores) ** 2
+        # p_g = (I − H)_{·g} A_g X_g M c:  p_gᵀp_h = δ_gh q_gᵀq_g − u_gᵀu_h with u_g = Z_gᵀq_g.
+        u = np.einsum("gij,cgj->cgi", own, weights)
+        q_sq = np.einsum("cgi,cgi->cg", weights, u)
+        u_sq = np.einsum("cgi,cgi->cg", u, u)
+        trace = (q_sq - u_sq).sum(axis=1)
+        outer = np.einsum("cgi,cgj->cij", u, u)
+        trace_sq = (q_sq**2 - 2.0 * q_sq * u_sq).sum(axis=1) + (outer**2).sum(axis=(1, 2))
+        degrees = np.full(len(contrasts), np.nan)
+        np.divide(trace**2, trace_sq, out=degrees, where=trace_sq > 0)
+        return np.sqrt(variance.sum(axis=1)), degrees
+
+
+def least_squares(
+    design: Float[np.ndarray, "n k"], response: Float[np.ndarray, " n"], n_absorbed: int = 0
+) -> LeastSquares:
+    """Fits ``response`` on ``design`` by ordinary least squares.
+
+    Args:
+        design: (n, k) regressors of full column rank.
+        response: (n,) values to be explained.
+        n_absorbed: parameters already taken out of both, counted against the degrees of freedom.
+
+    Raises:
+        ValueError: when the columns of ``design`` are linearly dependent.
+    """
+    q, r = np.linalg.qr(design)
+    diagonal = np.abs(np.diag(r))
+    if diagonal.min() <= np.finfo(float).eps * len(design) * diagonal.max():
+        raise ValueError("design has linearly dependent columns: drop the regressor that repeats another")
+    inverse = np.linalg.inv(r)
+    coefficients = inverse @ (q.T @ response)
+    return LeastSquares(
+        design=design,
+        coefficients=coefficients,
+        residuals=response - design @ coefficients,
+        bread=inverse @ inverse.T,
+        n_absorbed=n_absorbed,
+    )

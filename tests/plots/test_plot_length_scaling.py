@@ -1,0 +1,96 @@
+"""The length-scaling figure draws what the fit says."""
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from gradstats.plots import plot_length_scaling, style
+from gradstats.stats import fit_length_scaling
+
+
+@pytest.fixture
+def fit():
+    rng = np.random.default_rng(0)
+    lengths = np.ceil(np.exp(rng.normal(4.5, 0.8, 120)))
+    norms = np.exp(1.0 + 1.6 * np.log(lengths) + rng.normal(0, 0.8, 120))
+    return fit_length_scaling(lengths=lengths, sq_norms=norms, groups=np.repeat(np.arange(30), 4))
+
+
+@pytest.fixture(autouse=True)
+def paper_style():
+    with mpl.rc_context(style("icml", "half")):
+        yield
+    plt.close("all")
+
+
+def labels(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_legend_gives_alpha_with_its_interval(fit):
+    low, high = fit.confidence_interval(0.9)
+    ax = plot_length_scaling(fit, label="mine", confidence_level=0.9)
+    assert labels(ax) == [rf"mine: $\alpha$ = {fit.alpha:.2f} [{low:.2f}, {high:.2f}]"]
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+
+
+def test_points_line_and_band_are_those_of_the_fit(fit):
+    ax = plot_length_scaling(fit)
+    points, band = ax.collections
+    np.testing.assert_allclose(np.asarray(points.get_offsets()), np.column_stack([fit.lengths, fit.sq_norms]))
+    x, y = ax.lines[0].get_data()
+    frame = fit.predict(x)
+    np.testing.assert_allclose(y, frame["sq_norm"])
+    vertices = band.get_paths()[0].vertices
+    assert vertices[:, 1].min() == pytest.approx(frame["sq_norm_low"].min())
+    assert vertices[:, 1].max() == pytest.approx(frame["sq_norm_high"].max())
+
+
+def test_completions_cut_off_at_the_cap_are_marked(fit):
+    cut = np.arange(fit.n) < 5
+    marked = fit_length_scaling(lengths=fit.lengths, sq_norms=fit.sq_norms, groups=fit.clusters, truncated=cut)
+    ax = plot_length_scaling(marked)
+    assert labels(ax)[0] == "cut off at the cap"
+    assert [len(points.get_offsets()) for points in ax.collections[:2]] == [fit.n - 5, 5]
+
+
+def test_published_points_lie_underneath(fit):
+    ax = plot_length_scaling(fit, published="gloeckle2026")
+    assert labels(ax)[0] == "Gloeckle (2026)"
+    assert len(ax.collections[0].get_offsets()) == 29
+    own = pd.DataFrame({"length": [3.0], "sq_norm": [9.0]})
+    assert labels(plot_length_scaling(fit, published=own))[0] == "published"
+
+
+def test_several_fits_share_an_axis_in_different_colours(fit):
+    ax = plot_length_scaling(fit, label="one")
+    assert plot_length_scaling(fit, ax=ax, label="two") is ax
+    assert ax.lines[0].get_color() != ax.lines[1].get_color()
+    assert len(labels(ax)) == 2
+
+
+def test_bad_input(fit):
+    with pytest.raises(ValueError, match=r"published lacks the column.* sq_norm"):
+        plot_length_scaling(fit, published=pd.DataFrame({"length": [1.0]}))
+    with pytest.raises(KeyError, match=r"no data set is named 'gloeckle'.*did you mean 'gloeckle2026'"):
+        plot_length_scaling(fit, published="gloeckle")
+
+
+@pytest.mark.parametrize("venue", ["icml", "acl", "neurips"])
+def test_nothing_is_clipped_or_overlaps(fit, venue):
+    with mpl.rc_context(style(venue, "half")):
+        ax = plot_length_scaling(fit, published="gloeckle2026", label="embedded policy")
+        ax.figure.canvas.draw()
+        page = ax.figure.bbox
+        for artist in (ax.xaxis.label, ax.yaxis.label, ax.get_legend()):
+            box = artist.get_window_extent()
+            assert page.x0 <= box.x0
+            assert box.x1 <= page.x1
+            assert page.y0 <= box.y0
+            assert box.y1 <= page.y1
+        legend = ax.get_legend().get_window_extent()
+        for points in ax.collections[:2]:
+            at = ax.transData.transform(points.get_offsets())
+            assert not legend.count_contains(at)

@@ -1,0 +1,142 @@
+"""The forest figure draws every row of the table."""
+
+import itertools
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from gradstats.plots import estimator_appearance, plot_variance, style
+
+VALUES = (
+    "ratio",
+    "matched_ratio",
+    "trace_cov",
+    "noise_to_signal",
+    "signal_sq",
+    "cosine",
+    "bias_share",
+    "kept_share",
+)
+
+
+def table(n=4, reference="rloo"):
+    names = [
+        "rloo",
+        "reinforce",
+        "length_weighted(alpha=0.8, loo=True)",
+        "grpo",
+        *[f"mine_{i}" for i in range(30)],
+    ]
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"estimator": names[:n], "group_size": 4})
+    for value in VALUES:
+        centre = np.exp(rng.normal(0, 0.5, n))
+        frame[value], frame[f"{value}_low"], frame[f"{value}_high"] = centre, 0.8 * centre, 1.3 * centre
+    frame.attrs["reference"] = reference
+    return frame
+
+
+@pytest.fixture(autouse=True)
+def paper_style():
+    with mpl.rc_context(style("icml", "half")):
+        yield
+    plt.close("all")
+
+
+def row_labels(ax):
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_every_row_in_order_with_its_interval(value):
+    frame = table()
+    ax = plot_variance(frame, value=value)
+    assert [label.replace("\n", "") for label in row_labels(ax)] == list(frame["estimator"])
+    assert ax.get_ylim()[0] > ax.get_ylim()[1]
+    bars = [line for line in ax.lines if len(line.get_xdata()) == 2 and len(set(line.get_ydata())) == 1]
+    np.testing.assert_allclose([bar.get_xdata() for bar in bars], frame[[f"{value}_low", f"{value}_high"]])
+    points = [line for line in ax.lines if line.get_linestyle() == "None"]
+    for point, (_, row) in zip(points, frame.iterrows(), strict=True):
+        assert point.get_xdata()[0] == row[value]
+        assert (point.get_color(), point.get_marker()) == estimator_appearance(row["estimator"])
+    assert ax.get_xscale() == ("log" if value in VALUES[:4] else "linear")
+
+
+def test_reference_line_and_label():
+    ax = plot_variance(table(reference="grpo"))
+    assert ax.get_xlabel() == "variance relative to grpo"
+    assert any(list(line.get_xdata()) == [1.0, 1.0] for line in ax.lines)
+    assert plot_variance(table(), reference="OPO").get_xlabel() == "variance relative to OPO"
+
+
+def test_takes_a_result():
+    class Result:
+        def to_frame(self):
+            return table(2)
+
+    assert row_labels(plot_variance(Result())) == ["rloo", "reinforce"]
+
+
+def test_unresolved_and_one_sided_rows_are_drawn():
+    frame = table()
+    frame.loc[0, ["noise_to_signal", "noise_to_signal_low", "noise_to_signal_high"]] = np.nan
+    frame.loc[1, ["noise_to_signal", "noise_to_signal_high"]] = [np.nan, np.inf]
+    ax = plot_variance(frame, value="noise_to_signal")
+    assert [text.get_text() for text in ax.texts] == ["not resolved"]
+    assert sum(line.get_marker() == ">" for line in ax.lines) == 1
+    frame["ratio"] = frame["ratio_low"] = frame["ratio_high"] = np.nan
+    assert len(plot_variance(frame).texts) == 4
+
+
+def test_unbounded_below():
+    frame = table()
+    frame.loc[1, "bias_share_low"] = -np.inf
+    ax = plot_variance(frame, value="bias_share")
+    assert sum(line.get_marker() == "<" for line in ax.lines) == 1
+
+
+def test_group_sizes_are_told_apart():
+    frame = pd.concat([table(1), table(1).assign(group_size=8)])
+    assert row_labels(plot_variance(frame)) == ["rloo, N=4", "rloo, N=8"]
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 30])
+def test_any_number_of_rows_fits_the_page(n):
+    fig = plot_variance(table(n)).figure
+    fig.canvas.draw()
+    assert fig.get_size_inches()[0] == pytest.approx(3.25)
+    ax = fig.axes[0]
+    boxes = [label.get_window_extent() for label in ax.get_yticklabels() if label.get_text()]
+    for box in boxes:
+        assert box.x0 >= 0
+    for upper, lower in itertools.pairwise(boxes):
+        assert lower.y1 <= upper.y0 + 1.0
+    ticks = [t.get_window_extent() for t in ax.get_xticklabels() if t.get_text()]
+    ticks = [t for t in ticks if ax.bbox.x0 - 1 <= (t.x0 + t.x1) / 2 <= ax.bbox.x1 + 1]
+    for left, right in itertools.pairwise(ticks):
+        assert left.x1 < right.x0
+    assert ax.xaxis.label.get_window_extent().x1 <= fig.bbox.x1
+
+
+@pytest.mark.parametrize("span", [0.01, 0.2, 1.0, 5.0, 20.0])
+def test_log_ticks_are_plain_and_apart_at_any_range(span):
+    frame = table(2)
+    frame["trace_cov"] = frame["trace_cov_low"] = [300.0, 300.0 * np.exp(span)]
+    frame["trace_cov_high"] = frame["trace_cov"]
+    ax = plot_variance(frame, value="trace_cov")
+    ax.figure.canvas.draw()
+    left, right = ax.get_xlim()
+    ticks = [t.get_window_extent() for t in ax.get_xticklabels() if left <= t.get_position()[0] <= right]
+    assert len(ticks) >= 2
+    for first, second in itertools.pairwise(ticks):
+        assert first.x1 < second.x0
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="value='variance' cannot be drawn: choose from ratio"):
+        plot_variance(table(), value="variance")
+    with pytest.raises(ValueError, match=r"lacks the column.* ratio_high"):
+        plot_variance(table().drop(columns="ratio_high"))

@@ -1,0 +1,58 @@
+"""Statistics that carry their delete-one replicates."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gradstats.stats.jackknife import Estimate, Statistic
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(3.0, 1.0, 20), RNG.normal(5.0, 1.0, 20)
+
+
+def mean_of(values, sketch=None):
+    return Statistic(float(values.mean()), np.array([np.delete(values, i).mean() for i in range(len(values))]), sketch)
+
+
+def test_a_mean_gets_the_student_interval():
+    estimate = mean_of(X).estimate()
+    expected = stats.t.interval(0.9, 19, loc=X.mean(), scale=stats.sem(X))
+    np.testing.assert_allclose(estimate.confidence_interval(0.9), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("combine", "function"),
+    [
+        (lambda a, b: a + b, lambda a, b: a + b),
+        (lambda a, b: a - b.scaled(0.5), lambda a, b: a - 0.5 * b),
+        (lambda a, b: a * b, lambda a, b: a * b),
+        (lambda a, b: a / b, lambda a, b: a / b),
+        (lambda a, b: b / (a.root() * a.root() * b.root()), lambda a, b: np.sqrt(b) / a),
+    ],
+)
+def test_arithmetic_acts_on_value_replicates_and_derivative(combine, function):
+    first, second = mean_of(X, np.array([[0.3, 0.0]])), mean_of(Y, np.array([[0.1, -0.2]]))
+    result = combine(first, second)
+    assert result.value == pytest.approx(function(first.value, second.value))
+    np.testing.assert_allclose(result.replicates, function(first.replicates, second.replicates))
+    step = 1e-6
+    for axis in range(2):
+        moved = function(first.value + step * first.sketch[0, axis], second.value + step * second.sketch[0, axis])
+        assert result.sketch[0, axis] == pytest.approx((moved - result.value) / step, rel=1e-4)
+
+
+def test_the_sketch_adds_its_variance_on_either_scale():
+    exact, sketched = mean_of(X).estimate(), mean_of(X, np.array([[0.3, 0.4]])).estimate()
+    assert sketched.stderr**2 == pytest.approx(exact.stderr**2 + 0.25)
+    exact, sketched = mean_of(X).estimate("log"), mean_of(X, np.array([[0.3, 0.4]])).estimate("log")
+    assert sketched.stderr**2 == pytest.approx(exact.stderr**2 + 0.25 / X.mean() ** 2)
+
+
+def test_log_scale_interval_is_symmetric_in_logs():
+    low, high = mean_of(X).estimate("log").confidence_interval()
+    assert np.sqrt(low * high) == pytest.approx(X.mean())
+
+
+def test_what_has_no_logarithm_has_no_interval():
+    assert np.isnan(mean_of(-X).estimate("log").stderr)
+    assert np.isnan(Estimate(0.0, 0.0, "log", 5.0).confidence_interval()).all()
