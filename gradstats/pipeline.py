@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -58,7 +59,8 @@ class RunDirectory:
             ValueError: when the directory was made with other settings (the first is named), or holds something else.
         """
         previous = path / "experiment.yaml"
-        if previous.exists():
+        # Before the first shard nothing rests on the settings: whoever mends a wrong path may go on in place.
+        if previous.exists() and any((path / "rollouts").glob("*.parquet")):
             made = Experiment.model_validate(yaml.safe_load(previous.read_text(encoding="utf-8"))).settled_settings()
             for name, value in experiment.settled_settings().items():
                 if made.get(name) != value:
@@ -66,7 +68,7 @@ class RunDirectory:
                         f"the run directory {path} was made with {name}={made.get(name)!r}, not {value!r}: choose "
                         "another directory (--out), or remove it to start anew"
                     )
-        elif path.is_dir() and any(path.iterdir()):
+        elif not previous.exists() and path.is_dir() and any(path.iterdir()):
             raise ValueError(f"the folder {path} is not empty and is no run directory: choose another (--out)")
         run = cls(path, experiment)
         run.rollouts.mkdir(parents=True, exist_ok=True)
@@ -164,6 +166,7 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
     with run.step("sampling"):
         plan = sampling_plan(run.experiment)
         plan.warn_overridden()
+        _hold_to_plan(run, plan)
         shards = [_shard(run.rollouts, batch, ".parquet") for batch in range(plan.n_batches)]
         finished = sum(len(rows) for rows, shard in zip(plan.rows, shards, strict=True) if shard.exists())
         with progress_bar("sampling", plan.n_completions, done=finished, shown=progress) as report:
@@ -172,6 +175,18 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
                     plan.draw(batch, report.tokens).to_parquet(shard)
                     report.advance(len(plan.rows[batch]))
     write_json(done, {"n_shards": plan.n_batches, "n_completions": plan.n_completions})
+
+
+def _hold_to_plan(run: RunDirectory, plan: SamplingPlan) -> None:
+    """Refuse to go on with other problems, or another tokenizer, than those the finished shards were drawn with."""
+    path = run.rollouts / "plan.json"
+    planned = {"fingerprint": plan.fingerprint(), "n_shards": plan.n_batches}
+    if path.exists() and any(run.rollouts.glob("*.parquet")) and json.loads(path.read_text()) != planned:
+        raise ValueError(
+            f"the problems or the tokenizer have changed since {run.path} was begun: choose another directory (--out), "
+            "or remove it to start anew"
+        )
+    write_json(path, planned)
 
 
 def sampling_plan(experiment: Experiment) -> SamplingPlan:
@@ -281,9 +296,7 @@ def fit_and_draw(run: RunDirectory, measured: Measurement, paths: list[Path]) ->
     points = measured.rollouts.frame[["prompt_id", "sample_id", "reward"]].assign(
         length=measured.lengths, sq_norm=measured.sq_norms, truncated=measured.rollouts.truncated
     )
-    paths += draw_length_scaling(
-        fit, points, run.path / "figures", run.experiment.figures, published=section.published
-    )
+    paths += draw_length_scaling(fit, points, run.path / "figures", run.experiment.figures, published=section.published)
     return fit
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gradstats.hub import hub_problem
+
 EMBEDDED = "embedded"
 
 _DTYPES = {
@@ -146,6 +148,8 @@ def load_policy(
     source, options = _locate(name)
     options |= {"revision": revision} if revision else {}
     options["trust_remote_code"] = trust_remote_code
+    if not Path(source).exists() and (reason := hub_problem(source, "config.json")):
+        raise _unreachable(name, reason)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=_DTYPES[dtype], **_weights_options(options))
@@ -212,8 +216,12 @@ def _load_error(name: str, source: str, error: OSError) -> OSError:
     reason = " ".join(str(error).split())
     if Path(source).is_dir():
         return OSError(f"the model folder {name} cannot be loaded: {reason}")
+    return _unreachable(name, reason)
+
+
+def _unreachable(name: str, reason: str) -> ConnectionError:
     return ConnectionError(
         f"the policy {name!r} is neither a local folder nor to be had from the Hugging Face hub from here: download it "
         f"where there is a connection (hf download {name} --local-dir FOLDER) and pass that folder instead; "
-        f"the hub client said: {reason}"
+        f"{reason}"
     )

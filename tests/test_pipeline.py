@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -138,6 +139,32 @@ def test_other_settings_are_refused_by_name_and_lose_nothing(experiment, finishe
     with pytest.raises(ValueError, match=r"was made with sampling\.group_size=4, not 8: choose another directory"):
         pipeline.run_experiment(other, finished.run.path, progress=False)
     assert yaml.safe_load((finished.run.path / "experiment.yaml").read_text())["sampling"]["group_size"] == 4
+
+
+def test_settings_may_be_mended_before_anything_was_sampled(experiment, tmp_path):
+    wrong = experiment.model_copy(update={"policy": experiment.policy.model_copy(update={"name": "./absent"})})
+    with pytest.raises(FileNotFoundError, match="the model folder ./absent does not exist"):
+        pipeline.run_experiment(wrong, tmp_path / "run", progress=False)
+    assert pipeline.run_experiment(experiment, tmp_path / "run", progress=False).comparison is not None
+
+
+def test_problems_that_changed_under_a_run_are_refused(experiment, tmp_path, monkeypatch):
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text(Path(experiment.prompts.source).read_text())
+    moved = experiment.model_copy(update={"prompts": experiment.prompts.model_copy(update={"source": str(problems)})})
+    draw = SamplingPlan.draw
+
+    def stop_after_one(plan, batch, *args):
+        if batch == 1:
+            raise KeyboardInterrupt
+        return draw(plan, batch, *args)
+
+    monkeypatch.setattr(SamplingPlan, "draw", stop_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run_experiment(moved, tmp_path / "run", progress=False)
+    problems.write_text(problems.read_text().replace("ab ab", "cd cd"))
+    with pytest.raises(ValueError, match="the problems or the tokenizer have changed since .* was begun"):
+        pipeline.run_experiment(moved, tmp_path / "run", progress=False)
 
 
 def test_the_analysis_may_change_between_calls(finished, experiment):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from gradstats.hub import hub_problem
 from gradstats.prompts.columns import problems_from_frame
 from gradstats.prompts.problem import Problem
 
@@ -60,13 +62,12 @@ def hub_problems(
         raise ImportError(
             f"loading {dataset!r} from the hub needs the `datasets` library: pip install 'gradstats[hub]'"
         ) from error
+    if not Path(dataset).exists() and (reason := hub_problem(dataset, "README.md", "dataset")):
+        raise _unreachable(dataset, split, reason)
     try:
         rows = datasets.load_dataset(dataset, config, split=split, revision=revision)
     except (ConnectionError, OSError, ValueError) as error:
-        raise ConnectionError(
-            f"the data set {dataset!r} (split {split!r}) could not be loaded ({type(error).__name__}: {error}); where "
-            "the hub is out of reach, save it as Parquet elsewhere and pass that file's path instead"
-        ) from error
+        raise _unreachable(dataset, split, f"{type(error).__name__}: {error}") from error
     if n is not None and n > len(rows):
         raise ValueError(f"n is {n}, but the split {split!r} of {dataset} holds only {len(rows)} problems")
     if n is not None:
@@ -75,3 +76,10 @@ def hub_problems(
         columns.setdefault("id_column", "__row__")
     columns = {"prompt_column": "prompt", "answer_column": "answer"} | columns
     return problems_from_frame(pd.DataFrame(rows.to_dict()), dataset, **columns)
+
+
+def _unreachable(dataset: str, split: str, reason: str) -> ConnectionError:
+    return ConnectionError(
+        f"the data set {dataset!r} (split {split!r}) could not be loaded: {reason}; where the hub is out of reach, save "
+        "it as Parquet elsewhere and pass that file's path instead"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -180,6 +182,11 @@ class SamplingPlan:
                 UserWarning,
                 stacklevel=3,
             )
+
+    def fingerprint(self) -> str:
+        """A digest of the prompts, the answers and the batches: equal plans draw equal completions."""
+        answers = [(problem.prompt_id, problem.answer) for problem in self.problems]
+        return hashlib.sha256(json.dumps([self.prompt_tokens, answers, self.rows]).encode()).hexdigest()
 
     def draw(self, batch: int, on_tokens: Callable[[int], None] = lambda count: None) -> Rollouts:
         """Draw and score one batch."""

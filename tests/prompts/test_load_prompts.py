@@ -130,13 +130,19 @@ def test_a_local_data_set_goes_through_the_hub_path(tmp_path):
 
 
 def test_an_unreachable_data_set_gives_the_remedy(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     import datasets
 
     def unreachable(*_args, **_options):
         raise ConnectionError("Couldn't reach the Hub")
 
+    with pytest.raises(ConnectionError, match="openai/gsm8k.*could not be loaded: .* save it as Parquet"):
+        load_prompts("openai/gsm8k", 3)
+    monkeypatch.setattr("gradstats.prompts.hub.hub_problem", lambda *_args: None)
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ConnectionError, match="openai/gsm8k.*could not be loaded .* save it as Parquet"):
+    with pytest.raises(
+        ConnectionError, match="openai/gsm8k.*could not be loaded: .*reach the Hub.* save it as Parquet"
+    ):
         load_prompts("openai/gsm8k", 3)
 
 
