@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 FOLDER = Path(gradstats.data.__file__).parent / "embedded_policy"
-MAX_NEW_TOKENS = 400
+MAX_NEW_TOKENS = 256
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_it_is_a_float32_qwen2_of_about_800_thousand_parameters(model):
 @pytest.mark.parametrize(
     "text",
     [
-        "b+8+17=25;check 25-8=17;ok;wait c-5+25=20;answer 20.",
+        "b+8@17=25;check 25-8=17;ok;wait c-5@25=20;d?answer 20.",
         "hmm wait wait no;nowait hmmm answer",
         "Any text: naïve café → 7 ≠ 8,\n\n  two  spaces, don't!",
     ],
@@ -92,11 +92,13 @@ def test_end_and_padding_are_distinct_tokens_and_agree_with_the_model(tokenizer,
 
 
 def test_chat_template_gives_the_trained_prompt(tokenizer):
-    messages = [{"role": "user", "content": "a17 b+8 ="}]
+    messages = [{"role": "user", "content": "a17 b+8 c?"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert text == "<|user|>a17 b+8 =<|assistant|>"
+    assert text == "<|user|>a17 b+8 c?<|assistant|>"
     tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)["input_ids"]
-    assert tokens == tokenizer.convert_tokens_to_ids(["<|user|>", *"a17", "Ġ", *"b+8", "Ġ", "=", "<|assistant|>"])
+    assert tokens == tokenizer.convert_tokens_to_ids(
+        ["<|user|>", *"a17", "Ġ", "b", "+8", "Ġ", "c", "?", "<|assistant|>"]
+    )
 
 
 def test_chat_template_refuses_roles_it_was_not_trained_on(tokenizer):
@@ -115,12 +117,12 @@ def test_sampled_lengths_span_a_factor_of_ten(sampled):
     lengths, _, _ = sampled
     assert lengths.max() >= 10 * lengths.min()
     assert 50 < np.median(lengths) < 150
-    assert (lengths == MAX_NEW_TOKENS).mean() < 0.15
+    assert (lengths == MAX_NEW_TOKENS).mean() < 0.2
 
 
 def test_sampled_traces_vary_and_keep_to_the_notation(sampled):
     _, _, texts = sampled
-    piece = re.compile(r"([a-x][+-]\d\+\d+=\d+;|check \d+[+-]\d+=-?\d+;(ok|no);|wait |hmm )*(answer \d+\.)?")
+    piece = re.compile(r"([b-x][+-]\d@\d+=\d+;|check \d+[+-]\d+=-?\d+;(ok|no);|wait |hmm )*([c-y]\?answer \d+\.)?")
     complete = [text for text in texts if extract_answer(text) is not None]
     assert np.mean([piece.fullmatch(text) is not None for text in complete]) > 0.9
     for word in ("wait ", "hmm ", "check "):
@@ -131,7 +133,7 @@ def test_sampled_traces_vary_and_keep_to_the_notation(sampled):
 
 def test_plain_arithmetic_is_mostly_right(sampled):
     _, _, texts = sampled
-    steps = [match for text in texts for match in re.findall(r"[b-x]([+-]\d)\+(\d+)=(\d+);", text)]
+    steps = [match for text in texts for match in re.findall(r"[b-x]([+-]\d)@(\d+)=(\d+);", text)]
     right = [int(term) + int(total) == int(result) for term, total, result in steps]
     assert np.mean(right) > 0.9
 

@@ -1,7 +1,7 @@
 """The standard problems of the embedded policy: running totals of signed terms, generated from a seed.
 
-A problem lists labelled terms, ``a17 b+8 c-5 =``; the answer is their total, here 20. Every running total
-stays between 0 and 99, so that difficulty is the number of terms and nothing else.
+A problem lists labelled terms and asks for the total under the next label: ``a17 b+8 c-5 d?`` has the answer
+20. Every running total stays between 0 and 99, so that difficulty is the number of terms and nothing else.
 """
 
 import hashlib
@@ -108,11 +108,11 @@ def parse_problem(prompt: str) -> list[int]:
     Raises:
         ValueError: If the text is not a problem of this kind.
     """
-    words = prompt.removesuffix(" =").split(" ")
+    words = prompt.split(" ")
     labels = "".join(word[:1] for word in words)
-    if labels != LABELS[: len(words)] or not re.fullmatch(r"\w\d+( \w[+-]\d+)* =", prompt):
-        raise ValueError(f"prompt must look like 'a17 b+8 c-5 =', got {prompt!r}.")
-    return [int(word[1:]) for word in words]
+    if labels != LABELS[: len(words)] or not re.fullmatch(r"\w\d+( \w[+-]\d+)* \w\?", prompt):
+        raise ValueError(f"prompt must look like 'a17 b+8 c-5 d?', got {prompt!r}.")
+    return [int(word[1:]) for word in words[:-1]]
 
 
 def _term_range(terms: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -139,6 +139,6 @@ def _draw_problem(generator: np.random.Generator, sizes: tuple[int, int] | None)
             term = -term
         total += term
         words.append(f"{label}{term:+d}")
-    prompt = " ".join([*words, "="])
+    prompt = " ".join([*words, f"{LABELS[size]}?"])
     digest = hashlib.sha256(prompt.encode()).hexdigest()
     return EmbeddedProblem(f"embedded-{digest[:16]}", prompt, str(total), size)

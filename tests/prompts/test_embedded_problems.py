@@ -10,7 +10,7 @@ from gradstats.prompts.embedded import extract_answer, generate_problems, parse_
 
 def evaluated(prompt: str) -> int:
     """Total of a problem by Python's own arithmetic: drop the labels and spaces, evaluate the rest."""
-    return eval(re.sub("[a-z =]", "", prompt))
+    return eval(re.sub("[a-z ?]", "", prompt))
 
 
 def test_answers_agree_with_an_independent_evaluation():
@@ -62,13 +62,13 @@ def test_number_of_terms_may_be_fixed_or_a_range():
 @pytest.mark.parametrize(
     ("completion", "answer"),
     [
-        ("b+8+17=25;answer 25.", "25"),
-        ("b+8+17=25;answer 25.<|end|>", "25"),
+        ("b+8@17=25;c?answer 25.", "25"),
+        ("b+8@17=25;c?answer 25.<|end|>", "25"),
         ("answer 7.wait answer 8.", "8"),
         ("answer 07.", "7"),
         ("answer -3.", "-3"),
-        ("b+8+17=25;answer 2", None),
-        ("b+8+17=25;", None),
+        ("b+8@17=25;c?answer 2", None),
+        ("b+8@17=25;c?", None),
         ("answer .", None),
         ("", None),
     ],
@@ -92,7 +92,7 @@ def test_bad_arguments_are_told_in_one_sentence(arguments, message):
         generate_problems(**arguments)
 
 
-@pytest.mark.parametrize("prompt", ["", "hello", "a17 b+8", "a17 c+8 =", "a17 b8 =", "a17 b+8 c-5 = "])
+@pytest.mark.parametrize("prompt", ["", "hello", "a17 b+8", "a17 c+8 d?", "a17 b+8 d?", "a17 b8 c?", "a17 b+8 c? "])
 def test_only_running_totals_are_parsed(prompt):
-    with pytest.raises(ValueError, match="prompt must look like 'a17 b\\+8 c-5 =', got"):
+    with pytest.raises(ValueError, match="prompt must look like 'a17 b\\+8 c-5 d\\?', got"):
         parse_problem(prompt)
