@@ -1,5 +1,6 @@
 """How the gradient grows with length, and how noisy each estimator is, with intervals."""
 
+from gradstats.stats.alpha_report import AlphaReport, alpha_report
 from gradstats.stats.block_scaling import fit_energy_scaling, length_scaling_by_block
 from gradstats.stats.group_size import EquivalentGroupSize, equivalent_group_size
 from gradstats.stats.implied_shift import ImpliedShift, implied_shift
@@ -12,6 +13,7 @@ from gradstats.stats.variance import VarianceComparison, compare
 
 __all__ = [
     "AlphaPlan",
+    "AlphaReport",
     "CurvatureTest",
     "EquivalentGroupSize",
     "ImpliedShift",
@@ -19,6 +21,7 @@ __all__ = [
     "LengthScalingFit",
     "OnPolicyCheck",
     "VarianceComparison",
+    "alpha_report",
     "alpha_without_each_prompt",
     "check_on_policy",
     "compare",

@@ -65,6 +65,7 @@ def batch_moments(
     m = groups.n_prompts
     n_batches = m // prompts_per_batch
     first_group = np.searchsorted(groups.prompt, np.arange(m))
+    members = np.split(np.arange(len(groups.group)), np.cumsum(groups.sizes)[:-1])
     # Row 0: second moment; row 1: signal; then crosses. What each deal says, and what leaving a prompt out changes.
     values = np.zeros((2 + len(others), n_resamples))
     moved = np.zeros((2 + len(others), m))
@@ -74,8 +75,11 @@ def batch_moments(
         prompts = rng.permutation(m)[: n_batches * prompts_per_batch]
         chosen = first_group[prompts] + rng.integers(0, groups.groups_per_prompt[prompts])
         batch_of = np.repeat(np.arange(n_batches), prompts_per_batch)
-        rows = [np.flatnonzero(np.isin(groups.group, chosen[batch_of == j])) for j in range(n_batches)]
-        weights = [weights_of(members) / prompts_per_batch for members in rows]
+        rows = [
+            np.concatenate([members[group] for group in np.sort(part)])
+            for part in chosen.reshape(n_batches, prompts_per_batch)
+        ]
+        weights = [weights_of(own) / prompts_per_batch for own in rows]
         gradients = scores.sums(rows, weights)
         surplus = np.zeros(n_batches)
         alive = np.zeros(groups.n_groups, dtype=bool)

@@ -65,7 +65,7 @@ def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Seq
     if pool.probes is not None:
         exactly = "exact squares" if pool.scores.surplus_sq is not None else "sketched squares"
         notes.append(
-            f"inner products come from a sketch of dimension {pool.scores.sequence.shape[1]} with {exactly}; "
+            f"inner products come from a sketch of dimension {pool.probes.dim} with {exactly}; "
             "its error is part of every interval"
         )
     return notes

@@ -20,6 +20,7 @@ class EstimatorVariance:
 
     Attributes:
         label: the estimator, with its parameters.
+        group_size: completions a group; None when prompts have different numbers and all were used.
         trace_cov: tr Cov of one group's gradient.
         signal_sq: ‖E g‖², unbiased, may be negative.
         signal_to_noise: signal_sq over trace_cov, the inverse of noise-to-signal.
@@ -37,6 +38,7 @@ class EstimatorVariance:
     """
 
     label: str
+    group_size: int | None = None
     trace_cov: Estimate = MISSING
     signal_sq: Estimate = MISSING
     signal_to_noise: Estimate = MISSING

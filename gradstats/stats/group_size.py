@@ -60,6 +60,14 @@ class EquivalentGroupSize:
         }
         return pd.DataFrame([row])
 
+    def sentence(self, confidence_level: float = 0.95) -> str:
+        """The answer in words."""
+        low, high = self.confidence_interval(confidence_level)
+        return (
+            f"{self.estimator} at N = {self.group_size} is as noisy as rloo at N = {self.value:.3g} [{low:.3g}, "
+            f"{high:.3g}], at equal completions in all ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
+        )
+
 
 def equivalent_group_size(
     measured_or_batch: Any,

@@ -37,6 +37,14 @@ class ImpliedShift:
         row = {"estimator": self.estimator, "delta": self.delta.value, "delta_low": low, "delta_high": high}
         return pd.DataFrame([row])
 
+    def sentence(self, confidence_level: float = 0.95) -> str:
+        """The answer in words."""
+        low, high = self.confidence_interval(confidence_level)
+        return (
+            f"The baseline of {self.estimator} lies {self.delta.value:+.3g} [{low:.3g}, {high:.3g}] from the group "
+            f"mean: the δ of asymmetric that it amounts to ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
+        )
+
 
 def implied_shift(measured_or_batch: Any, estimator: str | Estimator) -> ImpliedShift:
     r"""The δ for which Asymmetric REINFORCE, A = R − (R̄ + δ), has the estimator's baseline on average.

@@ -9,6 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from gradstats.stats.length_scaling import LengthScalingFit, fit_length_scaling
+from gradstats.stats.lines import RegressionLine
 from gradstats.stats.regression import least_squares
 
 
@@ -77,12 +78,22 @@ def alpha_without_each_prompt(fit: LengthScalingFit) -> pd.DataFrame:
     Raises:
         ValueError: when leaving a prompt out leaves too few lengths to fit.
     """
-    rows = []
-    for prompt in range(fit.n_prompts):
-        rest = fit.clusters != prompt
-        alpha = fit_length_scaling(
-            lengths=fit.lengths[rest], sq_norms=fit.sq_norms[rest], groups=fit.clusters[rest], method=fit.method
-        ).alpha
-        rows.append({"prompt": prompt, "n": int(np.sum(~rest)), "alpha": alpha, "change": alpha - fit.alpha})
-    frame = pd.DataFrame(rows)
+    without = np.full(fit.n_prompts, fit.alpha)
+    if isinstance(fit.line, RegressionLine) and fit.method != "ppml":
+        # The last column of the design is log T.
+        without[fit.line.prompts] = fit.line.regression.without_each(fit.line.clusters)[:, -1] / 2.0
+    else:
+        for prompt in range(fit.n_prompts):
+            rest = fit.clusters != prompt
+            without[prompt] = fit_length_scaling(
+                lengths=fit.lengths[rest], sq_norms=fit.sq_norms[rest], groups=fit.clusters[rest], method=fit.method
+            ).alpha
+    frame = pd.DataFrame(
+        {
+            "prompt": np.arange(fit.n_prompts),
+            "n": np.bincount(fit.clusters),
+            "alpha": without,
+            "change": without - fit.alpha,
+        }
+    )
     return frame.sort_values("change", key=np.abs, ascending=False, kind="stable").reset_index(drop=True)

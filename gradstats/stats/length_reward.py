@@ -47,6 +47,15 @@ class LengthRewardCorrelation:
         }
         return pd.DataFrame([row])
 
+    def sentence(self, confidence_level: float = 0.95) -> str:
+        """The answer in words."""
+        low, high = self.confidence_interval(confidence_level)
+        found = f"the correlation of length and reward within prompts is {self.correlation:.2f} [{low:.2f}, {high:.2f}]"
+        where = f"{confidence_level:.0%} interval, {self.n_prompts} prompts that vary in both"
+        if low > 0 or high < 0:
+            return f"Longer answers to a prompt are {'more' if low > 0 else 'less'} often right: {found} ({where})."
+        return f"No link of length and reward within prompts is resolved: {found} ({where})."
+
 
 def length_reward_correlation(
     measured: Any = None,

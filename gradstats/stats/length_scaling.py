@@ -80,8 +80,11 @@ class LengthScalingFit:
             method: ``"t"`` (Student; equal variances, independent sequences), ``"hc3"`` (unequal variances,
                 independent sequences), ``"cluster"`` (CR2 by prompt, Bell–McCaffrey degrees of freedom),
                 ``"bootstrap"`` (prompts drawn with replacement, studentised); ``"theil_sen"`` has ``"rank"``
-                (Sen 1968) and ``"cluster"``, ``"ppml"`` has ``"hc3"`` and ``"cluster"``. None takes ``"t"``
-                (``"rank"``) when every prompt has one completion and ``"cluster"`` otherwise.
+                (Sen 1968; equal noise) and ``"cluster"``, ``"ppml"`` has ``"hc3"`` and ``"cluster"``. None takes
+                ``"cluster"``, except for regressions in which every prompt has one completion: ``"t"``. Where
+                the noise changes with length ``"t"`` is too narrow (it held the truth in 82 to 85 of 100
+                simulated data sets): ask for ``"hc3"``. Intervals of ``"ppml"`` are too narrow where single
+                norms are many times their neighbours' (77 to 88 of 100).
             n_resamples: for ``"bootstrap"``.
             rng: for ``"bootstrap"``.
 

@@ -25,7 +25,8 @@ class RegressionLine:
         r_squared: share of the variance explained; NaN when there is none to explain.
         centre: the log T at which the design was centred.
         regression: the least-squares fit; its last column is log T.
-        clusters: (rows,) prompt of each row of it.
+        clusters: (rows,) prompt of each row of it, numbered from 0.
+        prompts: (clusters,) number of each of these prompts among all.
         intervals: the interval methods it offers.
         default_interval: the one used unless another is asked for.
     """
@@ -36,6 +37,7 @@ class RegressionLine:
     centre: float
     regression: LeastSquares
     clusters: Int[np.ndarray, " rows"]
+    prompts: Int[np.ndarray, " clusters"]
     intervals: tuple[str, ...]
     default_interval: str
 
@@ -113,7 +115,8 @@ def between_prompt_line(
 ) -> RegressionLine:
     """Ordinary least squares on the prompts' means: how prompts with longer answers differ."""
     mean_x, mean_y = _prompt_means(x, clusters), _prompt_means(y, clusters)
-    return _line(mean_x, mean_y, np.arange(len(mean_x)), "t")
+    # Means over different numbers of completions, or at different lengths, are not equally noisy.
+    return _line(mean_x, mean_y, np.arange(len(mean_x)), "t" if len(mean_x) == len(x) else "cluster")
 
 
 def within_prompt_line(
@@ -143,6 +146,7 @@ def within_prompt_line(
         centre=float(x.mean()),
         regression=fit,
         clusters=kept,
+        prompts=np.flatnonzero(informative),
         intervals=REGRESSION_INTERVALS,
         default_interval="cluster",
     )
@@ -161,6 +165,7 @@ def _line(
         centre=centre,
         regression=fit,
         clusters=clusters,
+        prompts=np.arange(int(clusters.max()) + 1),
         intervals=REGRESSION_INTERVALS,
         default_interval=default,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -169,7 +170,7 @@ def _row(
     within: Statistic | None = None,
 ) -> EstimatorVariance:
     """The estimates of a row as functions of U-statistics, each jackknifed as a whole."""
-    estimates = {
+    estimates: dict[str, Any] = {
         "trace_cov": trace.estimate("log"),
         "signal_sq": signal.estimate(),
         "signal_to_noise": (signal / trace).estimate(),

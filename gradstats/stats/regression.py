@@ -96,6 +96,27 @@ class LeastSquares:
         np.divide(trace**2, trace_sq, out=degrees, where=trace_sq > 0)
         return np.sqrt(variance.sum(axis=1)), degrees
 
+    def without_each(self, clusters: Int[np.ndarray, " n"]) -> Float[np.ndarray, "g k"]:
+        r"""The coefficients without each cluster in turn: \(β̂ - (XᵀX - X_gᵀX_g)^{-1} X_gᵀ e_g\).
+
+        Args:
+            clusters: (n,) cluster of each row, numbered from 0.
+
+        Raises:
+            ValueError: when the other clusters do not determine the coefficients.
+        """
+        k = self.design.shape[1]
+        root = np.linalg.cholesky(self.bread)
+        z = self.design @ root
+        rest = np.tile(np.eye(k), (int(clusters.max()) + 1, 1, 1))
+        np.subtract.at(rest, clusters, z[:, :, None] * z[:, None, :])
+        scores = np.zeros(rest.shape[:2])
+        np.add.at(scores, clusters, z * self.residuals[:, None])
+        alone = np.flatnonzero(np.linalg.eigvalsh(rest)[:, 0] <= EIGENVALUE_FLOOR)
+        if len(alone):
+            raise ValueError(f"without cluster {alone[0]} the slope is not determined: measure more prompts")
+        return self.coefficients - np.linalg.solve(rest, scores[:, :, None])[:, :, 0] @ root.T
+
 
 def least_squares(
     design: Float[np.ndarray, "n k"], response: Float[np.ndarray, " n"], n_absorbed: int = 0

@@ -2,6 +2,7 @@ r"""The error that a random projection adds to quadratic forms of gradients."""
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import pairwise
 
 import numpy as np
@@ -33,15 +34,22 @@ class SketchProbes:
     """
 
     def __init__(self, dim: int, n_prompts: int, rng: np.random.Generator):
+        self.dim = dim
         if dim <= N_DIRECTIONS:
             # An orthogonal basis gives inner products of matrices exactly.
-            self._directions = np.eye(dim) * np.sqrt(2.0 / dim)
+            self.directions = np.eye(dim) * np.sqrt(2.0 / dim)
         else:
             signs = rng.choice(np.array([-1.0, 1.0]), size=(dim, N_DIRECTIONS))
-            self._directions = signs * np.sqrt(2.0 / (dim * N_DIRECTIONS))
+            self.directions = signs * np.sqrt(2.0 / (dim * N_DIRECTIONS))
         n_folds = max(1, min(N_FOLDS, n_prompts // 2))
         # Folds are runs of prompt numbers, so that they are views and not copies of what may be gigabytes.
         self._bounds = np.linspace(0, n_prompts, n_folds + 1).round().astype(int)
+
+    def turned(self, directions: Float[np.ndarray, "c r"]) -> SketchProbes:
+        """The same probes in other coordinates, in which the vectors to come are given too."""
+        other = copy(self)
+        other.directions = directions
+        return other
 
     def squares(
         self,
@@ -70,8 +78,8 @@ class SketchProbes:
     ) -> Float[np.ndarray, "d r"]:
         """For Σ_g share_g ‖v_g‖², without folds."""
         trace = float(shares @ np.einsum("gd,gd->g", vectors, vectors))
-        form = vectors.T @ (shares[:, None] * (vectors @ self._directions))
-        return form - trace / len(form) * self._directions
+        form = vectors.T @ (shares[:, None] * (vectors @ self.directions))
+        return form - trace / self.dim * self.directions
 
     def whole_cross(
         self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m d"]
@@ -82,10 +90,10 @@ class SketchProbes:
         forward = self._without_own(first, second)
         backward = forward if second is first else self._without_own(second, first)
         trace = 2.0 * float(first.sum(axis=0) @ second.sum(axis=0) - np.vdot(first, second))
-        return (forward + backward - trace / len(forward) * self._directions) / pairs
+        return (forward + backward - trace / self.dim * self.directions) / pairs
 
     def _without_own(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        seen = second @ self._directions
+        seen = second @ self.directions
         return np.outer(first.sum(axis=0), seen.sum(axis=0)) - first.T @ seen
 
     def in_every_fold(self, whole: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "f d r"]:

@@ -22,8 +22,8 @@ class TheilSenLine:
         x: (n,) log T.
         y: (n,) log‖S‖².
         clusters: (n,) prompt of each sequence.
-        intervals: ``"rank"`` (Sen 1968, independent sequences) and ``"cluster"``.
-        default_interval: ``"rank"`` when every prompt has one completion.
+        intervals: ``"cluster"`` and ``"rank"`` (Sen 1968; independent sequences whose noise is alike at all lengths).
+        default_interval: ``"cluster"``, with each sequence its own cluster where every prompt has one completion.
     """
 
     slope: float
@@ -31,7 +31,7 @@ class TheilSenLine:
     x: Float[np.ndarray, " n"]
     y: Float[np.ndarray, " n"]
     clusters: Int[np.ndarray, " n"]
-    default_interval: str
+    default_interval: str = "cluster"
     intervals: tuple[str, ...] = ("rank", "cluster")
     r_squared: float = float("nan")
 
@@ -95,5 +95,4 @@ def theil_sen_line(
             "a random part of them"
         )
     slope = float(np.asarray(stats.theilslopes(y, x), dtype=float)[0])
-    alone = len(np.unique(clusters)) == len(x)
-    return TheilSenLine(slope, float(np.median(y - slope * x)), x, y, clusters, "rank" if alone else "cluster")
+    return TheilSenLine(slope, float(np.median(y - slope * x)), x, y, clusters)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.estimators import Estimator
+from gradstats.estimators import Batch, Estimator
 from gradstats.stats.comparison_notes import remarks_about, warnings_about
+from gradstats.stats.coordinates import in_fewer_coordinates
 from gradstats.stats.estimator_variance import EstimatorVariance
-from gradstats.stats.group_gradients import shuffled_prompts, split_into_groups
+from gradstats.stats.group_gradients import Groups, shuffled_prompts, split_into_groups
 from gradstats.stats.inputs import comparison_inputs
 from gradstats.stats.pool import Pool
 from gradstats.stats.scores import prepare_scores
@@ -36,30 +39,62 @@ QUANTITIES = (
 
 
 @dataclass(frozen=True)
+class GroupSplit:
+    """How the completions were split into groups of one size.
+
+    Attributes:
+        group_size: completions a group; None when prompts have different numbers and all were used.
+        n_prompts: prompts that fill at least one group, the independent units.
+        n_groups: groups in all.
+        n_leftover: completions that filled no group.
+    """
+
+    group_size: int | None
+    n_prompts: int
+    n_groups: int
+    n_leftover: int
+
+
+@dataclass(frozen=True)
 class VarianceComparison:
     """What `compare` found; `.to_frame()` is the table.
 
     Attributes:
-        rows: one entry an estimator, in the order asked for.
-        group_size: completions a group; None when prompts have different numbers and all were used.
+        rows: one entry an estimator, in the order asked for, group size by group size.
+        splits: the split into groups, one for each group size.
         reference: label of the estimator that ratios are taken to.
         prompts_per_batch: B in bias_share.
-        n_prompts: prompts that fill at least one group, the independent units.
-        n_groups: groups in all.
-        n_leftover: completions that filled no group.
         sketch_dim: dimension of the random projection; None for exact scores.
         notes: what a reader of the table has to know, one sentence each.
     """
 
     rows: tuple[EstimatorVariance, ...]
-    group_size: int | None
+    splits: tuple[GroupSplit, ...]
     reference: str
     prompts_per_batch: int
-    n_prompts: int
-    n_groups: int
-    n_leftover: int
     sketch_dim: int | None
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def group_size(self) -> int | tuple[int | None, ...] | None:
+        """Completions a group; a tuple for several sizes."""
+        sizes = tuple(split.group_size for split in self.splits)
+        return sizes[0] if len(sizes) == 1 else sizes
+
+    @property
+    def n_prompts(self) -> int:
+        """Prompts that fill at least one group of every size."""
+        return min(split.n_prompts for split in self.splits)
+
+    @property
+    def n_groups(self) -> int:
+        """Groups in all, over all sizes."""
+        return sum(split.n_groups for split in self.splits)
+
+    @property
+    def n_leftover(self) -> int:
+        """Completions that filled no group, over all sizes."""
+        return sum(split.n_leftover for split in self.splits)
 
     def confidence_interval(
         self, confidence_level: float = 0.95, quantity: str = "trace_cov"
@@ -86,7 +121,7 @@ class VarianceComparison:
         for row in self.rows:
             record: dict[str, Any] = {
                 "estimator": row.label,
-                "group_size": np.nan if self.group_size is None else self.group_size,
+                "group_size": np.nan if row.group_size is None else row.group_size,
             }
             for quantity, (value, low, high) in row.intervals(confidence_level, self.prompts_per_batch).items():
                 record |= {quantity: value, f"{quantity}_low": low, f"{quantity}_high": high}
@@ -111,19 +146,20 @@ class VarianceComparison:
 
         Returns:
             One row an estimator: ``estimator, group_size``, ``within_prompt`` and ``between_prompt`` with their
-            ``_low`` and ``_high``; NaN for estimators that look across groups.
+            ``_low`` and ``_high``; NaN for estimators that look across groups, and for group sizes of which every
+            prompt has a single group.
 
         Raises:
-            ValueError: when every prompt has a single group.
+            ValueError: when every prompt has a single group, whatever the group size.
         """
-        if self.n_groups == self.n_prompts:
+        if all(split.n_groups == split.n_prompts for split in self.splits):
             raise ValueError(
                 "every prompt has a single group, which cannot tell the parts apart: choose a group_size of at most "
                 "half of a prompt's completions"
             )
         records = []
         for row in self.rows:
-            record: dict[str, Any] = {"estimator": row.label, "group_size": self.group_size}
+            record: dict[str, Any] = {"estimator": row.label, "group_size": row.group_size}
             for part in ("within_prompt", "between_prompt"):
                 estimate = getattr(row, part)
                 low, high = estimate.confidence_interval(confidence_level)
@@ -136,7 +172,7 @@ def compare(
     measured_or_batch: Any,
     estimators: Sequence[str | Estimator],
     scores: ArrayLike | None = None,
-    group_size: int | None = None,
+    group_size: int | Sequence[int] | None = None,
     reference: str | Estimator = "rloo",
     prompts_per_batch: int | None = None,
     n_resamples: int = 256,
@@ -157,7 +193,9 @@ def compare(
     - ``matched_ratio``: the same after scaling the estimator so that its expected gradient projects with
       coefficient 1 on the reference's. Where both expectations are exact multiples of the true gradient (an
       own-sample mean keeps (N−1)/N of it) that number is used, otherwise the coefficient is estimated;
-    - ``cosine``: between E g and the expected gradient of `rloo`;
+    - ``cosine``: between E g and the expected gradient of `rloo`, cross-fitted: each prompt's gradient is held
+      against `rloo`'s of all *other* prompts, so that no completion meets itself (as in ``signal_sq`` and
+      ``bias_share``);
     - ``bias_share``: \(‖E d‖²/(‖E d‖² + \mathrm{trace\_cov}/B)\), d = g − g(`rloo`): the share of the mean
       squared error of a batch of B prompts that is bias. The unbiased ‖E d‖² may be negative, and so may the
       share;
@@ -189,7 +227,9 @@ def compare(
         scores: (N, D) scores of completions or (N, T, D) of tokens, in any coordinates that keep the
             gradients' inner products; None takes the measurement's sketches, or its exact Gram matrix.
         group_size: completions a group; a prompt with more is split, in sample order, into disjoint groups,
-            and leftovers are counted. None takes all completions of each prompt.
+            and leftovers are counted. None takes all completions of each prompt. Several sizes are compared
+            from one pool of completions, rows size by size, each with the reference at its own size; trace_cov
+            is of one group, so at equal completions in all compare group_size · trace_cov.
         reference: the estimator that ratios are taken to.
         prompts_per_batch: B for bias_share (128 by default) and for estimators that look across groups (by
             default a quarter of the prompts, at most 128).
@@ -217,44 +257,92 @@ def compare(
         raise ValueError(
             f"reference={base.label!r} looks across groups: choose one that stays within its group, such as 'rloo'"
         )
-    groups = split_into_groups(shuffled_prompts(batch.group_index, generator), order, group_size)
+    sizes = _sizes(group_size)
+    prompts = shuffled_prompts(batch.group_index, generator)
+    shared: dict[str, Any] = {"prompts_per_batch": prompts_per_batch, "n_resamples": n_resamples}
+    parts: list[tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]] = []
+    seeds = generator.spawn(len(sizes))
+    for size, own in zip(sizes, seeds, strict=True):
+        groups = split_into_groups(prompts, order, size)
+        pool = _pool(batch, groups, values, sketched, [*chosen, base], own, **shared)
+        parts.append(_compared(pool, chosen, base))
+    splits, rows, warned, remarks = zip(*parts, strict=True)
+    warned, remarks = _of_each_size(warned, sizes), _of_each_size(remarks, sizes)
+    for note in warned:
+        warnings.warn(note, UserWarning, stacklevel=2)
+    return VarianceComparison(
+        rows=tuple(chain.from_iterable(rows)),
+        splits=splits,
+        reference=base.label,
+        prompts_per_batch=prompts_per_batch or DEFAULT_PROMPTS_PER_BATCH,
+        sketch_dim=values.shape[-1] if sketched else None,
+        notes=(*warned, *remarks),
+    )
+
+
+def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
+    if group_size is None:
+        return [None]
+    sizes = [index(size) for size in np.atleast_1d(np.asarray(group_size)).tolist()]
+    if not sizes:
+        raise ValueError("group_size is empty: give one size, several, or None for all completions of a prompt")
+    return list(dict.fromkeys(sizes))
+
+
+def _pool(
+    batch: Batch,
+    groups: Groups,
+    values: np.ndarray,
+    sketched: bool,
+    estimators: Sequence[Estimator],
+    rng: np.random.Generator,
+    **shared: Any,
+) -> Pool:
+    """The completions of one split, checked against what the estimators need."""
     if groups.n_prompts < 2:
         raise ValueError(
             "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
         )
     prepared = prepare_scores(values, batch.mask, groups.rows, sketched, batch.sq_norms)
-    for estimator in [*chosen, base]:
+    for estimator in estimators:
         if estimator.level == "token" and prepared.tokens is None:
             raise ValueError(
                 f"{estimator.label} weights each token, and only scores of whole completions are here: pass "
                 "scores=(N, T, D), or measure with token_probes=… so that token scores are known"
             )
-    pool = Pool(
-        batch=batch.select(groups.rows).with_fields(groups=groups.group),
-        groups=groups,
-        scores=prepared,
-        probes=SketchProbes(prepared.sequence.shape[1], groups.n_prompts, generator) if sketched else None,
-        prompts_per_batch=prompts_per_batch,
-        n_resamples=n_resamples,
-        deal_seed=int(generator.integers(2**63)),
-    )
-    sizes = groups.sizes
-    reference_moments = pool.local(base)
+    probes = SketchProbes(prepared.sequence.shape[1], groups.n_prompts, rng) if sketched else None
+    scores, probes = in_fewer_coordinates(prepared, probes)
+    kept = batch.select(groups.rows).with_fields(groups=groups.group)
+    return Pool(kept, groups, scores, probes, deal_seed=int(rng.integers(2**63)), **shared)
+
+
+def _compared(
+    pool: Pool, estimators: Sequence[Estimator], reference: Estimator
+) -> tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]:
+    """The split, the rows, what to warn of and what to remark, at one group size."""
+    sizes = pool.groups.sizes
+    reference_moments = pool.local(reference)
     unbiased_moments = pool.local(families.get("rloo" if sizes.max() > 1 else "reinforce"))
     if np.array_equal(unbiased_moments.weights, reference_moments.weights):
         unbiased_moments = reference_moments
-    rows = [pool.row(estimator, base, reference_moments, unbiased_moments) for estimator in chosen]
-    warned = warnings_about(pool, rows, chosen)
-    for note in warned:
-        warnings.warn(note, UserWarning, stacklevel=2)
-    return VarianceComparison(
-        rows=tuple(rows),
-        group_size=int(sizes[0]) if sizes.min() == sizes.max() else None,
-        reference=base.label,
-        prompts_per_batch=prompts_per_batch or DEFAULT_PROMPTS_PER_BATCH,
-        n_prompts=groups.n_prompts,
-        n_groups=groups.n_groups,
-        n_leftover=groups.n_leftover,
-        sketch_dim=prepared.sequence.shape[1] if sketched else None,
-        notes=(*warned, *remarks_about(pool, rows, chosen)),
-    )
+    size = int(sizes[0]) if sizes.min() == sizes.max() else None
+    rows = [
+        replace(pool.row(estimator, reference, reference_moments, unbiased_moments), group_size=size)
+        for estimator in estimators
+    ]
+    split = GroupSplit(size, pool.groups.n_prompts, pool.groups.n_groups, pool.groups.n_leftover)
+    return split, rows, warnings_about(pool, rows, estimators), remarks_about(pool, rows, estimators)
+
+
+def _of_each_size(notes: Sequence[Sequence[str]], sizes: Sequence[int | None]) -> list[str]:
+    """The notes of all group sizes, each telling its size where there are several; what all say is said once."""
+    if len(sizes) == 1:
+        return list(notes[0])
+    common = [note for note in notes[0] if all(note in others for others in notes)]
+    own = [
+        f"group_size={size}: {note}"
+        for size, mine in zip(sizes, notes, strict=True)
+        for note in mine
+        if note not in common
+    ]
+    return [*own, *common]

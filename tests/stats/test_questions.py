@@ -200,6 +200,27 @@ def test_a_plan_is_kept():
     assert (high - low) / 2 == pytest.approx(0.05, rel=0.15)
 
 
+def test_a_plan_from_noise_and_spread_of_lengths():
+    """se(α) = σ/(2 s √n): 1.0/(2·0.5·√n)·1.96 ≤ 0.1 from n = 385 on."""
+    plan = plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5)
+    assert plan.n == plan.n_prompts == 387
+    assert plan.pilot_n_prompts is None
+    assert plan.sentence().startswith("α ± 0.1 (95% interval) takes 387 sequences of 387 prompts")
+    assert plan_alpha(half_width=0.1, noise=2.0, length_spread=1.0).n == 387
+
+
+def test_answers_are_sentences():
+    batch, scores = make()
+    told = equivalent_group_size(batch, "rloo", 4, scores).sentence()
+    assert told.startswith("rloo at N = 4 is as noisy as rloo at N = 4 [4, 4], at equal completions in all (95%")
+    told = implied_shift(batch, est.asymmetric(delta=-0.1)).sentence(0.9)
+    assert told.startswith("The baseline of asymmetric lies -0.1 [-0.1, -0.1] from the group mean")
+    assert "90% interval, 200 prompts" in told
+    assert length_reward_correlation(batch).sentence().startswith("Longer answers to a prompt are less often right")
+    unrelated = batch.with_fields(rewards=np.random.default_rng(0).permutation(batch.rewards))
+    assert length_reward_correlation(unrelated).sentence().startswith("No link of length and reward")
+
+
 def test_plan_refusals():
     pilot = fit_length_scaling(lengths=[1, 2, 3, 4], sq_norms=[1, 2, 4, 3])
     with pytest.raises(ValueError, match="half_width=0 must be positive"):
@@ -207,3 +228,9 @@ def test_plan_refusals():
     exact = fit_length_scaling(lengths=[1, 2, 3, 4], sq_norms=[1, 1, 1, 1])
     with pytest.raises(ValueError, match="the pilot has no standard error"):
         plan_alpha(exact, 0.05)
+    with pytest.raises(TypeError, match="either a pilot fit, or both noise= and length_spread="):
+        plan_alpha()
+    with pytest.raises(TypeError, match="give both noise= and length_spread="):
+        plan_alpha(noise=1.0)
+    with pytest.raises(ValueError, match="noise=-1 must be positive, for example 1"):
+        plan_alpha(noise=-1.0, length_spread=0.5)

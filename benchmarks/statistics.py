@@ -1,0 +1,124 @@
+"""Time and memory of `gradstats.compare`: 16 estimators on sketches, and how both grow.
+
+Writes figures/statistics/speed.csv and docs/statistics_speed.png. Each case runs in a process of its own, so that
+its peak memory is its own. Group-local estimators have closed-form jackknife intervals and draw nothing;
+``n_resamples`` is how often prompts are dealt into batches for the two that look across groups. Run it with
+``python -P``: its folder must not come before the standard library's ``statistics``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tyro
+
+TABLE = Path(__file__).parents[1] / "figures" / "statistics" / "speed.csv"
+FIGURE = Path(__file__).parents[1] / "docs" / "statistics_speed"
+PER_PROMPT = 8
+LOCAL = (
+    "reinforce",
+    "constant(b=0.5)",
+    "group_mean",
+    "rloo",
+    "grpo",
+    "dr_grpo",
+    "token_mean",
+    "token_mean(loo=True)",
+    "length_weighted(alpha=0.8)",
+    "length_weighted(alpha=0.8, loo=True)",
+    "norm_weighted",
+    "norm_weighted(loo=True)",
+    "asymmetric",
+    "kimi(tau=0.5)",
+)
+ACROSS = ("batch_mean", "james_stein")
+BASE = {"n": 1000, "dimension": 4096, "n_resamples": 256}
+GROWTH = {
+    "n": (250, 500, 1000, 2000),
+    "dimension": (1024, 4096, 8192),
+    "n_resamples": (0, 64, 256, 1000, 2000),
+}
+
+
+def measure(n: int, dimension: int, n_resamples: int) -> dict[str, float]:
+    """Seconds and MiB of one comparison of 16 estimators; none that look across groups when n_resamples is 0."""
+    import resource
+
+    from gradstats.estimators import Batch
+    from gradstats.stats import compare
+
+    rng = np.random.default_rng(0)
+    sketches = rng.standard_normal((n, dimension), dtype=np.float32)
+    batch = Batch(
+        (rng.random(n) < 0.5).astype(float),
+        rng.integers(10, 300, n),
+        np.arange(n) // PER_PROMPT,
+        sq_norms=np.einsum("nd,nd->n", sketches, sketches).astype(float),
+    )
+    estimators = [*LOCAL, *(ACROSS if n_resamples else ("max_rl", "asymmetric(delta=-0.2)"))]
+    start, cpu = time.perf_counter(), time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        compare(batch, estimators, sketches, scores_are_sketches=True, n_resamples=n_resamples).to_frame()
+    return {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0,
+    }
+
+
+def main(case: str | None = None) -> None:
+    """Run every case and write the table and the figure.
+
+    Args:
+        case: a case as JSON, measured in this process and printed.
+    """
+    if case is not None:
+        print(json.dumps(measure(**json.loads(case))))
+        return
+    rows = []
+    for axis, values in GROWTH.items():
+        for value in values:
+            settings = BASE | {axis: value}
+            command = [sys.executable, "-P", __file__, "--case", json.dumps(settings)]
+            found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            rows.append({"growth_in": axis, **settings, **json.loads(found)})
+            print(rows[-1], flush=True)
+    draw(pd.DataFrame(rows))
+
+
+def draw(table: pd.DataFrame) -> None:
+    """Write the table, and processor seconds (elapsed ones tell of a machine's other users) by each axis of growth."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    from gradstats import plots
+    from gradstats.atomic import atomic_path
+
+    labels: dict[str, Any] = {"n": "sequences", "dimension": "sketch dimension", "n_resamples": "deals into batches"}
+    with mpl.rc_context(plots.style("icml", "full", height=1.9)):  # pyright: ignore[reportArgumentType]
+        fig, axes = plt.subplots(1, len(GROWTH), sharey=True)
+        for ax, axis in zip(axes, GROWTH, strict=True):
+            part = table[table["growth_in"] == axis]
+            ax.plot(part[axis], part["cpu_seconds"], marker="o")
+            ax.axhline(5.0, color="0.5", linewidth=0.8, linestyle=":")
+            ax.set_xlabel(labels[axis])
+        axes[0].set_ylabel("processor seconds,\n16 estimators")
+        axes[0].set_ylim(0.0, 1.1 * table["cpu_seconds"].max())
+        with atomic_path(TABLE) as partial:
+            table.round(3).to_csv(partial, index=False, lineterminator="\n")
+        for path in plots.save_figure(fig, FIGURE, ["png"]):
+            print(path)
+        plt.close(fig)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
