@@ -96,6 +96,7 @@ class FiguresSection(_Section):
 
     venue: str = "icml"
     column: Literal["half", "full"] | None = None
+    theme: Literal["light", "dark"] = "light"
     formats: list[str] = Field(default_factory=lambda: ["pdf", "png"])
 
 

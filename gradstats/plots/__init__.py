@@ -1,21 +1,33 @@
 """Finished statistics → matplotlib axes, at a venue's width."""
 
-# figures
-# appearance
 from gradstats.plots.appearance import Appearance, estimator_appearance
+from gradstats.plots.blocks import plot_alpha_by_block, plot_block_heatmap
+from gradstats.plots.group_size import plot_group_size
+from gradstats.plots.length_reward import plot_length_bins, plot_length_reward
 from gradstats.plots.length_scaling import plot_length_scaling
-
-# files
+from gradstats.plots.prompt_parts import plot_prompt_parts
 from gradstats.plots.save import save_figure
 from gradstats.plots.style import VENUES, style
-from gradstats.plots.variance import plot_variance
+from gradstats.plots.tokens import plot_proxy, plot_token_energy
+from gradstats.plots.units import estimator_unit
+from gradstats.plots.variance import plot_variance, plot_variance_panels
 
 __all__ = [
     "VENUES",
     "Appearance",
     "estimator_appearance",
+    "estimator_unit",
+    "plot_alpha_by_block",
+    "plot_block_heatmap",
+    "plot_group_size",
+    "plot_length_bins",
+    "plot_length_reward",
     "plot_length_scaling",
+    "plot_prompt_parts",
+    "plot_proxy",
+    "plot_token_energy",
     "plot_variance",
+    "plot_variance_panels",
     "save_figure",
     "style",
 ]

@@ -10,7 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gradstats.atomic import atomic_path
+from gradstats.plots.pgf import pgf_picture
 
+FORMATS = ("pdf", "svg", "png", "pgf")
 # Dates and version strings would make two builds of one figure differ.
 METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
@@ -39,7 +41,7 @@ def save_figure(
     Args:
         fig: the figure.
         path_stem: path without a suffix, such as ``"figures/variance"``; folders are made.
-        formats: any of ``"pdf"``, ``"png"``, ``"svg"``.
+        formats: any of ``"pdf"``, ``"svg"``, ``"png"``, ``"pgf"`` (a LaTeX picture in the document's fonts).
         source: the table behind the figure, a frame or a result with ``.to_frame()``, written beside it as
             CSV.
 
@@ -48,17 +50,27 @@ def save_figure(
 
     Raises:
         ValueError: for a format that cannot be written byte-identically.
+        OSError: when the folder cannot be written.
     """
-    unknown = [name for name in formats if name not in METADATA]
+    unknown = [name for name in formats if name not in FORMATS]
     if unknown:
-        raise ValueError(f"formats holds {unknown[0]!r}: choose from {', '.join(METADATA)}")
+        raise ValueError(f"formats holds {unknown[0]!r}: choose from {', '.join(FORMATS)}")
     stem = Path(path_stem)
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"figures cannot be written to {stem.parent} ({error.strerror}): choose another folder"
+        ) from error
     paths = []
     with mpl.rc_context(DETERMINISTIC):
         for name in formats:
             paths.append(stem.with_name(f"{stem.name}.{name}"))
             with atomic_path(paths[-1]) as partial:
-                fig.savefig(partial, format=name, metadata=METADATA[name])
+                if name == "pgf":
+                    partial.write_text(pgf_picture(fig), encoding="utf-8", newline="\n")
+                else:
+                    fig.savefig(partial, format=name, metadata=METADATA[name])
     if source is not None:
         frame = source if isinstance(source, pd.DataFrame) else source.to_frame()
         paths.append(stem.with_name(f"{stem.name}.csv"))

@@ -1,21 +1,29 @@
-"""The variance-against-baseline figure, in forest form."""
+"""The variance-against-baseline figure, in forest form, alone or with bias and cosine beside it."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from gradstats.plots.appearance import estimator_appearance
+from gradstats.plots.forest import (
+    LONGEST_LINE,
+    draw_landmark,
+    draw_row,
+    forest_height,
+    forest_limits,
+    plain_ticks,
+    set_rows,
+    wrap_label,
+)
+from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+from gradstats.plots.units import refuse_mixed_units
 
-# Inches a row at 8-point text.
-ROW_HEIGHT = 0.2
-TWO_LINE_ROW_HEIGHT = 0.29
-WRAP_BEYOND = 20
-# Pale colours of the palette need an outline on white.
-EDGE = {"markeredgecolor": "0.25", "markeredgewidth": 0.4}
 AXIS_LABELS = {
     "ratio": "variance relative to {reference}",
     "matched_ratio": "variance relative to {reference},\nat matched signal",
@@ -26,7 +34,22 @@ AXIS_LABELS = {
     "bias_share": "share of bias in the mean squared error",
     "kept_share": "share of groups with a gradient",
 }
+# What fits under a panel a third as wide.
+PANEL_LABELS = AXIS_LABELS | {
+    "ratio": "ratio to\n{reference}",
+    "matched_ratio": "matched\nratio to\n{reference}",
+    "trace_cov": "tr Cov",
+    "noise_to_signal": "noise\nto signal",
+    "signal_sq": "signal",
+    "cosine": "cosine",
+    "bias_share": "share\nof bias",
+    "kept_share": "groups\nkept",
+}
 LOGARITHMIC = ("ratio", "matched_ratio", "trace_cov", "noise_to_signal")
+LANDMARKS = {"ratio": 1.0, "matched_ratio": 1.0, "signal_sq": 0.0}
+# Beside several panels there is room for shorter lines only.
+NARROW_LINE = 22
+PANELS = ("matched_ratio", "cosine", "bias_share")
 
 
 def plot_variance(
@@ -35,138 +58,138 @@ def plot_variance(
     ax: Axes | None = None,
     value: str = "ratio",
     reference: str | None = None,
+    sort: bool = False,
 ) -> Axes:
-    """Draws one row per estimator, in the table's order, with its interval.
+    """Draws one row per estimator with its interval.
 
     A row whose value could not be resolved is drawn as the side of its interval that is known (an arrow), or
     says so in words; it is never left out.
 
     Args:
-        table: a `gradstats.stats.VarianceComparison` or its frame.
+        table: a `gradstats.stats.VarianceComparison` or its frame. A column ``run`` tells rows of several runs apart,
+            by a letter in order of appearance.
         ax: where to draw; None makes a figure as wide as rcParams say and as high as the rows need.
         value: the column to draw, with its ``_low`` and ``_high``: on log axes ``"ratio"``,
             ``"matched_ratio"``, ``"trace_cov"`` and ``"noise_to_signal"``; on plain ones ``"signal_sq"``,
             ``"cosine"``, ``"bias_share"`` and ``"kept_share"``.
         reference: name of the reference estimator for the axis label; None takes it from a
             ``VarianceComparison`` or the frame's ``.attrs["reference"]``.
+        sort: lowest value on top (unresolved rows last) instead of the table's order.
 
     Returns:
         The axes.
 
     Raises:
-        ValueError: for an unknown ``value``, or a frame without its columns.
+        ValueError: for an unknown ``value``, a frame without its columns, or estimators in different units.
     """
-    frame = table if isinstance(table, pd.DataFrame) else table.to_frame()
-    if reference is None:
-        reference = frame.attrs.get("reference", "the reference")
+    frame = as_frame(table)
     if value not in AXIS_LABELS:
         raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(AXIS_LABELS)}")
-    missing = {"estimator", value, f"{value}_low", f"{value}_high"} - set(frame.columns)
-    if missing:
-        raise ValueError(f"the table lacks the column(s) {', '.join(sorted(missing))}: draw what compare() gives")
-    n_rows = len(frame)
-    labels = _row_labels(frame)
+    require_columns(frame, ["estimator", value, f"{value}_low", f"{value}_high"], "draw what compare() gives")
+    refuse_mixed_units(frame["estimator"], value)
+    if sort:
+        frame = sorted_rows(frame, value)
+    labels = row_labels(frame)
     if ax is None:
-        row_height = TWO_LINE_ROW_HEIGHT if any("\n" in label for label in labels) else ROW_HEIGHT
-        width = plt.rcParams["figure.figsize"][0]
-        scale = plt.rcParams["font.size"] / 8.0
-        _, ax = plt.subplots(figsize=(width, (row_height * max(n_rows, 1) + 0.5) * scale))
-
-    logarithmic = value in LOGARITHMIC
-    centre, low, high = (frame[name].to_numpy(dtype=float) for name in (value, f"{value}_low", f"{value}_high"))
-    if logarithmic:
-        ax.set_xscale("log")
-    if value in ("ratio", "matched_ratio"):
-        ax.axvline(1.0, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
-    elif value == "signal_sq":
-        ax.axvline(0.0, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
-
-    left, right = _limits(np.concatenate([centre, low, high]), logarithmic, value)
-    ax.set_xlim(left, right)
-    for row in range(n_rows):
-        _draw_row(ax, row, frame["estimator"].iloc[row], centre[row], low[row], high[row])
-    ax.set_yticks(range(n_rows), labels=labels, linespacing=1.05)
-    ax.set_ylim(n_rows - 0.4, -0.6)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x", which="major", zorder=0)
-    ax.spines["left"].set_visible(False)
-    ax.set_xlabel(AXIS_LABELS[value].format(reference=reference))
-    if logarithmic:
-        _plain_log_ticks(ax, left, right)
+        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], forest_height(labels)))
+    _draw(ax, frame, value)
+    set_rows(ax, labels)
+    if frame.empty:
+        draw_nothing(ax, "no estimators")
+    ax.set_xlabel(AXIS_LABELS[value].format(reference=_reference(frame, reference)))
     return ax
 
 
-def _row_labels(frame: pd.DataFrame) -> list[str]:
+def plot_variance_panels(
+    table: Any,
+    *,
+    axes: Sequence[Axes] | None = None,
+    values: Sequence[str] = PANELS,
+    reference: str | None = None,
+    sort: bool = True,
+) -> list[Axes]:
+    """Draws several quantities side by side, one row per estimator, so that no single one decides.
+
+    Beside the variance stand the cosine to the unbiased gradient and the share of bias: an estimator that is quiet
+    because it is shrunk or turned shows it there.
+
+    Args:
+        table: a `gradstats.stats.VarianceComparison` or its frame.
+        axes: one for each value; None makes a figure.
+        values: the columns to draw; see `plot_variance`.
+        reference: as in `plot_variance`.
+        sort: by the first value, lowest on top.
+
+    Returns:
+        The axes, left to right.
+
+    Raises:
+        ValueError: as `plot_variance`, or when ``axes`` and ``values`` differ in number.
+    """
+    frame = as_frame(table)
+    require_columns(frame, ["estimator"], "draw what compare() gives")
+    name = _reference(frame, reference)
+    if sort and values and values[0] in frame:
+        frame = sorted_rows(frame, values[0])
+    labels = row_labels(frame, NARROW_LINE)
+    if axes is None:
+        size = (plt.rcParams["figure.figsize"][0], forest_height(labels) + 0.25)
+        _, made = plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=_widths(len(values)))
+        axes = list(made[0])
+    if len(axes) != len(values):
+        raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
+    for ax, value in zip(axes, values, strict=True):
+        plot_variance(frame, ax=ax, value=value, reference=name)
+        ax.set_xlabel(PANEL_LABELS[value].format(reference=name))
+        # The first panel is the widest.
+        plain_ticks(ax, value in LOGARITHMIC, most=4 if ax is axes[0] else 2)
+    set_rows(axes[0], labels)
+    for ax in axes[1:]:
+        ax.tick_params(labelleft=False)
+    return list(axes)
+
+
+def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
+    """The rows by value, lowest first; of unresolved rows, those with a lower bound come before those without."""
+    order = np.lexsort([frame[f"{value}_low"].fillna(np.inf), frame[value].fillna(np.inf)])
+    ordered = frame.iloc[order]
+    ordered.attrs = frame.attrs
+    return ordered
+
+
+def row_labels(frame: pd.DataFrame, longest: int = LONGEST_LINE) -> list[str]:
+    """What each row is called: its estimator, with its group size and its run where those differ."""
     labels = [str(label) for label in frame["estimator"]]
     if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
         labels = [f"{label}, N={size:g}" for label, size in zip(labels, frame["group_size"], strict=True)]
-    return [label.replace("(", "\n(", 1) if len(label) > WRAP_BEYOND and "(" in label else label for label in labels]
+    if "run" in frame and len(set(frame["run"])) > 1:
+        letters = {run: chr(ord("a") + at) for at, run in enumerate(dict.fromkeys(frame["run"]))}
+        told = [
+            f"{wrap_label(label, longest)}  {letters[run]}" for label, run in zip(labels, frame["run"], strict=True)
+        ]
+        # An estimator's name stands on the first of its rows.
+        return [text if at == 0 or labels[at] != labels[at - 1] else text[-1] for at, text in enumerate(told)]
+    return [wrap_label(label, longest) for label in labels]
 
 
-def _limits(values: np.ndarray, logarithmic: bool, value: str) -> tuple[float, float]:
-    finite = values[np.isfinite(values) & (values > 0 if logarithmic else True)]
-    if value in ("ratio", "matched_ratio"):
-        finite = np.append(finite, 1.0)
-    if len(finite) == 0:
-        return (0.1, 10.0) if logarithmic else (0.0, 1.0)
-    ends = np.log(finite) if logarithmic else finite
-    smallest, largest = ends.min(), ends.max()
-    margin = 0.06 * (largest - smallest) or 0.1 * max(abs(largest), 1.0)
-    left, right = smallest - margin, largest + margin
-    return (float(np.exp(left)), float(np.exp(right))) if logarithmic else (float(left), float(right))
+def _draw(ax: Axes, frame: pd.DataFrame, value: str) -> None:
+    logarithmic = value in LOGARITHMIC
+    estimates = frame[[value, f"{value}_low", f"{value}_high"]].to_numpy(dtype=float)
+    landmark = LANDMARKS.get(value)
+    if logarithmic:
+        ax.set_xscale("log")
+    if landmark is not None and len(frame):
+        draw_landmark(ax, landmark)
+    ax.set_xlim(*forest_limits(estimates.ravel(), logarithmic, landmark))
+    for row, (label, estimate) in enumerate(zip(frame["estimator"], estimates, strict=True)):
+        color, marker = estimator_appearance(str(label))
+        draw_row(ax, float(row), (estimate[0], estimate[1], estimate[2]), color, marker)
+    plain_ticks(ax, logarithmic)
 
 
-def _draw_row(ax: Axes, row: int, label: str, centre: float, low: float, high: float) -> None:
-    color, marker = estimator_appearance(label)
-    left, right = ax.get_xlim()
-    if np.isnan(centre) and not np.isfinite(low) and not np.isfinite(high):
-        ax.annotate(
-            "not resolved",
-            (0.5, row),
-            xycoords=("axes fraction", "data"),
-            ha="center",
-            va="center",
-            color="0.45",
-            style="italic",
-            fontsize="small",
-            bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 1.0},
-        )
-        return
-    start, stop = (
-        max(low, left) if np.isfinite(low) else left,
-        min(high, right) if np.isfinite(high) else right,
-    )
-    ax.plot([start, stop], [row, row], color=color, linewidth=1.4, solid_capstyle="butt", zorder=2)
-    if not np.isfinite(low):
-        ax.plot([left], [row], marker="<", color=color, clip_on=False, zorder=3)
-    if not np.isfinite(high):
-        ax.plot([right], [row], marker=">", color=color, clip_on=False, zorder=3)
-    if np.isfinite(centre):
-        ax.plot([centre], [row], marker=marker, color=color, linestyle="none", zorder=4, **EDGE)
-    else:
-        ax.plot([start], [row], marker="|", color=color, zorder=3)
+def _reference(frame: pd.DataFrame, reference: str | None) -> str:
+    return str(frame.attrs.get("reference", "the reference")) if reference is None else reference
 
 
-def _plain_log_ticks(ax: Axes, left: float, right: float) -> None:
-    """Plain numbers, with ticks at 1, 2, 5 (or finer) where the axis spans little more than a decade."""
-    decades = np.log10(right / left)
-    subs = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.5 else (1.0, 2.0, 5.0)
-    axis = ax.xaxis
-    if decades < 0.7:
-        ticks = _linear_ticks(left, right)
-        axis.set_major_locator(LogLocator(subs=(1.0,)))
-        ax.set_xticks(ticks)
-        axis.set_minor_locator(LogLocator(subs=()))
-    else:
-        axis.set_major_locator(LogLocator(subs=subs, numticks=12))
-    axis.set_minor_formatter(NullFormatter())
-    if decades <= 6 and right < 1e5 and left > 1e-4:
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-
-
-def _linear_ticks(left: float, right: float) -> np.ndarray:
-    steps = np.array([1.0, 2.0, 2.5, 5.0, 10.0])
-    raw = (right - left) / 5.0
-    power = 10.0 ** np.floor(np.log10(raw))
-    step = power * steps[np.searchsorted(steps, raw / power)]
-    return np.round(np.arange(np.ceil(left / step), np.floor(right / step) + 1) * step, 12)
+def _widths(n: int) -> list[float]:
+    return [1.6, *[1.0] * (n - 1)]

@@ -34,7 +34,7 @@ def test_two_builds_are_byte_identical(tmp_path):
             ax.plot([1, 2, 3], [1, 4, 2])
             ax.fill_between([1, 2, 3], [0, 1, 2], [2, 4, 6], alpha=0.2)
             ax.set_xlabel(r"$\Vert S\Vert^2$")
-            paths = save_figure(fig, tmp_path / name / "figure", ("pdf", "png", "svg"))
+            paths = save_figure(fig, tmp_path / name / "figure", ("pdf", "png", "svg", "pgf"))
             plt.close(fig)
         builds.append([path.read_bytes() for path in paths])
     assert builds[0] == builds[1]
@@ -59,6 +59,28 @@ def test_takes_a_result_as_source(figure, tmp_path):
 
 
 def test_unknown_format(figure, tmp_path):
-    with pytest.raises(ValueError, match="formats holds 'bmp': choose from pdf, png, svg"):
+    with pytest.raises(ValueError, match="formats holds 'bmp': choose from pdf, svg, png, pgf"):
         save_figure(figure, tmp_path / "f", ("pdf", "bmp"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pgf_picture_needs_no_latex_and_is_one_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with mpl.rc_context(style("neurips", "half")):
+        fig, ax = plt.subplots()
+        ax.scatter([1, 2], [3, 4], rasterized=True)
+        ax.set_xlabel(r"length $T$")
+        (path,) = save_figure(fig, tmp_path / "figure", ("pgf",))
+        plt.close(fig)
+    text = path.read_text()
+    assert r"\pgfpathrectangle{\pgfpointorigin}{\pgfqpoint{2.750000in}" in text
+    assert "length $T$" in text
+    assert "pgfimage" not in text
+    assert "setmainfont" not in text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_written_is_said(figure, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="figures cannot be written to .*file/figures .*: choose another folder"):
+        save_figure(figure, tmp_path / "file" / "figures" / "f")

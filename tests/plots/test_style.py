@@ -52,3 +52,18 @@ def test_height_and_latex_on_request():
 def test_bad_input(arguments, message):
     with pytest.raises(ValueError, match=message):
         style(**arguments)
+
+
+def test_another_dictionary_goes_on_top():
+    theirs = {"font.size": 6, "axes.grid": True}
+    merged = style("icml", "half") | theirs
+    assert merged["figure.figsize"][0] == 3.25
+    with mpl.rc_context(merged):
+        assert (mpl.rcParams["font.size"], mpl.rcParams["axes.grid"]) == (6, True)
+
+
+def test_dark_is_light_on_dark():
+    dark, light = style("slide", theme="dark"), style("slide")
+    assert (dark["text.color"], dark["figure.facecolor"]) == ("#e6e6e6", "#15181c")
+    assert light["figure.facecolor"] == "#ffffff"
+    assert dark["savefig.facecolor"] == dark["figure.facecolor"]

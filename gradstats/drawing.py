@@ -1,0 +1,159 @@
+"""Figures of one or several runs, drawn from their saved numbers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from gradstats.experiment import FiguresSection
+from gradstats.results import SavedResults, differing_settings, run_labels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def draw_run(run: SavedResults, folder: Path, look: FiguresSection) -> list[Path]:
+    """Draw every figure that a run has the numbers for, each with its table beside it; returns the paths.
+
+    Raises:
+        FileNotFoundError: when it has numbers for none; says what makes them.
+    """
+    from gradstats import plots
+
+    paths: list[Path] = []
+    for name, figure, source in run_figures(run, look):
+        paths += plots.save_figure(figure, folder / name, look.formats, source=source)
+    if not paths:
+        raise FileNotFoundError(
+            f"{run.path} holds no numbers that can be drawn: `gradstats run EXPERIMENT --out {run.path}` makes them"
+        )
+    return paths
+
+
+def run_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+    """Name, figure and table of each figure of a run; a figure is closed when the next is asked for."""
+    from gradstats import plots
+
+    if run.fit is not None and run.points is not None:
+        with _styled(look) as made:
+            plots.plot_length_scaling(run.fit, published=run.settings.get("length_scaling.published"))
+            yield "length_scaling", made(), run.points
+    if run.variance is not None:
+        with _styled(look) as made:
+            plots.plot_variance(run.variance)
+            yield "variance", made(), run.variance
+        if np.isfinite(run.variance["matched_ratio"].to_numpy(dtype=float)).any():
+            with _styled(look) as made:
+                plots.plot_variance_panels(run.variance)
+                yield "variance_bias", made(), run.variance
+    if run.by_block is not None:
+        with _styled(look) as made:
+            plots.plot_alpha_by_block(run.by_block)
+            yield "alpha_by_block", made(), run.by_block
+    if run.points is not None and "reward" in run.points and len(set(run.points["reward"])) > 1:
+        with _styled(look) as made:
+            plots.plot_length_reward(run.points, correlation=_correlation(run.points))
+            yield "length_reward", made(), run.points
+
+
+def draw_overlay(runs: list[SavedResults], folder: Path, look: FiguresSection) -> list[Path]:
+    """Draw several runs on the same axes, labelled, and warn where they are not alike.
+
+    Raises:
+        ValueError: when no figure's numbers are in every run, or their ratios have different references.
+    """
+    import seaborn as sns
+
+    from gradstats import plots
+
+    labels = run_labels(runs)
+    for setting, values in differing_settings(runs).items():
+        told = ", ".join(f"{run.path.name}: {value}" for run, value in zip(runs, values, strict=True))
+        warnings.warn(
+            f"the runs differ in {setting} ({told}); they are drawn together and labelled, and do not measure the same "
+            "thing",
+            UserWarning,
+            stacklevel=2,
+        )
+    paths: list[Path] = []
+    fits = [run.fit for run in runs]
+    if all(fit is not None for fit in fits):
+        palette = sns.color_palette("colorblind")
+        with _styled(look) as made:
+            ax = None
+            for at, fit in enumerate(fits):
+                published = runs[0].settings.get("length_scaling.published") if at == 0 else None
+                assert fit is not None
+                ax = plots.plot_length_scaling(
+                    fit, ax=ax, label=labels[at], color=palette[at % len(palette)], published=published
+                )
+            points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]
+            paths += plots.save_figure(made(), folder / "length_scaling", look.formats, source=points)
+    tables = [run.variance for run in runs]
+    if all(table is not None for table in tables):
+        frame = _stacked(runs, labels)
+        with _styled(look) as made:
+            ax = plots.plot_variance(frame)
+            ax.set_xlabel("\n".join([ax.get_xlabel(), *(f"{LETTERS[at]}: {label}" for at, label in enumerate(labels))]))
+            figure = made()
+            size = figure.get_size_inches()
+            figure.set_size_inches(size[0], size[1] + 0.14 * len(labels))
+            paths += plots.save_figure(figure, folder / "variance", look.formats, source=frame)
+    if not paths:
+        raise ValueError(
+            f"no figure's numbers are in all of {', '.join(str(run.path) for run in runs)}: `gradstats run` makes them"
+        )
+    return paths
+
+
+def _stacked(runs: list[SavedResults], labels: list[str]) -> pd.DataFrame:
+    """The variance tables one under the other, estimator by estimator."""
+    references = [
+        str((run.variance if run.variance is not None else pd.DataFrame()).attrs.get("reference")) for run in runs
+    ]
+    if len(set(references)) > 1:
+        raise ValueError(
+            f"the runs' ratios are to different references ({', '.join(references)}), which are different units: "
+            "compare each run again with the same `variance: {reference: …}`"
+        )
+    frame = pd.concat(
+        [run.variance.assign(run=label) for run, label in zip(runs, labels, strict=True)],  # pyright: ignore[reportOptionalMemberAccess]
+        ignore_index=True,
+    )
+    order = list(dict.fromkeys(frame["estimator"]))
+    frame = frame.sort_values("estimator", key=lambda names: names.map(order.index), kind="stable", ignore_index=True)
+    frame.attrs = {"reference": references[0]}
+    return frame
+
+
+def _correlation(points: pd.DataFrame) -> Any:
+    from gradstats.stats import length_reward_correlation
+
+    with warnings.catch_warnings():  # too few informative prompts: the figure then tells no number
+        warnings.simplefilter("ignore")
+        return length_reward_correlation(lengths=points["length"], rewards=points["reward"], groups=points["prompt_id"])
+
+
+@contextmanager
+def _styled(look: FiguresSection) -> Iterator[Any]:
+    """The venue's style; yields what gives the figure that was drawn, which is closed at the end."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    from gradstats.plots import style
+
+    with mpl.rc_context(style(look.venue, look.column, theme=look.theme)):  # pyright: ignore[reportArgumentType]
+        before = set(plt.get_fignums())
+        try:
+            yield plt.gcf
+        finally:
+            for number in set(plt.get_fignums()) - before:
+                plt.close(number)

@@ -1,0 +1,153 @@
+"""Blocks of parameters: the exponent of each with its interval, and a map of layers by kinds."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+
+from gradstats.plots.forest import (
+    draw_landmark,
+    draw_row,
+    forest_height,
+    forest_limits,
+    plain_ticks,
+    set_rows,
+    wrap_label,
+)
+from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+
+VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}
+_LAYER = re.compile(r"^(?:.*\.)?(?:layers|layer|h|blocks|block)\.(\d+)(?:\.(.*))?$")
+_SHORT = re.compile(r"\.weight$|^model\.")
+_MODULE = re.compile(r"^(?:self_attn|attn|mlp)\.")
+# The name of a kind is cut in the middle beyond this.
+_LONGEST = 26
+
+
+def plot_alpha_by_block(table: Any, *, ax: Axes | None = None) -> Axes:
+    """Draws the length exponent of each block's part of the gradient, with its interval; the whole comes last.
+
+    Dashed lines stand at ½ (uncorrelated token scores) and at 1 (fully correlated ones).
+
+    Args:
+        table: the frame of `gradstats.stats.length_scaling_by_block`.
+        ax: where to draw; None makes a figure as high as the rows need.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    require_columns(frame, ["block", "alpha", "alpha_low", "alpha_high"], "draw what length_scaling_by_block() gives")
+    labels = [wrap_label(_SHORT.sub("", str(name))) for name in frame["block"]]
+    if ax is None:
+        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], forest_height(labels)))
+    estimates = frame[["alpha", "alpha_low", "alpha_high"]].to_numpy(dtype=float)
+    ax.set_xlim(*forest_limits(np.append(estimates.ravel(), 1.0), False, 0.5))
+    for at in (0.5, 1.0) if len(frame) else ():
+        draw_landmark(ax, at)
+    palette = sns.color_palette("colorblind")
+    for row, (name, estimate) in enumerate(zip(frame["block"], estimates, strict=True)):
+        whole = name == "total"
+        draw_row(
+            ax,
+            float(row),
+            (estimate[0], estimate[1], estimate[2]),
+            plt.rcParams["text.color"] if whole else palette[0],
+            "D" if whole else "o",
+        )
+    set_rows(ax, labels)
+    plain_ticks(ax, logarithmic=False)
+    ax.set_xlabel(r"length exponent $\alpha$")
+    if frame.empty:
+        draw_nothing(ax, "no blocks")
+    return ax
+
+
+def plot_block_heatmap(table: Any, *, ax: Axes | None = None, value: str = "share_of_sq_norm") -> Axes:
+    """Draws a map of layers by kinds of parameter.
+
+    Args:
+        table: the frame of `gradstats.stats.length_scaling_by_block`, best with one block a parameter.
+        ax: where to draw.
+        value: ``"share_of_sq_norm"`` or ``"alpha"``.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns, or an unknown value.
+    """
+    frame = as_frame(table)
+    if value not in VALUES:
+        raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(VALUES)}")
+    require_columns(frame, ["block", value], "draw what length_scaling_by_block() gives")
+    frame = frame.loc[[name != "total" for name in frame["block"]]]
+    width, height = plt.rcParams["figure.figsize"]
+    grid = _layers_by_kinds(frame, value)
+    if ax is None:
+        scale = plt.rcParams["font.size"] / 8.0
+        _, ax = plt.subplots(figsize=(width, max(0.6 * height, (0.17 * len(grid) + 0.7) * scale)))
+    if grid.empty:
+        draw_nothing(ax, "no blocks")
+        ax.set_axis_off()
+        return ax
+    figure = ax.get_figure()
+    assert figure is not None
+    column_inches = 0.6 * figure.bbox.width / figure.dpi / max(grid.shape[1], 1)
+    sns.heatmap(
+        grid,
+        ax=ax,
+        cmap=sns.color_palette("crest", as_cmap=True),
+        annot=bool(column_inches > 0.36 * plt.rcParams["font.size"] / 8.0),
+        fmt=".2g",
+        annot_kws={"fontsize": plt.rcParams["font.size"] * 0.75},
+        linewidths=0.4,
+        linecolor=ax.get_facecolor(),
+        cbar_kws={"label": VALUES[value], "aspect": 15},
+    )
+    # Blocks whose gradient vanishes somewhere have no exponent: grey, not white, which reads as a small value.
+    ax.set_facecolor("0.85")
+    ax.tick_params(length=0)
+    ax.tick_params(axis="y", labelrotation=0)
+    ax.tick_params(axis="x", labelrotation=0)
+    every = max(1, round(0.18 / column_inches)) if any(name.isdigit() for name in grid.columns) else 1
+    ax.set_xticks(
+        np.arange(grid.shape[1])[::every] + 0.5, labels=[str(name) for name in grid.columns[::every]], rotation=0
+    )
+    ax.set_yticks(np.arange(len(grid)) + 0.5, labels=list(grid.index), rotation=0)
+    ax.set_xlabel("layer")
+    ax.set_ylabel("")
+    return ax
+
+
+def _layers_by_kinds(frame: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Kinds down, layers across; what belongs to no layer stands in the column "–"."""
+    cells: dict[tuple[str, str], float] = {}
+    for name, number in zip(frame["block"], frame[value], strict=True):
+        found = _LAYER.match(str(name))
+        layer, kind = ("–", str(name)) if found is None else (found.group(1), found.group(2) or "whole layer")
+        cells[_shortened(_MODULE.sub("", _SHORT.sub("", kind))), layer] = float(number)
+    layers = sorted({layer for _, layer in cells if layer != "–"}, key=int)
+    columns = [*(["–"] if any(layer == "–" for _, layer in cells) else []), *layers]
+    kinds = list(dict.fromkeys(kind for kind, _ in cells))
+    return pd.DataFrame(
+        [[cells.get((kind, layer), np.nan) for layer in columns] for kind in kinds],
+        index=pd.Index(kinds, dtype=str),
+        columns=pd.Index(columns, dtype=str),
+    )
+
+
+def _shortened(name: str) -> str:
+    if len(name) <= _LONGEST:
+        return name
+    half = _LONGEST // 2
+    return f"{name[: half - 1]}…{name[-half:]}"

@@ -1,0 +1,154 @@
+"""One row a thing, each with its interval: what the forest figures share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+# Inches a row at 8-point text.
+ROW_HEIGHT = 0.2
+TWO_LINE_ROW_HEIGHT = 0.29
+AXIS_HEIGHT = 0.5
+# A label longer than this breaks before its parenthesis, and, where it still is, between its parameters.
+WRAP_BEYOND = 20
+LONGEST_LINE = 30
+# Where ticks stand on a log axis of less than a decade.
+FINE = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+# A star's points leave it smaller than other markers of the same size.
+STAR = 1.6
+# Pale colours of the palette need an outline on white.
+EDGE = {"markeredgecolor": "0.25", "markeredgewidth": 0.4}
+
+
+def forest_height(labels: Sequence[str]) -> float:
+    """Figure height in inches that gives each row its room at the current font size."""
+    row = max([ROW_HEIGHT, *(ROW_HEIGHT + (TWO_LINE_ROW_HEIGHT - ROW_HEIGHT) * label.count("\n") for label in labels)])
+    return (row * max(len(labels), 1) + AXIS_HEIGHT) * plt.rcParams["font.size"] / 8.0
+
+
+def wrap_label(label: str, longest: int = LONGEST_LINE) -> str:
+    """A long label over several lines, broken before its parameters and between them."""
+    if len(label) <= WRAP_BEYOND:
+        return label
+    name, opened, parameters = label.partition("(")
+    lines = [name, opened + parameters] if opened else [label]
+    wrapped = []
+    for line in lines:
+        while len(line) > longest:
+            cut = max(line.rfind(mark, 0, longest) for mark in (" ", "_", "/", "·", ".")) + 1 or longest
+            wrapped.append(line[:cut].rstrip())
+            line = line[cut:]
+        wrapped.append(line)
+    return "\n".join(wrapped)
+
+
+def set_rows(ax: Axes, labels: Sequence[str]) -> None:
+    """Label the rows, first on top, and take away what a forest does not need."""
+    ax.set_yticks(range(len(labels)), labels=list(labels), linespacing=1.05)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x", which="major", zorder=0)
+    ax.spines["left"].set_visible(False)
+
+
+def forest_limits(values: Float[np.ndarray, " n"], logarithmic: bool, landmark: float | None) -> tuple[float, float]:
+    """The ends of an axis that shows every finite value and the landmark, with a margin."""
+    finite = values[np.isfinite(values) & (values > 0 if logarithmic else True)]
+    if landmark is not None:
+        finite = np.append(finite, landmark)
+    if len(finite) == 0:
+        return (0.1, 10.0) if logarithmic else (0.0, 1.0)
+    ends = np.log(finite) if logarithmic else finite
+    smallest, largest = ends.min(), ends.max()
+    span = largest - smallest
+    # Values that differ by rounding alone are one value.
+    margin = 0.06 * span if span > 1e-9 * max(abs(largest), 1.0) else 0.1 * max(abs(largest), 1.0)
+    left, right = smallest - margin, largest + margin
+    return (float(np.exp(left)), float(np.exp(right))) if logarithmic else (float(left), float(right))
+
+
+def draw_landmark(ax: Axes, at: float) -> None:
+    """A dashed line at a value to compare with."""
+    ax.axvline(at, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+
+
+def draw_row(
+    ax: Axes, row: float, estimate: tuple[float, float, float], color: Any, marker: str, *, hollow: bool = False
+) -> None:
+    """A value with its interval; what is not resolved becomes an arrow or is said in words, and is never left out."""
+    centre, low, high = estimate
+    left, right = ax.get_xlim()
+    if np.isnan(centre) and not np.isfinite(low) and not np.isfinite(high):
+        ax.annotate(
+            "not resolved",
+            (0.5, row),
+            xycoords=("axes fraction", "data"),
+            ha="center",
+            va="center",
+            color="0.45",
+            style="italic",
+            fontsize="small",
+            bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 1.0},
+        )
+        return
+    # An estimate without an interval (NaN ends) is a point; one unbounded on a side runs off the axis there.
+    if np.isfinite(centre) and np.isnan(low) and np.isnan(high):
+        start = stop = centre
+    else:
+        start = max(low, left) if np.isfinite(low) else left
+        stop = min(high, right) if np.isfinite(high) else right
+        if not np.isfinite(low):
+            ax.plot([left], [row], marker="<", color=color, clip_on=False, zorder=3)
+        if not np.isfinite(high):
+            ax.plot([right], [row], marker=">", color=color, clip_on=False, zorder=3)
+    ax.plot(
+        [start, stop],
+        [row, row],
+        color=color,
+        linewidth=1.17 * plt.rcParams["lines.linewidth"],
+        solid_capstyle="butt",
+        zorder=2,
+    )
+    if not np.isfinite(centre):
+        ax.plot([start], [row], marker="|", color=color, zorder=3)
+        return
+    face = {"markerfacecolor": ax.get_facecolor(), "markeredgecolor": color, "markeredgewidth": 1.0} if hollow else EDGE
+    size = plt.rcParams["lines.markersize"] * (STAR if marker == "*" else 1.0)
+    ax.plot([centre], [row], marker=marker, color=color, markersize=size, linestyle="none", zorder=4, **face)
+
+
+def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5) -> None:
+    """Plain numbers, about so many at most; on a log axis at 1, 2, 5 (or finer) where it spans about a decade."""
+    left, right = ax.get_xlim()
+    if not logarithmic:
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]))
+        return
+    decades = np.log10(right / left)
+    subs = (
+        (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.5 else (1.0, 2.0, 5.0) if decades > 1 or most < 5 else FINE
+    )
+    axis = ax.xaxis
+    if decades < 0.7:
+        ticks = _linear_ticks(left, right, most)
+        axis.set_major_locator(LogLocator(subs=(1.0,)))
+        ax.set_xticks(ticks)
+        axis.set_minor_locator(LogLocator(subs=()))
+    else:
+        axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_minor_formatter(NullFormatter())
+    if decades <= 6 and right < 1e5 and left > 1e-4:
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+
+
+def _linear_ticks(left: float, right: float, most: int) -> Float[np.ndarray, " k"]:
+    steps = np.array([1.0, 2.0, 2.5, 5.0, 10.0])
+    raw = (right - left) / most
+    power = 10.0 ** np.floor(np.log10(raw))
+    step = power * steps[np.searchsorted(steps, raw / power)]
+    return np.round(np.arange(np.ceil(left / step), np.floor(right / step) + 1) * step, 12)

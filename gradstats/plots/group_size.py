@@ -1,0 +1,136 @@
+"""Variance against group size, one line an estimator, with the group size of RLOO that each is worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from gradstats.plots.appearance import estimator_appearance
+from gradstats.plots.forest import EDGE
+from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.units import refuse_mixed_units
+
+AXIS_LABELS = {
+    "trace_cov": "tr Cov",
+    "within_prompt": "within-prompt variance",
+    "noise_to_signal": "noise to signal (groups)",
+}
+
+
+def plot_group_size(
+    table: Any,
+    *,
+    ax: Axes | None = None,
+    value: str = "trace_cov",
+    per_completion: bool = True,
+    equivalence: pd.DataFrame | None = None,
+) -> Axes:
+    """Draws variance against group size on log axes, one line per estimator.
+
+    Args:
+        table: frames of `gradstats.stats.compare` at several group sizes, or of ``.prompt_parts()``, put one under the
+            other; columns ``estimator``, ``group_size`` and ``value`` with its ``_low`` and ``_high``.
+        ax: where to draw; None makes a figure, higher for more entries in the legend below.
+        value: ``"trace_cov"``, ``"within_prompt"`` or ``"noise_to_signal"``.
+        per_completion: multiply by the group size, which compares groups at equal numbers of completions in all;
+            noise to signal is drawn as it is.
+        equivalence: rows of `EquivalentGroupSize.to_frame`: from each estimator a dotted line runs to the group size
+            of RLOO that is as quiet. It is a statement about ``"within_prompt"`` at equal completions.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for an unknown value, missing columns, estimators in different units, or an equivalence drawn on
+            an axis that it does not speak of.
+    """
+    frame = as_frame(table)
+    if value not in AXIS_LABELS:
+        raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(AXIS_LABELS)}")
+    require_columns(
+        frame, ["estimator", "group_size", value, f"{value}_low", f"{value}_high"], "draw what compare() gives"
+    )
+    refuse_mixed_units(frame["estimator"], value)
+    if equivalence is not None and not (value == "within_prompt" and per_completion):
+        raise ValueError(
+            "equivalence compares within-prompt variance at equal completions: draw it with value='within_prompt' and "
+            "per_completion=True"
+        )
+    estimators = list(dict.fromkeys(map(str, frame["estimator"])))
+    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    if ax is None:
+        width, height = plt.rcParams["figure.figsize"]
+        _, ax = plt.subplots(figsize=(width, height + legend_height(estimators, width, font_size)))
+    scaled = per_completion and value != "noise_to_signal"
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    for place, name in enumerate(estimators):
+        rows = pd.DataFrame(frame.loc[[str(label) == name for label in frame["estimator"]]]).sort_values(
+            by="group_size"
+        )
+        sizes = rows["group_size"].to_numpy(dtype=float)
+        factor = sizes if scaled else np.ones(len(sizes))
+        centre, low, high = (rows[column].to_numpy(dtype=float) * factor for column in _ends(value))
+        color, marker = estimator_appearance(name)
+        # Points of different estimators stand side by side, a little apart, so that their intervals can be told.
+        at = sizes * 2.0 ** (0.12 * (place - (len(estimators) - 1) / 2.0) / max(len(estimators) / 2.0, 1.0))
+        ax.plot(at, centre, color=color, marker=marker, label=name, linewidth=1.0, zorder=3, **EDGE)
+        ax.vlines(at, low, high, color=color, linewidth=1.0, zorder=2)
+    if frame.empty:
+        draw_nothing(ax, "no estimators")
+    elif equivalence is not None:
+        _draw_equivalence(ax, frame, value, equivalence)
+    _ticks(ax, frame)
+    ax.set_xlabel("group size (completions a prompt)")
+    ax.set_ylabel(AXIS_LABELS[value] + (" × group size" if scaled else ""))
+    legend_below(ax, font_size)
+    return ax
+
+
+def _draw_equivalence(ax: Axes, frame: pd.DataFrame, value: str, equivalence: pd.DataFrame) -> None:
+    require_columns(
+        equivalence, ["estimator", "group_size", "equivalent_group_size"], "draw what equivalent_group_size() gives"
+    )
+    heights = {
+        (str(name), float(size)): float(number) * float(size)
+        for name, size, number in zip(frame["estimator"], frame["group_size"], frame[value], strict=True)
+    }
+    for row in equivalence.to_dict("records"):
+        name, size, equal = str(row["estimator"]), float(row["group_size"]), float(row["equivalent_group_size"])
+        if (name, size) not in heights or not np.isfinite(equal):
+            continue
+        height = heights[name, size]
+        color = estimator_appearance(name).color
+        ax.plot([size, equal], [height, height], color=color, linestyle=":", linewidth=1.0)
+        ax.plot([equal], [height], marker="|", color=color, zorder=4)
+        ax.annotate(
+            f"RLOO, {equal:.3g}",
+            (equal, height),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="center",
+            fontsize="small",
+            color=color,
+        )
+
+
+def _ticks(ax: Axes, frame: pd.DataFrame) -> None:
+    sizes = sorted({float(size) for size in frame["group_size"].dropna()})
+    if sizes:
+        ax.set_xlim(sizes[0] / 1.3, max(sizes[-1], ax.dataLim.x1) * 1.3)
+        ax.set_xticks(sizes)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _ends(value: str) -> tuple[str, str, str]:
+    return value, f"{value}_low", f"{value}_high"

@@ -1,0 +1,54 @@
+"""Legends that stand beside the data instead of on it, whatever the number and length of their entries."""
+
+from __future__ import annotations
+
+import textwrap
+
+from matplotlib.axes import Axes
+
+# Inches a character and a handle take at 7-point text, and a row its height.
+_CHARACTER, _HANDLE, ROW = 0.058, 0.4, 0.125
+
+
+def legend_text(label: str, width: float, font_size: float) -> str:
+    """A label broken into lines that fit a width in inches."""
+    longest = int((width * 7.0 / font_size - _HANDLE) / _CHARACTER)
+    if len(label) <= longest:
+        return label
+    name, opened, parameters = label.partition("(")
+    lines = [line for part in (name, opened + parameters) for line in textwrap.wrap(part, longest)]
+    return "\n".join(lines)
+
+
+def legend_columns(labels: list[str], width: float, font_size: float) -> int:
+    """How many columns of entries fit a width in inches."""
+    scale = font_size / 7.0
+    longest = max((len(label) for label in labels), default=1)
+    return max(1, min(len(labels), int(width / (scale * (longest * _CHARACTER + _HANDLE)))))
+
+
+def legend_height(labels: list[str], width: float, font_size: float) -> float:
+    """Inches that a legend below the axes takes."""
+    rows = -(-len(labels) // legend_columns(labels, width, font_size))
+    broken = sum(legend_text(label, width, font_size).count("\n") for label in labels)
+    return (rows + broken) * ROW * font_size / 7.0
+
+
+def legend_below(ax: Axes, font_size: float) -> None:
+    """Put the legend of what was labelled under the axes, in as many columns as fit the figure."""
+    labels = ax.get_legend_handles_labels()[1]
+    if not labels:
+        return
+    figure = ax.get_figure()
+    assert figure is not None
+    width = figure.bbox.width / figure.dpi
+    handles = ax.get_legend_handles_labels()[0]
+    figure.legend(
+        handles,
+        [legend_text(label, width, font_size) for label in labels],
+        loc="outside lower center",
+        ncols=legend_columns(labels, width, font_size),
+        fontsize=font_size,
+        columnspacing=1.0,
+        borderaxespad=0.2,
+    )

@@ -1,0 +1,130 @@
+"""Length and what goes with it: reward within prompts, noise to signal by bins of length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from gradstats.plots.appearance import estimator_appearance
+from gradstats.plots.forest import EDGE
+from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+from gradstats.plots.legend import legend_below, legend_height
+
+
+def plot_length_reward(table: Any, *, ax: Axes | None = None, correlation: Any = None) -> Axes:
+    """Draws reward against length within prompts: each completion relative to the means of its own prompt.
+
+    Between prompts the two go together because hard problems take long and fail often; only what is left within
+    prompts moves a length-weighted baseline.
+
+    Args:
+        table: one row a completion, columns ``prompt_id``, ``length`` and ``reward``.
+        ax: where to draw; None makes a figure.
+        correlation: a `gradstats.stats.LengthRewardCorrelation` to tell above the axes.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    require_columns(frame, ["prompt_id", "length", "reward"], "give one row a completion")
+    if ax is None:
+        _, ax = plt.subplots()
+    ax.set_xlabel("length less its prompt's mean (tokens)")
+    ax.set_ylabel("reward less its prompt's mean")
+    if frame.empty:
+        draw_nothing(ax, "no completions")
+        return ax
+    by_prompt = frame.groupby("prompt_id")
+    x = (frame["length"] - by_prompt["length"].transform("mean")).to_numpy(dtype=float)
+    y = (frame["reward"] - by_prompt["reward"].transform("mean")).to_numpy(dtype=float)
+    few = len(frame) <= 100
+    color = sns.color_palette("colorblind")[0]
+    ax.axhline(0.0, color="0.5", linewidth=0.6, zorder=1)
+    ax.axvline(0.0, color="0.5", linewidth=0.6, zorder=1)
+    ax.scatter(
+        x,
+        y,
+        s=(9 if few else 4) * (plt.rcParams["font.size"] / 8.0) ** 2,
+        color=color,
+        alpha=0.7 if few else max(0.08, 0.7 * (100 / len(frame)) ** 0.5),
+        linewidths=0,
+        rasterized=len(frame) > 2000,
+        zorder=2,
+    )
+    if correlation is not None and np.isfinite(correlation.correlation):
+        low, high = correlation.confidence_interval()
+        ax.set_title(
+            f"correlation {correlation.correlation:.2f} [{low:.2f}, {high:.2f}]".replace("-", "−"),
+            loc="left",
+            fontsize="small",
+        )
+    return ax
+
+
+def plot_length_bins(table: Any, *, ax: Axes | None = None, value: str = "noise_to_signal") -> Axes:
+    """Draws a quantity by bins of completion length, with intervals; one line an estimator where there are several.
+
+    Args:
+        table: a frame with ``length_low`` and ``length_high`` of each bin, ``value`` with its ``_low`` and ``_high``,
+            and ``estimator`` where there are several.
+        ax: where to draw; None makes a figure.
+        value: the column to draw, on a log axis.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    ends = (value, f"{value}_low", f"{value}_high")
+    require_columns(frame, ["length_low", "length_high", *ends], "give one row a bin")
+    lines = (
+        [("", frame)]
+        if "estimator" not in frame
+        else [(str(name), rows) for name, rows in frame.groupby("estimator", sort=False)]
+    )
+    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    if ax is None:
+        width, height = plt.rcParams["figure.figsize"]
+        extra = legend_height([name for name, _ in lines], width, font_size) if len(lines) > 1 else 0.0
+        _, ax = plt.subplots(figsize=(width, height + extra))
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    known = frame[list(ends)].to_numpy(dtype=float)
+    if not np.isfinite(known).any():
+        draw_nothing(ax, "no bin is resolved" if len(frame) else "no bins")
+    unresolved = 0
+    for place, (name, rows) in enumerate(lines):
+        color, marker = estimator_appearance(name) if name else (sns.color_palette("colorblind")[0], "o")
+        middle = np.sqrt(rows["length_low"].to_numpy(dtype=float) * rows["length_high"].to_numpy(dtype=float))
+        # Side by side within a bin, however many they are.
+        at = middle * 2.0 ** (min(0.08, 0.5 / len(lines)) * (place - (len(lines) - 1) / 2.0))
+        centre, low, high = (rows[column].to_numpy(dtype=float) for column in ends)
+        ax.plot(at, centre, color=color, marker=marker, linewidth=1.0, label=name or None, zorder=3, **EDGE)
+        ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=color, linewidth=1.0, zorder=2)
+        # Known from below alone: an upward triangle at the bound.
+        bounded = np.isnan(centre) & np.isfinite(low)
+        ax.plot(at[bounded], low[bounded], marker="^", color=color, linestyle="none", zorder=3, markerfacecolor="none")
+        unresolved += int(bounded.sum())
+    if unresolved:
+        ax.set_title("△ at least", loc="left", fontsize="small")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    edges = sorted({float(edge) for column in ("length_low", "length_high") for edge in frame[column].dropna()})
+    if edges:
+        ax.set_xlim(edges[0], edges[-1])
+        ax.set_xticks(edges if len(edges) <= 7 else edges[:: -(-len(edges) // 6)])
+    ax.set_xlabel("completion length (tokens), by bins")
+    ax.set_ylabel(value.replace("_", " "))
+    if len(lines) > 1:
+        legend_below(ax, font_size)
+    return ax

@@ -1,0 +1,44 @@
+"""PGF pictures without a LaTeX installation: text is measured with the figure's own fonts."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_pgf import RendererPgf
+from matplotlib.figure import Figure
+
+
+class _OwnFontsRenderer(RendererPgf):
+    """matplotlib's PGF renderer, which otherwise asks a running LaTeX for the size of every text."""
+
+    def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> tuple[float, float, float]:
+        return RendererBase.get_text_width_height_descent(self, s, prop, ismath)
+
+
+def pgf_picture(fig: Figure) -> str:
+    r"""A figure as a PGF picture for ``\input``, with its texts set in the document's fonts.
+
+    Nothing is rasterised, so that a picture is one file.
+    """
+    body = io.StringIO()
+    with mpl.rc_context({"pgf.rcfonts": False}):
+        fig.draw(_OwnFontsRenderer(fig, body))
+    width, height = fig.get_size_inches()
+    return "\n".join(
+        [
+            r"% \input this file; it needs \usepackage{pgf}",
+            r"\begingroup%",
+            r"\makeatletter%",
+            r"\begin{pgfpicture}%",
+            rf"\pgfpathrectangle{{\pgfpointorigin}}{{\pgfqpoint{{{width:f}in}}{{{height:f}in}}}}%",
+            r"\pgfusepath{use as bounding box, clip}%",
+            *(line.rstrip() for line in body.getvalue().splitlines()),
+            r"\end{pgfpicture}%",
+            r"\makeatother%",
+            r"\endgroup%",
+            "",
+        ]
+    )

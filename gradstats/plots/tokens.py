@@ -1,0 +1,125 @@
+"""Tokens: their energy along the trace, and a cheap proxy of it against the truth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+
+from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+from gradstats.plots.legend import legend_below, legend_height
+
+# Above this number of traces, their names are not told apart.
+_MOST_NAMED = 8
+
+
+def plot_token_energy(table: Any, *, ax: Axes | None = None) -> Axes:
+    r"""Draws ‖s_t‖², the squared norm of each token's score, along one or several traces, on a log axis.
+
+    Args:
+        table: a frame with columns ``position`` (from 0) and ``energy``; ``sequence`` where there are several traces;
+            ``energy_low`` and ``energy_high`` where energies were estimated.
+        ax: where to draw; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    require_columns(frame, ["position", "energy"], "give one row a token")
+    traces = (
+        [("", frame)]
+        if "sequence" not in frame
+        else [(str(name), rows) for name, rows in frame.groupby("sequence", sort=False)]
+    )
+    named = 1 < len(traces) <= _MOST_NAMED
+    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    if ax is None:
+        width, height = plt.rcParams["figure.figsize"]
+        extra = legend_height([name for name, _ in traces], width, font_size) if named else 0.0
+        _, ax = plt.subplots(figsize=(width, height + extra))
+    energies = frame["energy"].to_numpy(dtype=float)
+    positive = energies[energies > 0]
+    if len(positive) == 0:
+        draw_nothing(ax, "no tokens")
+    else:
+        ax.set_yscale("log")
+    palette = sns.color_palette("colorblind")
+    for place, (name, rows) in enumerate(traces):
+        if len(positive) == 0:
+            break
+        color = palette[place % len(palette)]
+        rows = rows.sort_values("position")
+        at, energy = rows["position"].to_numpy(dtype=float), rows["energy"].to_numpy(dtype=float)
+        shade = 1.0 if len(traces) <= _MOST_NAMED else max(0.08, _MOST_NAMED / len(traces))
+        ax.plot(
+            at,
+            energy,
+            color=color,
+            alpha=shade,
+            linewidth=0.7,
+            marker="o",
+            markersize=plt.rcParams["lines.markersize"] * 0.55,
+            markeredgewidth=0.0,
+            label=name if named else None,
+        )
+        if {"energy_low", "energy_high"} <= set(rows.columns):
+            low, high = (rows[column].to_numpy(dtype=float) for column in ("energy_low", "energy_high"))
+            ax.fill_between(at, np.fmax(low, float(positive.min())), high, color=color, alpha=0.2 * shade, linewidth=0)
+    ax.set_xlabel("position in the completion (tokens)")
+    ax.set_ylabel(r"token energy $\Vert s_t\Vert^2$")
+    if named:
+        legend_below(ax, font_size)
+    return ax
+
+
+def plot_proxy(table: Any, *, ax: Axes | None = None, proxy: str = "proxy", truth: str = "truth") -> Axes:
+    """Draws a proxy against what it stands for, on log axes, with the line where the two are equal.
+
+    Args:
+        table: a frame with one column for each, positive; ``.attrs["proxy"]`` and ``.attrs["truth"]`` name the axes,
+            ``.attrs["rank_correlation"]``, where given, is told in the figure.
+        ax: where to draw; None makes a figure.
+        proxy: column of the proxy.
+        truth: column of the truth.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    require_columns(frame, [proxy, truth], "give one row a token or a completion")
+    if ax is None:
+        width = plt.rcParams["figure.figsize"][0]
+        _, ax = plt.subplots(figsize=(width, width * 0.8))
+    shown = frame[(frame[proxy] > 0) & (frame[truth] > 0)]
+    if shown.empty:
+        draw_nothing(ax, "no points")
+    else:
+        few = len(shown) <= 100
+        ax.scatter(
+            shown[truth],
+            shown[proxy],
+            s=(9 if few else 4) * (plt.rcParams["font.size"] / 8.0) ** 2,
+            color=sns.color_palette("colorblind")[0],
+            alpha=0.7 if few else max(0.08, 0.7 * (100 / len(shown)) ** 0.5),
+            linewidths=0,
+            rasterized=len(shown) > 2000,
+        )
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.axline((1.0, 1.0), (2.0, 2.0), color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        left_out = len(frame) - len(shown)
+        told = [f"rank correlation {frame.attrs['rank_correlation']:.2f}"] if "rank_correlation" in frame.attrs else []
+        told += [f"{left_out} not positive, not shown"] if left_out else []
+        ax.set_title("; ".join(told), loc="left", fontsize="small")
+    ax.set_xlabel(str(frame.attrs.get("truth", truth)))
+    ax.set_ylabel(str(frame.attrs.get("proxy", proxy)))
+    return ax

@@ -1,0 +1,170 @@
+"""Frames for every plot function: ordinary, empty, one row, without intervals, thirty estimators, long names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gradstats import plots
+from gradstats.plots.appearance import KNOWN
+
+LONG = "an_estimator_of_my_own_with_a_long_name(alpha=0.8, loo=True, prior=12.5)"
+SHAPES = ("ordinary", "empty", "one row", "nan intervals", "thirty", "long names")
+QUANTITIES = (
+    "ratio",
+    "matched_ratio",
+    "trace_cov",
+    "noise_to_signal",
+    "signal_sq",
+    "cosine",
+    "bias_share",
+    "kept_share",
+)
+
+
+def names(shape: str, usual: int = 5) -> list[str]:
+    """Names of the rows of a frame of some shape."""
+    many = [*KNOWN, *(f"mine_{at}" for at in range(30 - len(KNOWN)))]
+    long = [LONG, "length_weighted(alpha=0.8, loo=True)", "rloo"]
+    return {"empty": [], "one row": ["rloo"], "thirty": many, "long names": long}.get(shape, list(KNOWN[:usual]))
+
+
+def with_intervals(frame: pd.DataFrame, columns: tuple[str, ...], shape: str, scale: float = 1.0) -> pd.DataFrame:
+    """Adds quantities with their ends."""
+    rng = np.random.default_rng(0)
+    for column in columns:
+        centre = scale * np.exp(rng.normal(0, 0.5, len(frame)))
+        frame[column], frame[f"{column}_low"], frame[f"{column}_high"] = centre, 0.8 * centre, 1.3 * centre
+        if shape == "nan intervals" and len(frame):
+            frame[f"{column}_low"] = frame[f"{column}_high"] = np.nan
+            frame.loc[0, column] = np.nan
+    return frame
+
+
+def variance(shape: str) -> pd.DataFrame:
+    """What compare() gives."""
+    frame = with_intervals(pd.DataFrame({"estimator": names(shape), "group_size": 4}), QUANTITIES, shape)
+    frame.attrs["reference"] = "rloo"
+    return frame
+
+
+def group_sizes(shape: str) -> pd.DataFrame:
+    """Tables of several group sizes."""
+    sizes = [8] if shape == "one row" else [2, 4, 8]
+    frames = [pd.DataFrame({"estimator": names(shape), "group_size": size}) for size in sizes]
+    frame = with_intervals(pd.concat(frames, ignore_index=True), ("trace_cov",), shape)
+    for column in ("trace_cov", "trace_cov_low", "trace_cov_high"):
+        frame[column] = frame[column] / frame["group_size"] * 100.0
+    return frame
+
+
+def prompt_parts(shape: str) -> pd.DataFrame:
+    """What prompt_parts() gives; one part between prompts is negative."""
+    frame = pd.DataFrame({"estimator": names(shape), "group_size": 4})
+    frame = with_intervals(frame, ("within_prompt", "between_prompt"), shape, 100.0)
+    for column in ("between_prompt", "between_prompt_low", "between_prompt_high"):
+        frame[column] = 0.3 * frame[column] - 40.0
+    return frame
+
+
+def blocks(shape: str) -> pd.DataFrame:
+    """What length_scaling_by_block() gives."""
+    usual = ["embedding", *(f"layers.{at}" for at in range(4)), "final norm", "total"]
+    long = [f"model.layers.{at}.self_attn.a_projection_with_a_long_name.weight" for at in range(3)]
+    many = ["embedding", *(f"layers.{at}" for at in range(28)), "total"]
+    found = {"empty": [], "one row": ["total"], "thirty": many, "long names": long}.get(shape, usual)
+    frame = with_intervals(pd.DataFrame({"block": found}), ("alpha",), shape, 0.6)
+    frame["share_of_sq_norm"] = 1.0 / max(len(frame), 1)
+    return frame
+
+
+def parameter_blocks(shape: str) -> pd.DataFrame:
+    """The same with one block a parameter."""
+    kinds = [
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.o_proj",
+        "mlp.up_proj",
+        "mlp.down_proj",
+        "input_layernorm",
+    ]
+    layers = {"thirty": 30, "one row": 1}.get(shape, 4)
+    found = [f"model.layers.{layer}.{kind}.weight" for layer in range(layers) for kind in kinds]
+    found = ["model.embed_tokens.weight", *found, "total"]
+    if shape == "long names":
+        found = [name.replace("mlp", "mlp.an_expert_with_a_name_of_some_length") for name in found]
+    found = found[: {"empty": 0, "one row": 1}.get(shape, len(found))]
+    frame = with_intervals(pd.DataFrame({"block": found}), ("alpha",), shape, 0.6)
+    frame["share_of_sq_norm"] = np.linspace(0.001, 0.1, len(frame))
+    return frame
+
+
+def tokens(shape: str) -> pd.DataFrame:
+    """Token energies along traces."""
+    rng = np.random.default_rng(0)
+    found = {"thirty": [f"t{at}" for at in range(30)], "long names": [LONG, LONG + "2"], "one row": ["t"], "empty": []}
+    frames = []
+    for name in found.get(shape, ["a", "b", "c"]):
+        n = 1 if shape == "one row" else 120
+        frames.append(pd.DataFrame({"sequence": name, "position": np.arange(n), "energy": rng.lognormal(0, 2, n)}))
+    columns = pd.DataFrame({"sequence": [], "position": [], "energy": []})
+    frame = pd.concat(frames, ignore_index=True) if frames else columns
+    frame["energy_low"], frame["energy_high"] = 0.5 * frame["energy"], 1.5 * frame["energy"]
+    if shape == "nan intervals":
+        frame["energy_low"] = frame["energy_high"] = np.nan
+    return frame
+
+
+def proxies(shape: str) -> pd.DataFrame:
+    """A proxy and the truth."""
+    rng = np.random.default_rng(0)
+    n = {"empty": 0, "one row": 1, "thirty": 5000}.get(shape, 200)
+    truth = rng.lognormal(0, 2, n)
+    frame = pd.DataFrame({"proxy": truth**0.8 * rng.lognormal(0, 0.4, n), "truth": truth})
+    frame.attrs |= {"proxy": r"$1 - 2\pi + \sum\pi^2$", "truth": r"$\Vert s_t\Vert^2$", "rank_correlation": 0.93}
+    if shape == "nan intervals":
+        frame.loc[:3, "proxy"] = [np.nan, 0.0, -1.0, np.nan]
+    if shape == "long names":
+        frame.attrs["truth"] = r"squared norm of each token's score, $\Vert s_t\Vert^2$, exact"
+    return frame
+
+
+def completions(shape: str) -> pd.DataFrame:
+    """One row a completion."""
+    rng = np.random.default_rng(0)
+    n = {"empty": 0, "one row": 1, "thirty": 4000}.get(shape, 96)
+    frame = pd.DataFrame({"prompt_id": [f"p{at // 4}" for at in range(n)], "length": rng.integers(5, 300, n)})
+    frame["reward"] = rng.integers(0, 2, n).astype(float)
+    return frame
+
+
+def length_bins(shape: str) -> pd.DataFrame:
+    """Noise to signal by bins of length."""
+    edges = np.array([10, 20, 40, 80, 160, 320])
+    frames = []
+    for name in names(shape, 2):
+        frame = pd.DataFrame({"estimator": name, "length_low": edges[:-1], "length_high": edges[1:]})
+        frames.append(with_intervals(frame, ("noise_to_signal",), shape, 1000.0))
+    if not frames:
+        return with_intervals(pd.DataFrame({"length_low": [], "length_high": []}), ("noise_to_signal",), shape)
+    frame = pd.concat(frames, ignore_index=True)
+    frame.loc[0, ["noise_to_signal", "noise_to_signal_high"]] = [np.nan, np.inf]
+    return frame.head(1) if shape == "one row" else frame
+
+
+# Each plot function with the frame it is given.
+CASES: dict[str, tuple[Callable[..., Any], Callable[[str], pd.DataFrame]]] = {
+    "variance": (plots.plot_variance, variance),
+    "variance_panels": (plots.plot_variance_panels, variance),
+    "group_size": (plots.plot_group_size, group_sizes),
+    "prompt_parts": (plots.plot_prompt_parts, prompt_parts),
+    "alpha_by_block": (plots.plot_alpha_by_block, blocks),
+    "block_heatmap": (plots.plot_block_heatmap, parameter_blocks),
+    "token_energy": (plots.plot_token_energy, tokens),
+    "proxy": (plots.plot_proxy, proxies),
+    "length_reward": (plots.plot_length_reward, completions),
+    "length_bins": (plots.plot_length_bins, length_bins),
+}

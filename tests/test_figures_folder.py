@@ -1,0 +1,70 @@
+"""figures/: redrawn from the numbers beside them, and a check that says when they are older."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+from test_report import save_run
+
+mpl.use("Agg")
+
+FIGURES = Path(__file__).parent.parent / "figures"
+
+
+@pytest.fixture(scope="module")
+def figures():
+    spec = importlib.util.spec_from_file_location("redraw_figures", FIGURES / "redraw.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory):
+    return save_run(tmp_path_factory.mktemp("runs") / "mine", name="mine")
+
+
+def test_what_is_committed_is_as_new_as_its_numbers(figures):
+    assert figures.complaints(FIGURES) == []
+
+
+def test_taken_redrawn_and_checked(figures, run_directory, tmp_path):
+    folder = figures.take(run_directory, tmp_path)
+    assert {path.name for path in folder.iterdir()} == set(figures.TAKEN)
+    numbers = {name: (folder / name).read_bytes() for name in figures.NUMBERS}
+    paths = figures.redraw(folder)
+    assert {"length_scaling.pdf", "variance.pdf", "variance_bias.pdf"} <= {path.name for path in paths}
+    assert {name: (folder / name).read_bytes() for name in figures.NUMBERS} == numbers
+    assert figures.complaints(tmp_path) == []
+    first = [path.read_bytes() for path in paths]
+    assert [path.read_bytes() for path in figures.redraw(folder)] == first
+
+
+def test_a_figure_older_than_its_numbers_is_named(figures, run_directory, tmp_path):
+    folder = figures.take(run_directory, tmp_path)
+    figures.redraw(folder)
+    text = (folder / "variance.csv").read_text()
+    (folder / "variance.csv").write_text(text.replace("1.3", "1.4", 1))
+    (found,) = figures.complaints(tmp_path)
+    assert "are older than variance.csv: redraw them with `make figures`" in found
+    figures.redraw(folder)
+    assert figures.complaints(tmp_path) == []
+
+
+def test_figures_without_table_record_or_manifest_are_named(figures, run_directory, tmp_path):
+    folder = figures.take(run_directory, tmp_path)
+    figures.redraw(folder)
+    (folder / "stray.pdf").write_bytes(b"%PDF")
+    told = " ".join(figures.complaints(tmp_path))
+    assert "stray.pdf was not drawn from the numbers beside it" in told
+    assert "has no table stray.csv" in told
+    (folder / "manifest.json").unlink()
+    assert "has figures and no manifest.json" in figures.complaints(tmp_path)[0]
+
+
+def test_an_unfinished_run_is_not_taken(figures, tmp_path):
+    with pytest.raises(FileNotFoundError, match="is no finished run: it holds no manifest"):
+        figures.take(tmp_path, tmp_path)

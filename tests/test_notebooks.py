@@ -1,0 +1,51 @@
+"""The notebooks: paired with their scripts, executed from end to end, and none is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+EXPECTED = ("01_alpha_r1_distill", "02_variance_vs_baseline", "03_paper_figures")
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+# What each run of a notebook may take.
+SECONDS = 120
+
+
+def test_no_notebook_is_missing():
+    assert [path.stem for path in NOTEBOOKS] == list(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_notebook_and_its_script_say_the_same(name):
+    import jupytext
+
+    notebook, script = (jupytext.read(FOLDER / f"{name}.{suffix}") for suffix in ("ipynb", "py"))
+    assert [(cell.cell_type, cell.source) for cell in notebook.cells] == [
+        (cell.cell_type, cell.source) for cell in script.cells
+    ], f"pair them again: jupytext --sync notebooks/{name}.ipynb"
+    assert all(not cell.get("outputs") for cell in notebook.cells)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_notebook_runs(name, tmp_path, monkeypatch):
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    NotebookClient(
+        notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    text = "".join(output.get("text", "") for output in outputs)
+    if name == EXPECTED[0]:
+        assert "published points: α = 0.789 [0.475, 1.102]" in text
+        assert "embedded policy (stand-in): α = " in text or "R1-Distill-1.5B: α = " in text
+    if name == EXPECTED[2]:
+        assert r"\toprule" in text
+        assert (tmp_path / "figures" / "overlay" / "variance.pdf").exists()
