@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,35 @@ _RAGGED = ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms")
 
 
 @dataclass(frozen=True)
+class WeightedGradients:
+    r"""Gradients :math:`\sum_t w_t \nabla\log\pi(y_{i,t})` under the user's token weights, as norms and sketches.
+
+    Attributes:
+        sq_norms_by_block: frame (N, blocks), squared norms.
+        sketches: (N, sketch_dim), projections of the same seed as the measurement's own, or None.
+    """
+
+    sq_norms_by_block: pd.DataFrame
+    sketches: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.sq_norms_by_block)
+
+    @property
+    def sq_norms(self) -> np.ndarray:
+        """(N,) squared norms."""
+        return self.sq_norms_by_block.to_numpy(dtype=np.float64).sum(axis=1)
+
+    def gram(self) -> np.ndarray:
+        """(N, N) inner products: unbiased from the sketches, exact on the diagonal.
+
+        Raises:
+            ValueError: when no sketches were measured.
+        """
+        return _gram(self.sketches, self.sq_norms)
+
+
+@dataclass(frozen=True)
 class Measurement:
     r"""Per-sequence gradients of :math:`S_i = \sum_t \nabla\log\pi(y_{i,t})`, kept as norms and sketches.
 
@@ -33,6 +62,8 @@ class Measurement:
         sum_pi_squared: for each sequence, (T_i,) sums of squared probabilities.
         hidden_sq_norms: for each sequence, (T_i,) squared norms of what enters the output embedding.
         metadata: engine, parameters, sketch, policy, self-check, versions.
+        ref_logprobs: for each sequence, (T_i,) log-probabilities of its tokens under the reference policy, or None.
+        weighted: further weightings of the tokens, by name.
 
     Raises:
         ValueError: when the parts disagree about the number of sequences or of tokens.
@@ -46,18 +77,22 @@ class Measurement:
     sum_pi_squared: list[np.ndarray]
     hidden_sq_norms: list[np.ndarray]
     metadata: dict[str, Any] = field(default_factory=dict)
+    ref_logprobs: list[np.ndarray] | None = None
+    weighted: dict[str, WeightedGradients] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = len(self.rollouts)
-        counts = {name: len(getattr(self, name)) for name in (*_RAGGED, "sq_norms_by_block")}
+        counts = {name: len(values) for name, values in self._ragged().items()}
+        counts["sq_norms_by_block"] = len(self.sq_norms_by_block)
         if self.sketches is not None:
             counts["sketches"] = len(self.sketches)
+        counts |= {f"weighted[{name!r}]": len(part) for name, part in self.weighted.items()}
         for name, count in counts.items():
             if count != n:
                 raise ValueError(f"the measurement's {name} has {count} rows for {n} rollouts")
         tokens = [len(tokens) for tokens in self.rollouts.frame["completion_tokens"]]
-        for name in _RAGGED:
-            if [len(values) for values in getattr(self, name)] != tokens:
+        for name, rows in self._ragged().items():
+            if [len(values) for values in rows] != tokens:
                 raise ValueError(f"the measurement's {name} does not have one value per completion token")
 
     def __len__(self) -> int:
@@ -91,19 +126,19 @@ class Measurement:
         Raises:
             ValueError: when no sketches were measured.
         """
-        if self.sketches is None:
-            raise ValueError("this measurement holds no sketches: measure with sketch_dim, for example 16384")
-        sketches = self.sketches.astype(np.float64)
-        gram = sketches @ sketches.T
-        np.fill_diagonal(gram, self.sq_norms)
-        return gram
+        return _gram(self.sketches, self.sq_norms)
+
+    def _ragged(self) -> dict[str, list[np.ndarray]]:
+        """The per-token fields that there are."""
+        found = {name: getattr(self, name) for name in _RAGGED}
+        return found if self.ref_logprobs is None else found | {"ref_logprobs": self.ref_logprobs}
 
     @classmethod
     def concatenate(cls, parts: Iterable[Measurement]) -> Measurement:
         """Stack measurements of the same policy, parameters and sketch; the first one's metadata is kept.
 
         Raises:
-            ValueError: when there are none, or they differ in blocks or sketches.
+            ValueError: when there are none, or they differ in blocks, sketches, weightings or reference policy.
         """
         parts = list(parts)
         if not parts:
@@ -112,22 +147,33 @@ class Measurement:
             found = {str(part.metadata.get(name)) for part in parts}
             if len(found) > 1:
                 raise ValueError(f"measurements differ in {name} ({', '.join(sorted(found))}): measure them alike")
-        sketches = None if parts[0].sketches is None else np.concatenate([part.sketches for part in parts])  # pyright: ignore
-        ragged = {name: [values for part in parts for values in getattr(part, name)] for name in _RAGGED}
+        for name, kinds in (
+            ("ref_logprobs", {part.ref_logprobs is None for part in parts}),
+            ("the names of their token_weights", {tuple(part.weighted) for part in parts}),
+        ):
+            if len(kinds) > 1:
+                raise ValueError(f"measurements differ in {name}: measure them alike")
+        ragged: dict[str, Any] = {
+            name: [values for part in parts for values in part._ragged()[name]] for name in parts[0]._ragged()
+        }
         return cls(
             Rollouts.concatenate(part.rollouts for part in parts),
-            pd.concat([part.sq_norms_by_block for part in parts], ignore_index=True),
-            sketches,
+            **_stacked(parts),
             **ragged,
+            weighted={
+                name: WeightedGradients(**_stacked([part.weighted[name] for part in parts]))
+                for name in parts[0].weighted
+            },
             metadata=dict(parts[0].metadata),
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``rollouts.parquet``, ``tensors.safetensors`` and ``measurement.json``: all of the folder or none."""
-        tensors = {"sq_norms_by_block": self.sq_norms_by_block.to_numpy(dtype=np.float64)}
-        tensors |= {name: np.concatenate(getattr(self, name)) for name in _RAGGED}
-        if self.sketches is not None:
-            tensors["sketches"] = self.sketches
+        tensors = {name: np.concatenate(rows) for name, rows in self._ragged().items()}
+        for prefix, part in {"": self, **{f"weighted/{name}/": part for name, part in self.weighted.items()}}.items():
+            tensors[f"{prefix}sq_norms_by_block"] = part.sq_norms_by_block.to_numpy(dtype=np.float64)
+            if part.sketches is not None:
+                tensors[f"{prefix}sketches"] = part.sketches
         # safetensors writes an array's memory as it lies: a transposed one would come back scrambled.
         tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
         with atomic_path(folder) as partial:
@@ -136,7 +182,11 @@ class Measurement:
             save_file(tensors, partial / "tensors.safetensors")
             write_json(
                 partial / "measurement.json",
-                {"block_names": list(self.sq_norms_by_block), "metadata": self.metadata},
+                {
+                    "block_names": list(self.sq_norms_by_block),
+                    "weighted": list(self.weighted),
+                    "metadata": self.metadata,
+                },
             )
 
 
@@ -158,14 +208,41 @@ def read_measurement(folder: str | os.PathLike[str]) -> Measurement:
         described = json.loads((folder / "measurement.json").read_text())
         tensors = load_file(folder / "tensors.safetensors")
         ends = np.cumsum([len(tokens) for tokens in rollouts.frame["completion_tokens"]])[:-1]
+
+        def gradients(prefix: str) -> dict[str, Any]:
+            norms = pd.DataFrame(tensors[f"{prefix}sq_norms_by_block"], columns=described["block_names"])
+            return {"sq_norms_by_block": norms, "sketches": tensors.get(f"{prefix}sketches")}
+
+        names = [*_RAGGED, *(["ref_logprobs"] if "ref_logprobs" in tensors else [])]
+        per_token: dict[str, Any] = {name: np.split(tensors[name], ends) for name in names}
         return Measurement(
             rollouts,
-            pd.DataFrame(tensors["sq_norms_by_block"], columns=described["block_names"]),
-            tensors.get("sketches"),
-            **{name: np.split(tensors[name], ends) for name in _RAGGED},
+            **gradients(""),
+            **per_token,
+            weighted={
+                name: WeightedGradients(**gradients(f"weighted/{name}/")) for name in described.get("weighted", ())
+            },
             metadata=described["metadata"],
         )
     except (SafetensorError, json.JSONDecodeError, KeyError, ValueError, OSError) as error:
         raise ValueError(
             f"the measurement in {folder} cannot be read ({error}): remove it and measure again"
         ) from error
+
+
+def _gram(sketches: np.ndarray | None, sq_norms: np.ndarray) -> np.ndarray:
+    if sketches is None:
+        raise ValueError("this measurement holds no sketches: measure with sketch_dim, for example 16384")
+    wide = sketches.astype(np.float64)
+    gram = wide @ wide.T
+    np.fill_diagonal(gram, sq_norms)
+    return gram
+
+
+def _stacked(parts: Sequence[Measurement | WeightedGradients]) -> dict[str, Any]:
+    """Norms and sketches of several parts, one after the other."""
+    sketches = [part.sketches for part in parts if part.sketches is not None]
+    return {
+        "sq_norms_by_block": pd.concat([part.sq_norms_by_block for part in parts], ignore_index=True),
+        "sketches": np.concatenate(sketches) if sketches else None,
+    }

@@ -1,4 +1,4 @@
-"""Which attention implementation a model runs with while its gradients are measured."""
+"""Which implementations of attention and of experts a model runs with while its gradients are measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
 
     In float64 the fused implementation (sdpa) is used, since eager attention takes its softmax in float32 whatever
     the model's dtype. In other types eager is used under ``vmap``, where the fused CPU kernel has no batching rule
-    and falls back to a slow loop; unbatched, the model keeps its own.
+    and falls back to a slow loop; unbatched, the model keeps its own. A model that caps its attention logits keeps its
+    own always: the fused implementation leaves the cap out and computes another function.
+
+    The grouped matrix product of a mixture's experts does not exist in float64: the plain loop over experts is used.
 
     Args:
         policy: whose model is switched.
@@ -26,14 +29,22 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     """
     model: Any = policy.model
     kept = model.config._attn_implementation
-    if policy.dtype == torch.float64 and getattr(model, "_supports_sdpa", False):
+    kept_experts = getattr(model.config, "_experts_implementation", None)
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        chosen = kept
+    elif policy.dtype == torch.float64 and getattr(model, "_supports_sdpa", False):
         chosen = "sdpa"
     else:
         chosen = "eager" if batched else kept
+    ungrouped = policy.dtype == torch.float64 and kept_experts == "grouped_mm"
     model.set_attn_implementation(chosen)
+    if ungrouped:
+        model.set_experts_implementation("eager")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
             yield
     finally:
         model.set_attn_implementation(kept)
+        if ungrouped:
+            model.set_experts_implementation(kept_experts)

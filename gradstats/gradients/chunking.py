@@ -12,6 +12,8 @@ from gradstats.policy import Policy
 from gradstats.rollouts import Rollouts
 
 DEFAULT_TOKEN_BUDGET = 4096
+#: Largest share of a chunk's tokens that may be padding.
+MOST_PADDING = 0.1
 
 _GIB = 1024**3
 # Copies of the logits that a backward pass of the objective and its statistics holds at its peak.
@@ -24,8 +26,12 @@ def plan_chunks(
     selection: ParameterSelection,
     token_budget: int | None = None,
     memory_gib: float | None = None,
+    gradients_held: int = 1,
+    rows: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """Rows of each chunk: sequences of like length together, within a budget of tokens and of memory.
+
+    Less than a tenth of a chunk's tokens is padding.
 
     The plan depends on the rollouts, the model and the machine's total memory, never on what happens to be free: a
     measurement that is interrupted and taken up again forms the same chunks, hence the same numbers.
@@ -37,6 +43,8 @@ def plan_chunks(
         token_budget: most tokens in a chunk, padding included; 4096 when None.
         memory_gib: most memory for per-sequence gradients and for logits, each; a quarter of the machine's memory,
             at most 4 GiB, when None. A single sequence always forms a chunk.
+        gradients_held: how many gradients of the whole selection the engine holds for each sequence.
+        rows: which of the rollouts to plan for; all when None.
 
     Raises:
         ValueError: for a budget that is not positive.
@@ -48,18 +56,24 @@ def plan_chunks(
     budget = (default_memory_gib(policy.device) if memory_gib is None else memory_gib) * _GIB
     item = policy.dtype.itemsize
     # Gradients of a chunk exist twice while they are reduced: as such, and signed for the sketch.
-    most_sequences = max(1, int(budget // (2 * item * selection.n_parameters)))
+    per_sequence = 2 * item * selection.n_parameters * gradients_held
+    most_sequences = max(1, int(budget // per_sequence)) if per_sequence else len(rollouts)
     vocabulary = policy.model.get_output_embeddings().weight.shape[0]
     most_tokens = min(token_budget or DEFAULT_TOKEN_BUDGET, int(budget // (_LOGIT_COPIES * max(item, 4) * vocabulary)))
     frame = rollouts.frame
     times = frame["prompt_tokens"].map(len).to_numpy() + frame["completion_tokens"].map(len).to_numpy()
+    chosen = np.arange(len(rollouts)) if rows is None else rows
     chunks: list[list[int]] = []
-    for row in np.argsort(times, kind="stable"):
-        last = chunks[-1] if chunks else None
-        if last is not None and len(last) < most_sequences and (len(last) + 1) * times[row] <= most_tokens:
-            last.append(int(row))
+    real = 0
+    for row in chosen[np.argsort(times[chosen], kind="stable")]:
+        padded = (len(chunks[-1]) + 1) * times[row] if chunks else 0
+        fits = bool(chunks) and len(chunks[-1]) < most_sequences and padded <= most_tokens
+        if fits and padded - real - times[row] <= MOST_PADDING * padded:
+            chunks[-1].append(int(row))
+            real += times[row]
         else:
             chunks.append([int(row)])
+            real = times[row]
     return [np.array(chunk) for chunk in chunks]
 
 

@@ -8,7 +8,7 @@ import torch
 from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
-from gradstats.gradients.reduction import ChunkResult, reduce_gradients
+from gradstats.gradients.reduction import ChunkResult, reduce_gradients, stack_weightings
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy import Policy
 
@@ -20,22 +20,32 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
     backward pass.
     """
     names, tensors = list(selection.parameters), list(selection.parameters.values())
-    norms, sketches, statistics = [], [], []
+    n_weightings = len(chunk.weights)
+    parts: list[list[tuple[np.ndarray, np.ndarray | None]]] = [[] for _ in range(n_weightings)]
+    statistics = []
     with (
         Objective(policy.model, policy.temperature) as objective,
         measuring_attention(policy, batched=False),
         torch.enable_grad(),
     ):
         for row, (start, length) in enumerate(zip(chunk.starts, chunk.lengths, strict=True)):
-            padding = chunk.weights.shape[1] - start - length
-            ids = chunk.input_ids[row, : chunk.input_ids.shape[1] - padding]
-            value, tokens = objective(policy.model, ids, chunk.weights[row, : start + length])
-            gradients = torch.autograd.grad(value, tensors, materialize_grads=True)
-            batch = {name: gradient[None] for name, gradient in zip(names, gradients, strict=True)}
-            norm, projected = reduce_gradients(batch, selection, sketch)
-            norms.append(norm)
-            sketches.append(projected)
-            statistics.append([torch.nn.functional.pad(values, (0, padding)) for values in tokens])
+            kept = start + length
+            padding = chunk.kept - kept
+            ids = chunk.input_ids[row : row + 1, : chunk.input_ids.shape[1] - padding]
+            logprobs, tokens = objective(policy.model, ids, kept)
+            for number, weights in enumerate(chunk.weights[:, row, :kept]):
+                last = number == n_weightings - 1
+                gradients = torch.autograd.grad(
+                    logprobs, tensors, weights[None], materialize_grads=True, retain_graph=not last
+                )
+                batch = {name: gradient[None] for name, gradient in zip(names, gradients, strict=True)}
+                parts[number].append(reduce_gradients(batch, selection, sketch))
+            statistics.append([torch.nn.functional.pad(values[0], (0, padding)) for values in tokens])
     stacked = TokenStatistics(*(torch.stack(values) for values in zip(*statistics, strict=True)))
-    joined = None if sketch is None else np.concatenate(sketches)
-    return ChunkResult(chunk, np.concatenate(norms), joined, stacked)
+    joined = [_join(part) for part in parts]
+    return stack_weightings(chunk, joined, stacked)
+
+
+def _join(rows: list[tuple[np.ndarray, np.ndarray | None]]) -> tuple[np.ndarray, np.ndarray | None]:
+    sketches = [sketch for _, sketch in rows if sketch is not None]
+    return np.concatenate([norms for norms, _ in rows]), np.concatenate(sketches) if sketches else None

@@ -3,7 +3,7 @@ r"""The one differentiated function: :math:`\sum_t w_t \log\pi(y_t \mid x, y_{<t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,14 +38,15 @@ class Chunk:
     Attributes:
         rows: (batch,), their rows in the rollouts.
         input_ids: (batch, time).
-        weights: (batch, kept), token weights of the last ``kept`` positions; zero on the prompt and on padding.
+        weights: (weightings, batch, kept), token weights of the last ``kept`` positions, zero on the prompt and on
+            padding. The first weighting is 1 on every token that counts; further ones are the user's.
         starts: (batch,), where among the kept positions the completion's first token stands.
         lengths: (batch,), number of completion tokens, masked ones included.
     """
 
     rows: np.ndarray
     input_ids: Int[Tensor, "batch time"]
-    weights: Float[Tensor, "batch kept"]
+    weights: Float[Tensor, "weightings batch kept"]
     starts: list[int]
     lengths: list[int]
 
@@ -54,6 +55,11 @@ class Chunk:
         """Tokens that go through the model, padding included."""
         return self.input_ids.numel()
 
+    @property
+    def kept(self) -> int:
+        """Number of last positions that hold all completions."""
+        return self.weights.shape[2]
+
     def ragged(self, values: Float[Tensor, "batch kept"]) -> list[np.ndarray]:
         """Per-position values of the completions alone, one array per sequence."""
         table = values.detach().double().cpu().numpy()
@@ -61,11 +67,25 @@ class Chunk:
         return [table[row, start : start + length] for row, (start, length) in enumerate(spans)]
 
 
-def make_chunk(rollouts: Rollouts, rows: Sequence[int] | np.ndarray, device: torch.device, dtype: torch.dtype) -> Chunk:
+def make_chunk(
+    rollouts: Rollouts,
+    rows: Sequence[int] | np.ndarray,
+    device: torch.device,
+    dtype: torch.dtype,
+    weightings: Sequence[Sequence[np.ndarray]] = (),
+) -> Chunk:
     """Encode rows of the rollouts as one right-padded chunk.
 
     Padding stands to the right and is masked in the objective only: under a causal mask no real token sees it, and
     passing no attention mask keeps the function traceable by torch.func.
+
+    Args:
+        rollouts: the sequences.
+        rows: which of them.
+        device: where the model is.
+        dtype: of the model; weights are float32 at least.
+        weightings: further token weights: for each weighting, one array per rollout. Tokens that the completion's
+            mask leaves out have weight 0 under every weighting.
     """
     rows = np.asarray(rows)
     frame = rollouts.frame
@@ -75,32 +95,40 @@ def make_chunk(rollouts: Rollouts, rows: Sequence[int] | np.ndarray, device: tor
     time = max(len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True))
     first = min(map(len, prompts))
     ids = torch.zeros(len(rows), time, dtype=torch.long)
-    weights = torch.zeros(len(rows), time - first, dtype=dtype)
+    kind = torch.promote_types(dtype, torch.float32)
+    weights = torch.zeros(1 + len(weightings), len(rows), time - first, dtype=kind)
     for place, (row, prompt, completion) in enumerate(zip(rows, prompts, completions, strict=True)):
-        end = len(prompt) + len(completion)
-        ids[place, :end] = torch.tensor(prompt + completion)
-        mask = [True] * len(completion) if all_masks is None else list(all_masks.iloc[row])
-        weights[place, len(prompt) - first : end - first] = torch.tensor(mask, dtype=dtype)
+        span = slice(len(prompt) - first, len(prompt) + len(completion) - first)
+        ids[place, : len(prompt) + len(completion)] = torch.tensor(prompt + completion)
+        mask = np.ones(len(completion)) if all_masks is None else np.asarray(all_masks.iloc[row], dtype=np.float64)
+        weights[0, place, span] = torch.from_numpy(mask)
+        for number, weighting in enumerate(weightings, start=1):
+            weights[number, place, span] = torch.from_numpy(mask * weighting[row])
     starts = [len(prompt) - first for prompt in prompts]
     return Chunk(rows, ids.to(device), weights.to(device), starts, [len(completion) for completion in completions])
 
 
 class Objective:
-    r"""The objective of a model as a function of one sequence; open it as a context before calling it.
+    r"""Log-probabilities of a model's last tokens, to be differentiated; open it as a context before calling it.
 
-    Calling it with ``call`` (the model, or the model at given parameters), ``input_ids`` (time,) and ``weights``
-    (kept,) gives :math:`\sum_t w_t \log\pi(y_t)` over the last ``kept`` tokens, and their
-    :class:`TokenStatistics`.
+    Calling it with ``call`` (the model, or the model at given parameters), ``input_ids`` (batch, time) and ``kept``
+    gives the :math:`\log\pi(y_t)` of the last ``kept`` tokens, (batch, kept), and their :class:`TokenStatistics`.
+    The objective is their sum weighted by :math:`w_t`: token weights are what the backward pass starts from.
 
     Args:
         model: a causal language model of transformers.
         temperature: logits are divided by it.
+        traced: whether torch.func differentiates it. Otherwise logits are gone through a few rows at a time, and
+            the only other logits-sized array there ever is is their gradient.
     """
 
-    def __init__(self, model: Any, temperature: float) -> None:
+    def __init__(self, model: Any, temperature: float, *, traced: bool = False) -> None:
         self._temperature = temperature
+        self._traced = traced
         self._head = model.get_output_embeddings()
-        self._trims_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        # An adapter around the model passes on what it does not know.
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._trims_logits = "logits_to_keep" in inspect.signature(inner.forward).parameters
         self._hidden: Tensor | None = None
 
     def __enter__(self) -> Objective:
@@ -114,27 +142,81 @@ class Objective:
         self._handle.remove()
         self._hidden = None
 
-    def __call__(self, call: Callable[..., Any], input_ids: Tensor, weights: Tensor) -> tuple[Tensor, TokenStatistics]:
-        """The weighted sum of log-probabilities of one sequence; arguments as in the class."""
-        kept = weights.shape[0]
+    def __call__(self, call: Callable[..., Any], input_ids: Tensor, kept: int) -> tuple[Tensor, TokenStatistics]:
+        """Log-probabilities and statistics of the last ``kept`` tokens; arguments as in the class."""
         # Logits are only needed where a completion token is predicted: one position before it.
         options = {"logits_to_keep": kept + 1} if self._trims_logits else {}
-        logits = call(input_ids[None], use_cache=False, **options).logits[0, -kept - 1 : -1]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self._temperature
-        normaliser = logits.logsumexp(dim=-1)
-        logprobs = logits.gather(1, input_ids[-kept:, None])[:, 0] - normaliser
+        logits = call(input_ids, use_cache=False, **options).logits
+        if logits.shape[1] > kept + 1:
+            logits = logits[:, -kept - 1 :]
+        drawn = input_ids[:, -kept:]
+        if self._traced:
+            logprobs, _, entropy, sum_pi_squared = _distribution(logits[:, :-1], drawn, self._temperature)
+        else:
+            logprobs, entropy, sum_pi_squared = TokenLogprobs.apply(logits, drawn, self._temperature)  # pyright: ignore
         assert self._hidden is not None
-        hidden = self._hidden[0, -kept - 1 : -1].detach()
-        statistics = _statistics(logits.detach(), normaliser.detach(), logprobs.detach(), hidden)
-        return (weights * logprobs).sum(), statistics
+        hidden = self._hidden[:, -kept - 1 : -1].detach().to(logprobs.dtype)
+        found = (logprobs, entropy, sum_pi_squared, hidden.square().sum(dim=-1))
+        return logprobs, TokenStatistics(*(values.detach() for values in found))
 
 
-def _statistics(logits: Tensor, normaliser: Tensor, logprobs: Tensor, hidden: Tensor) -> TokenStatistics:
-    log_pi = logits - normaliser[:, None]
+def _distribution(logits: Tensor, drawn: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probability of what was drawn, log-normaliser, entropy and Σπ² of (…, vocabulary) logits."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    normaliser = logits.logsumexp(dim=-1)
+    logprobs = logits.gather(-1, drawn[..., None])[..., 0] - normaliser
+    log_pi = (logits - normaliser[..., None]).detach()
     pi = log_pi.exp()
-    return TokenStatistics(
-        logprobs=logprobs,
-        entropy=-(pi * log_pi).sum(dim=-1),
-        sum_pi_squared=pi.square().sum(dim=-1),
-        hidden_sq_norms=hidden.to(logprobs.dtype).square().sum(dim=-1),
-    )
+    return logprobs, normaliser, -(pi * log_pi).sum(dim=-1), pi.square().sum(dim=-1)
+
+
+class TokenLogprobs(torch.autograd.Function):
+    r"""Log-probabilities of drawn tokens with their statistics, a few rows of logits at a time.
+
+    Arguments: logits (batch, kept + 1, vocabulary), of which the last position predicts nothing; the drawn tokens
+    (batch, kept); the temperature. Gives log-probabilities, entropies and :math:`\sum\pi^2`, (batch, kept) each, of
+    which the first is differentiable:
+    :math:`\partial \log\pi(y) / \partial z_k = (1[k = y] - \pi_k) / \tau`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, drawn: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities, entropies and sums of squared probabilities."""
+        kind = torch.promote_types(logits.dtype, torch.float32)
+        found = torch.empty(4, *drawn.shape, dtype=kind, device=logits.device)
+        for row, span in _slices(logits, drawn.shape[1]):
+            values = _distribution(logits[row, span], drawn[row, span], temperature)
+            for place, value in zip(found, values, strict=True):
+                place[row, span] = value
+        logprobs, normaliser, entropy, sum_pi_squared = found
+        ctx.save_for_backward(logits, drawn, normaliser)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropy, sum_pi_squared)
+        return logprobs, entropy, sum_pi_squared
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+        """Gradient of the logits."""
+        logits, drawn, normaliser = ctx.saved_tensors
+        scale = cotangents[0] / ctx.temperature
+        gradient = torch.empty_like(logits)
+        gradient[:, -1] = 0
+        counts = (scale != 0).cpu()
+        for row, span in _slices(logits, drawn.shape[1]):
+            if not counts[row, span].any():
+                gradient[row, span] = 0
+                continue
+            weights = scale[row, span, None]
+            part = logits[row, span].to(scale.dtype) / ctx.temperature
+            part.sub_(normaliser[row, span, None]).exp_().mul_(-weights)
+            gradient[row, span] = part.scatter_add_(1, drawn[row, span, None], weights)
+        return gradient, None, None
+
+
+def _slices(logits: Tensor, kept: int) -> Iterator[tuple[int, slice]]:
+    """Sequence and span of positions of each slice, so small that on a CPU it stays in the cache."""
+    size = 2**19 if logits.device.type == "cpu" else 2**26
+    step = max(1, size // logits.shape[-1])
+    for row in range(len(logits)):
+        for start in range(0, kept, step):
+            yield row, slice(start, min(start + step, kept))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.objective import Chunk, TokenStatistics
@@ -18,8 +19,8 @@ class ChunkResult:
 
     Attributes:
         chunk: the sequences.
-        sq_norms_by_block: (batch, blocks), squared gradient norms; their sum over blocks is the whole.
-        sketches: (batch, sketch_dim) or None.
+        sq_norms_by_block: (weightings, batch, blocks), squared gradient norms; their sum over blocks is the whole.
+        sketches: (weightings, batch, sketch_dim) or None.
         statistics: per kept position, (batch, kept) each.
     """
 
@@ -29,29 +30,76 @@ class ChunkResult:
     statistics: TokenStatistics
 
 
-def reduce_gradients(
-    gradients: dict[str, torch.Tensor], selection: ParameterSelection, sketch: CountSketch | None
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Squared norms by block and sketches of a batch of gradients.
+class Reduction:
+    """Running squared norms by block and sketches of a batch of gradients that is given piece by piece.
 
     Args:
-        gradients: parameter name → (batch, *shape).
         selection: the parameters and their blocks.
         sketch: the projection, or None for none.
+        batch: number of sequences.
+        dtype: of the gradients; norms and sketches are float32 at least.
+        device: where the gradients are.
 
-    Returns:
-        (batch, blocks) squared norms in float64, and (batch, dim) sketches or None.
+    Attributes:
+        dtype: of sketches, and of whatever is summed up on the way to a norm.
+        sketch: the projection, or None.
+        sketches: (batch, dim), or None.
     """
+
+    def __init__(
+        self,
+        selection: ParameterSelection,
+        sketch: CountSketch | None,
+        batch: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._selection = selection
+        self._sq_norms = torch.zeros(batch, len(selection.block_names), dtype=torch.float64, device=device)
+        self.dtype = torch.promote_types(dtype, torch.float32)
+        self.sketch = sketch
+        self.sketches = None if sketch is None else torch.zeros(batch, sketch.dim, dtype=self.dtype, device=device)
+
+    def add(self, name: str, gradients: Tensor) -> None:
+        """Take one parameter's whole gradients, (batch, *shape)."""
+        self.add_sq_norms(name, sq_norms(gradients.flatten(start_dim=1)))
+        if self.sketch is not None and self.sketches is not None:
+            self.sketch.add(self.sketches, name, gradients)
+
+    def add_sq_norms(self, name: str, values: Tensor) -> None:
+        """Count squared norms, (batch,), to the block of a parameter."""
+        self._sq_norms[:, self._selection.block_index[name]] += values.double()
+
+    def size_of(self, name: str) -> int:
+        """Number of a parameter's coordinates."""
+        return self._selection.parameters[name].numel()
+
+    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """(batch, blocks) squared norms in float64, and (batch, dim) sketches or None."""
+        return self._sq_norms.cpu().numpy(), None if self.sketches is None else self.sketches.cpu().numpy()
+
+
+def sq_norms(flat: Tensor) -> Tensor:
+    """(batch,) squared norms of (batch, size) in float64; summed in float32 at least."""
+    dtype = torch.promote_types(flat.dtype, torch.float32)
+    return torch.linalg.vector_norm(flat, dim=1, dtype=dtype).double().square()
+
+
+def reduce_gradients(
+    gradients: dict[str, Tensor], selection: ParameterSelection, sketch: CountSketch | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Squared norms by block and sketches of whole gradients, parameter name → (batch, *shape)."""
     first = next(iter(gradients.values()))
-    sq_norms = torch.zeros(len(first), len(selection.block_names), dtype=torch.float64, device=first.device)
-    sketches = None
-    if sketch is not None:
-        kind = torch.promote_types(first.dtype, torch.float32)
-        sketches = torch.zeros(len(first), sketch.dim, dtype=kind, device=first.device)
+    reduction = Reduction(selection, sketch, len(first), first.dtype, first.device)
     for name, gradient in gradients.items():
-        flat = gradient.flatten(start_dim=1)
-        norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.promote_types(flat.dtype, torch.float32))
-        sq_norms[:, selection.block_index[name]] += norms.double().square()
-        if sketch is not None and sketches is not None:
-            sketch.add(sketches, name, gradient)
-    return sq_norms.cpu().numpy(), None if sketches is None else sketches.cpu().numpy()
+        reduction.add(name, gradient)
+    return reduction.result()
+
+
+def stack_weightings(
+    chunk: Chunk, parts: list[tuple[np.ndarray, np.ndarray | None]], statistics: TokenStatistics
+) -> ChunkResult:
+    """A chunk's result from the norms and sketches of each weighting."""
+    norms = np.stack([norms for norms, _ in parts])
+    sketches = [sketches for _, sketches in parts if sketches is not None]
+    return ChunkResult(chunk, norms, np.stack(sketches) if sketches else None, statistics)

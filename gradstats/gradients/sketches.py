@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 class CountSketch:
@@ -45,7 +46,7 @@ class CountSketch:
         self.dim = dim
         self.seed = seed
 
-    def add(self, sketches: torch.Tensor, name: str, gradients: torch.Tensor) -> None:
+    def add(self, sketches: Tensor, name: str, gradients: Tensor) -> None:
         """Add one parameter's gradients to running sketches, in place.
 
         Args:
@@ -54,15 +55,61 @@ class CountSketch:
             gradients: (batch, *shape of the parameter).
         """
         flat = gradients.flatten(start_dim=1)
-        size = flat.shape[1]
+        # Slices of a few runs keep the signs, which are made when needed, small.
+        step = self.dim * max(1, 2**18 // self.dim)
+        for first in range(0, flat.shape[1], step):
+            self.add_slice(sketches, name, flat.shape[1], first, flat[:, first : first + step])
+
+    def add_slice(self, sketches: Tensor, name: str, size: int, first: int, values: Tensor) -> None:
+        """Add consecutive coordinates of one parameter's gradients to running sketches, in place.
+
+        Args:
+            sketches: (batch, dim), the sketches so far.
+            name: the parameter's name.
+            size: number of the parameter's coordinates.
+            first: the first coordinate that is given.
+            values: (batch, n), the gradients' coordinates ``first`` … ``first + n − 1``.
+        """
         packed, starts = _signs_and_starts(self.seed, name, size, self.dim)
-        for run, start in enumerate(starts):
-            first, last = run * self.dim, min((run + 1) * self.dim, size)
-            signs = torch.from_numpy(_unpack(packed, first, last)).to(sketches.device)
-            signed = flat[:, first:last].to(sketches.dtype) * signs
-            head = min(last - first, self.dim - start)
-            sketches[:, start : start + head] += signed[:, :head]
-            sketches[:, : last - first - head] += signed[:, head:]
+        last = first + values.shape[1]
+        signs = _signs(packed, first, last, sketches)
+        values = values.to(sketches.dtype)
+        for run in range(first // self.dim, -(-last // self.dim)):
+            begin, end = max(first, run * self.dim), min(last, (run + 1) * self.dim)
+            bucket = (starts[run] + begin - run * self.dim) % self.dim
+            middle = min(end, begin + self.dim - bucket)
+            for left, right, target in ((begin, middle, bucket), (middle, end, 0)):
+                if left < right:
+                    span = slice(left - first, right - first)
+                    sketches[:, target : target + right - left].addcmul_(values[:, span], signs[span])
+
+    def add_rows(
+        self, sketches: Tensor, name: str, size: int, batch_index: Tensor, row_index: Tensor, rows: Tensor
+    ) -> None:
+        """Add a few rows of one parameter's gradients to running sketches, in place.
+
+        Args:
+            sketches: (batch, dim), the sketches so far.
+            name: the parameter's name.
+            size: number of the parameter's coordinates.
+            batch_index: (n,), which gradient each row belongs to.
+            row_index: (n,), which row of the parameter it is.
+            rows: (n, columns), the rows.
+        """
+        packed, starts = _signs_and_starts(self.seed, name, size, self.dim)
+        bits = torch.from_numpy(packed).to(sketches.device)
+        begins = torch.tensor(starts, device=sketches.device)
+        columns = rows.shape[1]
+        offsets = torch.arange(columns, device=sketches.device)
+        step = max(1, 2**18 // columns)
+        for first in range(0, len(rows), step):
+            span = slice(first, first + step)
+            coordinate = row_index[span, None] * columns + offsets
+            sign = (bits[coordinate // 8].long() >> (7 - coordinate % 8)) & 1
+            bucket = (begins[coordinate // self.dim] + coordinate % self.dim) % self.dim
+            target = batch_index[span, None] * self.dim + bucket
+            signed = rows[span].to(sketches.dtype) * (2 * sign - 1)
+            sketches.view(-1).index_add_(0, target.flatten(), signed.flatten())
 
 
 @lru_cache(maxsize=4096)
@@ -71,12 +118,17 @@ def _signs_and_starts(seed: int, name: str, size: int, dim: int) -> tuple[np.nda
     digest = hashlib.sha256(f"{name}:{size}".encode()).digest()
     words = np.frombuffer(digest, dtype=np.uint32)
     rng = np.random.default_rng([seed, *words.tolist()])
-    bits = np.frombuffer(rng.bytes(-(-size // 8)), dtype=np.uint8)
+    bits = np.frombuffer(bytearray(rng.bytes(-(-size // 8))), dtype=np.uint8)
     return bits, rng.integers(0, dim, size=-(-size // dim)).tolist()
 
 
-def _unpack(packed: np.ndarray, first: int, last: int) -> np.ndarray:
+def _signs(packed: np.ndarray, first: int, last: int, like: Tensor) -> Tensor:
     """Signs ±1 of the coordinates first … last − 1."""
     byte = first // 8
-    bits = np.unpackbits(packed[byte : -(-last // 8)])[first - 8 * byte : last - 8 * byte]
-    return bits.astype(np.float32) * 2 - 1
+    some = packed[byte : -(-last // 8)]
+    if like.device.type == "cpu":
+        bits = torch.from_numpy(np.unpackbits(some))
+    else:  # an eighth of the bytes goes over to the device
+        shifts = torch.arange(7, -1, -1, device=like.device)
+        bits = ((torch.from_numpy(some).to(like.device)[:, None] >> shifts) & 1).flatten()
+    return bits[first - 8 * byte : last - 8 * byte].to(like.dtype).mul_(2).sub_(1)

@@ -4,42 +4,64 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch.func import functional_call, grad, vmap
+from torch import Tensor
+from torch.func import functional_call, vjp, vmap
 
 from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
-from gradstats.gradients.reduction import ChunkResult, reduce_gradients
+from gradstats.gradients.reduction import ChunkResult, reduce_gradients, stack_weightings
 from gradstats.gradients.sketches import CountSketch
+from gradstats.gradients.unsupported import UnsupportedModuleError
 from gradstats.policy import Policy
 
 
 def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, sketch: CountSketch | None) -> ChunkResult:
-    """Differentiate all sequences of a chunk at once, ``vmap(grad(objective))``.
+    """Differentiate all sequences of a chunk at once, ``vmap(vjp(log-probabilities))``.
 
-    Holds a gradient of every selected parameter for every sequence of the chunk.
+    Holds a gradient of every selected parameter for every sequence and every weighting of the chunk.
 
     Raises:
-        ValueError: when gradient checkpointing is on, which torch.func cannot go through.
+        UnsupportedModuleError: when gradient checkpointing is on, or the model does something else that torch.func
+            cannot trace, as the usual loop over a mixture's experts.
     """
     model = policy.model
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        raise ValueError(
+        raise UnsupportedModuleError(
             'engine="vmap" cannot go through gradient checkpointing: switch it off on the model, or use engine="loop"'
         )
     everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
     parameters = {name: everything[name] for name in selection.parameters}
-    with Objective(model, policy.temperature) as objective, measuring_attention(policy, batched=True):
+    n_weightings = len(chunk.weights)
+    with (
+        Objective(model, policy.temperature, traced=True) as objective,
+        measuring_attention(policy, batched=True),
+    ):
 
-        def value(
-            at: dict[str, torch.Tensor], ids: torch.Tensor, weights: torch.Tensor
-        ) -> tuple[torch.Tensor, TokenStatistics]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                return functional_call(model, everything | at, args, kwargs)
+        def gradients_of_one(ids: Tensor, weights: Tensor) -> tuple[list[dict[str, Tensor]], TokenStatistics]:
+            def logprobs(at: dict[str, Tensor]) -> tuple[Tensor, TokenStatistics]:
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    return functional_call(model, everything | at, args, kwargs)
 
-            return objective(call, ids, weights)
+                found, statistics = objective(call, ids[None], chunk.kept)
+                return found[0], TokenStatistics(*(values[0] for values in statistics))
 
-        per_sequence = vmap(grad(value, has_aux=True), in_dims=(None, 0, 0))
-        gradients, statistics = per_sequence(parameters, chunk.input_ids, chunk.weights)
-    return ChunkResult(chunk, *reduce_gradients(gradients, selection, sketch), statistics)
+            pulled: Any = vjp(logprobs, parameters, has_aux=True)
+            _, pull_back, statistics = pulled
+            return [pull_back(weights[number])[0] for number in range(n_weightings)], statistics
+
+        try:
+            gradients, statistics = vmap(gradients_of_one)(chunk.input_ids, chunk.weights.transpose(0, 1))
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not _is_tracing_failure(error):
+                raise
+            raise UnsupportedModuleError(
+                f'engine="vmap" cannot trace {policy.name} ({str(error).split(". ")[0]}): for a mixture of experts '
+                'call model.set_experts_implementation("batched_mm") first; otherwise use engine="loop"'
+            ) from error
+    return stack_weightings(chunk, [reduce_gradients(part, selection, sketch) for part in gradients], statistics)
+
+
+def _is_tracing_failure(error: RuntimeError) -> bool:
+    return any(word in str(error).lower() for word in ("vmap", "functorch", "torch.func", "batching rule"))

@@ -25,7 +25,7 @@ def sequence_gradients(model: Any, rollouts: Rollouts, temperature: float = 1.0)
         rollouts.tokens("prompt_tokens"), rollouts.tokens("completion_tokens"), rollouts.masks, strict=True
     ):
         ids = torch.tensor([*prompt.tolist(), *completion.tolist()], device=model.device)
-        logits = model(ids[None]).logits[0]
+        logits = model(ids[None], use_cache=False).logits[0]
         total = logits.new_zeros(())
         for offset, counts in enumerate(mask):
             if counts:

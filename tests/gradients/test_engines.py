@@ -6,41 +6,29 @@ import numpy as np
 import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
+from gradient_models import ARCHITECTURES, any_model, oracle
 
 import gradstats.gradients as gradients
 from gradstats.policy import Policy
 from gradstats.reference.autograd_loop import sequence_gradients
 
-ARCHITECTURES = [
-    ("qwen2", False),
-    ("qwen2", True),
-    ("llama", False),
-    ("llama", True),
-    ("gpt2", False),
-    ("gpt2", True),
-]
-
 
 def oracle_sq_norms(model, rollouts, temperature=1.0):
-    return np.array(
-        [
-            sum(gradient.double().square().sum().item() for gradient in per_sequence.values())
-            for per_sequence in sequence_gradients(model, rollouts, temperature)
-        ]
-    )
+    return sum(oracle(model, rollouts, temperature).values())
 
 
+# Engine ghost over all architectures, parameter by parameter: test_ghost.py.
 @pytest.mark.parametrize("engine", ["vmap", "loop"])
 @pytest.mark.parametrize(("architecture", "tied"), ARCHITECTURES)
 def test_sq_norms_equal_autograd_in_float64(engine, architecture, tied):
-    model = tiny_model(architecture, tied)
+    model = any_model(architecture, tied)
     rollouts = ragged_rollouts(masked=True)
     policy = Policy(model, temperature=0.7)
     measured = gradients.measure(policy, rollouts, engine=engine, sketch_dim=None, progress=False)
     np.testing.assert_allclose(measured.sq_norms, oracle_sq_norms(model, rollouts, 0.7), rtol=1e-9)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_eager_models_are_measured_and_left_eager(engine, dtype, rollouts):
     model = tiny_model("qwen2", dtype=dtype)
@@ -50,17 +38,18 @@ def test_eager_models_are_measured_and_left_eager(engine, dtype, rollouts):
     assert model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize(("architecture", "tied"), ARCHITECTURES)
-def test_vmap_equals_loop_in_float32(architecture, tied, rollouts):
-    model = tiny_model(architecture, tied, torch.float32)
+@pytest.mark.parametrize(("architecture", "tied"), [("qwen2", False), ("gpt2", True), ("gemma", True)])
+def test_engines_agree_in_float32(architecture, tied, rollouts):
+    model = any_model(architecture, tied, torch.float32)
     by_engine = {
         engine: gradients.measure(model, rollouts, engine=engine, sketch_dim=None, progress=False).sq_norms
-        for engine in ("vmap", "loop")
+        for engine in gradients.ENGINES
     }
     np.testing.assert_allclose(by_engine["vmap"], by_engine["loop"], rtol=1e-4)
+    np.testing.assert_allclose(by_engine["ghost"], by_engine["loop"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
 def test_numbers_do_not_depend_on_chunks_or_order(engine):
     model = tiny_model("qwen2", tied=True)
     rollouts = ragged_rollouts(7)
@@ -76,10 +65,13 @@ def test_numbers_do_not_depend_on_chunks_or_order(engine):
             np.testing.assert_allclose(getattr(shuffled, name)[row], getattr(whole, name)[place], rtol=1e-9)
 
 
-def test_token_statistics_equal_a_direct_computation():
+@pytest.mark.parametrize("engine", ["ghost", "vmap"])
+def test_token_statistics_equal_a_direct_computation(engine):
     model = tiny_model("llama")
     rollouts = ragged_rollouts(4)
-    measured = gradients.measure(Policy(model, temperature=1.3), rollouts, sketch_dim=None, progress=False)
+    measured = gradients.measure(
+        Policy(model, temperature=1.3), rollouts, engine=engine, sketch_dim=None, progress=False
+    )
     for row in range(4):
         prompt, completion = (list(rollouts.frame[name].iloc[row]) for name in ("prompt_tokens", "completion_tokens"))
         with torch.no_grad():
@@ -94,7 +86,7 @@ def test_token_statistics_equal_a_direct_computation():
         np.testing.assert_allclose(measured.hidden_sq_norms[row], hidden.square().sum(-1), rtol=1e-10)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
 def test_blocks_and_parameter_subsets(engine, rollouts):
     model = tiny_model("qwen2")
     oracle = sequence_gradients(model, rollouts)

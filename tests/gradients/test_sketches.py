@@ -61,9 +61,11 @@ def test_the_vector_does_not_depend_on_engine_chunks_or_other_parameters():
     rollouts = ragged_rollouts(6)
     reference = gradients.measure(model, rollouts, engine="loop", sketch_dim=128, progress=False).sketches
     for options in (
+        {"engine": "ghost"},
+        {"engine": "ghost", "token_budget": 30},
         {"engine": "vmap"},
         {"engine": "vmap", "token_budget": 30},
-        {"engine": "vmap", "blocks": "parameter"},
+        {"engine": "ghost", "blocks": "parameter"},
     ):
         sketches = gradients.measure(model, rollouts, sketch_dim=128, progress=False, **options).sketches
         np.testing.assert_allclose(sketches, reference, rtol=1e-9, atol=1e-10)
@@ -90,6 +92,24 @@ def test_sketches_of_gradients_give_their_inner_products():
     np.testing.assert_allclose(measured.gram().diagonal(), exact.diagonal(), rtol=1e-9)
     scale = np.sqrt((np.outer(exact.diagonal(), exact.diagonal()) + exact**2) / 4096)
     assert np.abs((measured.gram() - exact) / scale).max() < 5
+
+
+def test_slices_and_rows_add_up_to_the_whole():
+    rng = np.random.default_rng(2)
+    whole = torch.from_numpy(rng.normal(size=(2, 30, 7)))
+    sketch = CountSketch(16, 5)
+    expected = torch.zeros(2, 16, dtype=torch.float64)
+    sketch.add(expected, "weight", whole)
+    found = torch.zeros_like(expected)
+    for first, last in ((0, 3), (3, 101), (101, 102), (102, 210)):
+        sketch.add_slice(found, "weight", 210, first, whole.flatten(1)[:, first:last])
+    torch.testing.assert_close(found, expected)
+    found = torch.zeros_like(expected)
+    batch_index, row_index = torch.meshgrid(torch.arange(2), torch.arange(30), indexing="ij")
+    shuffled = torch.from_numpy(rng.permutation(60))
+    rows = whole.flatten(0, 1)[shuffled]
+    sketch.add_rows(found, "weight", 210, batch_index.flatten()[shuffled], row_index.flatten()[shuffled], rows)
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_dimension_below_one_is_refused():

@@ -1,0 +1,14 @@
+"""Telling an out-of-memory error from others, whatever allocator raised it."""
+
+from __future__ import annotations
+
+import torch
+
+_SENTENCES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out: of a GPU, of torch's CPU allocator, or of Python itself."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sentence in str(error) for sentence in _SENTENCES)

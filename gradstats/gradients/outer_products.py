@@ -1,0 +1,116 @@
+r"""Squared norms and sketches of sums of outer products, the gradients of linear layers.
+
+A linear layer :math:`z_t = W x_t` that is given gradients :math:`g_t` of its outputs has, for each sequence,
+
+.. math:: \nabla W = \sum_t g_t x_t^\top, \qquad
+    \lVert \nabla W \rVert_F^2 = \sum_{t,s} \langle g_t, g_s\rangle \langle x_t, x_s\rangle .
+
+The right-hand side, the *Gram form*, costs :math:`T^2 (p + d)` multiplications instead of the :math:`T p d` of the
+*product form*, which makes :math:`\nabla W` and takes its norm. Gram matrices are symmetric, so half of them is made.
+
+Goodfellow, "Efficient per-example gradient computations" (2015); Li et al., "Large language models can be strong
+differentially private learners" (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Gram matrices are made in strips of this many rows, each up to the diagonal.
+_STRIP = 128
+# A strip's inner products are summed up over this many features at a time, which keeps the features in the cache.
+_FEATURES = 2048
+# An element that is multiplied, squared or added up costs as much as about this many multiplications within a product.
+_ELEMENT_COST = 32
+# Elements of a product that is made at a time.
+_PRODUCT_ELEMENTS = 2**21
+
+
+@dataclass(frozen=True)
+class OuterProducts:
+    r"""The gradient of a linear layer's weight for each sequence, a sum over time of outer products.
+
+    Attributes:
+        inputs: (batch, time, inputs), what entered the layer.
+        gradients: (batch, time, outputs), gradients of what left it.
+        transposed: False for a weight (outputs, inputs), True for (inputs, outputs).
+    """
+
+    inputs: Tensor
+    gradients: Tensor
+    transposed: bool = False
+
+    @classmethod
+    def join(cls, parts: list[OuterProducts]) -> OuterProducts:
+        """The sum: of a weight used several times, the uses' times follow one another."""
+        if len(parts) == 1:
+            return parts[0]
+        inputs = torch.cat([part.inputs for part in parts], dim=1)
+        return cls(inputs, torch.cat([part.gradients for part in parts], dim=1), parts[0].transposed)
+
+    @property
+    def left(self) -> Tensor:
+        """(batch, time, rows): the factor that makes the weight's rows."""
+        return self.inputs if self.transposed else self.gradients
+
+    @property
+    def right(self) -> Tensor:
+        """(batch, time, columns): the factor that makes the weight's columns."""
+        return self.gradients if self.transposed else self.inputs
+
+    @property
+    def size(self) -> int:
+        """Number of the weight's coordinates."""
+        return self.left.shape[2] * self.right.shape[2]
+
+    def prefers_gram(self, shared: int = 1) -> bool:
+        """Whether the Gram form costs less than the product form.
+
+        Args:
+            shared: how many layers use the Gram matrix of this one's inputs.
+        """
+        time, inputs, outputs = self.inputs.shape[1], self.inputs.shape[2], self.gradients.shape[2]
+        strip = min(time, _STRIP)
+        gram = time * (time + strip) / 2 * (inputs / shared + outputs + _ELEMENT_COST)
+        return gram < (time + _ELEMENT_COST) * inputs * outputs
+
+    def products(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+        """The gradient, a few rows at a time: the first row's number, and (batch, some rows, columns)."""
+        batch, _, rows = self.left.shape
+        right = self.right.to(dtype)
+        step = max(1, _PRODUCT_ELEMENTS // (batch * right.shape[2]))
+        buffer = torch.empty(batch, min(step, rows), right.shape[2], dtype=dtype, device=right.device)
+        for first in range(0, rows, step):
+            left = self.left[:, :, first : first + step].to(dtype).transpose(1, 2)
+            # One buffer for all slices: fresh memory costs more than the slice's own arithmetic.
+            out = buffer if left.shape[1] == buffer.shape[1] else None
+            yield first, torch.bmm(left, right, out=out)
+
+
+def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Inner products of (batch, time, features) with one another: strips (batch, some rows, all up to the diagonal)."""
+    batch, time, features = vectors.shape
+    strips = []
+    for first in range(0, time, _STRIP):
+        last = min(first + _STRIP, time)
+        strip = torch.zeros(batch, last - first, last, dtype=dtype, device=vectors.device)
+        for feature in range(0, features, _FEATURES):
+            part = vectors[:, :last, feature : feature + _FEATURES].to(dtype)
+            torch.baddbmm(strip, part[:, first:], part.transpose(1, 2), out=strip)
+        strips.append(strip)
+    return strips
+
+
+def contract(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """Sum over all pairs of times of the product of two Gram matrices, (batch,); overwrites ``left``."""
+    total = torch.zeros(len(left[0]), dtype=torch.float64, device=left[0].device)
+    for ours, theirs in zip(left, right, strict=True):
+        square = ours.shape[2] - ours.shape[1]
+        product = ours.mul_(theirs)
+        # What lies left of the diagonal square stands for its mirror image too.
+        total += 2 * product[:, :, :square].sum(dim=(1, 2)).double() + product[:, :, square:].sum(dim=(1, 2)).double()
+    return total

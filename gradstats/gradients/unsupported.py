@@ -1,0 +1,7 @@
+"""The error of an engine that cannot differentiate a model."""
+
+from __future__ import annotations
+
+
+class UnsupportedModuleError(ValueError):
+    """An engine cannot differentiate a part of the model; the message names the part and the remedy."""

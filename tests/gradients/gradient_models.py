@@ -1,0 +1,72 @@
+"""Tiny models with the layer kinds that the shared fixtures lack."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from conftest import VOCABULARY, tiny_model
+from transformers import AutoModelForCausalLM, GemmaConfig, Qwen2MoeConfig, Qwen3Config
+
+from gradstats.reference.autograd_loop import sequence_gradients
+
+ARCHITECTURES = [(name, tied) for name in ("qwen2", "qwen3", "llama", "gpt2", "gemma") for tied in (False, True)]
+
+
+def any_model(architecture: str, tied: bool = False, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    """A random two-layer model in evaluation mode; padding is a token of its own where the architecture has one."""
+    if architecture in ("qwen2", "llama", "gpt2"):
+        return tiny_model(architecture, tied, dtype)
+    common = {
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": tied,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 5,
+    }
+    if architecture == "qwen2_moe":
+        config = Qwen2MoeConfig(
+            **common,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=20,
+            decoder_sparse_step=1,
+        )
+    else:
+        kind = {"qwen3": Qwen3Config, "gemma": GemmaConfig}[architecture]
+        config = kind(**common, head_dim=8)
+    model = randomised(AutoModelForCausalLM.from_config(config), dtype)
+    if architecture == "qwen2_moe":
+        model.set_experts_implementation("eager")  # the default, grouped_mm, has no float64
+    return model
+
+
+def randomised(model: torch.nn.Module, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    """The model in evaluation mode, with every trainable parameter random: zeros and ones hide mistakes."""
+    model = model.to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=dtype))
+    return model.eval()
+
+
+def lora_model(architecture: str = "qwen2", **options) -> torch.nn.Module:
+    """A model with adapters by peft on its attention, their factors random."""
+    import peft
+
+    config = peft.LoraConfig(r=3, task_type="CAUSAL_LM", lora_dropout=0.0, **options)
+    return randomised(peft.get_peft_model(any_model(architecture), config))
+
+
+def oracle(model, rollouts, temperature=1.0) -> dict[str, np.ndarray]:
+    """Squared norms by parameter, plain autograd."""
+    found = sequence_gradients(model, rollouts, temperature)
+    return {name: np.array([one[name].double().square().sum().item() for one in found]) for name in found[0]}
