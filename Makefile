@@ -4,6 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
+# Two workers of one thread each: many small models, which more threads would only slow down.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+# The report is tested in a real browser where there is one; where there is none, this is said.
+BROWSER = browser=; for need in chromium chromedriver; do command -v $$need > /dev/null || { \
+	echo "no $$need: the report is not tested in a browser (Debian: apt-get install chromium chromium-driver)"; \
+	browser=" and not browser"; }; done
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint figures smollm2 clean
 
@@ -26,10 +34,10 @@ demo: $(VENV)/.base  ## sample the embedded policy, measure α and the variance 
 	@$(BIN)/gradstats run embedded
 
 test: $(VENV)/.dev  ## the test suite (minutes)
-	@$(BIN)/pytest -m "not slow"
+	@$(BROWSER); $(PYTEST) -m "not slow$$browser"
 
 test-all: $(VENV)/.dev  ## the test suite with its slow checks
-	@$(BIN)/pytest
+	@$(BROWSER); $(PYTEST) -m "$${browser# and }"
 
 lint: $(VENV)/.dev  ## ruff and pyright
 	@$(BIN)/ruff check .

@@ -182,9 +182,9 @@ the link; it is no evidence that such a link exists in other models.
 ## Limits
 
 The model does this one task and nothing else. It knows the chat roles user and assistant, and one question
-a conversation. It was trained on contexts of up to about 500 tokens. The traces it
-imitates are right for {measured["imitated_success"]:.0%} of these problems; the other errors are its own, most of them on
-problems of 15 terms and more.
+a conversation. It was trained on contexts of up to about 500 tokens. The traces it imitates are right for
+{measured["imitated_success"]:.0%} of these problems; the other errors are its own, most of them on problems of 15
+terms and more.
 
 Licence: Apache-2.0, weights and generated training data alike.
 """

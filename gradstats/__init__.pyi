@@ -15,15 +15,34 @@ from .measurement import read_measurement as read_measurement
 # estimators and statistics
 from . import estimators as estimators
 from .estimators import recipes as recipes
+from .stats import AlphaPlan as AlphaPlan
+from .stats import AlphaReport as AlphaReport
+from .stats import CurvatureTest as CurvatureTest
+from .stats import EquivalentGroupSize as EquivalentGroupSize
+from .stats import ImpliedShift as ImpliedShift
+from .stats import LengthRewardCorrelation as LengthRewardCorrelation
 from .stats import LengthScalingFit as LengthScalingFit
+from .stats import OnPolicyCheck as OnPolicyCheck
 from .stats import VarianceComparison as VarianceComparison
+from .stats import alpha_report as alpha_report
+from .stats import alpha_without_each_prompt as alpha_without_each_prompt
+from .stats import check_on_policy as check_on_policy
 from .stats import compare as compare
+from .stats import curvature_test as curvature_test
+from .stats import equivalent_group_size as equivalent_group_size
+from .stats import fit_energy_scaling as fit_energy_scaling
 from .stats import fit_length_scaling as fit_length_scaling
+from .stats import implied_shift as implied_shift
+from .stats import length_reward_correlation as length_reward_correlation
+from .stats import length_scaling_by_block as length_scaling_by_block
+from .stats import plan_alpha as plan_alpha
 
-# figures
+# figures, tables, reports
 from . import plots as plots
+from . import tables as tables
 from .plots import plot_length_scaling as plot_length_scaling
 from .plots import plot_variance as plot_variance
+from .report import write_report as write_report
 
 # named data sets and oracles
 from . import data as data

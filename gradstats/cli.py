@@ -109,7 +109,7 @@ def measure(
     policy: Positional[str],
     rollouts: Path,
     out: Path,
-    engine: Literal["auto", "vmap", "loop"] = "auto",
+    engine: Literal["auto", "ghost", "vmap", "loop"] = "auto",
     temperature: float = 1.0,
     params: str | None = None,
     blocks: str = "layer",
@@ -149,36 +149,38 @@ def measure(
 
 def alpha(
     source: Positional[Path],
+    method: Literal["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"] = "ols",
+    interval: Literal["t", "hc3", "cluster", "bootstrap", "rank"] | None = None,
     confidence_level: float = 0.95,
-    method: Literal["t", "hc3", "cluster", "bootstrap"] | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Fit the length-scaling exponent α of ‖S‖² ∝ T^(2α), with its confidence interval.
+    """Fit the length-scaling exponent α of ‖S‖² ∝ T^(2α), with its interval and what bears on believing it.
 
     Args:
         source: a CSV file with the columns length, sq_norm and, where prompts repeat, prompt_id; a measurement folder
             or a run directory.
+        method: least squares in logarithms, the median of pairwise slopes, the scaling of the mean of ‖S‖² (Poisson
+            pseudo-likelihood), that among answers to one prompt, or that between prompts.
+        interval: kind of interval; Student's t for one completion a prompt, cluster-robust by prompt otherwise.
         confidence_level: level of the interval.
-        method: kind of interval; Student's t for one completion a prompt, cluster-robust by prompt otherwise.
         as_json: print JSON.
     """
     import gradstats
     from gradstats.pipeline import load_points
 
-    fit = gradstats.fit_length_scaling(**load_points(source))
-    low, high = fit.confidence_interval(confidence_level, method=method)
+    report = gradstats.alpha_report(
+        **load_points(source), method=method, interval=interval, confidence_level=confidence_level
+    )
     if as_json:
-        summary = fit.to_frame(confidence_level).iloc[0].to_dict()
-        summary |= {"alpha_low": low, "alpha_high": high, "interval": method or fit.interval}
-        print(to_json(summary))
+        print(to_json(report.summary()))
     else:
-        terminal.show_alpha(fit, low, high, confidence_level)
+        terminal.show_alpha_report(report)
 
 
 def variance(
     source: Positional[Path],
     estimators: tuple[str, ...] = (),
-    group_size: int | None = None,
+    group_size: tuple[int, ...] = (),
     reference: str = "rloo",
     confidence_level: float = 0.95,
     out: Path | None = None,
@@ -189,7 +191,7 @@ def variance(
     Args:
         source: a measurement folder or a run directory.
         estimators: names, with parameters as in "length_weighted(alpha=0.8, loo=True)"; a standard list by default.
-        group_size: completions per group; all of a prompt by default.
+        group_size: completions per group, one size or several; all of a prompt by default.
         reference: estimator that ratios are taken to.
         confidence_level: level of the intervals.
         out: also write the table as CSV.
@@ -203,7 +205,11 @@ def variance(
     with warnings.catch_warnings():  # its notes say the same, and more
         warnings.simplefilter("ignore")
         comparison = gradstats.compare(
-            measured, list(estimators or DEFAULT_ESTIMATORS), group_size=group_size, reference=reference, rng=seed
+            measured,
+            list(estimators or DEFAULT_ESTIMATORS),
+            group_size=group_size or None,
+            reference=reference,
+            rng=seed,
         )
     frame = comparison.to_frame(confidence_level)
     terminal.show_variance(frame)
@@ -217,24 +223,169 @@ def variance(
         terminal.console.print(f"→ {out}")
 
 
+def plan(
+    pilot: Positional[Path | None] = None,
+    half_width: float = 0.05,
+    noise: float | None = None,
+    length_spread: float | None = None,
+    confidence_level: float = 0.95,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """How many sequences give α ± a half-width? From a pilot measurement, or from noise and spread of lengths.
+
+    Args:
+        pilot: a CSV file, a measurement folder or a run directory, as for `gradstats alpha`.
+        half_width: wanted half-width of the interval of α.
+        noise: standard deviation of log‖S‖² about the line, instead of a pilot.
+        length_spread: standard deviation of log T, instead of a pilot.
+        confidence_level: level of the interval.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.pipeline import load_points
+
+    fit = None if pilot is None else gradstats.fit_length_scaling(**load_points(pilot))
+    terminal.show_answer(
+        gradstats.plan_alpha(fit, half_width, confidence_level, noise=noise, length_spread=length_spread),
+        as_json,
+    )
+
+
+def group_size(
+    source: Positional[Path],
+    estimator: Positional[str],
+    group_size: int = 4,
+    confidence_level: float = 0.95,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """What group size of RLOO equals an estimator at N completions, at equal completions in all?
+
+    Args:
+        source: a measurement folder or a run directory, with 2N completions a prompt.
+        estimator: its name, with parameters as in "length_weighted(alpha=0.8, loo=True)".
+        group_size: N.
+        confidence_level: level of the interval.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.pipeline import load_measurement_of
+
+    answer = gradstats.equivalent_group_size(load_measurement_of(source), estimator, group_size)
+    terminal.show_answer(answer, as_json, confidence_level)
+
+
+def shift(
+    source: Positional[Path],
+    estimator: Positional[str],
+    confidence_level: float = 0.95,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """What shift δ of Asymmetric REINFORCE does a baseline amount to on these rollouts?
+
+    Args:
+        source: a measurement folder or a run directory.
+        estimator: its name, with parameters as in "length_weighted(alpha=0.8)".
+        confidence_level: level of the interval.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.pipeline import load_measurement_of
+
+    answer = gradstats.implied_shift(load_measurement_of(source), estimator)
+    terminal.show_answer(answer, as_json, confidence_level)
+
+
+def length_reward(
+    source: Positional[Path],
+    confidence_level: float = 0.95,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Does length go with reward among answers to the same prompt?
+
+    Args:
+        source: a rollouts file or a run directory.
+        confidence_level: level of the interval.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.pipeline import load_rollouts_of
+
+    answer = gradstats.length_reward_correlation(load_rollouts_of(source))
+    terminal.show_answer(answer, as_json, confidence_level)
+
+
 def figures(
-    run: Positional[Path],
+    runs: Positional[tuple[Path, ...]],
     venue: str = "icml",
     column: Literal["half", "full"] | None = None,
+    theme: Literal["light", "dark"] = "light",
     formats: tuple[str, ...] = ("pdf", "png"),
+    out: Path | None = None,
 ) -> None:
-    """Draw the figures of a run again, from its saved numbers and at another width, without touching the model.
+    """Draw the figures of a run again, or several runs on the same axes, from saved numbers and without the model.
+
+    Args:
+        runs: run directories; several are laid over each other, labelled, with a warning where their settings differ.
+        venue: whose column widths to use: icml, neurips, iclr, colm, acl, jmlr, slide.
+        column: half or full width; one column of the venue by default.
+        theme: light, or dark for slides.
+        formats: pdf, svg, png, pgf.
+        out: the folder; by default that of the run, or figures/NAME+NAME for several.
+    """
+    from gradstats.drawing import draw_overlay, draw_run
+    from gradstats.experiment import FiguresSection
+    from gradstats.results import read_results
+
+    if not runs:
+        raise ValueError("name at least one run directory: gradstats figures RUN")
+    look = FiguresSection(venue=venue, column=column, theme=theme, formats=list(formats))
+    results = [read_results(run) for run in runs]
+    if len(results) == 1:
+        paths = draw_run(results[0], out or runs[0] / "figures", look)
+    else:
+        paths = draw_overlay(results, out or Path("figures") / "+".join(run.resolve().name for run in runs), look)
+    for path in paths:
+        terminal.console.print(str(path))
+
+
+def report(run: Positional[Path], out: Path | None = None) -> None:
+    """Write one self-contained HTML page on a run: verdict, α, variance table, figures, commands, manifest.
 
     Args:
         run: a run directory.
-        venue: whose column widths to use (icml, neurips, iclr, …).
-        column: half or full width; one column of the venue by default.
-        formats: pdf, png, svg.
+        out: the file; RUN/report.html by default.
     """
-    from gradstats.pipeline import redraw
+    from gradstats.report import write_report
 
-    for path in redraw(run, venue=venue, column=column, formats=list(formats)):
-        terminal.console.print(str(path))
+    terminal.console.print(str(write_report(run, out)))
+
+
+def check(
+    policy: Positional[str],
+    rollouts: Path | None = None,
+    dtypes: tuple[str, ...] = ("float64", "float32", "bfloat16"),
+    params: str | None = None,
+    device: str = "auto",
+) -> None:
+    """Check the gradient engines on this model and device; the exit code is 1 when one fails.
+
+    Args:
+        policy: "embedded", a local folder, a .gguf file or a hub id.
+        rollouts: sequences to check with; three of random tokens by default.
+        dtypes: dtypes to check the model in; deviations between dtypes are from the first, the widest.
+        params: regular expression of the parameters to differentiate.
+        device: "auto", "cpu", "cuda" or "mps".
+    """
+    import gradstats
+    from gradstats.gradients import check_engines
+    from gradstats.pipeline import load_rollouts_of
+
+    loaded = gradstats.load_policy(policy, dtype="float32", device=device)
+    sequences = None if rollouts is None else load_rollouts_of(rollouts)
+    frame = check_engines(loaded, sequences, dtypes=dtypes, params=params)
+    terminal.show_check(frame, loaded)
+    if not frame.attrs["passed"]:
+        sys.exit(1)
 
 
 def list_things(
@@ -261,7 +412,13 @@ COMMANDS: dict[str, Any] = {
     "measure": measure,
     "alpha": alpha,
     "variance": variance,
+    "plan": plan,
+    "group-size": group_size,
+    "shift": shift,
+    "length-reward": length_reward,
     "figures": figures,
+    "report": report,
+    "check": check,
     "list": list_things,
     "env": env,
 }

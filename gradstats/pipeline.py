@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
     from gradstats.policy import Policy
     from gradstats.sampling import SamplingPlan
-    from gradstats.stats import LengthScalingFit
 
-# A forest plot grows by a row for each estimator.
-_ROW_INCHES, _AXIS_INCHES = 0.2, 0.7
 _PACKAGES = ("gradstats", "torch", "transformers", "numpy", "scipy", "pandas", "matplotlib")
 
 
@@ -262,89 +259,96 @@ class RunResult:
     Attributes:
         run: the run directory.
         measured: the measurement.
-        fit: the length-scaling fit, or None where the data allow none (the remarks say why).
+        alpha: the length-scaling fit with what bears on it, or None where the data allow none (the remarks say why).
         comparison: the variance comparison, or None likewise.
         paths: the files of results, figures and tables.
     """
 
     run: RunDirectory
     measured: Measurement
-    fit: Any
+    alpha: Any
     comparison: Any
     paths: list[Path]
 
+    @property
+    def fit(self) -> Any:
+        """The length-scaling fit alone."""
+        return None if self.alpha is None else self.alpha.fit
+
 
 def analyse(run: RunDirectory) -> RunResult:
-    """Fit, compare and draw from what was measured; needs neither the model nor torch."""
+    """Fit, compare, draw and report from what was measured; needs neither the model nor torch."""
+    from gradstats.drawing import draw_run
+    from gradstats.report import write_report
+    from gradstats.results import read_results
+
     measured = read_measurement(run.measurement)
     paths: list[Path] = []
     with run.step("analysis"):
-        fit = _attempt(run, "length scaling", lambda: fit_and_draw(run, measured, paths))
-        comparison = _attempt(run, "variance", lambda: compare_and_draw(run, measured, paths))
+        alpha = _attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
+        comparison = _attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
+        if paths:
+            look = run.experiment.figures
+            paths += (
+                _attempt(run, "figures", lambda: draw_run(read_results(run.path), run.path / "figures", look)) or []
+            )
     run.write_manifest(measured, paths)
-    return RunResult(run, measured, fit, comparison, [*paths, run.path / "manifest.json"])
+    paths.append(run.path / "manifest.json")
+    if alpha is not None or comparison is not None:
+        paths.append(write_report(run.path))
+    return RunResult(run, measured, alpha, comparison, paths)
 
 
-def fit_and_draw(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Any:
-    """Write ``alpha.json``, the fit's table and the length-scaling figure."""
+def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Any:
+    """Write ``alpha.json``, the points behind the fit, and its table."""
     import gradstats
+    from gradstats.tables import alpha_table
 
-    section = run.experiment.length_scaling
-    fit = gradstats.fit_length_scaling(measured)
-    write_json(run.path / "alpha.json", alpha_summary(fit, section.confidence_level))
-    paths.append(run.path / "alpha.json")
+    level = run.experiment.length_scaling.confidence_level
+    report = gradstats.alpha_report(measured, confidence_level=level)
+    write_json(run.path / "alpha.json", report.summary())
     points = measured.rollouts.frame[["prompt_id", "sample_id", "reward"]].assign(
         length=measured.lengths, sq_norm=measured.sq_norms, truncated=measured.rollouts.truncated
     )
-    paths += draw_length_scaling(fit, points, run.path / "figures", run.experiment.figures, published=section.published)
-    return fit
+    paths += [run.path / "alpha.json", _write_csv(points, run.path / "tables" / "length_scaling.csv")]
+    paths += alpha_table({run.experiment.name: report.fit}, confidence_level=level).save(run.path / "tables" / "alpha")
+    return report
 
 
-def compare_and_draw(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Any:
-    """Write ``variance.csv`` and the variance figure."""
+def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Any:
+    """Write ``variance.csv``, ``variance.json`` (how it was made) and the table."""
     import gradstats
+    from gradstats.tables import clear_winner, lowest, variance_table
 
     section = run.experiment.variance
-    comparison = gradstats.compare(
-        measured,
-        section.estimators,
-        group_size=section.group_size,
-        reference=section.reference,
-        rng=section.seed,
-    )
+
+    def compared(reference: str) -> Any:
+        return gradstats.compare(
+            measured, section.estimators, group_size=section.group_size, reference=reference, rng=section.seed
+        )
+
+    comparison = compared(section.reference)
     run.remarks += comparison.notes
     frame = comparison.to_frame(section.confidence_level)
-    for target in (run.path / "variance.csv", run.path / "tables" / "variance.csv"):
-        with atomic_path(target) as partial:
-            frame.to_csv(partial, index=False, lineterminator="\n")
-        paths.append(target)
-    paths += draw_variance(frame, run.path / "figures", run.experiment.figures)
+    paths.append(_write_csv(frame, run.path / "variance.csv"))
+    best, paired = lowest(frame), None
+    # Whether the lowest is lowest beyond doubt takes intervals paired with it, not with the reference.
+    if best not in (None, comparison.reference) and not gradstats.estimators.get(best).across_groups:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            paired = compared(best).to_frame(section.confidence_level)
+    winner = clear_winner(frame, paired)
+    frame.attrs["lowest_beyond_doubt"] = None if winner is None else frame["estimator"].iloc[winner]
+    write_json(run.path / "variance.json", frame.attrs)
+    paths.append(run.path / "variance.json")
+    paths += variance_table(frame, paired=paired).save(run.path / "tables" / "variance")
     return comparison
 
 
-def draw_length_scaling(
-    fit: LengthScalingFit, points: pd.DataFrame, folder: Path, look: FiguresSection, published: str | None = None
-) -> list[Path]:
-    """Draw ``length_scaling`` into a folder, with the points behind it as CSV; returns the paths."""
-    from gradstats import plots
-
-    with _figure(look) as (fig, ax):
-        plots.plot_length_scaling(fit, ax=ax, published=published)
-        return plots.save_figure(fig, folder / "length_scaling", look.formats, source=points)
-
-
-def draw_variance(frame: pd.DataFrame, folder: Path, look: FiguresSection) -> list[Path]:
-    """Draw ``variance`` into a folder, with the table behind it as CSV; returns the paths."""
-    from gradstats import plots
-
-    with _figure(look, height=_ROW_INCHES * len(frame) + _AXIS_INCHES) as (fig, ax):
-        plots.plot_variance(frame, ax=ax)
-        return plots.save_figure(fig, folder / "variance", look.formats, source=frame)
-
-
-def alpha_summary(fit: Any, confidence_level: float) -> dict[str, Any]:
-    """The numbers of a length-scaling fit, as in ``alpha.json``."""
-    return fit.to_frame(confidence_level).iloc[0].to_dict()
+def _write_csv(frame: pd.DataFrame, path: Path) -> Path:
+    with atomic_path(path) as partial:
+        frame.to_csv(partial, index=False, lineterminator="\n")
+    return path
 
 
 def git_commit() -> str | None:
@@ -376,21 +380,6 @@ def _attempt(run: RunDirectory, what: str, action: Any) -> Any:
         return None
 
 
-@contextmanager
-def _figure(look: FiguresSection, height: float | None = None) -> Iterator[tuple[Any, Any]]:
-    import matplotlib as mpl
-    import matplotlib.pyplot as plt
-
-    from gradstats.plots import style
-
-    with mpl.rc_context(style(look.venue, look.column, height=height)):  # pyright: ignore[reportArgumentType]
-        fig, ax = plt.subplots()
-        try:
-            yield fig, ax
-        finally:
-            plt.close(fig)
-
-
 def _shard(folder: Path, number: int, suffix: str = "") -> Path:
     return folder / f"shard-{number:05d}{suffix}"
 
@@ -409,7 +398,8 @@ def load_points(path: Path) -> dict[str, Any]:
     """What a length-scaling fit needs, from a CSV file or from what was measured.
 
     Returns:
-        Arguments of :func:`gradstats.fit_length_scaling`: ``measured``, or ``lengths``, ``sq_norms`` and ``groups``.
+        Arguments of :func:`gradstats.fit_length_scaling`: ``measured``, or ``lengths``, ``sq_norms``, ``groups`` and,
+        where the CSV has them, ``truncated``.
 
     Raises:
         FileNotFoundError: when nothing is there.
@@ -431,7 +421,8 @@ def load_points(path: Path) -> dict[str, Any]:
         if not pd.api.types.is_numeric_dtype(frame[column]):
             raise ValueError(f"the column {column!r} of {path} holds something that is no number")
     groups = frame["prompt_id"].to_numpy() if "prompt_id" in frame else None
-    return {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
+    points = {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
+    return points | ({"truncated": frame["truncated"].to_numpy(dtype=bool)} if "truncated" in frame else {})
 
 
 def redraw(path: Path, **look: Any) -> list[Path]:
@@ -441,13 +432,11 @@ def redraw(path: Path, **look: Any) -> list[Path]:
         path: a run directory.
         **look: entries of the experiment's ``figures`` section.
     """
-    stored = path / "experiment.yaml"
-    if not stored.exists():
-        raise FileNotFoundError(f"{path} is no run directory: it holds no experiment.yaml")
-    experiment = Experiment.model_validate(yaml.safe_load(stored.read_text(encoding="utf-8")))
-    figures = FiguresSection(**(experiment.figures.model_dump() | look))
-    run = RunDirectory.open(path, experiment.model_copy(update={"figures": figures}))
-    return analyse(run).paths
+    from gradstats.drawing import draw_run
+    from gradstats.results import read_results
+
+    results = read_results(path)
+    return draw_run(results, path / "figures", FiguresSection(**(results.look.model_dump() | look)))
 
 
 def environment() -> dict[str, Any]:

@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
+
+from gradstats.atomic import to_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from gradstats.experiment import Experiment
     from gradstats.pipeline import RunResult
     from gradstats.rollouts import Rollouts
+
+_WIDE = 100  # columns, from which on labels stay on one line
 
 console = Console(highlight=False, soft_wrap=True)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -58,10 +63,8 @@ def show_run(result: RunResult) -> None:
         f"{rollouts.lengths.min()}–{rollouts.lengths.max()} (median {statistics.median(rollouts.lengths):.0f}), "
         f"{int(rollouts.truncated.sum())} cut off at the cap"
     )
-    if result.fit is not None:
-        level = result.run.experiment.length_scaling.confidence_level
-        low, high = result.fit.confidence_interval(level)
-        show_alpha(result.fit, low, high, level)
+    if result.alpha is not None:
+        show_alpha_report(result.alpha, by_block=False)
     if result.comparison is not None:
         frame = result.comparison.to_frame(result.run.experiment.variance.confidence_level)
         show_variance(frame)
@@ -82,18 +85,45 @@ def show_alpha(fit: Any, low: float, high: float, confidence_level: float) -> No
     )
 
 
+def show_alpha_report(report: Any, by_block: bool = True) -> None:
+    """α with its interval, the sentences to read beside it, and α of each block of parameters on request."""
+    show_alpha(report.fit, report.low, report.high, report.confidence_level)
+    for sentence in report.sentences():
+        console.print(f"  {escape(sentence)}")
+    if by_block and report.by_block is not None:
+        table = Table("block", title="α of each block's share of ‖S‖²", title_justify="left")
+        for column in ("share", "α"):
+            table.add_column(column, justify="right")
+        for row in report.by_block.to_dict("records"):
+            table.add_row(escape(row["block"]), f"{row['share_of_sq_norm']:.1%}", _with_interval(row, "alpha"))
+        console.print(table)
+
+
+def show_answer(answer: Any, as_json: bool, confidence_level: float | None = None) -> None:
+    """A question's answer: its sentence, or its row as JSON."""
+    level = () if confidence_level is None else (confidence_level,)
+    if as_json:
+        print(to_json(answer.to_frame(*level).to_dict("records")[0]))
+    else:
+        console.print(escape(answer.sentence(*level)))
+
+
 def show_variance(frame: pd.DataFrame) -> None:
     """The variance table: trace of the covariance, ratios to the reference, resolved signal."""
     attrs = frame.attrs
     level = attrs.get("confidence_level", 0.95)
     title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
-    table = Table(title=title, title_justify="left")
-    table.add_column("estimator")
-    for column in ("tr Cov", f"ratio to {attrs.get('reference', 'reference')}", "ratio at matched signal"):
-        table.add_column(column, justify="right")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("estimator", overflow="fold")
+    for column in ("tr Cov", f"ratio to {attrs.get('reference', 'reference')}", "at matched signal"):
+        table.add_column(column, justify="right", no_wrap=True)
+    several = len(frame["group_size"].dropna().unique()) > 1
     for row in frame.to_dict("records"):
         cells = [_with_interval(row, name) for name in ("trace_cov", "ratio", "matched_ratio")]
-        table.add_row(escape(str(row["estimator"])), *cells)
+        label = f"{row['estimator']}, N={row['group_size']:g}" if several else str(row["estimator"])
+        if console.width < _WIDE:
+            label = label.replace("(", "\n(", 1).replace(", ", ",\n ")
+        table.add_row(escape(label), *cells)
     console.print(table)
 
 
@@ -124,10 +154,34 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
     console.print("times are extrapolated from a probe of a few tokens on this machine; nothing was written")
 
 
+def show_check(frame: pd.DataFrame, policy: Any) -> None:
+    """The check of the gradient engines: one line per comparison, remarks, and the verdict."""
+    title = f"{policy.name} on {policy.device}: relative deviations of ‖S‖²"
+    table = Table(title=escape(title), title_justify="left")
+    for column in ("dtype", "check", "engine"):
+        table.add_column(column)
+    for column in ("deviation", "allowed", "verdict"):
+        table.add_column(column, justify="right")
+    colours = {"ok": "green", "fails": "bold red"}
+    for row in frame.to_dict("records"):
+        numbers = ("–" if math.isnan(row[name]) else f"{row[name]:.1e}" for name in ("deviation", "tolerance"))
+        verdict = f"[{colours.get(row['verdict'], 'yellow')}]{row['verdict']}[/]"
+        table.add_row(row["dtype"], row["check"], row["engine"], *numbers, verdict)
+    console.print(table)
+    for sentence in dict.fromkeys(frame["note"]):
+        if sentence:
+            note(sentence)
+    if frame.attrs["passed"]:
+        console.print("[bold green]passed[/]: every engine that knows this model agrees with plain backward passes")
+    else:
+        wrong = ", ".join(dict.fromkeys(frame.loc[frame["verdict"] == "fails", "engine"]))
+        fail(f"the check fails ({wrong}): measure with an engine that passes, or with dtype float32")
+
+
 def show_list(what: str) -> None:
     """Names and descriptions of one kind of thing."""
     columns = _columns(what)
-    table = Table(*columns)
+    table = Table(*(Column(name, overflow="fold") for name in columns), show_lines=True)
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*map(escape, cells))
     console.print(table)
@@ -161,7 +215,14 @@ def _with_interval(row: dict[str, Any], name: str) -> str:
     value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
     if math.isnan(value) and math.isnan(low) and math.isnan(high):
         return "–"
-    return f"{value:.4g} [{low:.4g}, {high:.4g}]".replace("[", r"\[").replace("nan", "–")
+    return escape(f"{_short(value)} [{_short(low)}, {_short(high)}]")
+
+
+def _short(value: float) -> str:
+    """Three digits, or thousands written out: what a narrow terminal has room for."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
 def _duration(seconds: float) -> str:

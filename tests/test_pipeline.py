@@ -47,6 +47,7 @@ def test_a_run_leaves_the_whole_directory(finished):
     path = finished.run.path
     for name in (
         "experiment.yaml", "manifest.json", "alpha.json", "variance.csv", "tables/variance.csv",
+        "variance.json", "tables/variance.tex", "tables/variance.md", "tables/alpha.tex", "report.html",
         "figures/length_scaling.pdf", "figures/length_scaling.png", "figures/length_scaling.csv",
         "figures/variance.pdf", "figures/variance.png",
         "rollouts/shard-00000.parquet", "measurement/shard-00003/tensors.safetensors",

@@ -80,6 +80,6 @@ def hub_problems(
 
 def _unreachable(dataset: str, split: str, reason: str) -> ConnectionError:
     return ConnectionError(
-        f"the data set {dataset!r} (split {split!r}) could not be loaded: {reason}; where the hub is out of reach, save "
-        "it as Parquet elsewhere and pass that file's path instead"
+        f"the data set {dataset!r} (split {split!r}) could not be loaded: {reason}; where the hub is out of reach, "
+        "save it as Parquet elsewhere and pass that file's path instead"
     )

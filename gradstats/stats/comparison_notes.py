@@ -58,8 +58,9 @@ def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Seq
         notes.append(f"matched_ratio uses the exactly known scale of E[ĝ] for {_listed(exact)}")
     across = [estimator.label for estimator in estimators if estimator.across_groups]
     if across:
+        look = "looks" if len(across) == 1 else "look"
         notes.append(
-            f"{_listed(across)} look across groups and were given batches of {pool.batch_prompts} prompts, "
+            f"{_listed(across)} {look} across groups: measured in batches of {pool.batch_prompts} prompts, "
             f"dealt {pool.n_resamples} times without replacement"
         )
     if pool.probes is not None:
