@@ -29,6 +29,7 @@ from gradstats.measurement import Measurement, WeightedGradients
 from gradstats.policy import Policy, as_policy
 from gradstats.progress import progress_bar
 from gradstats.rollouts import Rollouts
+from gradstats.threads import suitable_threads
 
 #: The engines by name, in the order in which ``auto`` tries them.
 ENGINES: dict[str, Engine] = {"ghost": ghost_engine, "vmap": vmap_engine, "loop": loop_engine}
@@ -183,7 +184,8 @@ class MeasuringSession:
         while plan:
             chunk = make_chunk(rollouts, plan[0], self.policy.device, self.policy.dtype, list(weightings.values()))
             try:
-                result = self.engine(self.policy, chunk, self.selection, self.sketch)
+                with suitable_threads(self.policy):
+                    result = self.engine(self.policy, chunk, self.selection, self.sketch)
                 if self.reference is not None:
                     references.append(reference_logprobs(self.reference, chunk))
             except Exception as error:

@@ -19,6 +19,7 @@ from gradstats.rewards import Reward, get_reward
 from gradstats.rollouts import Rollouts
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.transformers_sampler import Completion, generate, stop_token_ids
+from gradstats.threads import suitable_threads
 
 __all__ = ["SamplerSettings", "SamplingPlan", "sample"]
 
@@ -192,9 +193,9 @@ class SamplingPlan:
         """Draw and score one batch."""
         rows = self.rows[batch]
         seed = int(np.random.SeedSequence([self.seed, batch]).generate_state(1)[0])
-        completions = generate(
-            self.policy, [self.prompt_tokens[index] for index, _ in rows], self.settings, seed, on_tokens
-        )
+        prompts = [self.prompt_tokens[index] for index, _ in rows]
+        with suitable_threads(self.policy):
+            completions = generate(self.policy, prompts, self.settings, seed, on_tokens)
         return self._table(rows, completions)
 
     def _table(self, rows: list[tuple[int, int]], completions: list[Completion]) -> Rollouts:
