@@ -183,8 +183,8 @@ the link; it is no evidence that such a link exists in other models.
 
 The model does this one task and nothing else. It knows the chat roles user and assistant, and one question
 a conversation. It was trained on contexts of up to about 500 tokens. The traces it imitates are right for
-{measured["imitated_success"]:.0%} of these problems; the other errors are its own, most of them on problems of 15
-terms and more.
+{measured["imitated_success"]:.0%} of these problems; the other errors are its own and grow with the number of
+terms: many come from re-checks that pick up a wrong running total.
 
 Licence: Apache-2.0, weights and generated training data alike.
 """

@@ -120,10 +120,11 @@ def show_variance(frame: pd.DataFrame) -> None:
     several = len(frame["group_size"].dropna().unique()) > 1
     for row in frame.to_dict("records"):
         cells = [_with_interval(row, name) for name in ("trace_cov", "ratio", "matched_ratio")]
-        label = f"{row['estimator']}, N={row['group_size']:g}" if several else str(row["estimator"])
+        label = str(row["estimator"])
         if console.width < _WIDE:
             label = label.replace("(", "\n(", 1).replace(", ", ",\n ")
-        table.add_row(escape(label), *cells)
+        group_size = f", N={row['group_size']:g}" if several else ""
+        table.add_row(escape(label + group_size), *cells)
     console.print(table)
 
 

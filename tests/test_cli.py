@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 import gradstats
 from gradstats import cli, data
@@ -22,7 +23,7 @@ mpl.use("Agg")
 def run(monkeypatch, capsys, *words):
     """Call the command in this process; returns exit code, standard output and standard error."""
     monkeypatch.setattr(sys, "argv", ["gradstats", *map(str, words)])
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("gradstats.terminal.console", Console(width=200, highlight=False, soft_wrap=True))
     code = 0
     try:
         cli.main()
