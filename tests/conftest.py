@@ -15,6 +15,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
+from gradstats import data
 from gradstats.rollouts import Rollouts
 
 VOCABULARY = 41
@@ -114,3 +115,11 @@ def policy_folder(tmp_path_factory) -> str:
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture
+def points(tmp_path):
+    """The published points as a CSV file."""
+    path = tmp_path / "points.csv"
+    data.load("gloeckle2026").to_csv(path, index=False)
+    return path

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
+from command_line import run
 
 import gradstats
-from gradstats import cli, data
+from gradstats import data
 from gradstats.measurement import Measurement
 from gradstats.rollouts import Rollouts
-
-
-def run(monkeypatch, capsys, *words):
-    """Call the command in this process; returns exit code, standard output and standard error."""
-    monkeypatch.setattr(sys, "argv", ["gradstats", *map(str, words)])
-    monkeypatch.setattr("gradstats.terminal.console", Console(width=200, highlight=False, soft_wrap=True))
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as stop:
-        code = stop.code or 0
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-@pytest.fixture
-def points(tmp_path):
-    path = tmp_path / "points.csv"
-    data.load("gloeckle2026").to_csv(path, index=False)
-    return path
 
 
 @pytest.fixture(scope="module")
