@@ -19,7 +19,7 @@ import tyro
 from gradstats.atomic import write_json
 from gradstats.drawing import draw_run
 from gradstats.experiment import FiguresSection
-from gradstats.results import read_results
+from gradstats.results import BREAKDOWNS, read_results
 
 HERE = Path(__file__).parent
 # Where a run directory keeps each file, and its name here.
@@ -27,7 +27,7 @@ NUMBERS = {
     "alpha.json": "alpha.json",
     "variance.csv": "variance.csv",
     "variance.json": "variance.json",
-    "length_scaling.csv": "tables/length_scaling.csv",
+    **{f"{name}.csv": f"tables/{name}.csv" for name in ("length_scaling", *BREAKDOWNS)},
 }
 TAKEN = NUMBERS | {"manifest.json": "manifest.json", "experiment.yaml": "experiment.yaml"}
 DRAWN = (".pdf", ".png", ".svg", ".pgf")

@@ -20,6 +20,7 @@ from .stats import AlphaReport as AlphaReport
 from .stats import CurvatureTest as CurvatureTest
 from .stats import EquivalentGroupSize as EquivalentGroupSize
 from .stats import ImpliedShift as ImpliedShift
+from .stats import LengthBins as LengthBins
 from .stats import LengthRewardCorrelation as LengthRewardCorrelation
 from .stats import LengthScalingFit as LengthScalingFit
 from .stats import OnPolicyCheck as OnPolicyCheck
@@ -30,12 +31,14 @@ from .stats import check_on_policy as check_on_policy
 from .stats import compare as compare
 from .stats import curvature_test as curvature_test
 from .stats import equivalent_group_size as equivalent_group_size
+from .stats import equivalent_group_sizes as equivalent_group_sizes
 from .stats import fit_energy_scaling as fit_energy_scaling
 from .stats import fit_length_scaling as fit_length_scaling
 from .stats import implied_shift as implied_shift
 from .stats import length_reward_correlation as length_reward_correlation
 from .stats import length_scaling_by_block as length_scaling_by_block
 from .stats import plan_alpha as plan_alpha
+from .stats import variance_by_length as variance_by_length
 
 # figures, tables, reports
 from . import plots as plots

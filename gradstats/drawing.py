@@ -41,6 +41,7 @@ def draw_run(run: SavedResults, folder: Path, look: FiguresSection) -> list[Path
 def run_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
     """Name, figure and table of each figure of a run; a figure is closed when the next is asked for."""
     from gradstats import plots
+    from gradstats.plots.blocks import has_kinds
 
     if run.fit is not None and run.points is not None:
         with _styled(look) as made:
@@ -48,20 +49,63 @@ def run_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[str, 
             yield "length_scaling", made(), run.points
     if run.variance is not None:
         with _styled(look) as made:
-            plots.plot_variance(run.variance)
+            plots.plot_variance(run.variance, sort=True)
             yield "variance", made(), run.variance
         if np.isfinite(run.variance["matched_ratio"].to_numpy(dtype=float)).any():
             with _styled(look) as made:
                 plots.plot_variance_panels(run.variance)
                 yield "variance_bias", made(), run.variance
+    yield from _breakdown_figures(run, look)
     if run.by_block is not None:
         with _styled(look) as made:
             plots.plot_alpha_by_block(run.by_block)
             yield "alpha_by_block", made(), run.by_block
+        if has_kinds(run.by_block):
+            for value in ("share_of_sq_norm", "alpha"):
+                with _styled(look) as made:
+                    plots.plot_block_heatmap(run.by_block, value=value)
+                    yield f"blocks_{value}", made(), run.by_block
     if run.points is not None and "reward" in run.points and len(set(run.points["reward"])) > 1:
         with _styled(look) as made:
             plots.plot_length_reward(run.points, correlation=_correlation(run.points))
             yield "length_reward", made(), run.points
+
+
+def _breakdown_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+    """Variance by group size, within and between prompts, and by completion length."""
+    from gradstats import plots
+
+    sizes = run.breakdowns.get("group_sizes")
+    known = sizes is not None and "within_prompt" in sizes
+    parts = sizes.query("within_prompt.notna()") if sizes is not None and known else pd.DataFrame()
+    if sizes is not None and len(set(sizes["group_size"])) > 1:
+        # Equal group sizes are a statement about the within-prompt part, which takes two groups of a prompt.
+        within = len(parts) > 0 and len(set(parts["group_size"])) > 1
+        shown = parts if within else sizes
+        with _styled(look) as made:
+            plots.plot_group_size(
+                shown,
+                value="within_prompt" if within else "trace_cov",
+                equivalence=_told_apart(run.breakdowns.get("equivalent_group_size")) if within else None,
+            )
+            yield "group_sizes", made(), shown
+    if len(parts):
+        largest = parts.query("group_size == group_size.max()")
+        with _styled(look) as made:
+            plots.plot_prompt_parts(largest)
+            yield "prompt_parts", made(), largest
+    bins = run.breakdowns.get("length_bins")
+    if bins is not None and np.isfinite(bins["noise_to_signal_low"].to_numpy(dtype=float)).any():
+        with _styled(look) as made:
+            plots.plot_length_bins(bins)
+            yield "length_bins", made(), bins
+
+
+def _told_apart(equivalence: pd.DataFrame | None) -> pd.DataFrame | None:
+    """The rows that say something: RLOO and what equals it in expectation are worth their own group size."""
+    if equivalence is None:
+        return None
+    return equivalence.query("abs(equivalent_group_size - group_size) > 1e-6")
 
 
 def draw_overlay(runs: list[SavedResults], folder: Path, look: FiguresSection) -> list[Path]:

@@ -278,6 +278,7 @@ class RunResult:
 
 def analyse(run: RunDirectory) -> RunResult:
     """Fit, compare, draw and report from what was measured; needs neither the model nor torch."""
+    from gradstats.breakdowns import variance_breakdowns
     from gradstats.drawing import draw_run
     from gradstats.report import write_report
     from gradstats.results import read_results
@@ -287,6 +288,8 @@ def analyse(run: RunDirectory) -> RunResult:
     with run.step("analysis"):
         alpha = _attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
         comparison = _attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
+        for name, frame in variance_breakdowns(measured, run.experiment.variance).items():
+            paths.append(_write_csv(frame, run.path / "tables" / f"{name}.csv"))
         if paths:
             look = run.experiment.figures
             paths += (

@@ -21,6 +21,14 @@ CAPTIONS = {
     "length_scaling": "Squared gradient norm of each completion against its length, with the fitted power law.",
     "variance": "Variance of each estimator relative to the reference, with intervals.",
     "variance_bias": "Variance at matched signal, with cosine and share of bias beside it, lowest on top.",
+    "group_sizes": (
+        "Variance at equal completions in all against the completions of a group; dotted lines end at the group size "
+        "of RLOO that is as quiet."
+    ),
+    "prompt_parts": "Variance within prompts, which larger groups lower, and between prompts, which they do not.",
+    "length_bins": "Noise to signal of what completions of some lengths contribute.",
+    "blocks_share_of_sq_norm": "Share of the squared gradient norm by layer and kind of parameter.",
+    "blocks_alpha": "Length exponent by layer and kind of parameter.",
     "alpha_by_block": "Length exponent of each block of parameters.",
     "length_reward": "Reward against length, both relative to the mean of the same prompt.",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ COMPARED = (
     "variance.reference",
 )
 
+#: Tables beside the variance comparison, where the data allowed them.
+BREAKDOWNS = ("group_sizes", "equivalent_group_size", "length_bins")
+
 
 @dataclass(frozen=True)
 class SavedResults:
@@ -49,6 +52,8 @@ class SavedResults:
         alpha: what ``alpha.json`` says, or None.
         points: one row a completion: prompt_id, length, sq_norm, and where known reward and truncated; or None.
         variance: the variance table with its ``.attrs``, or None.
+        breakdowns: further tables by name, as far as there are: ``group_sizes``, ``equivalent_group_size``,
+            ``length_bins``.
     """
 
     path: Path
@@ -58,6 +63,7 @@ class SavedResults:
     alpha: dict[str, Any] | None
     points: pd.DataFrame | None
     variance: pd.DataFrame | None
+    breakdowns: dict[str, pd.DataFrame] = field(default_factory=dict)
 
     @cached_property
     def fit(self) -> LengthScalingFit | None:
@@ -110,10 +116,8 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
         )
     settings = _settings(path / "experiment.yaml")
     manifest = _read_json(path / "manifest.json") or {}
-    points = next(
-        (found for folder in ("tables", "figures", ".") if (found := path / folder / "length_scaling.csv").exists()),
-        None,
-    )
+    points = _table(path, "length_scaling")
+    breakdowns = {name: table for name in BREAKDOWNS if (table := _table(path, name)) is not None}
     return SavedResults(
         path=path,
         name=str(settings.get("name") or manifest.get("experiment") or path.resolve().name),
@@ -122,6 +126,7 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
         alpha=alpha,
         points=None if points is None else _read_csv(points, dtype={"prompt_id": str}),
         variance=variance,
+        breakdowns={name: _read_csv(table) for name, table in breakdowns.items()},
     )
 
 
@@ -145,6 +150,12 @@ def run_labels(runs: list[SavedResults]) -> list[str]:
         name + (f" ({', '.join(_setting(key, values[at]) for key, values in differing.items())})" if differing else "")
         for at, name in enumerate(names)
     ]
+
+
+def _table(path: Path, name: str) -> Path | None:
+    """The file of a table: a run keeps it in a folder of tables, a copy of its results beside the figures."""
+    found = (path / folder / f"{name}.csv" for folder in ("tables", "figures", "."))
+    return next((table for table in found if table.exists()), None)
 
 
 def _setting(key: str, value: Any) -> str:

@@ -61,6 +61,15 @@ def save_run(folder, name="saved <run>", seed=0, **settings):
         frame[column] = values.get(column, [0.5] * 4)
         frame[f"{column}_low"], frame[f"{column}_high"] = 0.8 * frame[column], 1.3 * frame[column]
     frame.to_csv(folder / "variance.csv", index=False)
+    sizes = pd.concat([frame.assign(group_size=size) for size in (2, 4)], ignore_index=True)
+    for part in ("within_prompt", "between_prompt"):
+        for end in ("", "_low", "_high"):
+            sizes[f"{part}{end}"] = sizes[f"trace_cov{end}"] / sizes["group_size"]
+    sizes.to_csv(folder / "tables" / "group_sizes.csv", index=False)
+    equal = pd.DataFrame({"estimator": ESTIMATORS[:2], "group_size": 4, "equivalent_group_size": [4.0, 3.1]})
+    equal.to_csv(folder / "tables" / "equivalent_group_size.csv", index=False)
+    bins = frame[:2].assign(estimator="rloo", length_low=[10, 61], length_high=[60, 300])
+    bins.to_csv(folder / "tables" / "length_bins.csv", index=False)
     about = {"reference": "rloo", "confidence_level": 0.95, "n_prompts": 15, "n_groups": 15, "prompts_per_batch": 128}
     write_json(folder / "variance.json", about | {"notes": ["a note"], "lowest_beyond_doubt": ESTIMATORS[2]})
     write_json(folder / "manifest.json", {"experiment": name, "versions": {"numpy": "2"}, "remarks": ["a remark"]})
@@ -111,7 +120,7 @@ def test_the_page_is_well_formed_and_points_at_nothing_outside(page):
     assert structure.open == []
     assert len(set(structure.ids)) == len(structure.ids)
     assert set(structure.references) <= set(structure.ids)
-    assert structure.tags.count("figure") == 4
+    assert structure.tags.count("figure") == 7
     assert "@import" not in page
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
 
@@ -139,7 +148,7 @@ def test_a_run_without_a_fit_still_has_a_page(tmp_path):
     (folder / "alpha.json").unlink()
     text = write_report(folder).read_text()
     assert "the data allow no fit" in text
-    assert text.count("<figure") == 3
+    assert text.count("<figure") == 6
 
 
 def test_missing_numbers_name_the_command(tmp_path):
@@ -257,7 +266,7 @@ def test_figures_are_visible_and_nothing_is_wider_than_the_screen(opened, width)
         "return [...document.querySelectorAll('figure svg')].map(s => {const b = s.getBoundingClientRect();"
         "return [b.width, b.height, s.querySelectorAll('path').length]})"
     )
-    assert len(boxes) == 4
+    assert len(boxes) == 7
     assert all(w > 0.7 * min(width, 400) and h > 80 and paths > 20 for w, h, paths in boxes)
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -306,4 +315,4 @@ def test_what_a_screen_reader_is_told(opened):
     assert ("region", "Variance of each estimator") in told
     pictures = [name for role, name in told if role in ("image", "img")]
     assert "Length exponent" not in pictures
-    assert len([name for name in pictures if name]) == 4
+    assert len([name for name in pictures if name]) == 7

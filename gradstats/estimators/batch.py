@@ -167,12 +167,12 @@ class Batch:
         """The number of completions of each group."""
         return np.bincount(self.group_index, minlength=self.n_groups)
 
-    def require(self, needs: Iterable[str], name: str) -> None:
+    def require(self, needs: Iterable[str], name: object) -> None:
         """Raise unless every field an estimator needs is there.
 
         Args:
             needs: names of Batch fields.
-            name: the estimator that needs them, for the message.
+            name: the estimator that needs them, or what it is called, for the message.
 
         Raises:
             ValueError: naming each missing field and how to get it.
@@ -189,14 +189,25 @@ class Batch:
             keep: (N,) booleans or integer positions, in the order wanted.
 
         Returns:
-            A new Batch; at least one completion has to be picked.
+            A new Batch.
+
+        Raises:
+            ValueError: when no completion is picked.
         """
-        chosen = {
-            entry.name: getattr(self, entry.name)[keep]
+        # What is checked already is not checked again: comparisons draw thousands of batches from one.
+        chosen: dict[str, Any] = {
+            entry.name: None if (value := getattr(self, entry.name)) is None else value[keep]
             for entry in fields(self)
-            if entry.init and getattr(self, entry.name) is not None
+            if entry.init
         }
-        return Batch(**chosen)
+        if not len(chosen["rewards"]):
+            raise ValueError("keep picks no completion: a batch needs at least one")
+        present, index = np.unique(self.group_index[keep], return_inverse=True)
+        chosen |= {"group_labels": self.group_labels[present], "group_index": index.reshape(-1)}
+        selected = object.__new__(Batch)
+        for name, value in chosen.items():
+            object.__setattr__(selected, name, value)
+        return selected
 
     def with_fields(self, **changes: Any) -> Batch:
         """Return a copy with some fields replaced, checked again."""

@@ -105,7 +105,7 @@ class Estimator:
         Raises:
             ValueError: when the batch lacks a field, or a user's function returns another shape.
         """
-        batch.require(self.needs, self.label)
+        batch.require(self.needs, self)
         advantages = np.asarray(self.definition.function(batch, **self.parameters), dtype=np.float64)
         expected = batch.rewards.shape if self.level == "sequence" else batch.mask.shape
         if advantages.shape != expected:

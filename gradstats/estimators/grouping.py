@@ -43,10 +43,13 @@ def reduce_others(
     What comes before a row and what comes after it are accumulated apart, since subtracting the row's own
     share from the total would lose digits where that share dominates.
     """
-    sizes = np.bincount(index, minlength=n_groups)
-    order = np.argsort(index, kind="stable")
-    position = np.empty(index.size, dtype=np.int64)
-    position[order] = np.arange(index.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    if n_groups == 1:
+        index, position, sizes = np.zeros(len(values), dtype=np.int64), np.arange(len(values)), np.array([len(values)])
+    else:
+        sizes = np.bincount(index, minlength=n_groups)
+        order = np.argsort(index, kind="stable")
+        position = np.empty(index.size, dtype=np.int64)
+        position[order] = np.arange(index.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     # one column of identity on either side, so that a shift by one makes the accumulation exclusive
     table = np.full((n_groups, int(sizes.max()) + 2, *values.shape[1:]), identity)
     table[index, position + 1] = values

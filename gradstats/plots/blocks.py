@@ -129,6 +129,12 @@ def plot_block_heatmap(table: Any, *, ax: Axes | None = None, value: str = "shar
     return ax
 
 
+def has_kinds(table: Any) -> bool:
+    """Whether layers are split into kinds of parameter, so that there is a map to draw."""
+    matches = (_LAYER.match(str(name)) for name in as_frame(table)["block"])
+    return any(found is not None and found.group(2) for found in matches)
+
+
 def _layers_by_kinds(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     """Kinds down, layers across; what belongs to no layer stands in the column "–"."""
     cells: dict[tuple[str, str], float] = {}

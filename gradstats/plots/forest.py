@@ -123,21 +123,21 @@ def draw_row(
     ax.plot([centre], [row], marker=marker, color=color, markersize=size, linestyle="none", zorder=4, **face)
 
 
-def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5) -> None:
+def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5, *, vertical: bool = False) -> None:
     """Plain numbers, about so many at most; on a log axis at 1, 2, 5 (or finer) where it spans about a decade."""
-    left, right = ax.get_xlim()
+    axis = ax.yaxis if vertical else ax.xaxis
+    left, right = ax.get_ylim() if vertical else ax.get_xlim()
     if not logarithmic:
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]))
         return
     decades = np.log10(right / left)
     subs = (
         (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.5 else (1.0, 2.0, 5.0) if decades > 1 or most < 5 else FINE
     )
-    axis = ax.xaxis
     if decades < 0.7:
         ticks = _linear_ticks(left, right, most)
         axis.set_major_locator(LogLocator(subs=(1.0,)))
-        ax.set_xticks(ticks)
+        axis.set_ticks(ticks)
         axis.set_minor_locator(LogLocator(subs=()))
     else:
         axis.set_major_locator(LogLocator(subs=subs, numticks=12))

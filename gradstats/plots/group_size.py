@@ -8,10 +8,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gradstats.plots.appearance import estimator_appearance
-from gradstats.plots.forest import EDGE
+from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.units import refuse_mixed_units
@@ -41,7 +41,8 @@ def plot_group_size(
         per_completion: multiply by the group size, which compares groups at equal numbers of completions in all;
             noise to signal is drawn as it is.
         equivalence: rows of `EquivalentGroupSize.to_frame`: from each estimator a dotted line runs to the group size
-            of RLOO that is as quiet. It is a statement about ``"within_prompt"`` at equal completions.
+            of RLOO that is as quiet, which the legend tells. It is a statement about ``"within_prompt"`` at equal
+            completions.
 
     Returns:
         The axes.
@@ -63,10 +64,11 @@ def plot_group_size(
             "per_completion=True"
         )
     estimators = list(dict.fromkeys(map(str, frame["estimator"])))
+    labels = _labels(estimators, equivalence)
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + legend_height(estimators, width, font_size)))
+        _, ax = plt.subplots(figsize=(width, height + legend_height(list(labels.values()), width, font_size)))
     scaled = per_completion and value != "noise_to_signal"
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -80,7 +82,7 @@ def plot_group_size(
         color, marker = estimator_appearance(name)
         # Points of different estimators stand side by side, a little apart, so that their intervals can be told.
         at = sizes * 2.0 ** (0.12 * (place - (len(estimators) - 1) / 2.0) / max(len(estimators) / 2.0, 1.0))
-        ax.plot(at, centre, color=color, marker=marker, label=name, linewidth=1.0, zorder=3, **EDGE)
+        ax.plot(at, centre, color=color, marker=marker, label=labels[name], linewidth=1.0, zorder=3, **EDGE)
         ax.vlines(at, low, high, color=color, linewidth=1.0, zorder=2)
     if frame.empty:
         draw_nothing(ax, "no estimators")
@@ -88,15 +90,27 @@ def plot_group_size(
         _draw_equivalence(ax, frame, value, equivalence)
     _ticks(ax, frame)
     ax.set_xlabel("group size (completions a prompt)")
-    ax.set_ylabel(AXIS_LABELS[value] + (" × group size" if scaled else ""))
+    ax.set_ylabel(AXIS_LABELS[value] + (r" $\times$ group size" if scaled else ""))
     legend_below(ax, font_size)
     return ax
 
 
+def _labels(estimators: list[str], equivalence: pd.DataFrame | None) -> dict[str, str]:
+    """What the legend calls each estimator: its name, and the group size of RLOO it is worth where that is known."""
+    labels = {name: name for name in estimators}
+    if equivalence is not None:
+        require_columns(
+            equivalence, ["estimator", "group_size", "equivalent_group_size"], "draw what equivalent_group_size() gives"
+        )
+        for row in equivalence.to_dict("records"):
+            name, equal = str(row["estimator"]), float(row["equivalent_group_size"])
+            if name in labels:
+                told = f"{equal:.3g}" if np.isfinite(equal) else r"$\infty$"
+                labels[name] += f" (at {row['group_size']:g}: RLOO at {told})"
+    return labels
+
+
 def _draw_equivalence(ax: Axes, frame: pd.DataFrame, value: str, equivalence: pd.DataFrame) -> None:
-    require_columns(
-        equivalence, ["estimator", "group_size", "equivalent_group_size"], "draw what equivalent_group_size() gives"
-    )
     heights = {
         (str(name), float(size)): float(number) * float(size)
         for name, size, number in zip(frame["estimator"], frame["group_size"], frame[value], strict=True)
@@ -109,15 +123,6 @@ def _draw_equivalence(ax: Axes, frame: pd.DataFrame, value: str, equivalence: pd
         color = estimator_appearance(name).color
         ax.plot([size, equal], [height, height], color=color, linestyle=":", linewidth=1.0)
         ax.plot([equal], [height], marker="|", color=color, zorder=4)
-        ax.annotate(
-            f"RLOO, {equal:.3g}",
-            (equal, height),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            fontsize="small",
-            color=color,
-        )
 
 
 def _ticks(ax: Axes, frame: pd.DataFrame) -> None:
@@ -127,9 +132,7 @@ def _ticks(ax: Axes, frame: pd.DataFrame) -> None:
         ax.set_xticks(sizes)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(ax, logarithmic=True, vertical=True)
 
 
 def _ends(value: str) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from gradstats.plots.appearance import estimator_appearance
-from gradstats.plots.forest import EDGE
+from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
 
@@ -116,13 +116,14 @@ def plot_length_bins(table: Any, *, ax: Axes | None = None, value: str = "noise_
         ax.plot(at[bounded], low[bounded], marker="^", color=color, linestyle="none", zorder=3, markerfacecolor="none")
         unresolved += int(bounded.sum())
     if unresolved:
-        ax.set_title("△ at least", loc="left", fontsize="small")
+        ax.set_title(r"$\bigtriangleup$ at least", loc="left", fontsize="small")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
     edges = sorted({float(edge) for column in ("length_low", "length_high") for edge in frame[column].dropna()})
     if edges:
         ax.set_xlim(edges[0], edges[-1])
         ax.set_xticks(edges if len(edges) <= 7 else edges[:: -(-len(edges) // 6)])
+    plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completion length (tokens), by bins")
     ax.set_ylabel(value.replace("_", " "))
     if len(lines) > 1:

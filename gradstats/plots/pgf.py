@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import matplotlib as mpl
@@ -14,8 +15,17 @@ from matplotlib.figure import Figure
 class _OwnFontsRenderer(RendererPgf):
     """matplotlib's PGF renderer, which otherwise asks a running LaTeX for the size of every text."""
 
+    def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, **options: Any) -> None:
+        super().draw_text(gc, x, y, escaped(s), prop, angle, **options)
+
     def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> tuple[float, float, float]:
         return RendererBase.get_text_width_height_descent(self, s, prop, ismath)
+
+
+def escaped(text: str) -> str:
+    r"""A label with TeX's own characters outside of formulas escaped; matplotlib does so for ``^`` and ``%`` alone."""
+    parts = re.split(r"(?<!\\)(\$[^$]*\$)", text)
+    return "".join(part if at % 2 else re.sub(r"(?<!\\)([_#&{}])", r"\\\1", part) for at, part in enumerate(parts))
 
 
 def pgf_picture(fig: Figure) -> str:
@@ -32,6 +42,8 @@ def pgf_picture(fig: Figure) -> str:
             r"% \input this file; it needs \usepackage{pgf}",
             r"\begingroup%",
             r"\makeatletter%",
+            # What matplotlib's numbers are set in.
+            r"\providecommand{\mathdefault}[1]{#1}%",
             r"\begin{pgfpicture}%",
             rf"\pgfpathrectangle{{\pgfpointorigin}}{{\pgfqpoint{{{width:f}in}}{{{height:f}in}}}}%",
             r"\pgfusepath{use as bounding box, clip}%",

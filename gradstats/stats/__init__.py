@@ -2,8 +2,9 @@
 
 from gradstats.stats.alpha_report import AlphaReport, alpha_report
 from gradstats.stats.block_scaling import fit_energy_scaling, length_scaling_by_block
-from gradstats.stats.group_size import EquivalentGroupSize, equivalent_group_size
+from gradstats.stats.group_size import EquivalentGroupSize, equivalent_group_size, equivalent_group_sizes
 from gradstats.stats.implied_shift import ImpliedShift, implied_shift
+from gradstats.stats.length_bins import LengthBins, variance_by_length
 from gradstats.stats.length_diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
 from gradstats.stats.length_reward import LengthRewardCorrelation, length_reward_correlation
 from gradstats.stats.length_scaling import LengthScalingFit, fit_length_scaling
@@ -17,6 +18,7 @@ __all__ = [
     "CurvatureTest",
     "EquivalentGroupSize",
     "ImpliedShift",
+    "LengthBins",
     "LengthRewardCorrelation",
     "LengthScalingFit",
     "OnPolicyCheck",
@@ -27,10 +29,12 @@ __all__ = [
     "compare",
     "curvature_test",
     "equivalent_group_size",
+    "equivalent_group_sizes",
     "fit_energy_scaling",
     "fit_length_scaling",
     "implied_shift",
     "length_reward_correlation",
     "length_scaling_by_block",
     "plan_alpha",
+    "variance_by_length",
 ]

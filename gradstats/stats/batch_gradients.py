@@ -14,6 +14,9 @@ from gradstats.stats.jackknife import Statistic
 from gradstats.stats.scores import Scores
 from gradstats.stats.sketch_error import SketchProbes
 
+#: Deals whose gradients are formed together, in one product.
+DEALS_AT_ONCE = 32
+
 
 @dataclass(frozen=True)
 class BatchMoments:
@@ -70,37 +73,44 @@ def batch_moments(
     values = np.zeros((2 + len(others), n_resamples))
     moved = np.zeros((2 + len(others), m))
     kept, drawn = np.zeros(m), np.zeros(m)
-    sketch = _SketchSums(scores, prompts_per_batch, n_batches, n_resamples, len(others), probes)
-    for deal in range(n_resamples):
-        prompts = rng.permutation(m)[: n_batches * prompts_per_batch]
+    sketch = _SketchSums(scores, n_batches, n_resamples, len(others), probes)
+    for start in range(0, n_resamples, DEALS_AT_ONCE):
+        deals = range(start, min(start + DEALS_AT_ONCE, n_resamples))
+        prompts = np.stack([rng.permutation(m)[: n_batches * prompts_per_batch] for _ in deals])
         chosen = first_group[prompts] + rng.integers(0, groups.groups_per_prompt[prompts])
-        batch_of = np.repeat(np.arange(n_batches), prompts_per_batch)
-        rows = [
-            np.concatenate([members[group] for group in np.sort(part)])
-            for part in chosen.reshape(n_batches, prompts_per_batch)
-        ]
+        parts = np.sort(chosen.reshape(-1, prompts_per_batch), axis=1)
+        rows = [np.concatenate([members[group] for group in part]) for part in parts]
         weights = [weights_of(own) / prompts_per_batch for own in rows]
         gradients = scores.sums(rows, weights)
-        surplus = np.zeros(n_batches)
-        alive = np.zeros(groups.n_groups, dtype=bool)
-        for j in range(n_batches):
-            if weights[j].ndim == 1 and scores.surplus_sq is not None:
-                surplus[j] = weights[j] ** 2 @ scores.surplus_sq[rows[j]]
-                sketch.count_diagonal(rows[j], weights[j])
-            nonzero = (weights[j] != 0).reshape(len(rows[j]), -1).any(axis=1)
-            alive[groups.group[rows[j][nonzero]]] = True
-        kept[prompts] += alive[chosen]
-        drawn[prompts] += 1
+        surplus = np.zeros(len(rows))
+        if weights[0].ndim == 1 and scores.surplus_sq is not None:
+            surplus = np.array(
+                [own**2 @ scores.surplus_sq[row] for row, own in zip(rows, weights, strict=True)], dtype=np.float64
+            )
+            sketch.count_diagonal(np.concatenate(rows), np.concatenate(weights))
+        alive = np.zeros((len(deals), groups.n_groups), dtype=bool)
+        for place, (row, own) in enumerate(zip(rows, weights, strict=True)):
+            nonzero = (own != 0).reshape(len(row), -1).any(axis=1)
+            alive[place // n_batches, groups.group[row[nonzero]]] = True
+        kept += _count(prompts, np.take_along_axis(alive, chosen, axis=1), m)
+        drawn += _count(prompts, np.ones(prompts.shape), m)
         member = sparse.csr_array(
-            (np.full(len(prompts), 1.0 / prompts_per_batch), (batch_of, prompts)), shape=(n_batches, m)
+            (
+                np.full(prompts.size, 1.0 / prompts_per_batch),
+                (np.repeat(np.arange(len(rows)), prompts_per_batch), prompts.ravel()),
+            ),
+            shape=(len(rows), m),
         )
-        theirs = [member @ other.means for other in others]
-        squares = np.einsum("jd,jd->j", gradients, gradients)
-        terms = [_mean_without_each(squares + surplus), _pairs_without_each(gradients, gradients)]
+        shape = (len(deals), n_batches, -1)
+        theirs = [(member @ other.means).reshape(shape) for other in others]
+        squares = (np.einsum("jd,jd->j", gradients, gradients) + surplus).reshape(shape[:2])
+        gradients = gradients.reshape(shape)
+        terms = [_mean_without_each(squares), _pairs_without_each(gradients, gradients)]
         terms += [_pairs_without_each(gradients, their) for their in theirs]
         for row, (value, without) in enumerate(terms):
-            values[row, deal] = value
-            moved[row, prompts] += (without - value)[batch_of]
+            values[row, deals] = value
+            change = np.repeat(without - value[:, None], prompts_per_batch, axis=1)
+            moved[row] += _count(prompts, change, m)
         sketch.add(gradients, theirs)
     correction = m * (n_batches - 1.0) / (n_batches * (m - 1.0))
     means = values.mean(axis=1)
@@ -119,30 +129,25 @@ def batch_moments(
 class _SketchSums:
     """Accumulates, over deals, how each statistic moves with the sketch's error."""
 
-    def __init__(
-        self,
-        scores: Scores,
-        prompts_per_batch: int,
-        n_batches: int,
-        n_resamples: int,
-        n_others: int,
-        probes: SketchProbes | None,
-    ):
+    def __init__(self, scores: Scores, n_batches: int, n_resamples: int, n_others: int, probes: SketchProbes | None):
         self._scores, self._probes = scores, probes
         self._n_batches, self._n_resamples = n_batches, n_resamples
         self._diagonal = np.zeros(len(scores.sequence))
         self._sums: list[np.ndarray | float] = [0.0] * (2 + n_others)
 
     def count_diagonal(self, rows: Int[np.ndarray, " rows"], weights: Float[np.ndarray, " rows"]) -> None:
-        self._diagonal[rows] += weights**2 / (self._n_batches * self._n_resamples)
+        share = weights**2 / (self._n_batches * self._n_resamples)
+        self._diagonal += _count(rows, share, len(self._diagonal))
 
-    def add(self, gradients: np.ndarray, theirs: list[np.ndarray]) -> None:
+    def add(self, gradients: Float[np.ndarray, "k j d"], theirs: list[np.ndarray]) -> None:
         if self._probes is None:
             return
-        share = np.full(self._n_batches, 1.0 / (self._n_batches * self._n_resamples))
-        self._sums[0] += self._probes.whole_squares(gradients, share)
+        flat = gradients.reshape(-1, gradients.shape[2])
+        share = np.full(len(flat), 1.0 / (self._n_batches * self._n_resamples))
+        self._sums[0] += self._probes.whole_squares(flat, share)
+        part = len(gradients) / self._n_resamples
         for place, their in enumerate([gradients, *theirs], start=1):
-            self._sums[place] += self._probes.whole_cross(gradients, their) / self._n_resamples
+            self._sums[place] += self._probes.whole_cross(gradients, their) * part
 
     def slopes(self) -> list[np.ndarray | None]:
         if self._probes is None:
@@ -152,15 +157,23 @@ class _SketchSums:
         return [self._probes.in_every_fold(np.asarray(total)) for total in self._sums]
 
 
-def _mean_without_each(values: Float[np.ndarray, " j"]) -> tuple[float, np.ndarray]:
-    total = values.sum()
-    return float(total / len(values)), (total - values) / (len(values) - 1.0)
+def _count(places: np.ndarray, shares: np.ndarray, n: int) -> Float[np.ndarray, " n"]:
+    return np.bincount(places.ravel(), weights=np.asarray(shares, dtype=np.float64).ravel(), minlength=n)
 
 
-def _pairs_without_each(first: Float[np.ndarray, "j d"], second: Float[np.ndarray, "j d"]) -> tuple[float, np.ndarray]:
-    """Mean of ⟨first_j, second_j'⟩ over different batches, on all and without each (NaN for two batches)."""
-    gram = first @ second.T
-    n = len(gram)
-    pairs = gram.sum() - np.trace(gram)
-    left = pairs - gram.sum(axis=0) - gram.sum(axis=1) + 2.0 * np.diag(gram)
-    return float(pairs / (n * (n - 1.0))), left / ((n - 1.0) * (n - 2.0) or np.nan)
+def _mean_without_each(values: Float[np.ndarray, "k j"]) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k j"]]:
+    total = values.sum(axis=1, keepdims=True)
+    n = values.shape[1]
+    return total[:, 0] / n, (total - values) / (n - 1.0)
+
+
+def _pairs_without_each(
+    first: Float[np.ndarray, "k j d"], second: Float[np.ndarray, "k j d"]
+) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k j"]]:
+    """Mean of ⟨first_j, second_j'⟩ over different batches of a deal, on all and without each (NaN for two batches)."""
+    gram = first @ second.transpose(0, 2, 1)
+    n = gram.shape[1]
+    own = np.einsum("kjj->kj", gram)
+    pairs = gram.sum(axis=(1, 2)) - own.sum(axis=1)
+    left = pairs[:, None] - gram.sum(axis=1) - gram.sum(axis=2) + 2.0 * own
+    return pairs / (n * (n - 1.0)), left / ((n - 1.0) * (n - 2.0) or np.nan)

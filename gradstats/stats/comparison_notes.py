@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradstats.estimators import Estimator
+from gradstats.estimators.estimator import Weighting
 from gradstats.stats.estimator_variance import EstimatorVariance, prompts_to_resolve
 from gradstats.stats.pool import Pool
 
 LEVEL = 0.95
 
 
-def warnings_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Sequence[Estimator]) -> list[str]:
+def warnings_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]) -> list[str]:
     """What is NaN in the table, and why."""
     notes = []
     silent = [row.label for row in rows if row.kept_share.value == 0.0]
@@ -44,7 +44,7 @@ def warnings_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Se
     return notes
 
 
-def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Sequence[Estimator]) -> list[str]:
+def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]) -> list[str]:
     """How the table was made, where that is not the plain case."""
     notes = []
     groups = pool.groups

@@ -3,6 +3,7 @@ r"""What group size of RLOO does an estimator amount to?"""
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
 from gradstats.estimators import Estimator
+from gradstats.stats.coordinates import in_fewer_coordinates
 from gradstats.stats.group_gradients import shuffled_prompts, split_into_groups
 from gradstats.stats.inputs import comparison_inputs
 from gradstats.stats.jackknife import Estimate, Statistic
@@ -99,9 +101,25 @@ def equivalent_group_size(
         ValueError: for a group size below 3, fewer than 3 prompts with 2N completions, an estimator that looks
             across groups, or data on which the baseline of RLOO costs nothing.
     """
-    chosen = families.get(estimator)
-    if chosen.across_groups:
-        raise ValueError(f"{chosen.label} looks across groups, so that a group size says nothing of it")
+    return equivalent_group_sizes(
+        measured_or_batch, [estimator], group_size, scores, rng, scores_are_sketches=scores_are_sketches
+    )[0]
+
+
+def equivalent_group_sizes(
+    measured_or_batch: Any,
+    estimators: Sequence[str | Estimator],
+    group_size: int,
+    scores: ArrayLike | None = None,
+    rng: int | np.random.Generator | None = 0,
+    *,
+    scores_are_sketches: bool | None = None,
+) -> list[EquivalentGroupSize]:
+    """`equivalent_group_size` of several estimators, held against the same groups of `rloo`; arguments as there."""
+    chosen = [families.get(estimator) for estimator in estimators]
+    for one in chosen:
+        if one.across_groups:
+            raise ValueError(f"{one.label} looks across groups, so that a group size says nothing of it")
     if group_size < 3:
         raise ValueError(f"group_size={group_size} must be at least 3: groups of 2 are the other anchor")
     batch, order, values, sketched = comparison_inputs(measured_or_batch, scores, scores_are_sketches)
@@ -112,55 +130,59 @@ def equivalent_group_size(
             "need, and at least 3 are: sample more completions or lower group_size"
         )
     order = order[enough[batch.group_index[order]]]
-    scale = chosen.expected_scale(group_size)
-    if scale is None:
-        warnings.warn(
-            f"E[ĝ] of {chosen.label} is no known multiple of the true gradient, so that its shrinkage counts as lower "
-            "variance: ask about the leave-one-out version (loo=True)",
-            UserWarning,
-            stacklevel=2,
-        )
+    for one in chosen:
+        if one.expected_scale(group_size) is None:
+            warnings.warn(
+                f"E[ĝ] of {one.label} is no known multiple of the true gradient, so that its shrinkage counts as lower "
+                "variance: ask about the leave-one-out version (loo=True)",
+                UserWarning,
+                stacklevel=2,
+            )
     generator = np.random.default_rng(rng)
     probes = SketchProbes(values.shape[-1], int(enough.sum()), generator) if sketched else None
-
     prompts = shuffled_prompts(batch.group_index[order], generator)
+    prepared, probes = in_fewer_coordinates(prepare_scores(values, batch.mask, order, sketched, batch.sq_norms), probes)
 
-    def within(which: Estimator, size: int) -> Statistic:
+    def pool(size: int) -> Pool:
         groups = split_into_groups(prompts, np.arange(len(order)), size)
-        rows = order[groups.rows]
-        pool = Pool(
-            batch=batch.select(rows).with_fields(groups=groups.group),
+        return Pool(
+            batch=batch.select(order[groups.rows]).with_fields(groups=groups.group),
             groups=groups,
-            scores=prepare_scores(values, batch.mask, rows, sketched, batch.sq_norms),
+            scores=prepared.select(groups.rows),
             probes=probes,
             prompts_per_batch=None,
             n_resamples=1,
             deal_seed=0,
         )
-        moments = pool.local(which).moments
-        if moments is None or moments.within is None:
-            raise ValueError(
-                f"{which.label} gives no completion any weight in groups of {size}: choose problems that are solved "
-                "now and then"
-            )
-        return moments.within.scaled(float(size))
 
     rloo = families.get("rloo")
-    pairs, grouped = within(rloo, 2), within(rloo, group_size)
-    price = (pairs - grouped).scaled((group_size - 1.0) / (group_size - 2.0))
+    grouped = pool(group_size)
+    pairs, larger = _within(pool(2), rloo, 2), _within(grouped, rloo, group_size)
+    price = (pairs - larger).scaled((group_size - 1.0) / (group_size - 2.0))
     if not price.value > 0:
         raise ValueError(
             "the baseline of rloo costs nothing measurable here (pairs are no noisier than larger groups): measure "
             "more prompts"
         )
-    own = within(chosen, group_size).scaled(1.0 if not scale else scale**-2)
     perfect = pairs - price
-    return EquivalentGroupSize(
-        estimator=chosen.label,
-        group_size=group_size,
-        inverse=((own - perfect) / price).estimate(),
-        n_prompts=int(enough.sum()),
-    )
+    answers = []
+    for one in chosen:
+        scale = one.expected_scale(group_size)
+        own = _within(grouped, one, group_size).scaled(1.0 if not scale else scale**-2)
+        inverse = ((own - perfect) / price).estimate()
+        answers.append(EquivalentGroupSize(one.label, group_size, inverse, int(enough.sum())))
+    return answers
+
+
+def _within(pool: Pool, estimator: Estimator, size: int) -> Statistic:
+    """N·w(N), the within-prompt part at equal completions."""
+    moments = pool.local(estimator).moments
+    if moments is None or moments.within is None:
+        raise ValueError(
+            f"{estimator.label} gives no completion any weight in groups of {size}: choose problems that are solved "
+            "now and then"
+        )
+    return moments.within.scaled(float(size))
 
 
 def _size(inverse: float) -> float:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from gradstats.estimators import Batch, Estimator
+from gradstats.estimators import Batch
+from gradstats.estimators.estimator import Weighting
 from gradstats.stats.batch_gradients import batch_moments
 from gradstats.stats.estimator_variance import EstimatorVariance
 from gradstats.stats.group_gradients import Groups, PromptMoments, cross_signal, prompt_moments
@@ -48,7 +49,7 @@ class Pool:
             return self.prompts_per_batch
         return min(LARGEST_DEFAULT_BATCH, max(1, self.groups.n_prompts // 4))
 
-    def local(self, estimator: Estimator) -> Weighted:
+    def local(self, estimator: Weighting) -> Weighted:
         """The moments of an estimator that stays within its group."""
         weights = estimator.weights(self.batch)
         nonzero = (weights != 0).reshape(len(weights), -1).any(axis=1)
@@ -60,8 +61,8 @@ class Pool:
 
     def row(
         self,
-        estimator: Estimator,
-        reference_estimator: Estimator,
+        estimator: Weighting,
+        reference_estimator: Weighting,
         reference: Weighted,
         unbiased: Weighted,
     ) -> EstimatorVariance:
@@ -96,7 +97,7 @@ class Pool:
         )
 
     def _row_across(
-        self, estimator: Estimator, reference: Weighted, unbiased: Weighted, known: float | None
+        self, estimator: Weighting, reference: Weighted, unbiased: Weighted, known: float | None
     ) -> EstimatorVariance:
         n_prompts = self.groups.n_prompts
         if not 1 <= self.batch_prompts <= n_prompts // 2:
@@ -134,7 +135,7 @@ class Pool:
             known,
         )
 
-    def _known_coefficient(self, estimator: Estimator, reference: Estimator) -> float | None:
+    def _known_coefficient(self, estimator: Weighting, reference: Weighting) -> float | None:
         """E[ĝ] of one over E[ĝ] of the other, where both are known multiples of ∇J at every size here."""
         scales = []
         for size in {int(size) for size in self.groups.sizes}:

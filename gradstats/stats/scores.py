@@ -25,6 +25,12 @@ class Scores:
     sketched: bool
     surplus_sq: Float[np.ndarray, " n"] | None
 
+    def select(self, rows: Int[np.ndarray, " kept"]) -> Scores:
+        """The scores of some completions."""
+        tokens = None if self.tokens is None else self.tokens[rows]
+        surplus = None if self.surplus_sq is None else self.surplus_sq[rows]
+        return Scores(self.sequence[rows], tokens, self.sketched, surplus)
+
     def weighted(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """What weights, (n,) or (n, T), make of the scores.
 

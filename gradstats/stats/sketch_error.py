@@ -82,19 +82,23 @@ class SketchProbes:
         return form - trace / self.dim * self.directions
 
     def whole_cross(
-        self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m d"]
+        self, first: Float[np.ndarray, "*deals m d"], second: Float[np.ndarray, "*deals m d"]
     ) -> Float[np.ndarray, "d r"]:
-        """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, without folds."""
-        m = len(first)
-        pairs = 2.0 * m * max(m - 1.0, 1.0)
+        """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, and over deals; without folds."""
+        m, dim = first.shape[-2:]
+        same = second is first
+        first = first.reshape(-1, m, dim)
+        second = first if same else second.reshape(-1, m, dim)
+        pairs = 2.0 * len(first) * m * max(m - 1.0, 1.0)
         forward = self._without_own(first, second)
-        backward = forward if second is first else self._without_own(second, first)
-        trace = 2.0 * float(first.sum(axis=0) @ second.sum(axis=0) - np.vdot(first, second))
+        backward = forward if same else self._without_own(second, first)
+        trace = 2.0 * float(np.vdot(first.sum(axis=1), second.sum(axis=1)) - np.vdot(first, second))
         return (forward + backward - trace / self.dim * self.directions) / pairs
 
-    def _without_own(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        seen = second @ self.directions
-        return np.outer(first.sum(axis=0), seen.sum(axis=0)) - first.T @ seen
+    def _without_own(self, first: Float[np.ndarray, "k m d"], second: Float[np.ndarray, "k m d"]) -> np.ndarray:
+        flat = first.reshape(-1, first.shape[2])
+        seen = second.reshape(flat.shape) @ self.directions
+        return first.sum(axis=1).T @ seen.reshape(*first.shape[:2], -1).sum(axis=1) - flat.T @ seen
 
     def in_every_fold(self, whole: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "f d r"]:
         """A form that was not split by prompts: priced with ‖K‖_F² instead of ‖E K‖_F², which is larger."""

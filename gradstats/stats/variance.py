@@ -15,7 +15,8 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.estimators import Batch, Estimator
+from gradstats.estimators import Batch
+from gradstats.estimators.estimator import Weighting
 from gradstats.stats.comparison_notes import remarks_about, warnings_about
 from gradstats.stats.coordinates import in_fewer_coordinates
 from gradstats.stats.estimator_variance import EstimatorVariance
@@ -170,10 +171,10 @@ class VarianceComparison:
 
 def compare(
     measured_or_batch: Any,
-    estimators: Sequence[str | Estimator],
+    estimators: Sequence[str | Weighting],
     scores: ArrayLike | None = None,
     group_size: int | Sequence[int] | None = None,
-    reference: str | Estimator = "rloo",
+    reference: str | Weighting = "rloo",
     prompts_per_batch: int | None = None,
     n_resamples: int = 256,
     rng: int | np.random.Generator | None = 0,
@@ -294,7 +295,7 @@ def _pool(
     groups: Groups,
     values: np.ndarray,
     sketched: bool,
-    estimators: Sequence[Estimator],
+    estimators: Sequence[Weighting],
     rng: np.random.Generator,
     **shared: Any,
 ) -> Pool:
@@ -317,7 +318,7 @@ def _pool(
 
 
 def _compared(
-    pool: Pool, estimators: Sequence[Estimator], reference: Estimator
+    pool: Pool, estimators: Sequence[Weighting], reference: Weighting
 ) -> tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]:
     """The split, the rows, what to warn of and what to remark, at one group size."""
     sizes = pool.groups.sizes

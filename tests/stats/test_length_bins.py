@@ -1,0 +1,59 @@
+"""An estimator's gradient split by completion length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gradstats import estimators as est
+from gradstats.estimators import Batch
+from gradstats.stats import compare, variance_by_length
+
+
+def ragged_batch(n_prompts=60, per_prompt=4, dim=3, seed=0):
+    rng = np.random.default_rng(seed)
+    n = n_prompts * per_prompt
+    lengths = rng.integers(5, 200, n)
+    batch = Batch((rng.random(n) < 0.5).astype(float), lengths, np.arange(n) // per_prompt)
+    return batch, rng.standard_normal((n, dim)) * lengths[:, None] ** 0.5 + 9.0 * batch.rewards[:, None]
+
+
+def test_each_bin_is_the_sum_over_its_own_completions():
+    batch, scores = ragged_batch()
+    found = variance_by_length(batch, "rloo", scores, n_bins=3)
+    frame = found.to_frame()
+    assert frame["n_completions"].sum() == len(scores)
+    assert list(frame["length_low"][1:]) > list(frame["length_high"][:-1])
+    weights = est.rloo().weights(batch)
+    m = 60
+    for row in frame.to_dict("records"):
+        inside = (batch.lengths >= row["length_low"]) & (batch.lengths <= row["length_high"])
+        gradients = np.array([(weights * inside)[batch.groups == k] @ scores[batch.groups == k] for k in range(m)])
+        signal = (np.sum(gradients.sum(axis=0) ** 2) - np.sum(gradients**2)) / (m * (m - 1))
+        assert row["signal_sq"] == pytest.approx(signal, rel=1e-10)
+        assert row["trace_cov"] == pytest.approx(np.sum(gradients**2) / m - signal, rel=1e-10)
+    whole = compare(batch, ["rloo"], scores).to_frame()["trace_cov"][0]
+    np.testing.assert_allclose(frame["ratio"], frame["trace_cov"] / whole, rtol=1e-10)
+    low, high = found.confidence_interval(0.9, "trace_cov")
+    assert np.all((low < frame["trace_cov"]) & (frame["trace_cov"] < high))
+
+
+def test_one_bin_is_the_whole():
+    batch, scores = ragged_batch()
+    frame = variance_by_length(batch, "rloo", scores, n_bins=1).to_frame()
+    assert frame["trace_cov"][0] == pytest.approx(compare(batch, ["rloo"], scores).to_frame()["trace_cov"][0])
+
+
+def test_tied_lengths_make_fewer_bins():
+    batch, scores = ragged_batch()
+    tied = batch.with_fields(lengths=np.where(batch.lengths < 100, 7, 90), mask=None)
+    frame = variance_by_length(tied, "rloo", scores, n_bins=8).to_frame()
+    assert frame[["length_low", "length_high"]].to_numpy().tolist() == [[7, 7], [90, 90]]
+
+
+def test_what_cannot_be_split_is_refused():
+    batch, scores = ragged_batch()
+    with pytest.raises(ValueError, match="batch_mean looks across groups: choose one that stays within its group"):
+        variance_by_length(batch, "batch_mean", scores)
+    with pytest.raises(ValueError, match="n_bins=0 must be at least 1"):
+        variance_by_length(batch, "rloo", scores, n_bins=0)
