@@ -121,7 +121,8 @@ def plot_length_bins(table: Any, *, ax: Axes | None = None, value: str = "noise_
     ax.xaxis.set_minor_formatter(NullFormatter())
     edges = sorted({float(edge) for column in ("length_low", "length_high") for edge in frame[column].dropna()})
     if edges:
-        ax.set_xlim(edges[0], edges[-1])
+        margin = 1.0 if len(edges) > 1 else 1.3  # a single length is a point, not an axis
+        ax.set_xlim(edges[0] / margin, edges[-1] * margin)
         ax.set_xticks(edges if len(edges) <= 7 else edges[:: -(-len(edges) // 6)])
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completion length (tokens), by bins")
