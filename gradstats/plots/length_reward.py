@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from gradstats.plots.appearance import estimator_appearance
 from gradstats.plots.forest import EDGE, plain_ticks
@@ -123,10 +123,21 @@ def plot_length_bins(table: Any, *, ax: Axes | None = None, value: str = "noise_
     if edges:
         margin = 1.0 if len(edges) > 1 else 1.3  # a single length is a point, not an axis
         ax.set_xlim(edges[0] / margin, edges[-1] * margin)
-        ax.set_xticks(edges if len(edges) <= 7 else edges[:: -(-len(edges) // 6)])
+        ax.set_xticks(_apart(edges))
+        ax.xaxis.set_minor_locator(NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completion length (tokens), by bins")
     ax.set_ylabel(value.replace("_", " "))
     if len(lines) > 1:
         legend_below(ax, font_size)
     return ax
+
+
+def _apart(edges: list[float]) -> list[float]:
+    """The first edge, and each that lies a ninth of a log axis beyond the last one taken."""
+    least = (edges[-1] / edges[0]) ** (1.0 / 9.0)
+    taken = edges[:1]
+    for edge in edges[1:]:
+        if edge > taken[-1] * least:
+            taken.append(edge)
+    return taken

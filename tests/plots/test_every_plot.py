@@ -46,6 +46,10 @@ def test_nothing_is_clipped_and_no_texts_overlap(name, shape):
     figure.canvas.draw()
     assert figure.get_size_inches()[0] == 2.75
     page = figure.bbox
+    assert_legible(figure, page)
+
+
+def assert_legible(figure, page):
     boxes = texts(figure)
     for text, box in boxes:
         assert box.x0 >= page.x0 - 1, text
@@ -58,6 +62,15 @@ def test_nothing_is_clipped_and_no_texts_overlap(name, shape):
         height = min(box.y1, beside.y1) - max(box.y0, beside.y0)
         # A pixel or two of line spacing is no overlap.
         assert width <= 2 or height <= 3, (text, other)
+
+
+def test_bins_of_short_completions_do_not_crowd_the_axis():
+    edges = {"length_low": [3, 11, 12, 19], "length_high": [10, 11, 18, 183]}
+    ends = {f"noise_to_signal{end}": [10.0, 20.0, 30.0, 40.0] for end in ("", "_low", "_high")}
+    plots.plot_length_bins(pd.DataFrame(edges | ends))
+    figure = plt.gcf()
+    figure.canvas.draw()
+    assert_legible(figure, figure.bbox)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "variance_panels"])
