@@ -115,7 +115,7 @@ def plot_block_heatmap(table: Any, *, ax: Axes | None = None, value: str = "shar
         cbar_kws={"label": VALUES[value], "aspect": 15},
     )
     # Blocks whose gradient vanishes somewhere have no exponent: grey, not white, which reads as a small value.
-    ax.set_facecolor("0.85")
+    ax.set_facecolor(plt.rcParams["grid.color"])
     ax.tick_params(length=0)
     ax.tick_params(axis="y", labelrotation=0)
     ax.tick_params(axis="x", labelrotation=0)

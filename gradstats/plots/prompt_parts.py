@@ -56,9 +56,10 @@ def plot_prompt_parts(table: Any, *, ax: Axes | None = None) -> Axes:
     if frame.empty:
         draw_nothing(ax, "no estimators")
         return ax
+    ink = plt.rcParams["text.color"]
     keys = [
-        Line2D([], [], color="0.35", marker="o", linestyle="none", label="within prompts"),
-        Line2D([], [], color="0.35", marker="o", linestyle="none", label="between prompts", markerfacecolor="none"),
+        Line2D([], [], color=ink, marker="o", linestyle="none", label="within prompts"),
+        Line2D([], [], color=ink, marker="o", linestyle="none", label="between prompts", markerfacecolor="none"),
     ]
     figure = ax.get_figure()
     assert figure is not None
