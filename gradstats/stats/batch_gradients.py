@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
-from gradstats.stats.group_gradients import Groups, PromptMoments
+from gradstats.stats.group_gradients import Groups, PromptMoments, in_dual, inner_products
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.scores import Scores
 from gradstats.stats.sketch_error import SketchProbes
@@ -53,7 +53,7 @@ def batch_moments(
     the other prompts of that batch cancel, and the change, times M(J−1)/(J(M−1)), is the jackknife's.
 
     Args:
-        weights_of: positions within ``groups.rows`` → weights of that batch, (rows,) or (rows, T).
+        weights_of: positions within ``groups.rows`` → weights of that batch, as `Scores.weighted` takes them.
         scores: scores in the order of ``groups.rows``.
         groups: the split into groups.
         prompts_per_batch: B, at most half the prompts.
@@ -80,24 +80,21 @@ def batch_moments(
             for part in chosen.reshape(n_batches, prompts_per_batch)
         ]
         weights = [weights_of(own) / prompts_per_batch for own in rows]
-        gradients = scores.sums(rows, weights)
-        surplus = np.zeros(n_batches)
+        gradients, surplus = scores.sums(rows, weights)
         alive = np.zeros(groups.n_groups, dtype=bool)
         for j in range(n_batches):
             if weights[j].ndim == 1 and scores.surplus_sq is not None:
-                surplus[j] = weights[j] ** 2 @ scores.surplus_sq[rows[j]]
                 sketch.count_diagonal(rows[j], weights[j])
-            nonzero = (weights[j] != 0).reshape(len(rows[j]), -1).any(axis=1)
-            alive[groups.group[rows[j][nonzero]]] = True
+            alive[groups.group[rows[j][weighted_rows(weights[j])]]] = True
         kept[prompts] += alive[chosen]
         drawn[prompts] += 1
         member = sparse.csr_array(
             (np.full(len(prompts), 1.0 / prompts_per_batch), (batch_of, prompts)), shape=(n_batches, m)
         )
         theirs = [member @ other.means for other in others]
-        squares = np.einsum("jd,jd->j", gradients, gradients)
-        terms = [_mean_without_each(squares + surplus), _pairs_without_each(gradients, gradients)]
-        terms += [_pairs_without_each(gradients, their) for their in theirs]
+        squares = inner_products(gradients, gradients, scores.signs)
+        terms = [_mean_without_each(squares + surplus)]
+        terms += [_pairs_without_each(gradients, their, scores.signs) for their in (gradients, *theirs)]
         for row, (value, without) in enumerate(terms):
             values[row, deal] = value
             moved[row, prompts] += (without - value)[batch_of]
@@ -148,7 +145,7 @@ class _SketchSums:
         if self._probes is None:
             return [None] * len(self._sums)
         if self._scores.surplus_sq is not None:
-            self._sums[0] -= self._probes.whole_squares(self._scores.sequence, self._diagonal)
+            self._sums[0] -= self._probes.whole_squares(self._scores.vectors, self._diagonal)
         return [self._probes.in_every_fold(np.asarray(total)) for total in self._sums]
 
 
@@ -157,9 +154,19 @@ def _mean_without_each(values: Float[np.ndarray, " j"]) -> tuple[float, np.ndarr
     return float(total / len(values)), (total - values) / (len(values) - 1.0)
 
 
-def _pairs_without_each(first: Float[np.ndarray, "j d"], second: Float[np.ndarray, "j d"]) -> tuple[float, np.ndarray]:
+def weighted_rows(weights: np.ndarray) -> Bool[np.ndarray, " n"]:
+    """Which completions have any non-zero weight, of weights as `Scores.weighted` takes them."""
+    nonzero = weights != 0
+    return nonzero if weights.ndim == 1 else nonzero.any(axis=-1).reshape(-1, weights.shape[-2]).any(axis=0)
+
+
+def _pairs_without_each(
+    first: Float[np.ndarray, "j d"], second: Float[np.ndarray, "j e"], signs: np.ndarray | None
+) -> tuple[float, np.ndarray]:
     """Mean of ⟨first_j, second_j'⟩ over different batches, on all and without each (NaN for two batches)."""
-    gram = first @ second.T
+    # Coordinates that only one of them has are those in which the other is 0.
+    common = min(first.shape[1], second.shape[1])
+    gram = first[:, :common] @ in_dual(second[:, :common], signs).T
     n = len(gram)
     pairs = gram.sum() - np.trace(gram)
     left = pairs - gram.sum(axis=0) - gram.sum(axis=1) + 2.0 * np.diag(gram)

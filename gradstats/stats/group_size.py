@@ -16,8 +16,6 @@ from gradstats.stats.group_gradients import shuffled_prompts, split_into_groups
 from gradstats.stats.inputs import comparison_inputs
 from gradstats.stats.jackknife import Estimate, Statistic
 from gradstats.stats.pool import Pool
-from gradstats.stats.scores import prepare_scores
-from gradstats.stats.sketch_error import SketchProbes
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,9 @@ def equivalent_group_size(
         raise ValueError(f"{chosen.label} looks across groups, so that a group size says nothing of it")
     if group_size < 3:
         raise ValueError(f"group_size={group_size} must be at least 3: groups of 2 are the other anchor")
-    batch, order, values, sketched = comparison_inputs(measured_or_batch, scores, scores_are_sketches)
+    rloo = families.get("rloo")
+    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, [chosen])
+    batch, order = inputs.batch, inputs.order
     enough = batch.group_sizes >= 2 * group_size
     if enough.sum() < 3:
         raise ValueError(
@@ -121,8 +121,7 @@ def equivalent_group_size(
             stacklevel=2,
         )
     generator = np.random.default_rng(rng)
-    probes = SketchProbes(values.shape[-1], int(enough.sum()), generator) if sketched else None
-
+    probes = inputs.probes(int(enough.sum()), generator)
     prompts = shuffled_prompts(batch.group_index[order], generator)
 
     def within(which: Estimator, size: int) -> Statistic:
@@ -131,7 +130,7 @@ def equivalent_group_size(
         pool = Pool(
             batch=batch.select(rows).with_fields(groups=groups.group),
             groups=groups,
-            scores=prepare_scores(values, batch.mask, rows, sketched, batch.sq_norms),
+            scores=inputs.prepared(rows),
             probes=probes,
             prompts_per_batch=None,
             n_resamples=1,
@@ -145,7 +144,6 @@ def equivalent_group_size(
             )
         return moments.within.scaled(float(size))
 
-    rloo = families.get("rloo")
     pairs, grouped = within(rloo, 2), within(rloo, group_size)
     price = (pairs - grouped).scaled((group_size - 1.0) / (group_size - 2.0))
     if not price.value > 0:
