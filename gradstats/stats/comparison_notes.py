@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradstats.estimators import Estimator
+from gradstats.estimators.estimator import Weighting
 from gradstats.stats.estimator_variance import EstimatorVariance, prompts_to_resolve
 from gradstats.stats.pool import Pool
 
 LEVEL = 0.95
 
 
-def warnings_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Sequence[Estimator]) -> list[str]:
+def warnings_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]) -> list[str]:
     """What is NaN in the table, and why."""
     notes = []
     silent = [row.label for row in rows if row.kept_share.value == 0.0]
@@ -44,7 +44,7 @@ def warnings_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Se
     return notes
 
 
-def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Sequence[Estimator]) -> list[str]:
+def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]) -> list[str]:
     """How the table was made, where that is not the plain case."""
     notes = []
     groups = pool.groups
@@ -63,7 +63,13 @@ def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Seq
             f"{_listed(across)} {look} across groups: measured in batches of {pool.batch_prompts} prompts, "
             f"dealt {pool.n_resamples} times without replacement"
         )
-    if pool.probes is not None:
+    probed = pool.scores.probed
+    if probed is not None:
+        notes.append(
+            f"token scores come from {probed.n_probes} random probes and {len(probed.owner)} tokens measured one by one; "
+            "the probes' error is part of every interval"
+        )
+    if pool.scores.sketched and pool.probes is not None:
         exactly = "exact squares" if pool.scores.surplus_sq is not None else "sketched squares"
         notes.append(
             f"inner products come from a sketch of dimension {pool.probes.dim} with {exactly}; "

@@ -106,7 +106,7 @@ class PromptMoments:
         within: the variance between groups of one prompt, the mean over prompts with two or more of
             \(\frac{1}{K-1}\sum_k‖g_{mk} - \bar g_m‖²\); None when no prompt has two.
         signal: \(‖E g‖²\) without bias: the mean of \(⟨\bar g_m, \bar g_{m'}⟩\) over different prompts.
-        signs: (D,) the signature of inner products; None where it is positive.
+        signs: the signature of inner products in these coordinates, or more; None where it is positive.
     """
 
     means: Float[np.ndarray, "m d"]
@@ -115,7 +115,7 @@ class PromptMoments:
     second_moment: Statistic
     signal: Statistic
     within: Statistic | None
-    signs: Float[np.ndarray, " d"] | None = None
+    signs: Float[np.ndarray, " features"] | None = None
 
     @property
     def trace_cov(self) -> Statistic:
@@ -200,7 +200,7 @@ def cross_signal(first: PromptMoments, second: PromptMoments, probes: SketchProb
             theirs @ in_dual(first.total[:common], signs),
             own,
         ),
-        sketch=None if probes is None else probes.cross(mine, theirs),
+        sketch=None if probes is None else probes.cross(first.means, second.means),
     )
 
 

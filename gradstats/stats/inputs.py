@@ -49,9 +49,7 @@ class ComparisonInputs:
             return TokenProbes(dim, n_prompts, rng, self.probed.n_probes, self.sketched)
         return SketchProbes(dim, n_prompts, rng) if self.sketched else None
 
-    def with_coordinates(
-        self, groups: Groups, rng: np.random.Generator
-    ) -> tuple[Batch, Scores, SketchProbes | None]:
+    def with_coordinates(self, groups: Groups, rng: np.random.Generator) -> tuple[Batch, Scores, SketchProbes | None]:
         """The completions of a split in its order, their scores, and what prices errors of these."""
         scores, probes = in_fewer_coordinates(self.prepared(groups.rows), self.probes(groups.n_prompts, rng))
         return self.batch.select(groups.rows).with_fields(groups=groups.group), scores, probes
@@ -100,7 +98,7 @@ def comparison_inputs(
         measured_here = {"token_energy", "token_cross"} & set(fields)
         if measured_here:
             raise TypeError(
-                f"{' and '.join(sorted(measured_here))} come from the measurement: pass a Batch with scores=… for others"
+                f"{' and '.join(sorted(measured_here))} come from the measurement: pass a Batch with scores=…"
             )
         probed = probed_tokens(measured, batch)
     return ComparisonInputs(batch, order, np.asarray(measured.sketches), sketched, probed)

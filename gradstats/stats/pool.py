@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from gradstats.estimators import Batch, Estimator
+from gradstats.estimators import Batch
+from gradstats.estimators.estimator import Weighting
 from gradstats.stats.batch_gradients import batch_moments, weighted_rows
 from gradstats.stats.estimator_variance import EstimatorVariance
 from gradstats.stats.group_gradients import Groups, PromptMoments, cross_signal, prompt_moments
@@ -49,31 +50,37 @@ class Pool:
             return self.prompts_per_batch
         return min(LARGEST_DEFAULT_BATCH, max(1, self.groups.n_prompts // 4))
 
-    def weights(self, estimator: Estimator, rows: Int[np.ndarray, " rows"] | None = None) -> np.ndarray:
+    def weights(self, estimator: Weighting, rows: Int[np.ndarray, " rows"] | None = None) -> np.ndarray:
         """The weights of all completions, or of some as a batch of their own, as `Scores.weighted` takes them.
 
         An estimator that looks at token energies gets them from each part of the probes in turn.
         """
-        by_part = self.scores.probed is not None and not {"token_energy", "token_cross"}.isdisjoint(estimator.needs)
-        found = []
-        for batch in self._batch_by_part if by_part else (self.batch,):
-            chosen = batch if rows is None else batch.select(rows)
-            weights = estimator.weights(chosen)
-            found.append(np.where(chosen.mask, weights[:, None], 0.0) if by_part and weights.ndim == 1 else weights)
-        return np.stack(found) if by_part else found[0]
+        chosen = [batch if rows is None else batch.select(rows) for batch in self._batches(estimator)]
+        if len(chosen) == 1:
+            return estimator.weights(chosen[0])
+        return np.stack([_token_weights(estimator, batch) for batch in chosen])
+
+    def _batches(self, estimator: Weighting) -> tuple[Batch, ...]:
+        if self.scores.probed is None or {"token_energy", "token_cross"}.isdisjoint(estimator.needs):
+            return (self.batch,)
+        return self._batch_by_part
 
     @cached_property
     def _batch_by_part(self) -> tuple[Batch, ...]:
         assert self.scores.probed is not None
         return self.scores.probed.batches(self.batch)
 
-    def local(self, estimator: Estimator) -> Weighted:
+    def local(self, estimator: Weighting) -> Weighted:
         """The moments of an estimator that stays within its group."""
         weights = self.weights(estimator)
         kept = np.bincount(self.groups.group, weighted_rows(weights), self.groups.n_groups) > 0
         if not (kept.any() and np.isfinite(weights).all()):
             return Weighted(weights, kept, None)
         given = self.scores.weighted(weights)
+        if weights.ndim == 3:
+            assert self.scores.probed is not None
+            moved = self.scores.probed.influence(self.batch, lambda batch: _token_weights(estimator, batch), weights)
+            given = replace(given, vectors=np.concatenate([given.vectors, moved], axis=1))
         moments = prompt_moments(
             given.vectors,
             given.weights,
@@ -87,8 +94,8 @@ class Pool:
 
     def row(
         self,
-        estimator: Estimator,
-        reference_estimator: Estimator,
+        estimator: Weighting,
+        reference_estimator: Weighting,
         reference: Weighted,
         unbiased: Weighted,
     ) -> EstimatorVariance:
@@ -123,7 +130,7 @@ class Pool:
         )
 
     def _row_across(
-        self, estimator: Estimator, reference: Weighted, unbiased: Weighted, known: float | None
+        self, estimator: Weighting, reference: Weighted, unbiased: Weighted, known: float | None
     ) -> EstimatorVariance:
         n_prompts = self.groups.n_prompts
         if not 1 <= self.batch_prompts <= n_prompts // 2:
@@ -158,7 +165,7 @@ class Pool:
             known,
         )
 
-    def _known_coefficient(self, estimator: Estimator, reference: Estimator) -> float | None:
+    def _known_coefficient(self, estimator: Weighting, reference: Weighting) -> float | None:
         """E[ĝ] of one over E[ĝ] of the other, where both are known multiples of ∇J at every size here."""
         scales = []
         for size in {int(size) for size in self.groups.sizes}:
@@ -167,6 +174,11 @@ class Pool:
                 return None
             scales.append((own, theirs))
         return scales[0][0] / scales[0][1] if len(set(scales)) == 1 else None
+
+
+def _token_weights(estimator: Weighting, batch: Batch) -> np.ndarray:
+    weights = estimator.weights(batch)
+    return np.where(batch.mask, weights[:, None], 0.0) if weights.ndim == 1 else weights
 
 
 @dataclass(frozen=True)

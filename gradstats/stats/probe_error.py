@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from gradstats.stats.probed_tokens import probe_blocks
 from gradstats.stats.sketch_error import SketchProbes
 
 
@@ -19,10 +20,11 @@ class TokenProbes(SketchProbes):
     covariance over k of the \(q_k\) of disjoint folds of prompts. This holds for probes of any distribution. The
     sketch's part of the form, ⟨Z_a, Z_b⟩, is priced as in `SketchProbes`.
 
-    Where weights were estimated from probes themselves, the probes' influence through the weights is left out.
+    Where weights were estimated from probes themselves, what the probes change by way of the weights is added to
+    \(q_k\), as far as the features hold it (`ProbedTokens.influence`).
 
-    Each method returns an array (folds, directions) of linear slopes: first those of the sketch, then of each probe
-    \((q_k - \bar q)/\sqrt{K(K-1)}\).
+    Each method returns an array (folds, directions) of linear slopes: first those of the sketch, then of blocks of
+    probes, each the sum of its \((q_k - \bar q)/\sqrt{K(K-1)}\).
 
     Args:
         dim: dimension of the sketch.
@@ -37,31 +39,49 @@ class TokenProbes(SketchProbes):
         if not sketched:
             self.directions = np.zeros((dim, 0))
         self.n_probes = n_probes
+        self._block = np.repeat(
+            np.arange(sum(map(len, probe_blocks(n_probes)))),
+            [len(block) for blocks in probe_blocks(n_probes) for block in blocks],
+        )
 
     def whole_squares(
         self, vectors: Float[np.ndarray, "g features"], shares: Float[np.ndarray, " g"]
     ) -> Float[np.ndarray, " slopes"]:
         """For Σ_g share_g ‖v_g‖², without folds."""
-        known, along, along_known = self._split(vectors)
-        return self._slopes(super().whole_squares(known, shares), shares @ (along**2 - along_known**2))
+        known, along, along_known, moved = self._split(vectors)
+        influence = None if moved is None else np.einsum("g,gk,gbk->b", shares, along, moved)
+        return self._slopes(super().whole_squares(known, shares), shares @ (along**2 - along_known**2), influence)
 
     def whole_cross(
-        self, first: Float[np.ndarray, "m features"], second: Float[np.ndarray, "m features"]
+        self, first: Float[np.ndarray, "m features"], second: Float[np.ndarray, "m others"]
     ) -> Float[np.ndarray, " slopes"]:
         """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, without folds."""
         mine = self._split(first)
         theirs = mine if second is first else self._split(second)
-        along, along_known = (
-            a.sum(axis=0) * b.sum(axis=0) - (a * b).sum(axis=0) for a, b in zip(mine[1:], theirs[1:], strict=True)
-        )
         pairs = len(first) * max(len(first) - 1.0, 1.0)
-        return self._slopes(super().whole_cross(mine[0], theirs[0]), (along - along_known) / pairs)
+        along, along_known = (
+            (a.sum(axis=0) * b.sum(axis=0) - (a * b).sum(axis=0)) / pairs
+            for a, b in zip(mine[1:3], theirs[1:3], strict=True)
+        )
+        influences = [
+            (moved.sum(axis=0) @ other.sum(axis=0) - np.einsum("mbk,mk->b", moved, other)) / (2.0 * pairs)
+            for moved, other in ((mine[3], theirs[1]), (theirs[3], mine[1]))
+            if moved is not None
+        ]
+        influence = sum(influences) if influences else None
+        return self._slopes(super().whole_cross(mine[0], theirs[0]), along - along_known, influence)
 
-    def _split(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _split(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """Known part, projections of the whole and of the known part, and the influence of blocks where there is."""
         d, k = len(self.directions), self.n_probes
-        return vectors[:, :d], vectors[:, d : d + k], vectors[:, d + k : d + 2 * k]
+        moved = vectors[:, 3 * d + 4 * k :] if vectors.shape[1] > 3 * d + 4 * k else None
+        by_block = None if moved is None else moved.reshape(len(moved), -1, k)
+        return vectors[:, :d], vectors[:, d : d + k], vectors[:, d + k : d + 2 * k], by_block
 
-    def _slopes(self, sketch: Any, per_probe: Float[np.ndarray, " k"]) -> Float[np.ndarray, " slopes"]:
+    def _slopes(
+        self, sketch: Any, per_probe: Float[np.ndarray, " k"], influence: Float[np.ndarray, " blocks"] | None
+    ) -> Float[np.ndarray, " slopes"]:
         # A single probe has no spread, and leaves the error unknown.
         spread = np.sqrt(self.n_probes / (self.n_probes - 1.0)) if self.n_probes > 1 else np.nan
-        return np.concatenate([np.ravel(sketch), spread * (per_probe - per_probe.mean())])
+        blocks = spread * np.bincount(self._block, per_probe - per_probe.mean())
+        return np.concatenate([np.ravel(sketch), blocks if influence is None else blocks + influence])

@@ -2,6 +2,7 @@ r"""Token scores known by a sketch of their sum, sketches of the heaviest, and r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,8 +15,20 @@ from gradstats.estimators import Batch
 from gradstats.estimators.token_baseline import logit_energy
 
 # Weights that were estimated from probes take three disjoint parts of them: one for each side of a product, and one
-# for the product itself.
+# for the product itself. What a probe changes in them is found by leaving out one block of a part at a time.
 N_PARTS = 3
+MOST_BLOCKS = 10
+FEWEST_PROBES = 2 * N_PARTS
+
+
+def probe_parts(n_probes: int) -> list[Int[np.ndarray, " probes"]]:
+    """Three disjoint parts of the probes."""
+    return np.array_split(np.arange(n_probes), N_PARTS)
+
+
+def probe_blocks(n_probes: int) -> list[list[Int[np.ndarray, " probes"]]]:
+    """The blocks that each part is divided into, at most ten."""
+    return [np.array_split(part, min(len(part), MOST_BLOCKS)) if len(part) else [] for part in probe_parts(n_probes)]
 
 
 @dataclass(frozen=True)
@@ -27,7 +40,7 @@ class ProbedTokens:
     .. math:: \sum_t w_t s_t = \underbrace{c S + \sum_{h\ \mathrm{heavy}} (w_h - c) s_h}_{Z}
         + \underbrace{\sum_{t\ \mathrm{light}} (w_t - c) s_t}_{L}
 
-    Z is known by sketches, and L is small when c is the light tokens' weight on average; with
+    Z is known by sketches, and L is small when c is a typical weight of the light tokens; with
     :math:`P_k = ⟨\sum_t w_t s_t, v_k⟩` and :math:`P^Z_k = ⟨Z, v_k⟩` along K isotropic probes, inner products are
 
     .. math:: ⟨a, b⟩ ≈ ⟨Z_a, Z_b⟩ + \frac{1}{K}\sum_k (P_{a,k} P_{b,k} - P^Z_{a,k} P^Z_{b,k}),
@@ -47,7 +60,7 @@ class ProbedTokens:
         surplus_sq: (n,) exact ‖S_i‖² less that of the sketch; zeros where nothing better is known.
         projections: (n, t, k) ⟨s_{i,t}, v_k⟩, 0 where masked out.
         light: (n, t) counted tokens that were not measured one by one.
-        proxy: (n, t) forward-only energy, which weights the light tokens in c.
+        proxy: (n, t) forward-only energy of counted tokens, which weights them in c.
         owner: (h,) completion of each heavy token, ascending.
         position: (h,) its position.
         heavy: (h, d) its sketch.
@@ -71,9 +84,10 @@ class ProbedTokens:
 
     @property
     def signs(self) -> Float[np.ndarray, " features"]:
-        """The signature of the features that `sums` gives, deviations included."""
+        """The signature of the features that `sums` and `influence` give, deviations included."""
         d, k = self.whole.shape[1], self.n_probes
-        return np.repeat([1.0, 1.0, -1.0, -1.0, -1.0, 1.0], [d, k, k, 2 * d, k, k])
+        blocks = sum(map(len, probe_blocks(k)))
+        return np.repeat([1.0, 1.0, -1.0, -1.0, -1.0, 1.0, 0.0], [d, k, k, 2 * d, k, k, blocks * k])
 
     def select(
         self,
@@ -94,15 +108,36 @@ class ProbedTokens:
         Raises:
             ValueError: for fewer probes than parts.
         """
-        if self.n_probes < N_PARTS:
+        if self.n_probes < FEWEST_PROBES:
             raise ValueError(
                 f"token_probes={self.n_probes} are too few for weights that depend on token energies, which take "
-                f"{N_PARTS} disjoint parts of the probes: measure with token_probes=32, or at least {N_PARTS}"
+                f"{N_PARTS} disjoint parts of the probes: measure with token_probes=32, or at least {FEWEST_PROBES}"
             )
-        return tuple(
-            batch.with_fields(token_energy=energy, token_cross=cross)
-            for energy, cross in (self._moments(part) for part in self._parts())
-        )
+        return tuple(self._batch(batch, part) for part in probe_parts(self.n_probes))
+
+    def influence(
+        self, batch: Batch, weights_of: Callable[[Batch], np.ndarray], weights: Float[np.ndarray, "parts n t"]
+    ) -> Float[np.ndarray, "n features"]:
+        r"""What each block of probes changes in the weighted sums by way of the weights, along the other parts' probes.
+
+        Leaving block b out of its part of K_f probes turns the weights w into \(w_{(b)}\); to first order the block
+        moves them by \(\frac{K_f - K_b}{K_f}(w - w_{(b)})\).
+
+        Args:
+            batch: the completions.
+            weights_of: batch → (n, t) weights.
+            weights: (3, n, t) those of each part of the probes.
+        """
+        found = []
+        parts = zip(probe_parts(self.n_probes), probe_blocks(self.n_probes), weights, strict=True)
+        for part, blocks, own in parts:
+            for block in blocks:
+                rest = np.setdiff1d(part, block)
+                moved = (own - weights_of(self._batch(batch, rest))) * (len(rest) / len(part))
+                along = np.einsum("nt,ntk->nk", moved, self.projections) / np.sqrt(self.n_probes)
+                along[:, part] = 0.0
+                found.append(along)
+        return np.concatenate(found, axis=1)
 
     def sums(
         self, weights: np.ndarray, rows: Int[np.ndarray, " rows"], which: Int[np.ndarray, " rows"], n_sums: int
@@ -121,9 +156,10 @@ class ProbedTokens:
         """
         weights = weights if weights.ndim == 3 else weights[None]
         heavy, owner = self._heavy_of(rows)
-        light, proxy = self.light[rows], self.proxy[rows]
-        common = np.stack([_light_weight(part, light, proxy) for part in weights])
-        excess = weights[:, owner, self.position[heavy]] - common[:, owner]
+        on_heavy = weights[:, owner, self.position[heavy]]
+        proxy = self.proxy[rows]
+        common = np.stack([_middle_weight(part, np.where(self.light[rows], proxy, 0.0)) for part in weights])
+        excess = on_heavy - common[:, owner]
         known, along_known, along = [], [], []
         for part, alike, more in zip(weights, common, excess, strict=True):
             whole = sparse.csr_array((alike, (which, rows)), shape=(n_sums, len(self.whole)))
@@ -137,9 +173,12 @@ class ProbedTokens:
             along.append(into @ np.einsum("nt,ntk->nk", part, self.projections[rows]))
         scale = 1.0 / np.sqrt(self.n_probes)
         features = self._features(np.stack(known), scale * np.stack(along), scale * np.stack(along_known))
-        repair = _across_parts(common) * self.surplus_sq[rows]
-        off = _across_parts(excess) * self.heavy_surplus_sq[heavy]
-        return features, np.bincount(which, repair, n_sums) + np.bincount(which[owner], off, n_sums)
+        # What is exact may be put in with any share. That of all tokens' middle weight stays small where a light token
+        # has a huge weight and cS nearly cancels against heavy tokens.
+        overall = np.stack([_middle_weight(part, proxy) for part in weights])
+        of_whole = _across_parts(overall) * self.surplus_sq[rows]
+        of_heavy = _across_parts(on_heavy - overall[:, owner]) * self.heavy_surplus_sq[heavy]
+        return features, np.bincount(which, of_whole, n_sums) + np.bincount(which[owner], of_heavy, n_sums)
 
     @cached_property
     def _along_whole(self) -> Float[np.ndarray, "n k"]:
@@ -165,7 +204,7 @@ class ProbedTokens:
         mean, deviations = [], []
         for values in (along, along_known):
             middle, half = np.empty_like(values[0]), np.empty_like(values[0])
-            for number, part in enumerate(self._parts()):
+            for number, part in enumerate(probe_parts(self.n_probes)):
                 first, second = (values[other][:, part] for other in range(N_PARTS) if other != number)
                 middle[:, part], half[:, part] = (first + second) / 2.0, (first - second) / 2.0
             mean.append(middle)
@@ -174,18 +213,15 @@ class ProbedTokens:
         contrasts = [(first - second) / np.sqrt(12.0), (first + second - 2.0 * third) / 6.0]
         return np.concatenate([known.mean(axis=0), *mean, *contrasts, *deviations], axis=1)
 
-    def _moments(self, part: Int[np.ndarray, " probes"]) -> tuple[np.ndarray, np.ndarray]:
-        """‖s_t‖² and ⟨s_t, S⟩ of every token: along some probes, and of heavy tokens as measured."""
+    def _batch(self, batch: Batch, part: Int[np.ndarray, " probes"]) -> Batch:
+        """The batch with ‖s_t‖² and ⟨s_t, S⟩ of every token: along some probes, and of heavy tokens as measured."""
         some = self.projections[:, :, part]
         energy = np.einsum("ntk,ntk->nt", some, some) / len(part)
         cross = np.einsum("ntk,nk->nt", some, some.sum(axis=1)) / len(part)
         energy[self.owner, self.position] = self.heavy_sq
         own = np.einsum("hd,hd->h", self.heavy, self.whole[self.owner] - self.heavy, dtype=np.float64)
         cross[self.owner, self.position] = own + self.heavy_sq
-        return energy, cross
-
-    def _parts(self) -> list[Int[np.ndarray, " probes"]]:
-        return np.array_split(np.arange(self.n_probes), N_PARTS)
+        return batch.with_fields(token_energy=energy, token_cross=cross)
 
     def _heavy_of(self, rows: Int[np.ndarray, " rows"]) -> tuple[Int[np.ndarray, " h"], Int[np.ndarray, " h"]]:
         """Heavy tokens of some completions, and the place in ``rows`` of the completion each belongs to."""
@@ -196,13 +232,19 @@ class ProbedTokens:
         return ends[0][owner] + rank, owner
 
 
-def _light_weight(
-    weights: Float[np.ndarray, "rows t"], light: Bool[np.ndarray, "rows t"], proxy: Float[np.ndarray, "rows t"]
+def _middle_weight(
+    weights: Float[np.ndarray, "rows t"], energy: Float[np.ndarray, "rows t"]
 ) -> Float[np.ndarray, " rows"]:
-    """c: the mean weight of light tokens, weighted by their forward-only energy; 0 without light tokens."""
-    share = np.where(light, proxy, 0.0)
-    total = share.sum(axis=1)
-    return np.divide((share * weights).sum(axis=1), total, out=np.zeros(len(weights)), where=total > 0)
+    """The median over tokens of their weights, each counted with its energy; 0 where there is none.
+
+    A mean would follow the weight of a single token whose energy is overrated.
+    """
+    order = np.argsort(weights, axis=1)
+    reached = np.cumsum(np.take_along_axis(energy, order, axis=1), axis=1)
+    total = reached[:, -1:]
+    place = np.argmax(reached >= 0.5 * total, axis=1)[:, None]
+    middle = np.take_along_axis(weights, np.take_along_axis(order, place, axis=1), axis=1)
+    return np.where(total > 0, middle, 0.0)[:, 0]
 
 
 def _across_parts(values: Float[np.ndarray, "parts x"]) -> Float[np.ndarray, " x"]:
@@ -251,7 +293,7 @@ def probed_tokens(measured: Any, batch: Batch) -> ProbedTokens:
             owner, position, heavy, heavy_sq = owner[counted], position[counted], heavy[counted], heavy_sq[counted]
     light = mask.copy()
     light[owner, position] = False
-    proxy = np.ones(mask.shape)
+    proxy = mask.astype(np.float64)
     if batch.logprobs is not None and batch.sum_pi_squared is not None:
-        proxy = logit_energy(batch)
+        proxy = np.where(mask, logit_energy(batch), 0.0)
     return ProbedTokens(whole, np.zeros(len(mask)), projections, light, proxy, owner, position, heavy, heavy_sq)

@@ -56,7 +56,7 @@ class SketchProbes:
         vectors: Float[np.ndarray, "g d"],
         shares: Float[np.ndarray, " g"],
         prompts: Int[np.ndarray, " g"],
-    ) -> Float[np.ndarray, "f d r"]:
+    ) -> Float[np.ndarray, "f *slopes"]:
         """For Σ_g share_g ‖v_g‖² of sketched vectors, each of a prompt, in the order of the prompts."""
         result = []
         for start, stop in pairwise(self._bounds):
@@ -65,7 +65,9 @@ class SketchProbes:
             result.append(self.whole_squares(vectors[inside], grown * shares[inside]))
         return np.stack(result)
 
-    def cross(self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "f d r"]:
+    def cross(
+        self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m e"]
+    ) -> Float[np.ndarray, "f *slopes"]:
         """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different prompts."""
         result = []
         for start, stop in pairwise(self._bounds):
@@ -75,15 +77,15 @@ class SketchProbes:
 
     def whole_squares(
         self, vectors: Float[np.ndarray, "g d"], shares: Float[np.ndarray, " g"]
-    ) -> Float[np.ndarray, "d r"]:
+    ) -> Float[np.ndarray, " *slopes"]:
         """For Σ_g share_g ‖v_g‖², without folds."""
         trace = float(shares @ np.einsum("gd,gd->g", vectors, vectors))
         form = vectors.T @ (shares[:, None] * (vectors @ self.directions))
         return form - trace / self.dim * self.directions
 
     def whole_cross(
-        self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m d"]
-    ) -> Float[np.ndarray, "d r"]:
+        self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m e"]
+    ) -> Float[np.ndarray, " *slopes"]:
         """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, without folds."""
         m = len(first)
         pairs = 2.0 * m * max(m - 1.0, 1.0)
@@ -96,7 +98,7 @@ class SketchProbes:
         seen = second @ self.directions
         return np.outer(first.sum(axis=0), seen.sum(axis=0)) - first.T @ seen
 
-    def in_every_fold(self, whole: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "f d r"]:
+    def in_every_fold(self, whole: Float[np.ndarray, " *slopes"]) -> Float[np.ndarray, "f *slopes"]:
         """A form that was not split by prompts: priced with ‖K‖_F² instead of ‖E K‖_F², which is larger."""
         return np.broadcast_to(whole, (len(self._bounds) - 1, *whole.shape))
 

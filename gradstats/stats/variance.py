@@ -15,7 +15,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.estimators import Estimator
+from gradstats.estimators.estimator import Weighting
 from gradstats.stats.comparison_notes import remarks_about, warnings_about
 from gradstats.stats.estimator_variance import EstimatorVariance
 from gradstats.stats.group_gradients import Groups, shuffled_prompts, split_into_groups
@@ -167,10 +167,10 @@ class VarianceComparison:
 
 def compare(
     measured_or_batch: Any,
-    estimators: Sequence[str | Estimator],
+    estimators: Sequence[str | Weighting],
     scores: ArrayLike | None = None,
     group_size: int | Sequence[int] | None = None,
-    reference: str | Estimator = "rloo",
+    reference: str | Weighting = "rloo",
     prompts_per_batch: int | None = None,
     n_resamples: int = 256,
     rng: int | np.random.Generator | None = 0,
@@ -226,7 +226,7 @@ def compare(
 
     Args:
         measured_or_batch: a measurement, or a `Batch` (then ``scores`` is needed).
-        estimators: names (parameters allowed, ``"kimi(tau=0.5)"``) or estimator objects; rows keep their
+        estimators: names (parameters allowed, ``"kimi(tau=0.5)"``), estimators or recipes; rows keep their
             order.
         scores: (N, D) scores of completions or (N, T, D) of tokens, in any coordinates that keep the
             gradients' inner products; None takes the measurement's sketches, or its exact Gram matrix.
@@ -298,7 +298,7 @@ def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
 def _pool(
     inputs: ComparisonInputs,
     groups: Groups,
-    estimators: Sequence[Estimator],
+    estimators: Sequence[Weighting],
     rng: np.random.Generator,
     **shared: Any,
 ) -> Pool:
@@ -318,7 +318,7 @@ def _pool(
 
 
 def _compared(
-    pool: Pool, estimators: Sequence[Estimator], reference: Estimator
+    pool: Pool, estimators: Sequence[Weighting], reference: Weighting
 ) -> tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]:
     """The split, the rows, what to warn of and what to remark, at one group size."""
     sizes = pool.groups.sizes

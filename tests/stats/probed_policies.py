@@ -1,10 +1,11 @@
 """Measurements of enumerated policies: exact token scores seen through sketches, heavy tokens and random probes."""
 
-from types import SimpleNamespace
-
 import numpy as np
+import pandas as pd
 
+from gradstats.measurement import Measurement
 from gradstats.reference import EnumeratedPolicy
+from gradstats.rollouts import Rollouts
 
 
 def count_sketch(vectors, dim, rng):
@@ -21,60 +22,59 @@ def probed(batch, token_scores, n_probes, n_heavy, rng, sketch_dim=None):
     Without ``sketch_dim`` sketches hold the scores themselves.
     """
     lengths, mask = batch.lengths, batch.mask
-    n, _, dim = token_scores.shape
-    probes = rng.normal(size=(dim, n_probes))
-    projections = token_scores @ probes
-    proxy = 1 - 2 * np.exp(batch.logprobs) + batch.sum_pi_squared
-    heavy = [np.sort(np.argsort(-proxy[i, : lengths[i]])[:n_heavy]) for i in range(n)]
+    n, width, dim = token_scores.shape
+    spans = [int(np.flatnonzero(row)[-1]) + 1 for row in mask]
+    token_scores = np.where(mask[:, :, None], token_scores, 0.0)
+    projections = token_scores @ rng.normal(size=(dim, n_probes))
+    proxy = np.where(mask, 1 - 2 * np.exp(batch.logprobs) + batch.sum_pi_squared, -np.inf)
+    heavy = [np.sort(np.argsort(-proxy[i])[: min(n_heavy, lengths[i])]) for i in range(n)]
     sketched = token_scores if sketch_dim is None else count_sketch(token_scores, sketch_dim, rng)
-    sample_id = np.zeros(n, dtype=int)
-    for group in np.unique(batch.groups):
-        own = batch.groups == group
-        sample_id[own] = np.arange(own.sum())
+    exact = (token_scores**2).sum(axis=2)
 
     def ragged(values):
-        return [values[i, : lengths[i]] for i in range(n)]
+        return [values[i, : spans[i]] for i in range(n)]
 
-    energy = (projections**2).mean(axis=2)
-    exact = (token_scores**2).sum(axis=2)
-    for i, positions in enumerate(heavy):
-        energy[i, positions] = exact[i, positions]
-    return SimpleNamespace(
-        rollouts=SimpleNamespace(
-            prompt_id=batch.groups.astype(str),
-            sample_id=sample_id,
-            rewards=batch.rewards,
-            lengths=lengths,
-            masks=[mask[i, : lengths[i]] for i in range(n)],
-            truncated=np.zeros(n, dtype=bool),
-            frame={},
-            metadata={},
-        ),
-        lengths=lengths,
-        sq_norms=(token_scores.sum(axis=1) ** 2).sum(axis=1),
-        sketches=sketched.sum(axis=1),
+    rollouts = Rollouts.from_sequences(
+        prompt_tokens=[[1]] * n,
+        completion_tokens=[[1] * span for span in spans],
+        rewards=batch.rewards,
+        prompt_ids=[f"p{group:04d}" for group in batch.groups],
+        completion_mask=ragged(mask),
+    )
+    return Measurement(
+        rollouts,
+        pd.DataFrame({"all": (token_scores.sum(axis=1) ** 2).sum(axis=1)}),
+        sketched.sum(axis=1),
         logprobs=ragged(batch.logprobs),
+        entropy=ragged(np.zeros((n, width))),
         sum_pi_squared=ragged(batch.sum_pi_squared),
+        hidden_sq_norms=ragged(np.ones((n, width))),
         token_projections=ragged(projections),
         heavy_positions=heavy,
         heavy_sq_norms=[exact[i, positions] for i, positions in enumerate(heavy)],
         heavy_sketches=[sketched[i, positions] for i, positions in enumerate(heavy)],
-        token_energy=ragged(energy),
-        token_cross=ragged(np.einsum("ntk,nk->nt", projections, projections.sum(axis=1)) / n_probes),
-        metadata={},
     )
 
 
 def enumerated(**settings):
-    """A policy of long enough trajectories, with scores of many directions of which few carry much."""
+    """A policy whose scores have many directions, of which few carry much."""
     rng = np.random.default_rng(5)
     nodes: dict = {}
 
     def features(prompt, prefix):
         if (prompt, prefix) not in nodes:
-            nodes[prompt, prefix] = rng.normal(size=(3, 12)) * np.exp(0.5 * rng.normal()) / np.sqrt(1.0 + np.arange(12.0))
+            scale = np.exp(0.5 * rng.normal()) / np.sqrt(1.0 + np.arange(12.0))
+            nodes[prompt, prefix] = rng.normal(size=(3, 12)) * scale
         return nodes[prompt, prefix]
 
     return EnumeratedPolicy(
-        vocabulary=3, max_length=4, n_prompts=8, features=features, theta=rng.normal(size=12), rng=7, **settings
+        **{
+            "vocabulary": 3,
+            "max_length": 4,
+            "n_prompts": 8,
+            "features": features,
+            "theta": rng.normal(size=12),
+            "rng": 7,
+            **settings,
+        }
     )
