@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,8 +17,21 @@ from safetensors.numpy import load_file, save_file
 
 from gradstats.atomic import atomic_path, write_json
 from gradstats.rollouts import Rollouts, read_rollouts
+from gradstats.token_measurement import TokenScores
 
 _RAGGED = ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms")
+#: Entries of the metadata that measurements must share to be joined.
+_ALIKE = (
+    "sketch_dim",
+    "sketch_seed",
+    "block_names",
+    "token_probes",
+    "token_seed",
+    "token_exact",
+    "token_distribution",
+)
+_NARROWED = {"token_projections", "heavy_sketches"}
+_HEAVY = ("heavy_positions", "heavy_sq_norms", "heavy_sketches")
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,12 @@ class Measurement:
         metadata: engine, parameters, sketch, policy, self-check, versions.
         ref_logprobs: for each sequence, (T_i,) log-probabilities of its tokens under the reference policy, or None.
         weighted: further weightings of the tokens, by name.
+        token_projections: for each sequence, (T_i, K) projections :math:`\langle s_t, v_k\rangle` of every token's
+            score on K random directions with :math:`\mathbb E\,v v^\top = I`, zero where masked; or None.
+        heavy_positions: for each sequence, (m_i,) sorted positions of the tokens measured exactly; or None.
+        heavy_sq_norms: for each sequence, (m_i,) exact :math:`\lVert s_t\rVert^2` of those; or None.
+        heavy_sketches: for each sequence, (m_i, sketch_dim) sketches of those, of the same projection as
+            ``sketches``; or None.
 
     Raises:
         ValueError: when the parts disagree about the number of sequences or of tokens.
@@ -79,6 +99,10 @@ class Measurement:
     metadata: dict[str, Any] = field(default_factory=dict)
     ref_logprobs: list[np.ndarray] | None = None
     weighted: dict[str, WeightedGradients] = field(default_factory=dict)
+    token_projections: list[np.ndarray] | None = None
+    heavy_positions: list[np.ndarray] | None = None
+    heavy_sq_norms: list[np.ndarray] | None = None
+    heavy_sketches: list[np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.rollouts)
@@ -86,6 +110,7 @@ class Measurement:
         counts["sq_norms_by_block"] = len(self.sq_norms_by_block)
         if self.sketches is not None:
             counts["sketches"] = len(self.sketches)
+        counts |= {name: len(rows) for name, rows in self._heavy().items()}
         counts |= {f"weighted[{name!r}]": len(part) for name, part in self.weighted.items()}
         for name, count in counts.items():
             if count != n:
@@ -94,6 +119,9 @@ class Measurement:
         for name, rows in self._ragged().items():
             if [len(values) for values in rows] != tokens:
                 raise ValueError(f"the measurement's {name} does not have one value per completion token")
+        for name, rows in self._heavy().items():
+            if self.heavy_positions is None or list(map(len, rows)) != list(map(len, self.heavy_positions)):
+                raise ValueError(f"the measurement's {name} does not have one row per position in heavy_positions")
 
     def __len__(self) -> int:
         return len(self.rollouts)
@@ -128,10 +156,102 @@ class Measurement:
         """
         return _gram(self.sketches, self.sq_norms)
 
+    @property
+    def n_token_probes(self) -> int:
+        """K, the number of random directions that token scores were projected on; 0 for none."""
+        return self.token_projections[0].shape[1] if self.token_projections else 0
+
+    def token_scores(self) -> list[TokenScores] | None:
+        """What is known of each sequence's token scores; None when neither probes nor exact tokens were measured."""
+        if self.token_projections is None and self.heavy_positions is None:
+            return None
+        nothing = np.zeros(0)
+        return [
+            TokenScores(
+                None if self.token_projections is None else self.token_projections[row],
+                nothing.astype(np.int64) if self.heavy_positions is None else self.heavy_positions[row],
+                nothing if self.heavy_sq_norms is None else self.heavy_sq_norms[row],
+                None if self.heavy_sketches is None else self.heavy_sketches[row],
+                mask,
+            )
+            for row, mask in enumerate(self.rollouts.masks)
+        ]
+
+    @property
+    def token_energy(self) -> list[np.ndarray] | None:
+        r"""For each sequence, (T_i,) :math:`\lVert s_t\rVert^2`, unbiased: see :meth:`TokenScores.energy`."""
+        self._warn_without_probes(1, "token energies")
+        parts = self.token_scores()
+        return None if parts is None else [part.energy() for part in parts]
+
+    @property
+    def token_energy_stderr(self) -> list[np.ndarray] | None:
+        """For each sequence, (T_i,) standard errors of the token energies, 0 where they are exact."""
+        self._warn_without_probes(1, "token energies")
+        parts = self.token_scores()
+        return None if parts is None else [part.energy_stderr() for part in parts]
+
+    @property
+    def cumulative_energy(self) -> list[np.ndarray] | None:
+        r"""For each sequence, (T_i,) :math:`W_t = \sum_{u\le t}\lVert s_u\rVert^2`, unbiased."""
+        self._warn_without_probes(1, "cumulative energies")
+        parts = self.token_scores()
+        return None if parts is None else [part.cumulative_energy() for part in parts]
+
+    @property
+    def cumulative_energy_stderr(self) -> list[np.ndarray] | None:
+        """For each sequence, (T_i,) standard errors of the cumulative energies, from the spread of the probes."""
+        self._warn_without_probes(2, "standard errors of cumulative energies")
+        parts = self.token_scores()
+        return None if parts is None else [part.cumulative_energy_stderr() for part in parts]
+
+    @property
+    def token_cross(self) -> list[np.ndarray] | None:
+        r"""For each sequence, (T_i,) :math:`\langle s_t, S\rangle`, unbiased: see :meth:`TokenScores.cross`."""
+        self._warn_without_probes(1, "inner products of light tokens")
+        parts = self.token_scores()
+        if parts is None:
+            return None
+        sketches = [None] * len(self) if self.sketches is None else self.sketches
+        return [part.cross(sketch) for part, sketch in zip(parts, sketches, strict=True)]
+
+    def select(self, index: np.ndarray | Sequence[int] | slice) -> Measurement:
+        """The sequences at the given positions, in that order."""
+        rows = np.arange(len(self))[index]
+
+        def cut(part: Measurement | WeightedGradients) -> dict[str, Any]:
+            table = part.sq_norms_by_block.iloc[rows].reset_index(drop=True)
+            return {"sq_norms_by_block": table, "sketches": None if part.sketches is None else part.sketches[rows]}
+
+        per_sequence = self._ragged() | self._heavy()
+        return replace(
+            self,
+            rollouts=self.rollouts.select(rows),
+            **cut(self),
+            **{name: [values[row] for row in rows] for name, values in per_sequence.items()},
+            weighted={name: WeightedGradients(**cut(part)) for name, part in self.weighted.items()},
+        )
+
+    def _warn_without_probes(self, needed: int, what: str) -> None:
+        parts = self.token_scores() if self.n_token_probes < needed else None
+        if parts is not None and any(part.light.any() for part in parts):
+            warnings.warn(
+                f"{what} are NaN on tokens that were not measured exactly, since token_probes is "
+                f"{self.n_token_probes}: measure with token_probes={max(needed, 32)}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
     def _ragged(self) -> dict[str, list[np.ndarray]]:
-        """The per-token fields that there are."""
+        """The fields with a row per token that there are."""
+        optional = {name: getattr(self, name) for name in ("ref_logprobs", "token_projections")}
         found = {name: getattr(self, name) for name in _RAGGED}
-        return found if self.ref_logprobs is None else found | {"ref_logprobs": self.ref_logprobs}
+        return found | {name: rows for name, rows in optional.items() if rows is not None}
+
+    def _heavy(self) -> dict[str, list[np.ndarray]]:
+        """The fields with a row per exactly measured token that there are."""
+        found = {name: getattr(self, name) for name in _HEAVY}
+        return {name: rows for name, rows in found.items() if rows is not None}
 
     @classmethod
     def concatenate(cls, parts: Iterable[Measurement]) -> Measurement:
@@ -143,18 +263,21 @@ class Measurement:
         parts = list(parts)
         if not parts:
             raise ValueError("parts is empty: there are no measurements to concatenate")
-        for name in ("sketch_dim", "sketch_seed", "block_names"):
+        for name in _ALIKE:
             found = {str(part.metadata.get(name)) for part in parts}
             if len(found) > 1:
                 raise ValueError(f"measurements differ in {name} ({', '.join(sorted(found))}): measure them alike")
         for name, kinds in (
             ("ref_logprobs", {part.ref_logprobs is None for part in parts}),
+            ("token_projections", {part.token_projections is None for part in parts}),
+            ("the tokens measured exactly", {tuple(part._heavy()) for part in parts}),
             ("the names of their token_weights", {tuple(part.weighted) for part in parts}),
         ):
             if len(kinds) > 1:
                 raise ValueError(f"measurements differ in {name}: measure them alike")
+        per_sequence = [part._ragged() | part._heavy() for part in parts]
         ragged: dict[str, Any] = {
-            name: [values for part in parts for values in part._ragged()[name]] for name in parts[0]._ragged()
+            name: [values for part in per_sequence for values in part[name]] for name in per_sequence[0]
         }
         return cls(
             Rollouts.concatenate(part.rollouts for part in parts),
@@ -167,9 +290,21 @@ class Measurement:
             metadata=dict(parts[0].metadata),
         )
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``rollouts.parquet``, ``tensors.safetensors`` and ``measurement.json``: all of the folder or none."""
-        tensors = {name: np.concatenate(rows) for name, rows in self._ragged().items()}
+    def save(self, folder: str | os.PathLike[str], token_dtype: Literal["float32", "float16"] = "float32") -> None:
+        """Write ``rollouts.parquet``, ``tensors.safetensors`` and ``measurement.json``: all of the folder or none.
+
+        Args:
+            folder: where to.
+            token_dtype: of the token projections and the sketches of exactly measured tokens.
+
+        Raises:
+            ValueError: when a projection is too large for ``token_dtype``, or the type is another.
+        """
+        tensors = {name: np.concatenate(rows) for name, rows in (self._ragged() | self._heavy()).items()}
+        if self.heavy_positions is not None:
+            tensors["heavy_counts"] = np.array([len(rows) for rows in self.heavy_positions], dtype=np.int64)
+        for name in _NARROWED & set(tensors):
+            tensors[name] = _narrowed(name, tensors[name], token_dtype)
         for prefix, part in {"": self, **{f"weighted/{name}/": part for name, part in self.weighted.items()}}.items():
             tensors[f"{prefix}sq_norms_by_block"] = part.sq_norms_by_block.to_numpy(dtype=np.float64)
             if part.sketches is not None:
@@ -213,8 +348,11 @@ def read_measurement(folder: str | os.PathLike[str]) -> Measurement:
             norms = pd.DataFrame(tensors[f"{prefix}sq_norms_by_block"], columns=described["block_names"])
             return {"sq_norms_by_block": norms, "sketches": tensors.get(f"{prefix}sketches")}
 
-        names = [*_RAGGED, *(["ref_logprobs"] if "ref_logprobs" in tensors else [])]
-        per_token: dict[str, Any] = {name: np.split(tensors[name], ends) for name in names}
+        optional = [name for name in ("ref_logprobs", "token_projections") if name in tensors]
+        per_token: dict[str, Any] = {name: np.split(tensors[name], ends) for name in (*_RAGGED, *optional)}
+        if "heavy_counts" in tensors:
+            heavy_ends = np.cumsum(tensors["heavy_counts"])[:-1]
+            per_token |= {name: np.split(tensors[name], heavy_ends) for name in _HEAVY if name in tensors}
         return Measurement(
             rollouts,
             **gradients(""),
@@ -237,6 +375,15 @@ def _gram(sketches: np.ndarray | None, sq_norms: np.ndarray) -> np.ndarray:
     gram = wide @ wide.T
     np.fill_diagonal(gram, sq_norms)
     return gram
+
+
+def _narrowed(name: str, values: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype not in ("float32", "float16"):
+        raise ValueError(f'token_dtype is {dtype!r}: choose "float32" or "float16"')
+    largest = np.abs(values).max(initial=0.0)
+    if largest > np.finfo(dtype).max:
+        raise ValueError(f'{name} reach {largest:.3g}, too large for {dtype}: save with token_dtype="float32"')
+    return values.astype(dtype)
 
 
 def _stacked(parts: Sequence[Measurement | WeightedGradients]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -139,9 +140,11 @@ class Batch:
             measured: anything with ``.rollouts`` and, as far as measured, ``.sq_norms`` and the ragged
                 ``.logprobs``, ``.old_logprobs``, ``.ref_logprobs``, ``.sum_pi_squared``, ``.token_energy``,
                 ``.token_cross``: one array a completion, one value a token.
-            **fields_given: further fields of the Batch (``greedy_rewards``, ``values``, …), which win.
+            **fields_given: further fields of the Batch (``greedy_rewards``, ``values``, …), which win; token fields
+                as (N, T) or as one array a completion.
 
         Raises:
+            TypeError: for a field that a Batch does not have.
             ValueError: when a ragged field does not have one value per token.
         """
         rollouts = measured.rollouts
@@ -150,9 +153,20 @@ class Batch:
         if "token_rewards" in rollouts.frame:
             found["token_rewards"] = _pad_ragged("token_rewards", rollouts.tokens("token_rewards"), masks)
         for name in TOKEN_FIELDS:
-            rows = getattr(measured, name, None)
+            rows = _measured_rows(measured, name)
             if rows is not None:
                 found[name] = _pad_ragged(name, rows, masks)
+        known = {entry.name for entry in fields(cls) if entry.init}
+        for name, value in fields_given.items():
+            if name not in known:
+                raise TypeError(f"{name!r} is no field of a Batch: choose from {', '.join(sorted(known))}")
+            if (
+                name in TOKEN_FIELDS
+                and value is not None
+                and np.ndim(value[0]) == 1
+                and not isinstance(value, np.ndarray)
+            ):
+                fields_given[name] = _pad_ragged(name, value, masks)
         mask = _pad_ragged("mask", masks, masks).astype(bool)
         found |= {"rewards": rollouts.rewards, "lengths": mask.sum(axis=1), "groups": rollouts.prompt_id}
         return cls(**{"mask": mask, **found, **fields_given})
@@ -212,6 +226,17 @@ class Batch:
     def with_fields(self, **changes: Any) -> Batch:
         """Return a copy with some fields replaced, checked again."""
         return replace(self, **changes)
+
+
+def _measured_rows(measured: Any, name: str) -> Sequence[np.ndarray] | None:
+    """A ragged field of a measurement; None where it was not measured, or not at every token."""
+    with warnings.catch_warnings():  # energies of some tokens alone: NaN on the others, which is told elsewhere
+        warnings.simplefilter("ignore", RuntimeWarning)
+        rows = getattr(measured, name, None)
+    partial = (
+        name in ("token_energy", "token_cross") and rows is not None and not all(np.isfinite(row).all() for row in rows)
+    )
+    return None if partial else rows
 
 
 def _pad_ragged(name: str, rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> Float[np.ndarray, "n t"]:

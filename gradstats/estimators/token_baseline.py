@@ -26,12 +26,17 @@ def token_energy(batch: Batch, energy: str) -> Float[np.ndarray, "n t"]:
         assert batch.token_energy is not None
         measured = batch.token_energy
     else:
-        assert batch.logprobs is not None
-        assert batch.sum_pi_squared is not None
-        measured = 1 - 2 * np.exp(batch.logprobs) + batch.sum_pi_squared
+        measured = logit_energy(batch)
     if batch.importance is not None:
         measured = batch.importance**2 * measured
     return np.where(batch.mask, measured, 0.0)
+
+
+def logit_energy(batch: Batch) -> Float[np.ndarray, "n t"]:
+    r"""w_t = 1 − 2π(y_t) + Σ_v π(v)², the squared norm of the gradient of log π(y_t) with respect to the logits."""
+    assert batch.logprobs is not None
+    assert batch.sum_pi_squared is not None
+    return 1 - 2 * np.exp(batch.logprobs) + batch.sum_pi_squared
 
 
 def _otb_needs(parameters: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
-from gradstats.stats.group_gradients import Groups, PromptMoments
+from gradstats.stats.group_gradients import Groups, PromptMoments, in_dual, inner_products
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.scores import Scores
 from gradstats.stats.sketch_error import SketchProbes
@@ -81,17 +81,12 @@ def batch_moments(
         parts = np.sort(chosen.reshape(-1, prompts_per_batch), axis=1)
         rows = [np.concatenate([members[group] for group in part]) for part in parts]
         weights = [weights_of(own) / prompts_per_batch for own in rows]
-        gradients = scores.sums(rows, weights)
-        surplus = np.zeros(len(rows))
+        gradients, surplus = scores.sums(rows, weights)
         if weights[0].ndim == 1 and scores.surplus_sq is not None:
-            surplus = np.array(
-                [own**2 @ scores.surplus_sq[row] for row, own in zip(rows, weights, strict=True)], dtype=np.float64
-            )
             sketch.count_diagonal(np.concatenate(rows), np.concatenate(weights))
         alive = np.zeros((len(deals), groups.n_groups), dtype=bool)
         for place, (row, own) in enumerate(zip(rows, weights, strict=True)):
-            nonzero = (own != 0).reshape(len(row), -1).any(axis=1)
-            alive[place // n_batches, groups.group[row[nonzero]]] = True
+            alive[place // n_batches, groups.group[row[weighted_rows(own)]]] = True
         kept += _count(prompts, np.take_along_axis(alive, chosen, axis=1), m)
         drawn += _count(prompts, np.ones(prompts.shape), m)
         member = sparse.csr_array(
@@ -103,10 +98,10 @@ def batch_moments(
         )
         shape = (len(deals), n_batches, -1)
         theirs = [(member @ other.means).reshape(shape) for other in others]
-        squares = (np.einsum("jd,jd->j", gradients, gradients) + surplus).reshape(shape[:2])
+        squares = (inner_products(gradients, gradients, scores.signs) + surplus).reshape(shape[:2])
         gradients = gradients.reshape(shape)
-        terms = [_mean_without_each(squares), _pairs_without_each(gradients, gradients)]
-        terms += [_pairs_without_each(gradients, their) for their in theirs]
+        terms = [_mean_without_each(squares)]
+        terms += [_pairs_without_each(gradients, their, scores.signs) for their in (gradients, *theirs)]
         for row, (value, without) in enumerate(terms):
             values[row, deals] = value
             change = np.repeat(without - value[:, None], prompts_per_batch, axis=1)
@@ -147,13 +142,13 @@ class _SketchSums:
         self._sums[0] += self._probes.whole_squares(flat, share)
         part = len(gradients) / self._n_resamples
         for place, their in enumerate([gradients, *theirs], start=1):
-            self._sums[place] += self._probes.whole_cross(gradients, their) * part
+            self._sums[place] += self._probes.mean_cross(gradients, their) * part
 
     def slopes(self) -> list[np.ndarray | None]:
         if self._probes is None:
             return [None] * len(self._sums)
         if self._scores.surplus_sq is not None:
-            self._sums[0] -= self._probes.whole_squares(self._scores.sequence, self._diagonal)
+            self._sums[0] -= self._probes.whole_squares(self._scores.vectors, self._diagonal)
         return [self._probes.in_every_fold(np.asarray(total)) for total in self._sums]
 
 
@@ -167,11 +162,19 @@ def _mean_without_each(values: Float[np.ndarray, "k j"]) -> tuple[Float[np.ndarr
     return total[:, 0] / n, (total - values) / (n - 1.0)
 
 
+def weighted_rows(weights: np.ndarray) -> Bool[np.ndarray, " n"]:
+    """Which completions have any non-zero weight, of weights as `Scores.weighted` takes them."""
+    nonzero = weights != 0
+    return nonzero if weights.ndim == 1 else nonzero.any(axis=-1).reshape(-1, weights.shape[-2]).any(axis=0)
+
+
 def _pairs_without_each(
-    first: Float[np.ndarray, "k j d"], second: Float[np.ndarray, "k j d"]
+    first: Float[np.ndarray, "k j d"], second: Float[np.ndarray, "k j e"], signs: np.ndarray | None
 ) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k j"]]:
     """Mean of ⟨first_j, second_j'⟩ over different batches of a deal, on all and without each (NaN for two batches)."""
-    gram = first @ second.transpose(0, 2, 1)
+    # Coordinates that only one of them has are those in which the other is 0.
+    common = min(first.shape[2], second.shape[2])
+    gram = first[..., :common] @ in_dual(second[..., :common], signs).transpose(0, 2, 1)
     n = gram.shape[1]
     own = np.einsum("kjj->kj", gram)
     pairs = gram.sum(axis=(1, 2)) - own.sum(axis=1)

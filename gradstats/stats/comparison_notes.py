@@ -63,7 +63,13 @@ def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Seq
             f"{_listed(across)} {look} across groups: measured in batches of {pool.batch_prompts} prompts, "
             f"dealt {pool.n_resamples} times without replacement"
         )
-    if pool.probes is not None:
+    probed = pool.scores.probed
+    if probed is not None:
+        notes.append(
+            f"token scores come from {probed.n_probes} random probes and {len(probed.owner)} tokens measured one by one; "
+            "the probes' error is part of every interval"
+        )
+    if pool.scores.sketched and pool.probes is not None:
         exactly = "exact squares" if pool.scores.surplus_sq is not None else "sketched squares"
         notes.append(
             f"inner products come from a sketch of dimension {pool.probes.dim} with {exactly}; "

@@ -106,6 +106,7 @@ class PromptMoments:
         within: the variance between groups of one prompt, the mean over prompts with two or more of
             \(\frac{1}{K-1}\sum_k‖g_{mk} - \bar g_m‖²\); None when no prompt has two.
         signal: \(‖E g‖²\) without bias: the mean of \(⟨\bar g_m, \bar g_{m'}⟩\) over different prompts.
+        signs: the signature of inner products in these coordinates, or more; None where it is positive.
     """
 
     means: Float[np.ndarray, "m d"]
@@ -114,6 +115,7 @@ class PromptMoments:
     second_moment: Statistic
     signal: Statistic
     within: Statistic | None
+    signs: Float[np.ndarray, " features"] | None = None
 
     @property
     def trace_cov(self) -> Statistic:
@@ -131,6 +133,9 @@ def prompt_moments(
     groups: Groups,
     surplus_sq: Float[np.ndarray, " n"] | None = None,
     probes: SketchProbes | None = None,
+    *,
+    signs: Float[np.ndarray, " features"] | None = None,
+    exact_squares: bool = True,
 ) -> PromptMoments:
     """Sums weighted scores to groups and prompts, with delete-one-prompt replicates in closed form.
 
@@ -140,12 +145,14 @@ def prompt_moments(
         groups: the split.
         surplus_sq: (n,) exact ‖S_i‖² less that of the sketch, which replaces the sketch's on the diagonal.
         probes: for sketches, the directions that price the sketch's error.
+        signs: the signature of inner products in these coordinates, of D or more; None where it is positive.
+        exact_squares: whether ``surplus_sq`` makes squares exact; if they keep errors of the sketch, these are priced.
     """
     n_groups, n_prompts = groups.n_groups, groups.n_prompts
     per_prompt = groups.groups_per_prompt
     gather = sparse.csr_array((weights, (groups.group, np.arange(len(weights)))), shape=(n_groups, len(weights)))
     gradients = gather @ contributions
-    squares = np.einsum("gd,gd->g", gradients, gradients)
+    squares = inner_products(gradients, gradients, signs)
     if surplus_sq is not None:
         squares = squares + np.bincount(groups.group, weights=weights**2 * surplus_sq, minlength=n_groups)
     mean_squares = np.bincount(groups.prompt, weights=squares, minlength=n_prompts) / per_prompt
@@ -156,39 +163,59 @@ def prompt_moments(
         average = sparse.csr_array((share, (groups.prompt, np.arange(n_groups))), shape=(n_prompts, n_groups))
         means = average @ gradients
     total = means.sum(axis=0)
-    own_sq = np.einsum("md,md->m", means, means)
+    dual = in_dual(total, signs)
+    own_sq = inner_products(means, means, signs)
 
     slope = None
     if probes is not None:
         slope = probes.squares(gradients, share / n_prompts, groups.prompt)
-        if surplus_sq is not None:
+        if surplus_sq is not None and exact_squares:
             row_share = share[groups.group] * weights**2 / n_prompts
             slope -= probes.squares(contributions, row_share, groups.prompt[groups.group])
     second = mean_statistic(mean_squares, slope)
     signal = Statistic(
-        *_cross_mean(float(total @ total), float(own_sq.sum()), means @ total, means @ total, own_sq),
+        *_cross_mean(float(total @ dual), float(own_sq.sum()), means @ dual, means @ dual, own_sq),
         sketch=None if probes is None else probes.cross(means, means),
     )
     within = None
     if per_prompt.max() > 1:
         diagonal = np.zeros(len(weights)) if surplus_sq is None else weights**2 * surplus_sq
-        within = _within_prompt(gradients - means[groups.prompt], diagonal, groups, probes)
-    return PromptMoments(means, total, own_sq, second, signal, within)
+        within = _within_prompt(gradients - means[groups.prompt], diagonal, groups, probes, signs)
+    return PromptMoments(means, total, own_sq, second, signal, within, signs)
 
 
 def cross_signal(first: PromptMoments, second: PromptMoments, probes: SketchProbes | None = None) -> Statistic:
     """⟨E g, E h⟩ of two estimators without bias: the mean of ⟨ḡ_m, h̄_m'⟩ over different prompts."""
-    own = np.einsum("md,md->m", first.means, second.means)
+    signs = first.signs
+    # Coordinates that only one of them has are those in which the other is 0.
+    common = min(len(first.total), len(second.total))
+    mine, theirs = first.means[:, :common], second.means[:, :common]
+    own = inner_products(mine, theirs, signs)
+    dual = in_dual(second.total[:common], signs)
     return Statistic(
         *_cross_mean(
-            float(first.total @ second.total),
+            float(first.total[:common] @ dual),
             float(own.sum()),
-            first.means @ second.total,
-            second.means @ first.total,
+            mine @ dual,
+            theirs @ in_dual(first.total[:common], signs),
             own,
         ),
         sketch=None if probes is None else probes.cross(first.means, second.means),
     )
+
+
+def in_dual(vectors: Float[np.ndarray, "*rows d"], signs: Float[np.ndarray, " features"] | None) -> np.ndarray:
+    """What to multiply vectors with for inner products of a signature, given for these coordinates or more."""
+    return vectors if signs is None else vectors * signs[: vectors.shape[-1]]
+
+
+def inner_products(
+    first: Float[np.ndarray, "rows d"],
+    second: Float[np.ndarray, "rows d"],
+    signs: Float[np.ndarray, " features"] | None,
+) -> Float[np.ndarray, " rows"]:
+    """⟨first_r, second_r⟩ of each row."""
+    return np.einsum("rd,rd->r", first, in_dual(second, signs))
 
 
 def _within_prompt(
@@ -196,6 +223,7 @@ def _within_prompt(
     diagonal: Float[np.ndarray, " n"],
     groups: Groups,
     probes: SketchProbes | None,
+    signs: Float[np.ndarray, " features"] | None,
 ) -> Statistic:
     """The variance between groups of one prompt, averaged over prompts that have two or more.
 
@@ -204,7 +232,7 @@ def _within_prompt(
     """
     per_prompt = groups.groups_per_prompt
     several = per_prompt > 1
-    squares = np.bincount(groups.prompt, weights=np.einsum("gd,gd->g", deviations, deviations))
+    squares = np.bincount(groups.prompt, weights=inner_products(deviations, deviations, signs))
     repair = np.bincount(groups.prompt[groups.group], weights=diagonal) / per_prompt
     spread = np.where(several, squares / np.maximum(per_prompt - 1, 1) + repair, 0.0)
     n_several = several.sum()

@@ -13,13 +13,10 @@ from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
 from gradstats.estimators import Estimator
-from gradstats.stats.coordinates import in_fewer_coordinates
 from gradstats.stats.group_gradients import shuffled_prompts, split_into_groups
 from gradstats.stats.inputs import comparison_inputs
 from gradstats.stats.jackknife import Estimate, Statistic
 from gradstats.stats.pool import Pool
-from gradstats.stats.scores import prepare_scores
-from gradstats.stats.sketch_error import SketchProbes
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,8 @@ def equivalent_group_sizes(
             raise ValueError(f"{one.label} looks across groups, so that a group size says nothing of it")
     if group_size < 3:
         raise ValueError(f"group_size={group_size} must be at least 3: groups of 2 are the other anchor")
-    batch, order, values, sketched = comparison_inputs(measured_or_batch, scores, scores_are_sketches)
+    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, chosen)
+    batch, order = inputs.batch, inputs.order
     enough = batch.group_sizes >= 2 * group_size
     if enough.sum() < 3:
         raise ValueError(
@@ -139,16 +137,16 @@ def equivalent_group_sizes(
                 stacklevel=2,
             )
     generator = np.random.default_rng(rng)
-    probes = SketchProbes(values.shape[-1], int(enough.sum()), generator) if sketched else None
+    probes = inputs.probes(int(enough.sum()), generator)
     prompts = shuffled_prompts(batch.group_index[order], generator)
-    prepared, probes = in_fewer_coordinates(prepare_scores(values, batch.mask, order, sketched, batch.sq_norms), probes)
 
     def pool(size: int) -> Pool:
         groups = split_into_groups(prompts, np.arange(len(order)), size)
+        rows = order[groups.rows]
         return Pool(
-            batch=batch.select(order[groups.rows]).with_fields(groups=groups.group),
+            batch=batch.select(rows).with_fields(groups=groups.group),
             groups=groups,
-            scores=prepared.select(groups.rows),
+            scores=inputs.prepared(rows),
             probes=probes,
             prompts_per_batch=None,
             n_resamples=1,

@@ -123,7 +123,7 @@ def variance_by_length(
     chosen = families.get(estimator)
     if chosen.across_groups:
         raise ValueError(f"{chosen.label} looks across groups: choose one that stays within its group, such as 'rloo'")
-    lengths = np.sort(comparison_inputs(measured_or_batch, scores, scores_are_sketches)[0].lengths)
+    lengths = np.sort(comparison_inputs(measured_or_batch, scores, scores_are_sketches).batch.lengths)
     starts = np.unique(lengths[(np.arange(n_bins) * len(lengths)) // n_bins])
     ends = [*(lengths[lengths < start].max() for start in starts[1:]), lengths[-1]]
     bins = np.column_stack([starts, ends])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from jaxtyping import Int
 
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
-from gradstats.stats.batch_gradients import batch_moments
+from gradstats.stats.batch_gradients import batch_moments, weighted_rows
 from gradstats.stats.estimator_variance import EstimatorVariance
 from gradstats.stats.group_gradients import Groups, PromptMoments, cross_signal, prompt_moments
 from gradstats.stats.jackknife import Statistic, mean_statistic
@@ -49,15 +50,47 @@ class Pool:
             return self.prompts_per_batch
         return min(LARGEST_DEFAULT_BATCH, max(1, self.groups.n_prompts // 4))
 
+    def weights(self, estimator: Weighting, rows: Int[np.ndarray, " rows"] | None = None) -> np.ndarray:
+        """The weights of all completions, or of some as a batch of their own, as `Scores.weighted` takes them.
+
+        An estimator that looks at token energies gets them from each part of the probes in turn.
+        """
+        chosen = [batch if rows is None else batch.select(rows) for batch in self._batches(estimator)]
+        if len(chosen) == 1:
+            return estimator.weights(chosen[0])
+        return np.stack([_token_weights(estimator, batch) for batch in chosen])
+
+    def _batches(self, estimator: Weighting) -> tuple[Batch, ...]:
+        if self.scores.probed is None or {"token_energy", "token_cross"}.isdisjoint(estimator.needs):
+            return (self.batch,)
+        return self._batch_by_part
+
+    @cached_property
+    def _batch_by_part(self) -> tuple[Batch, ...]:
+        assert self.scores.probed is not None
+        return self.scores.probed.batches(self.batch)
+
     def local(self, estimator: Weighting) -> Weighted:
         """The moments of an estimator that stays within its group."""
-        weights = estimator.weights(self.batch)
-        nonzero = (weights != 0).reshape(len(weights), -1).any(axis=1)
-        kept = np.bincount(self.groups.group, weights=nonzero, minlength=self.groups.n_groups) > 0
+        weights = self.weights(estimator)
+        kept = np.bincount(self.groups.group, weighted_rows(weights), self.groups.n_groups) > 0
         if not (kept.any() and np.isfinite(weights).all()):
             return Weighted(weights, kept, None)
-        vectors, factors, surplus = self.scores.weighted(weights)
-        return Weighted(weights, kept, prompt_moments(vectors, factors, self.groups, surplus, self.probes))
+        given = self.scores.weighted(weights)
+        if weights.ndim == 3:
+            assert self.scores.probed is not None
+            moved = self.scores.probed.influence(self.batch, lambda batch: _token_weights(estimator, batch), weights)
+            given = replace(given, vectors=np.concatenate([given.vectors, moved], axis=1))
+        moments = prompt_moments(
+            given.vectors,
+            given.weights,
+            self.groups,
+            given.surplus_sq,
+            self.probes,
+            signs=self.scores.signs,
+            exact_squares=given.exact_squares,
+        )
+        return Weighted(weights, kept, moments)
 
     def row(
         self,
@@ -106,12 +139,9 @@ class Pool:
                 f"here: {estimator.label} looks across groups, and its variance needs two disjoint batches"
             )
 
-        def weights_of(rows: Int[np.ndarray, " rows"]) -> np.ndarray:
-            return estimator.weights(self.batch.select(rows))
-
         others = {id(other): other.moments for other in (reference, unbiased) if other.moments is not None}
         moments = batch_moments(
-            weights_of,
+            lambda rows: self.weights(estimator, rows),
             self.scores,
             self.groups,
             self.batch_prompts,
@@ -144,6 +174,11 @@ class Pool:
                 return None
             scales.append((own, theirs))
         return scales[0][0] / scales[0][1] if len(set(scales)) == 1 else None
+
+
+def _token_weights(estimator: Weighting, batch: Batch) -> np.ndarray:
+    weights = estimator.weights(batch)
+    return np.where(batch.mask, weights[:, None], 0.0) if weights.ndim == 1 else weights
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,32 @@
-"""The scores that weights are applied to: per completion or per token, exact or sketched."""
+"""The scores that weights are applied to: per completion or per token, exact, sketched or probed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import sparse
+
+from gradstats.stats.probed_tokens import ProbedTokens
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What weights make of the scores of n completions: weighted vectors whose inner products are the gradients'.
+
+    Attributes:
+        vectors: (n, d) vectors.
+        weights: (n,) weights still to be applied to them.
+        surplus_sq: (n,) exact ‖·‖² of each vector less that in these coordinates; None when unknown or exact.
+        exact_squares: whether ``surplus_sq`` makes the squares exact, or only a part of them.
+    """
+
+    vectors: Float[np.ndarray, "n d"]
+    weights: Float[np.ndarray, " n"]
+    surplus_sq: Float[np.ndarray, " n"] | None
+    exact_squares: bool = True
 
 
 @dataclass(frozen=True)
@@ -15,46 +35,65 @@ class Scores:
 
     Attributes:
         sequence: (n, D) S_i = Σ_t s_{i,t}.
-        tokens: (n, T, D) s_{i,t}, or None when only whole completions were measured.
+        tokens: (n, T, D) s_{i,t}, or None when tokens are unknown or probed.
         sketched: whether inner products hold only on average, as in a random projection.
         surplus_sq: (n,) exact ‖S_i‖² less that of the sketch; None when unknown or nothing is sketched.
+        probed: what random probes tell of tokens; vectors are then its features.
     """
 
     sequence: Float[np.ndarray, "n d"]
     tokens: Float[np.ndarray, "n t d"] | None
     sketched: bool
     surplus_sq: Float[np.ndarray, " n"] | None
+    probed: ProbedTokens | None = None
 
-    def select(self, rows: Int[np.ndarray, " kept"]) -> Scores:
-        """The scores of some completions."""
-        tokens = None if self.tokens is None else self.tokens[rows]
-        surplus = None if self.surplus_sq is None else self.surplus_sq[rows]
-        return Scores(self.sequence[rows], tokens, self.sketched, surplus)
+    @property
+    def signs(self) -> Float[np.ndarray, " features"] | None:
+        """The signature of inner products of vectors; None where all are positive."""
+        return None if self.probed is None else self.probed.signs
 
-    def weighted(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """What weights, (n,) or (n, T), make of the scores.
+    @cached_property
+    def vectors(self) -> Float[np.ndarray, "n d"]:
+        """The S_i in the coordinates of weighted scores."""
+        if self.probed is None:
+            return self.sequence
+        along = self.probed.projections.sum(axis=1) / np.sqrt(self.probed.n_probes)
+        return np.concatenate([self.sequence, along, along], axis=1)
 
-        Returns:
-            (n, D) vectors, (n,) weights still to be applied to them, and the surplus squares that go with
-            them.
-        """
+    def weighted(self, weights: np.ndarray) -> Contributions:
+        """What weights make of the scores: (n,), (n, T), or (3, n, T) where parts of the probes give their own."""
         if weights.ndim == 1:
-            return self.sequence, weights, self.surplus_sq
+            return Contributions(self.vectors, weights, self.surplus_sq)
+        n = weights.shape[-2]
+        if self.probed is not None:
+            features, surplus = self.probed.sums(weights, np.arange(n), np.arange(n), n)
+            return Contributions(features, np.ones(n), surplus, exact_squares=False)
         assert self.tokens is not None
-        return np.einsum("nt,ntd->nd", weights, self.tokens), np.ones(len(weights)), None
+        return Contributions(np.einsum("nt,ntd->nd", weights, self.tokens), np.ones(n), None)
 
-    def sums(self, rows: list[np.ndarray], weights: list[np.ndarray]) -> Float[np.ndarray, "sums d"]:
-        """Weighted sums of some completions' scores, one for each entry of the lists."""
-        vectors, positions = self.sequence, rows
-        if weights[0].ndim == 2:
-            assert self.tokens is not None
-            width = self.tokens.shape[1]
-            vectors = self.tokens.reshape(-1, self.tokens.shape[2])
-            positions = [(row[:, None] * width + np.arange(width)).ravel() for row in rows]
-        which = np.repeat(np.arange(len(rows)), [len(position) for position in positions])
+    def sums(
+        self, rows: list[np.ndarray], weights: list[np.ndarray]
+    ) -> tuple[Float[np.ndarray, "sums d"], Float[np.ndarray, " sums"]]:
+        """Weighted sums of some completions' scores, one for each entry of the lists, and what to add to squares."""
+        which = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        flat = np.concatenate(rows)
+        if weights[0].ndim == 1:
+            entries = np.concatenate(weights)
+            surplus = np.zeros(len(rows))
+            if self.surplus_sq is not None:
+                surplus = np.bincount(which, entries**2 * self.surplus_sq[flat], len(rows))
+            gather = sparse.csr_array((entries, (which, flat)), shape=(len(rows), len(self.vectors)))
+            return gather @ self.vectors, surplus
+        if self.probed is not None:
+            return self.probed.sums(np.concatenate(weights, axis=-2), flat, which, len(rows))
+        assert self.tokens is not None
+        width = self.tokens.shape[1]
+        positions = (flat[:, None] * width + np.arange(width)).ravel()
         entries = np.concatenate([weight.ravel() for weight in weights])
-        gather = sparse.csr_array((entries, (which, np.concatenate(positions))), shape=(len(rows), len(vectors)))
-        return gather @ vectors
+        gather = sparse.csr_array(
+            (entries, (np.repeat(which, width), positions)), shape=(len(rows), self.tokens.shape[0] * width)
+        )
+        return gather @ self.tokens.reshape(-1, self.tokens.shape[2]), np.zeros(len(rows))
 
 
 def prepare_scores(
@@ -63,6 +102,7 @@ def prepare_scores(
     rows: Int[np.ndarray, " kept"],
     sketched: bool,
     sq_norms: Float[np.ndarray, " n"] | None,
+    probed: ProbedTokens | None = None,
 ) -> Scores:
     """Checks scores against the completions and puts the kept ones in the order of their groups.
 
@@ -72,6 +112,7 @@ def prepare_scores(
         rows: (n,) positions of the kept completions.
         sketched: whether the scores are a random projection.
         sq_norms: (N,) exact ‖S_i‖², used for the diagonal when the scores are sketched.
+        probed: what probes tell of all N completions' tokens.
 
     Raises:
         ValueError: for a wrong shape or values that are not finite.
@@ -99,4 +140,5 @@ def prepare_scores(
     surplus = None
     if sketched and sq_norms is not None:
         surplus = sq_norms[rows] - np.einsum("nd,nd->n", values, values)
-    return Scores(values, tokens, sketched, surplus)
+    kept = None if probed is None else probed.select(rows, values, surplus)
+    return Scores(values, tokens, sketched, surplus, kept)

@@ -56,7 +56,7 @@ class SketchProbes:
         vectors: Float[np.ndarray, "g d"],
         shares: Float[np.ndarray, " g"],
         prompts: Int[np.ndarray, " g"],
-    ) -> Float[np.ndarray, "f d r"]:
+    ) -> Float[np.ndarray, "f *slopes"]:
         """For Σ_g share_g ‖v_g‖² of sketched vectors, each of a prompt, in the order of the prompts."""
         result = []
         for start, stop in pairwise(self._bounds):
@@ -65,7 +65,9 @@ class SketchProbes:
             result.append(self.whole_squares(vectors[inside], grown * shares[inside]))
         return np.stack(result)
 
-    def cross(self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "f d r"]:
+    def cross(
+        self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m e"]
+    ) -> Float[np.ndarray, "f *slopes"]:
         """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different prompts."""
         result = []
         for start, stop in pairwise(self._bounds):
@@ -75,23 +77,27 @@ class SketchProbes:
 
     def whole_squares(
         self, vectors: Float[np.ndarray, "g d"], shares: Float[np.ndarray, " g"]
-    ) -> Float[np.ndarray, "d r"]:
+    ) -> Float[np.ndarray, " *slopes"]:
         """For Σ_g share_g ‖v_g‖², without folds."""
         trace = float(shares @ np.einsum("gd,gd->g", vectors, vectors))
         form = vectors.T @ (shares[:, None] * (vectors @ self.directions))
         return form - trace / self.dim * self.directions
 
     def whole_cross(
-        self, first: Float[np.ndarray, "*deals m d"], second: Float[np.ndarray, "*deals m d"]
-    ) -> Float[np.ndarray, "d r"]:
-        """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, and over deals; without folds."""
-        m, dim = first.shape[-2:]
-        same = second is first
-        first = first.reshape(-1, m, dim)
-        second = first if same else second.reshape(-1, m, dim)
-        pairs = 2.0 * len(first) * m * max(m - 1.0, 1.0)
+        self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m e"]
+    ) -> Float[np.ndarray, " *slopes"]:
+        """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, without folds."""
+        mine = first[None]
+        return self.mean_cross(mine, mine if second is first else second[None])
+
+    def mean_cross(
+        self, first: Float[np.ndarray, "k m d"], second: Float[np.ndarray, "k m e"]
+    ) -> Float[np.ndarray, " *slopes"]:
+        """`whole_cross` averaged over k deals, each of which pairs its own rows alone."""
+        n_deals, m, _ = first.shape
+        pairs = 2.0 * n_deals * m * max(m - 1.0, 1.0)
         forward = self._without_own(first, second)
-        backward = forward if same else self._without_own(second, first)
+        backward = forward if second is first else self._without_own(second, first)
         trace = 2.0 * float(np.vdot(first.sum(axis=1), second.sum(axis=1)) - np.vdot(first, second))
         return (forward + backward - trace / self.dim * self.directions) / pairs
 
@@ -100,7 +106,7 @@ class SketchProbes:
         seen = second.reshape(flat.shape) @ self.directions
         return first.sum(axis=1).T @ seen.reshape(*first.shape[:2], -1).sum(axis=1) - flat.T @ seen
 
-    def in_every_fold(self, whole: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "f d r"]:
+    def in_every_fold(self, whole: Float[np.ndarray, " *slopes"]) -> Float[np.ndarray, "f *slopes"]:
         """A form that was not split by prompts: priced with ‖K‖_F² instead of ‖E K‖_F², which is larger."""
         return np.broadcast_to(whole, (len(self._bounds) - 1, *whole.shape))
 

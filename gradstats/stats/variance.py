@@ -15,16 +15,12 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.comparison_notes import remarks_about, warnings_about
-from gradstats.stats.coordinates import in_fewer_coordinates
 from gradstats.stats.estimator_variance import EstimatorVariance
 from gradstats.stats.group_gradients import Groups, shuffled_prompts, split_into_groups
-from gradstats.stats.inputs import comparison_inputs
+from gradstats.stats.inputs import ComparisonInputs, comparison_inputs
 from gradstats.stats.pool import Pool
-from gradstats.stats.scores import prepare_scores
-from gradstats.stats.sketch_error import SketchProbes
 
 DEFAULT_PROMPTS_PER_BATCH = 128
 QUANTITIES = (
@@ -180,6 +176,7 @@ def compare(
     rng: int | np.random.Generator | None = 0,
     *,
     scores_are_sketches: bool | None = None,
+    **fields: Any,
 ) -> VarianceComparison:
     r"""Compares the variance of policy-gradient estimators on the same rollouts, with paired intervals.
 
@@ -218,12 +215,18 @@ def compare(
     differs between prompts, and not the part that all share, because one sketch serves them all: that part is
     evaluated on the linearised form of every quantity, from disjoint folds of prompts, and added.
 
+    **Tokens.** Where random probes of the token scores were measured (``token_probes``), token-level estimators are
+    compared from them: whole completions and heavy tokens through their sketches, the light rest through the probes
+    (`gradstats.stats.probed_tokens.ProbedTokens`). The error that all prompts share is estimated from the spread over
+    probes and added likewise. Weights that rest on token energies (`otb(energy="exact")`, `causal_optimal`) are made
+    from three disjoint parts of the probes, so that their noise does not count as the estimator's.
+
     **Estimators that look across groups** see batches of ``prompts_per_batch`` prompts drawn without
     replacement; their trace_cov is B times that of the batch gradient, in the unit of the others.
 
     Args:
         measured_or_batch: a measurement, or a `Batch` (then ``scores`` is needed).
-        estimators: names (parameters allowed, ``"kimi(tau=0.5)"``) or estimator objects; rows keep their
+        estimators: names (parameters allowed, ``"kimi(tau=0.5)"``), estimators or recipes; rows keep their
             order.
         scores: (N, D) scores of completions or (N, T, D) of tokens, in any coordinates that keep the
             gradients' inner products; None takes the measurement's sketches, or its exact Gram matrix.
@@ -238,18 +241,19 @@ def compare(
         rng: for those batches and for pricing the sketch's error.
         scores_are_sketches: whether ``scores`` are a random projection; None says yes for a measurement's
             sketches and no for ``scores`` given by hand.
+        **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array a completion, or
+            (N, T)) or ``greedy_rewards`` for `remax`.
 
     Returns:
         A `VarianceComparison`.
 
     Raises:
-        TypeError: for a Batch without scores.
+        TypeError: for a Batch without scores, or fields beside a Batch.
         ValueError: for fewer than 2 prompts, a group size larger than the pool, scores of a wrong shape, a
             token-level estimator without token scores, an estimator whose inputs are missing, batches too
             large.
     """
     generator = np.random.default_rng(rng)
-    batch, order, values, sketched = comparison_inputs(measured_or_batch, scores, scores_are_sketches)
     chosen = [families.get(estimator) for estimator in estimators]
     if not chosen:
         raise ValueError(f"estimators is empty: name at least one of {', '.join(families.names())}")
@@ -259,13 +263,14 @@ def compare(
             f"reference={base.label!r} looks across groups: choose one that stays within its group, such as 'rloo'"
         )
     sizes = _sizes(group_size)
-    prompts = shuffled_prompts(batch.group_index, generator)
+    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, [*chosen, base], fields)
+    prompts = shuffled_prompts(inputs.batch.group_index, generator)
     shared: dict[str, Any] = {"prompts_per_batch": prompts_per_batch, "n_resamples": n_resamples}
     parts: list[tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]] = []
     seeds = generator.spawn(len(sizes))
     for size, own in zip(sizes, seeds, strict=True):
-        groups = split_into_groups(prompts, order, size)
-        pool = _pool(batch, groups, values, sketched, [*chosen, base], own, **shared)
+        groups = split_into_groups(prompts, inputs.order, size)
+        pool = _pool(inputs, groups, [*chosen, base], own, **shared)
         parts.append(_compared(pool, chosen, base))
     splits, rows, warned, remarks = zip(*parts, strict=True)
     warned, remarks = _of_each_size(warned, sizes), _of_each_size(remarks, sizes)
@@ -276,7 +281,7 @@ def compare(
         splits=splits,
         reference=base.label,
         prompts_per_batch=prompts_per_batch or DEFAULT_PROMPTS_PER_BATCH,
-        sketch_dim=values.shape[-1] if sketched else None,
+        sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
         notes=(*warned, *remarks),
     )
 
@@ -291,10 +296,8 @@ def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
 
 
 def _pool(
-    batch: Batch,
+    inputs: ComparisonInputs,
     groups: Groups,
-    values: np.ndarray,
-    sketched: bool,
     estimators: Sequence[Weighting],
     rng: np.random.Generator,
     **shared: Any,
@@ -304,16 +307,13 @@ def _pool(
         raise ValueError(
             "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
         )
-    prepared = prepare_scores(values, batch.mask, groups.rows, sketched, batch.sq_norms)
+    kept, scores, probes = inputs.with_coordinates(groups, rng)
     for estimator in estimators:
-        if estimator.level == "token" and prepared.tokens is None:
+        if estimator.level == "token" and scores.tokens is None and scores.probed is None:
             raise ValueError(
                 f"{estimator.label} weights each token, and only scores of whole completions are here: pass "
                 "scores=(N, T, D), or measure with token_probes=… so that token scores are known"
             )
-    probes = SketchProbes(prepared.sequence.shape[1], groups.n_prompts, rng) if sketched else None
-    scores, probes = in_fewer_coordinates(prepared, probes)
-    kept = batch.select(groups.rows).with_fields(groups=groups.group)
     return Pool(kept, groups, scores, probes, deal_seed=int(rng.integers(2**63)), **shared)
 
 
