@@ -45,6 +45,11 @@ from .stats import proxy_quality as proxy_quality
 from .stats import surprise_along as surprise_along
 from .stats import token_correlation as token_correlation
 
+# state values
+from .prefix_values import monte_carlo_values as monte_carlo_values
+from .values import FittedValues as FittedValues
+from .values import fit_values as fit_values
+
 # figures, tables, reports
 from . import plots as plots
 from . import tables as tables

@@ -94,7 +94,7 @@ def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
 
     keys = ["prompt_id", "sample_id"]
     lengths = tokens.groupby(keys, sort=False).size().sort_values(kind="stable")
-    places = sorted({int(round(share * (len(lengths) - 1))) for share in TRACES_AT})
+    places = sorted({round(share * (len(lengths) - 1)) for share in TRACES_AT})
     quantile = stats.norm.ppf(0.5 + confidence_level / 2.0)
     found = []
     for place in places:
