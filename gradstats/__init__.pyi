@@ -24,12 +24,16 @@ from .stats import LengthBins as LengthBins
 from .stats import LengthRewardCorrelation as LengthRewardCorrelation
 from .stats import LengthScalingFit as LengthScalingFit
 from .stats import OnPolicyCheck as OnPolicyCheck
+from .stats import ProxyQuality as ProxyQuality
+from .stats import TokenProfile as TokenProfile
 from .stats import VarianceComparison as VarianceComparison
 from .stats import alpha_report as alpha_report
 from .stats import alpha_without_each_prompt as alpha_without_each_prompt
 from .stats import check_on_policy as check_on_policy
 from .stats import compare as compare
+from .stats import concentration as concentration
 from .stats import curvature_test as curvature_test
+from .stats import drift_along as drift_along
 from .stats import equivalent_group_size as equivalent_group_size
 from .stats import equivalent_group_sizes as equivalent_group_sizes
 from .stats import fit_energy_scaling as fit_energy_scaling
@@ -37,8 +41,17 @@ from .stats import fit_length_scaling as fit_length_scaling
 from .stats import implied_shift as implied_shift
 from .stats import length_reward_correlation as length_reward_correlation
 from .stats import length_scaling_by_block as length_scaling_by_block
+from .stats import local_slope as local_slope
 from .stats import plan_alpha as plan_alpha
 from .stats import variance_by_length as variance_by_length
+from .stats import proxy_quality as proxy_quality
+from .stats import surprise_along as surprise_along
+from .stats import token_correlation as token_correlation
+
+# state values
+from .prefix_values import monte_carlo_values as monte_carlo_values
+from .values import FittedValues as FittedValues
+from .values import fit_values as fit_values
 
 # figures, tables, reports
 from . import plots as plots

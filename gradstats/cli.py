@@ -223,6 +223,46 @@ def variance(
         terminal.console.print(f"→ {out}")
 
 
+def tokens(
+    source: Positional[Path],
+    group_size: int | None = None,
+    confidence_level: float = 0.95,
+    out: Path | None = None,
+    seed: int = 0,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """What single tokens show: how well proxies tell their energy, how concentrated and correlated it is.
+
+    Numbers and figures are written to the run directory, or where --out says.
+
+    Args:
+        source: a measurement folder or a run directory, measured with token probes.
+        group_size: completions per group, for what a proxy costs the optimal token baseline; all by default.
+        confidence_level: level of the intervals.
+        out: folder for numbers and figures; the run directory by default, none for a bare measurement.
+        seed: seed of the comparison.
+        as_json: print the table of proxies as JSON.
+    """
+    import gradstats
+    from gradstats.pipeline import load_measurement_of
+
+    quality = gradstats.proxy_quality(load_measurement_of(source), group_size=group_size, rng=seed)
+    if as_json:
+        print(to_json(quality.to_frame(confidence_level).to_dict("records")))
+    else:
+        terminal.show_tokens(quality, confidence_level)
+    folder = source if out is None and (source / "measurement").is_dir() else out
+    if folder is not None:
+        from gradstats.drawing import draw_run
+        from gradstats.results import read_results
+        from gradstats.token_results import save_tokens
+
+        save_tokens(quality, folder, confidence_level)
+        results = read_results(folder)
+        for path in draw_run(results, folder / "figures", results.look):
+            terminal.note(f"→ {path}")
+
+
 def plan(
     pilot: Positional[Path | None] = None,
     half_width: float = 0.05,
@@ -412,6 +452,7 @@ COMMANDS: dict[str, Any] = {
     "measure": measure,
     "alpha": alpha,
     "variance": variance,
+    "tokens": tokens,
     "plan": plan,
     "group-size": group_size,
     "shift": shift,

@@ -13,6 +13,7 @@ import pandas as pd
 
 from gradstats.experiment import FiguresSection
 from gradstats.results import SavedResults, differing_settings, run_labels
+from gradstats.token_results import SavedTokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +41,8 @@ def draw_run(run: SavedResults, folder: Path, look: FiguresSection) -> list[Path
 
 def run_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
     """Name, figure and table of each figure of a run; a figure is closed when the next is asked for."""
+    import seaborn as sns
+
     from gradstats import plots
     from gradstats.plots.blocks import has_kinds
 
@@ -69,6 +72,43 @@ def run_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[str, 
         with _styled(look) as made:
             plots.plot_length_reward(run.points, correlation=_correlation(run.points))
             yield "length_reward", made(), run.points
+    if run.energy_fit is not None and run.fit is not None and run.points is not None:
+        palette = sns.color_palette("colorblind")
+        with _styled(look) as made:
+            ax = plots.plot_length_scaling(run.fit, label="‖S‖²", color=palette[0])
+            plots.plot_length_scaling(run.energy_fit, ax=ax, label="Σ‖s‖²", color=palette[1])
+            ax.set_ylabel("‖S‖² and summed token energy")
+            yield "alpha_energy", made(), run.points
+    if run.tokens is not None:
+        yield from _token_figures(run.tokens, look)
+
+
+def _token_figures(tokens: SavedTokens, look: FiguresSection) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+    from gradstats import plots
+
+    with _styled(look) as made:
+        plots.plot_token_energy(tokens.traces)
+        yield "token_energy", made(), tokens.traces
+    if "concentration" in tokens.profiles:
+        with _styled(look) as made:
+            plots.plot_concentration(tokens.profiles["concentration"])
+            yield "concentration", made(), tokens.profiles["concentration"]
+    if "correlation" in tokens.profiles:
+        with _styled(look) as made:
+            plots.plot_token_correlation(tokens.profiles["correlation"])
+            yield "token_correlation", made(), tokens.profiles["correlation"]
+    with _styled(look) as made:
+        shown = tokens.sample.copy()
+        # Scaled so that totals agree: a proxy's unit means nothing.
+        shown["logit"] *= shown["energy"].sum() / shown["logit"].sum()
+        ranks = tokens.proxies.set_index("proxy")["rank_correlation"]
+        shown.attrs |= {
+            "proxy": "logit proxy, scaled",
+            "truth": "token energy",
+            "rank_correlation": float(ranks["logit"]),
+        }
+        plots.plot_proxy(shown, proxy="logit", truth="energy")
+        yield "proxy", made(), shown
 
 
 def _breakdown_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[str, Figure, pd.DataFrame]]:

@@ -290,6 +290,8 @@ def analyse(run: RunDirectory) -> RunResult:
         comparison = _attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
         for name, frame in variance_breakdowns(measured, run.experiment.variance).items():
             paths.append(_write_csv(frame, run.path / "tables" / f"{name}.csv"))
+        if measured.token_projections is not None:
+            _attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
         if paths:
             look = run.experiment.figures
             paths += (
@@ -305,6 +307,7 @@ def analyse(run: RunDirectory) -> RunResult:
 def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Any:
     """Write ``alpha.json``, the points behind the fit, and its table."""
     import gradstats
+    from gradstats.stats.token_structure import has_token_energies, summed_energy
     from gradstats.tables import alpha_table
 
     level = run.experiment.length_scaling.confidence_level
@@ -313,6 +316,8 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> An
     points = measured.rollouts.frame[["prompt_id", "sample_id", "reward"]].assign(
         length=measured.lengths, sq_norm=measured.sq_norms, truncated=measured.rollouts.truncated
     )
+    if has_token_energies(measured):
+        points["energy"] = summed_energy(measured)[0]
     paths += [run.path / "alpha.json", _write_csv(points, run.path / "tables" / "length_scaling.csv")]
     paths += alpha_table({run.experiment.name: report.fit}, confidence_level=level).save(run.path / "tables" / "alpha")
     return report
@@ -346,6 +351,17 @@ def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Pat
     paths.append(run.path / "variance.json")
     paths += variance_table(frame, paired=paired).save(run.path / "tables" / "variance")
     return comparison
+
+
+def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
+    """Write what single tokens show: proxies of their energy, profiles, traces."""
+    import gradstats
+    from gradstats.token_results import save_tokens
+
+    section = run.experiment.variance
+    quality = gradstats.proxy_quality(measured, group_size=section.group_size, rng=section.seed)
+    run.remarks += quality.notes
+    paths += save_tokens(quality, run.path, section.confidence_level)
 
 
 def _write_csv(frame: pd.DataFrame, path: Path) -> Path:

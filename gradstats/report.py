@@ -31,6 +31,11 @@ CAPTIONS = {
     "blocks_alpha": "Length exponent by layer and kind of parameter.",
     "alpha_by_block": "Length exponent of each block of parameters.",
     "length_reward": "Reward against length, both relative to the mean of the same prompt.",
+    "alpha_energy": "Squared gradient norm and summed token energy against length: what lies between is correlation.",
+    "token_energy": "Energy of each token along three completions of typical lengths.",
+    "concentration": "Share of a completion's token energy that its heaviest tokens hold.",
+    "token_correlation": "Correlation of token scores against the distance between tokens; 0 on-policy.",
+    "proxy": "Forward-only proxy of token energies against the energies measured.",
 }
 # Inks of the light style, which the page's own colours replace so that figures follow dark mode.
 _PAGE_COLOURS = {"#222222": "currentColor", "#ffffff": "var(--paper)", "#d9d9d9": "var(--rule)"}
@@ -190,6 +195,7 @@ def _commands(run: SavedResults) -> list[tuple[str, str]]:
         ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {folder}-again"),
         ("α and what bears on it", f"gradstats alpha {folder}"),
         ("the variance table", f"gradstats variance {folder}"),
+        *([("single tokens", f"gradstats tokens {folder}")] if run.tokens is not None else []),
         ("figures at another venue's width", f"gradstats figures {folder} --venue neurips --column full"),
         ("this page", f"gradstats report {folder}"),
     ]

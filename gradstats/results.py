@@ -14,6 +14,7 @@ import yaml
 
 from gradstats.experiment import Experiment, FiguresSection
 from gradstats.stats import LengthScalingFit, fit_length_scaling
+from gradstats.token_results import SavedTokens, read_tokens
 
 # Settings whose difference makes two runs answer different questions.
 COMPARED = (
@@ -54,6 +55,7 @@ class SavedResults:
         variance: the variance table with its ``.attrs``, or None.
         breakdowns: further tables by name, as far as there are: ``group_sizes``, ``equivalent_group_size``,
             ``length_bins``.
+        tokens: what was found about single tokens, or None.
     """
 
     path: Path
@@ -64,6 +66,7 @@ class SavedResults:
     points: pd.DataFrame | None
     variance: pd.DataFrame | None
     breakdowns: dict[str, pd.DataFrame] = field(default_factory=dict)
+    tokens: SavedTokens | None = None
 
     @cached_property
     def fit(self) -> LengthScalingFit | None:
@@ -73,6 +76,19 @@ class SavedResults:
         return fit_length_scaling(
             lengths=self.points["length"],
             sq_norms=self.points["sq_norm"],
+            groups=self.points["prompt_id"],
+            method=self.alpha.get("method", "ols"),
+            truncated=self.points.get("truncated"),
+        )
+
+    @cached_property
+    def energy_fit(self) -> LengthScalingFit | None:
+        """The length-scaling fit of the summed token energies, where they were measured."""
+        if self.points is None or self.alpha is None or "energy" not in self.points:
+            return None
+        return fit_length_scaling(
+            lengths=self.points["length"],
+            sq_norms=self.points["energy"],
             groups=self.points["prompt_id"],
             method=self.alpha.get("method", "ols"),
             truncated=self.points.get("truncated"),
@@ -107,7 +123,7 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
         raise FileNotFoundError(f"{path} is no run directory: make one with `gradstats run EXPERIMENT --out {path}`")
     alpha = _read_json(path / "alpha.json")
     variance = _read_variance(path)
-    if alpha is None and variance is None:
+    if alpha is None and variance is None and not (path / "proxy_quality.csv").exists():
         state = "an unfinished run" if (path / "experiment.yaml").exists() else "no run directory"
         source = path / "experiment.yaml" if (path / "experiment.yaml").exists() else "EXPERIMENT"
         raise FileNotFoundError(
@@ -127,6 +143,7 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
         points=None if points is None else _read_csv(points, dtype={"prompt_id": str}),
         variance=variance,
         breakdowns={name: _read_csv(table) for name, table in breakdowns.items()},
+        tokens=read_tokens(path),
     )
 
 

@@ -128,6 +128,45 @@ def show_variance(frame: pd.DataFrame) -> None:
     console.print(table)
 
 
+def show_tokens(quality: Any, confidence_level: float = 0.95) -> None:
+    """Proxies of token energies, and how energy is spread over tokens."""
+    frame = quality.to_frame(confidence_level)
+    title = (
+        f"forward-only proxies of ‖s_t‖² on {quality.n_tokens:,} tokens, {confidence_level:.0%} intervals over "
+        f"{quality.n_prompts} prompts"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("proxy")
+    columns = {
+        "rank_correlation": "rank correlation",
+        "log_slope": "log-log slope",
+        "factor": "off by factor",
+        "cumulative_error": "error of W_t",
+        "otb_ratio": "tr Cov of OTB, ratio",
+    }
+    for heading in columns.values():
+        table.add_column(heading, justify="right")
+    for row in frame.to_dict("records"):
+        table.add_row(escape(row["proxy"]), *(_with_interval(row, name) for name in columns))
+    console.print(table)
+    held = quality.concentration
+    shares = ", ".join(
+        f"{tokens}: {share:.0%}" for tokens, share in zip(held.first, held.values, strict=True) if tokens <= 16
+    )
+    console.print(f"share of a completion's energy held by its heaviest tokens: {shares}")
+    near = quality.correlation
+    told = ", ".join(
+        f"{first}–{last}: {value:.3f}" if first < last else f"{first}: {value:.3f}"
+        for first, last, value in zip(near.first, near.last, near.values, strict=True)
+    )
+    console.print(f"correlation of token scores by distance: {told}")
+    console.print(
+        f"energies: {quality.share_exact:.1%} of the total measured exactly, the rest from {quality.n_probes} probes"
+    )
+    for sentence in quality.notes:
+        note(sentence)
+
+
 def show_rollouts(rollouts: Rollouts, path: Path) -> None:
     """One line on sampled rollouts."""
     console.print(

@@ -8,6 +8,7 @@ from gradstats.plots.length_scaling import plot_length_scaling
 from gradstats.plots.prompt_parts import plot_prompt_parts
 from gradstats.plots.save import save_figure
 from gradstats.plots.style import VENUES, style
+from gradstats.plots.token_profiles import plot_concentration, plot_token_correlation
 from gradstats.plots.tokens import plot_proxy, plot_token_energy
 from gradstats.plots.units import estimator_unit
 from gradstats.plots.variance import plot_variance, plot_variance_panels
@@ -19,12 +20,14 @@ __all__ = [
     "estimator_unit",
     "plot_alpha_by_block",
     "plot_block_heatmap",
+    "plot_concentration",
     "plot_group_size",
     "plot_length_bins",
     "plot_length_reward",
     "plot_length_scaling",
     "plot_prompt_parts",
     "plot_proxy",
+    "plot_token_correlation",
     "plot_token_energy",
     "plot_variance",
     "plot_variance_panels",

@@ -10,6 +10,15 @@ from gradstats.stats.length_reward import LengthRewardCorrelation, length_reward
 from gradstats.stats.length_scaling import LengthScalingFit, fit_length_scaling
 from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.stats.planning import AlphaPlan, plan_alpha
+from gradstats.stats.proxy_quality import ProxyQuality, proxy_quality
+from gradstats.stats.token_profile import TokenProfile
+from gradstats.stats.token_structure import (
+    concentration,
+    drift_along,
+    local_slope,
+    surprise_along,
+    token_correlation,
+)
 from gradstats.stats.variance import VarianceComparison, compare
 
 __all__ = [
@@ -22,12 +31,16 @@ __all__ = [
     "LengthRewardCorrelation",
     "LengthScalingFit",
     "OnPolicyCheck",
+    "ProxyQuality",
+    "TokenProfile",
     "VarianceComparison",
     "alpha_report",
     "alpha_without_each_prompt",
     "check_on_policy",
     "compare",
+    "concentration",
     "curvature_test",
+    "drift_along",
     "equivalent_group_size",
     "equivalent_group_sizes",
     "fit_energy_scaling",
@@ -35,6 +48,10 @@ __all__ = [
     "implied_shift",
     "length_reward_correlation",
     "length_scaling_by_block",
+    "local_slope",
     "plan_alpha",
+    "proxy_quality",
+    "surprise_along",
+    "token_correlation",
     "variance_by_length",
 ]

@@ -12,6 +12,7 @@ from gradstats.stats.block_scaling import fit_energy_scaling, length_scaling_by_
 from gradstats.stats.length_diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
 from gradstats.stats.length_scaling import LengthScalingFit, fit_length_scaling
 from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
+from gradstats.stats.token_structure import has_token_energies
 
 # Refitting without each prompt in turn is cheap for regressions, which have it in closed form.
 MOST_REFITS = 200
@@ -167,9 +168,7 @@ def alpha_report(
         curvature=_or_none(lambda: curvature_test(fit)),
         influence=_named_influence(fit, measured, arrays) if closed_form or fit.n <= MOST_REFITS else None,
         by_block=_by_block(measured, method, confidence_level),
-        energy_fit=(
-            None if getattr(measured, "token_energy", None) is None else fit_energy_scaling(measured, method=method)
-        ),
+        energy_fit=(fit_energy_scaling(measured, method=method) if has_token_energies(measured) else None),
         on_policy=_or_none(lambda: check_on_policy(measured)) if hasattr(measured, "entropy") else None,
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.stats.length_scaling import LengthScalingFit, fit_length_scaling
+from gradstats.stats.token_structure import has_token_energies, summed_energy
 
 
 def length_scaling_by_block(measured: Any, *, method: str = "ols", confidence_level: float = 0.95) -> pd.DataFrame:
@@ -55,11 +56,11 @@ def fit_energy_scaling(measured: Any, *, method: str = "ols") -> LengthScalingFi
     Raises:
         ValueError: without token energies.
     """
-    if getattr(measured, "token_energy", None) is None:
+    if not has_token_energies(measured):
         raise ValueError("the measurement has no token energies: measure with token_probes=…")
     return fit_length_scaling(
         lengths=measured.lengths,
-        sq_norms=[float(np.sum(energy)) for energy in measured.token_energy],
+        sq_norms=summed_energy(measured)[0],
         groups=measured.rollouts.prompt_id,
         method=method,
         truncated=measured.rollouts.truncated,

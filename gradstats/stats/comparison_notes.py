@@ -66,8 +66,8 @@ def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Seq
     probed = pool.scores.probed
     if probed is not None:
         notes.append(
-            f"token scores come from {probed.n_probes} random probes and {len(probed.owner)} tokens measured one by one; "
-            "the probes' error is part of every interval"
+            f"token scores come from {probed.n_probes} random probes and {len(probed.owner)} tokens measured one by "
+            "one; the probes' error is part of every interval"
         )
     if pool.scores.sketched and pool.probes is not None:
         exactly = "exact squares" if pool.scores.surplus_sq is not None else "sketched squares"

@@ -10,8 +10,10 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from gradstats.stats.group_gradients import prompt_moments, shuffled_prompts, split_into_groups
-from gradstats.stats.jackknife import Estimate, Statistic, mean_statistic
+from gradstats.stats.jackknife import Estimate, Statistic
+from gradstats.stats.probe_error import probed_statistic
 from gradstats.stats.sketch_error import SketchProbes
+from gradstats.stats.token_structure import has_token_energies, summed_energy
 
 NOT_MEASURED = Estimate(np.nan, np.nan, "raw", np.nan)
 SAMPLER_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -147,11 +149,12 @@ def check_on_policy(measured: Any, *, rng: int | np.random.Generator | None = 0)
             for logprob, entropy, mask in zip(measured.logprobs, measured.entropy, masks, strict=True)
         ]
     )
-    energies = getattr(measured, "token_energy", None)
     ratio = NOT_MEASURED
-    if energies is not None:
-        summed = np.array([float(np.sum(energy[mask])) for energy, mask in zip(energies, masks, strict=True)])
-        ratio = (_prompt_mean(np.asarray(measured.sq_norms), prompts) / _prompt_mean(summed, prompts)).estimate()
+    if has_token_energies(measured):
+        energies, along = summed_energy(measured)
+        ratio = (
+            _prompt_mean(np.asarray(measured.sq_norms), prompts) / _prompt_mean(energies, prompts, along)
+        ).estimate()
     scorer = measured.metadata.get("policy") or {}
     recorded = rollouts.metadata.get("sampler") or {}
     return OnPolicyCheck(
@@ -174,6 +177,13 @@ def _mean_score(measured: Any, prompts: Int[np.ndarray, " n"], rng: np.random.Ge
     return prompt_moments(scores, weights, groups, None, probes).signal.estimate()
 
 
-def _prompt_mean(values: Float[np.ndarray, " n"], prompts: Int[np.ndarray, " n"]) -> Statistic:
-    """The mean over prompts of their completions' means."""
-    return mean_statistic(np.bincount(prompts, weights=values) / np.bincount(prompts))
+def _prompt_mean(
+    values: Float[np.ndarray, " n"], prompts: Int[np.ndarray, " n"], along: Float[np.ndarray, "n k"] | None = None
+) -> Statistic:
+    """The mean over prompts of their completions' means; ``along`` is what each probe gives of what they estimate."""
+    sizes = np.bincount(prompts)
+    per_probe = None
+    if along is not None:
+        per_probe = np.zeros((len(sizes), along.shape[1]))
+        np.add.at(per_probe, prompts, along / sizes[prompts][:, None])
+    return probed_statistic(np.bincount(prompts, weights=values) / sizes, per_probe)

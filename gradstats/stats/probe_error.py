@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from gradstats.stats.jackknife import Statistic, mean_statistic
 from gradstats.stats.probed_tokens import probe_blocks
-from gradstats.stats.sketch_error import SketchProbes
+from gradstats.stats.sketch_error import N_FOLDS, SketchProbes
 
 
 class TokenProbes(SketchProbes):
@@ -95,3 +96,21 @@ class TokenProbes(SketchProbes):
         spread = np.sqrt(self.n_probes / (self.n_probes - 1.0)) if self.n_probes > 1 else np.nan
         blocks = spread * np.bincount(self._block, per_probe - per_probe.mean())
         return np.concatenate([np.ravel(sketch), blocks if influence is None else blocks + influence])
+
+
+def probed_statistic(values: Float[np.ndarray, " m"], per_probe: Float[np.ndarray, "m k"] | None = None) -> Statistic:
+    r"""The mean over prompts of a quantity that is a mean over probes, with what all prompts share of their error.
+
+    Args:
+        values: one a prompt.
+        per_probe: what each of the K probes gives in place of their mean; None where no probe enters.
+    """
+    slopes = None
+    if per_probe is not None and per_probe.shape[1] > 1:
+        n_probes = per_probe.shape[1]
+        centred = per_probe - per_probe.mean(axis=1, keepdims=True)
+        folds = np.array_split(
+            np.random.default_rng(0).permutation(len(values)), max(1, min(N_FOLDS, len(values) // 2))
+        )
+        slopes = np.stack([centred[fold].mean(axis=0) for fold in folds]) / np.sqrt(n_probes * (n_probes - 1.0))
+    return mean_statistic(values, slopes)

@@ -1,0 +1,87 @@
+"""Token profiles: how concentrated energy is, and how scores correlate with distance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+
+
+def plot_concentration(table: Any, *, ax: Axes | None = None) -> Axes:
+    """Draws the share of a completion's token energy that its heaviest tokens hold, with intervals.
+
+    Args:
+        table: a `gradstats.stats.TokenProfile` of `concentration`, or its frame.
+        ax: where to draw; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    require_columns(frame, ["tokens_first", "share", "share_low", "share_high"], "draw what concentration() gives")
+    ax = _profile(frame, "tokens", "share", ax)
+    ax.set_ylim(0.0, 1.02)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+    ax.set_xlabel("heaviest tokens of a completion")
+    ax.set_ylabel("share of its token energy")
+    return ax
+
+
+def plot_token_correlation(table: Any, *, ax: Axes | None = None) -> Axes:
+    """Draws the correlation of token scores against the distance between tokens, with the on-policy value 0.
+
+    Args:
+        table: a `gradstats.stats.TokenProfile` of `token_correlation`, or its frame.
+        ax: where to draw; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    columns = ["distance_first", "distance_last", "correlation", "correlation_low", "correlation_high"]
+    require_columns(frame, columns, "draw what token_correlation() gives")
+    ax = _profile(frame, "distance", "correlation", ax)
+    ax.axhline(0.0, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    ax.set_xlabel("distance (tokens)")
+    ax.set_ylabel("correlation of token scores")
+    return ax
+
+
+def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> Axes:
+    if ax is None:
+        _, ax = plt.subplots()
+    known = frame[np.isfinite(frame[quantity].to_numpy(dtype=float))]
+    if known.empty:
+        draw_nothing(ax, "no completions")
+        return ax
+    first, last = (known[f"{axis}_{end}"].to_numpy(dtype=float) for end in ("first", "last"))
+    at = np.sqrt(first * last)
+    value, low, high = (known[quantity + end].to_numpy(dtype=float) for end in ("", "_low", "_high"))
+    color = sns.color_palette("colorblind")[0]
+    ax.plot(at, value, color=color, linewidth=0.9, zorder=2)
+    # An interval of rounding errors, of what is known exactly, is none.
+    sides = np.where(np.isfinite([low, high]), np.abs([value - low, high - value]), 0.0)
+    ax.errorbar(
+        at, value, yerr=sides, color=color, fmt="o", markersize=plt.rcParams["lines.markersize"] * 0.8, zorder=3
+    )
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(at)
+    labels = [f"{a:g}" if a == b else f"{a:g}–{b:g}" for a, b in zip(first, last, strict=True)]
+    # Every other name where bins are many, so that none touches its neighbour.
+    step = 1 if len(labels) <= 6 else 2
+    ax.set_xticklabels([label if place % step == 0 else "" for place, label in enumerate(labels)])
+    ax.xaxis.set_minor_locator(NullLocator())
+    return ax
