@@ -64,6 +64,6 @@ def test_every_task_gives_problems_and_grades_them(task):
     wrong, tally = grader.grade(["garbage %$ {[("] * 2, problems)
     assert (wrong == [0.0, 0.0]) == (task not in LENIENT)
     assert tally["rewards"]["reasoning_gym"]["failures"] == (2 if task == "prime_factorization" else 0)
+    # acre plans all its problems together, so that a run of it cannot be extended.
     more = load_prompts(f"reasoning-gym/{task}", 5, rng=3)
-    # One task plans all its problems together: a run of it cannot be extended.
-    assert ([p.prompt for p in more[:2]] == [p.prompt for p in problems]) == (task != "acre")
+    assert task == "acre" or [problem.prompt for problem in more[:2]] == [problem.prompt for problem in problems]
