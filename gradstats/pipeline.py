@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gradstats.atomic import atomic_path, remove_partials, write_json
+from gradstats.atomic import atomic_path, remove_partials, remove_path, write_json
 from gradstats.environment import environment
 from gradstats.experiment import Experiment, FiguresSection
 from gradstats.growth import grown_plan, may_grow, read_plan, rounds_of, size_of
@@ -23,6 +23,7 @@ from gradstats.progress import progress_bar
 from gradstats.regrading import finish_regrading, read_regradings, refuse_half_regraded, regrade_shards
 from gradstats.revisions import resolve_revisions
 from gradstats.rollouts import Rollouts, read_rollouts
+from gradstats.tally import warn_ungraded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -186,8 +187,6 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
     if done.exists() and json.loads(done.read_text()).items() >= size.items():
         return
     with run.step("sampling"):
-        from gradstats.sampling import warn_ungraded
-
         # What the hub's names stood for when the run began is what it goes on with.
         revisions = read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment)
         plan = sampling_plan(run.experiment, revisions)
@@ -201,7 +200,7 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
                 if not shard.exists():
                     plan.draw(batch, report.tokens).to_parquet(shard)
                     report.advance(len(plan.rows[batch]))
-        warn_ungraded(read_rollouts(run.rollouts))
+        warn_ungraded(read_rollouts(run.rollouts).metadata.get("grading"))
     write_json(done, {"n_shards": plan.n_batches, "n_completions": plan.n_completions, **size})
 
 
@@ -267,6 +266,10 @@ def regrade_run(
     with run.step("regrading"):
         problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
         regrade_shards(path, problems, settled.reward, progress)
+        warn_ungraded(read_rollouts(run.rollouts).metadata.get("grading"))
+    # Results of the old rewards, of which the new ones may allow fewer.
+    for name in ("alpha.json", "variance.csv", "variance.json", "tables", "figures", "report.html"):
+        remove_path(path / name)
     if not any(run.measurement.glob("*/measurement.json")):
         return None
     return analyse(run)

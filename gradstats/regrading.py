@@ -27,8 +27,8 @@ _KEY = ["prompt_id", "sample_id"]
 def regrade_shards(path: Path, problems: Sequence[Problem], reward: Any, progress: bool) -> None:
     """Score every completion of a run anew and rewrite its rewards.
 
-    First the old and new rewards go to ``regraded/rewards-NNNNN.csv``, then ``regraded/pending.json`` says that they
-    are to be put in place; from there on the change is finished even if this process is not there to do so.
+    First the old and new rewards go to ``regraded/rewards-NNNNN.parquet``, then ``regraded/pending.json`` says that
+    they are to be put in place; from there on the change is finished even if this process is not there to do so.
 
     Args:
         path: the run directory.
@@ -63,11 +63,11 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: Any, progres
             tables.append(table)
             report.advance(len(frame))
     folder = path / "regraded"
-    number = len(list(folder.glob("rewards-*.csv")))
-    name = f"rewards-{number:05d}.csv"
+    number = len(list(folder.glob("rewards-*.parquet")))
+    name = f"rewards-{number:05d}.parquet"
     table = pd.concat(tables, ignore_index=True)
     with atomic_path(folder / name) as partial:
-        table.to_csv(partial, index=False, lineterminator="\n")
+        table.to_parquet(partial, index=False)
     answers = {problem.prompt_id: problem.answer for problem in problems}
     change = {
         "table": name,
@@ -88,7 +88,7 @@ def finish_regrading(path: Path) -> None:
     if not pending.exists():
         return
     change = json.loads(pending.read_text(encoding="utf-8"))
-    table = pd.read_csv(pending.with_name(change["table"]), dtype={"prompt_id": str}, float_precision="round_trip")
+    table = pd.read_parquet(pending.with_name(change["table"]))
     rewards = table.set_index(_KEY)
     for name, tally in change["tallies"].items():
         stored = [path / "rollouts" / f"{name}.parquet", path / "measurement" / name / "rollouts.parquet"]

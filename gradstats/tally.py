@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,3 +44,9 @@ def ungraded_sentence(tally: dict[str, Any] | None) -> str | None:
         f"of {tally['completions']} completions some could not be scored and count 0 from that reward; "
         f"{'; '.join(parts)}: mend the reward or the answers, then score anew with `gradstats regrade`"
     )
+
+
+def warn_ungraded(tally: dict[str, Any] | None) -> None:
+    """Warn of completions that a reward could not score."""
+    if sentence := ungraded_sentence(tally):
+        warnings.warn(sentence, UserWarning, stacklevel=3)

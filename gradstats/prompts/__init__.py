@@ -80,7 +80,7 @@ def _column_settings(
     settings: dict[str, Any], name: str, others: tuple[str, ...]
 ) -> tuple[ColumnMapping, dict[str, Any]]:
     """The column mapping in a source's settings, and what is left of them."""
-    settings = dict(settings)
+    settings = {key: value for key, value in settings.items() if value is not None}
     like = settings.pop("like", None)
     for setting in settings:
         if setting not in _COLUMNS + others:
@@ -90,7 +90,7 @@ def _column_settings(
             raise ValueError(f"{name} has no setting {setting!r}: {hint}")
     settings = (columns_like(like) if like is not None else {}) | settings
     mapping = ColumnMapping(**{key: value for key, value in settings.items() if key in _COLUMNS})
-    return mapping, {key: value for key, value in settings.items() if key in others and value is not None}
+    return mapping, {key: value for key, value in settings.items() if key in others}
 
 
 def _embedded(n: int, seed: int, settings: dict[str, Any]) -> list[Problem]:

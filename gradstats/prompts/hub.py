@@ -42,7 +42,7 @@ def hub_problems(
         raise ImportError(
             f"loading {dataset!r} from the hub needs the `datasets` library: pip install 'gradstats[hub]'"
         ) from error
-    if not Path(dataset).exists() and (reason := hub_problem(dataset, "README.md", "dataset")):
+    if not Path(dataset).exists() and (reason := hub_problem(dataset, "README.md", "dataset", revision)):
         raise _unreachable(dataset, reason)
     try:
         rows = datasets.load_dataset(dataset, config, split=split, revision=revision)

@@ -20,6 +20,8 @@ RewardSpec = str | Reward | Sequence[str] | Mapping[str, Any] | None
 
 _WEIGHTED = re.compile(r"(.+)=\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)")
 _TIMEOUTS = (ScoringTimeoutError, IsolatedTimeoutError)
+# A reward that fails on so many completions without exception is broken.
+_MANY = 8
 _OWN = "each problem's own"
 
 
@@ -89,7 +91,7 @@ class Grader:
             The weighted sums, and a tally (see :func:`gradstats.tally.merge_tallies`).
 
         Raises:
-            ValueError: when a reward of the user's own failed on every one of several completions.
+            ValueError: when a reward of the user's own failed on every one of eight or more completions.
         """
         totals = [0.0] * len(completions)
         tally: dict[str, Any] = {"completions": len(completions), "rewards": {}, "disagreements": {}}
@@ -99,7 +101,7 @@ class Grader:
             values[reward.name] = [
                 _value(reward, text, problem, counts) for text, problem in zip(completions, problems, strict=True)
             ]
-            if not reward.built_in and 1 < len(completions) == counts["failures"]:
+            if not reward.built_in and _MANY <= len(completions) == counts["failures"]:
                 raise ValueError(
                     f"the reward {reward.name!r} failed on all of {len(completions)} completions; the first: "
                     f"{counts['first_failure']}"

@@ -17,7 +17,7 @@ from gradstats.rewards.grading import Grader, RewardSpec
 from gradstats.rollouts import Rollouts
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.transformers_sampler import Completion, generate, stop_token_ids
-from gradstats.tally import ungraded_sentence
+from gradstats.tally import warn_ungraded
 from gradstats.threads import suitable_threads
 
 __all__ = ["SamplerSettings", "SamplingPlan", "sample"]
@@ -95,14 +95,8 @@ def sample(
         (place[prompt_id], sample_id)
         for prompt_id, sample_id in zip(rollouts.prompt_id, rollouts.sample_id, strict=True)
     ]
-    warn_ungraded(rollouts)
+    warn_ungraded(rollouts.metadata.get("grading"))
     return rollouts.select(sorted(range(len(rollouts)), key=by_problem.__getitem__))
-
-
-def warn_ungraded(rollouts: Rollouts) -> None:
-    """Warn of completions that a reward could not score."""
-    if sentence := ungraded_sentence(rollouts.metadata.get("grading")):
-        warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)

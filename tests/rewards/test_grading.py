@@ -127,12 +127,13 @@ def test_failures_and_timeouts_count_nothing_and_are_counted(monkeypatch):
 
 
 def test_a_reward_of_ones_own_that_never_works_is_refused():
-    with pytest.raises(
-        ValueError, match="the reward 'test_grading:without_value' failed on all of 3 completions; .*None"
-    ):
-        Grader.make("test_grading:without_value", PROBLEMS).grade(TEXTS, PROBLEMS)
+    texts, problems = 8 * TEXTS[:1], 8 * PROBLEMS[:1]
+    with pytest.raises(ValueError, match="'test_grading:without_value' failed on all of 8 completions; .*None"):
+        Grader.make("test_grading:without_value", PROBLEMS).grade(texts, problems)
     with pytest.raises(ValueError, match="it gave nan, which is no finite number"):
-        Grader.make(lambda text, problem: math.nan, PROBLEMS).grade(TEXTS, PROBLEMS)
+        Grader.make(lambda text, problem: math.nan, PROBLEMS).grade(texts, problems)
+    _, tally = Grader.make("test_grading:without_value", PROBLEMS).grade(texts[:7], problems[:7])
+    assert tally["rewards"]["test_grading:without_value"]["failures"] == 7
 
 
 def test_tallies_add_up_and_a_clean_one_says_nothing():
