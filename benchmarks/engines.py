@@ -323,7 +323,7 @@ def benchmark(
     if memory_of is not None:
         _print_peak(*memory_of, device)
         return
-    from gradstats.pipeline import environment
+    from gradstats.environment import environment
 
     previous = out / "engines.csv"
     table: Any = (

@@ -22,6 +22,7 @@ def run(
     experiment: Positional[str],
     out: Path | None = None,
     dry_run: bool = False,
+    overrides: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = (),
     progress: bool = True,
 ) -> None:
     """Run an experiment: sample, measure, fit α, compare estimators, draw. An interrupted run is taken up again.
@@ -30,11 +31,12 @@ def run(
         experiment: an experiment file (YAML), or the name of one that comes with the project (`gradstats list`).
         out: the run directory; runs/NAME by default.
         dry_run: only print what would be sampled and measured, with upper bounds of time, memory and disk.
+        overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
         progress: show progress bars.
     """
     from gradstats.experiment import load_experiment
 
-    loaded = load_experiment(experiment)
+    loaded = load_experiment(experiment, overrides)
     if dry_run:
         from gradstats.cost import estimate_cost
 
@@ -58,7 +60,11 @@ def sample(
     top_k: int = 0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
-    reward: str | None = None,
+    reward: tuple[str, ...] = (),
+    system_prompt: str | None = None,
+    template_options: tuple[str, ...] = (),
+    prompt_settings: tuple[str, ...] = (),
+    policy_settings: tuple[str, ...] = (),
     dtype: str = "float32",
     batch_size: int = 64,
     seed: int = 0,
@@ -78,17 +84,22 @@ def sample(
         top_k: number of tokens kept; 0 keeps all.
         min_p: least share of the likeliest token's probability; 0 keeps all.
         repetition_penalty: 1 leaves the logits alone.
-        reward: name of the reward, or module:function; the problem set's own by default.
+        reward: name of the reward, or module:function, or several as name=weight; the problem set's own by default.
+        system_prompt: a system message for the chat template.
+        template_options: variables of the chat template, as in enable_thinking=false.
+        prompt_settings: options of the problems, as in prompt_column=question answer_format=hashes.
+        policy_settings: options of the policy, as in revision=main adapter=./lora allow_pickle=true.
         dtype: float32, float64, bfloat16 or float16.
         batch_size: completions drawn together.
         seed: seed of problems and sampler.
         progress: show a progress bar.
     """
     import gradstats
+    from gradstats.experiment import with_settings
 
     rollouts = gradstats.sample(
-        gradstats.load_policy(policy, dtype=dtype),
-        gradstats.load_prompts(prompts, n, rng=seed),
+        gradstats.load_policy(policy, dtype=dtype, **with_settings({}, policy_settings)),
+        gradstats.load_prompts(prompts, n, rng=seed, **with_settings({}, prompt_settings)),
         group_size=group_size,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -96,13 +107,37 @@ def sample(
         top_k=top_k,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
-        reward=reward,
+        reward=reward or None,
+        system_prompt=system_prompt,
+        template_options=with_settings({}, template_options),
         rng=seed,
         batch_size=batch_size,
         progress=progress,
     )
     rollouts.to_parquet(out)
     terminal.show_rollouts(rollouts, out)
+
+
+def regrade(
+    run: Positional[Path],
+    reward: tuple[str, ...] = (),
+    progress: bool = True,
+) -> None:
+    """Score a run's stored completions anew, without sampling or measuring again, and analyse it again.
+
+    Args:
+        run: a run directory.
+        reward: name of the reward, or module:function, or several as name=weight; what the run was scored with by
+            default, for a reward or answers that were mended.
+        progress: show a progress bar.
+    """
+    from gradstats.pipeline import regrade_run
+
+    single = reward[0] if len(reward) == 1 else list(reward) or None
+    result = regrade_run(run, single, progress=progress)
+    terminal.show_regrading(run)
+    if result is not None:
+        terminal.show_run(result)
 
 
 def measure(
@@ -115,6 +150,7 @@ def measure(
     blocks: str = "layer",
     sketch_dim: int | None = 16384,
     dtype: str = "float32",
+    policy_settings: tuple[str, ...] = (),
     progress: bool = True,
 ) -> None:
     """Measure the gradients of rollouts and write the measurement to a folder.
@@ -129,13 +165,15 @@ def measure(
         blocks: how squared norms are split: layer, kind or parameter.
         sketch_dim: dimension of the random projections.
         dtype: float32, float64, bfloat16 or float16.
+        policy_settings: options of the policy, as for `gradstats sample`.
         progress: show a progress bar.
     """
     import gradstats
+    from gradstats.experiment import with_settings
     from gradstats.pipeline import load_rollouts_of
 
     measured = gradstats.measure(
-        gradstats.load_policy(policy, dtype=dtype, temperature=temperature),
+        gradstats.load_policy(policy, dtype=dtype, temperature=temperature, **with_settings({}, policy_settings)),
         load_rollouts_of(rollouts),
         engine=engine,
         params=params,
@@ -441,7 +479,7 @@ def list_things(
 
 def env() -> None:
     """Print versions and hardware, for a bug report."""
-    from gradstats.pipeline import environment
+    from gradstats.environment import environment
 
     print(to_json(environment()))
 
@@ -449,6 +487,7 @@ def env() -> None:
 COMMANDS: dict[str, Any] = {
     "run": run,
     "sample": sample,
+    "regrade": regrade,
     "measure": measure,
     "alpha": alpha,
     "variance": variance,

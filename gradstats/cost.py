@@ -14,7 +14,8 @@ from gradstats.gradients.chunking import plan_chunks
 from gradstats.gradients.measure import ENGINES
 from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.sketches import CountSketch
-from gradstats.pipeline import sampling_plan
+from gradstats.loading import sampling_plan
+from gradstats.revisions import resolve_revisions
 from gradstats.rollouts import Rollouts
 from gradstats.sampling import SamplerSettings, SamplingPlan
 from gradstats.sampling.transformers_sampler import generate
@@ -56,7 +57,7 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
     Raises:
         ValueError, OSError, ImportError: as the run itself would, for wrong settings or missing weights.
     """
-    plan = sampling_plan(experiment)
+    plan = sampling_plan(experiment, resolve_revisions(experiment))
     policy = plan.policy
     cap = plan.settings.max_new_tokens
     probe = SamplerSettings(min(_PROBE_TOKENS, cap), plan.settings.temperature)

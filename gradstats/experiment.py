@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +36,9 @@ class PolicySection(_Section):
     temperature: float = 1.0
     device: str = "auto"
     revision: str | None = None
+    adapter: str | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
 
 
 class PromptsSection(_Section):
@@ -55,7 +60,7 @@ class SamplingSection(_Section):
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    reward: str | None = None
+    reward: str | list[str] | dict[str, float] | None = None
     seed: int = 0
     batch_size: int = 64
     system_prompt: str | None = None
@@ -104,7 +109,8 @@ class Experiment(_Section):
     """An experiment, with every default filled in.
 
     ``policy``, ``prompts``, ``sampling`` and ``measurement`` decide what is sampled and measured and are fixed for a
-    run directory; the other sections may change from one call to the next, since they only re-read what was measured.
+    run directory, except that ``prompts.n`` and ``sampling.group_size`` may grow; the other sections may change from
+    one call to the next, since they only re-read what was measured.
     """
 
     name: str
@@ -127,8 +133,12 @@ class Experiment(_Section):
         return {f"{section}.{key}": value for section, entries in sections.items() for key, value in entries.items()}
 
 
-def load_experiment(name_or_path: str | os.PathLike[str]) -> Experiment:
+def load_experiment(name_or_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Experiment:
     """Read an experiment file, or one that comes with the project by its name.
+
+    Args:
+        name_or_path: the file, or the name.
+        overrides: settings to change, as ``"prompts.n=60"``, see :func:`with_settings`.
 
     Raises:
         FileNotFoundError: when there is neither such a file nor such an experiment.
@@ -141,11 +151,36 @@ def load_experiment(name_or_path: str | os.PathLike[str]) -> Experiment:
         raise ValueError(f"the experiment file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ValueError(f"the experiment file {path} holds no settings")
+    data = with_settings(data, overrides)
     try:
         return Experiment.model_validate({"name": path.stem} | data)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ValueError(f"the experiment file {path} has wrong settings: {wrong}") from error
+
+
+def with_settings(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """Nested settings with some changed: ``["prompts.n=60", "sampling.reward={math: 1}"]``; values are YAML.
+
+    Raises:
+        ValueError: for a word that is no ``name=value``, or a value that is not YAML.
+    """
+    data = copy.deepcopy(data)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{word!r} is no setting: write it as name=value, for example prompts.n=60")
+        *sections, last = name.split(".")
+        place = data
+        for section in sections:
+            if not isinstance(place.get(section), dict):
+                place[section] = {}
+            place = place[section]
+        try:
+            place[last] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"the value of {name} is {value!r}, which is not YAML: quote it") from error
+    return data
 
 
 def shipped_experiments() -> dict[str, Path]:

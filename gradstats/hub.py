@@ -1,13 +1,17 @@
-"""Whether the Hugging Face hub can be reached, asked once instead of retried for most of a minute."""
+"""The Hugging Face hub: whether it can be reached, asked once, and which commit a name stands for."""
 
 from __future__ import annotations
 
-from huggingface_hub import constants, get_session, try_to_load_from_cache
+import re
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, get_session, try_to_load_from_cache
 
 _SECONDS = 10
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def hub_problem(repo_id: str, file_name: str, repo_type: str = "model") -> str | None:
+def hub_problem(repo_id: str, file_name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
     """Why a repository's files cannot be had, or None when they are cached or the hub answers.
 
     The hub's own client retries an unreachable host five times for each file before it says so.
@@ -16,8 +20,9 @@ def hub_problem(repo_id: str, file_name: str, repo_type: str = "model") -> str |
         repo_id: the repository.
         file_name: a file that it must hold; where this is cached, the hub is not asked.
         repo_type: "model" or "dataset".
+        revision: commit, tag or branch.
     """
-    if isinstance(try_to_load_from_cache(repo_id, file_name, repo_type=repo_type), str):
+    if isinstance(try_to_load_from_cache(repo_id, file_name, repo_type=repo_type, revision=revision), str):
         return None
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set and the files are not cached"
@@ -26,3 +31,23 @@ def hub_problem(repo_id: str, file_name: str, repo_type: str = "model") -> str |
     except Exception as error:  # each version of the client has its own exceptions
         return f"the hub does not answer ({type(error).__name__}: {error})"
     return None
+
+
+def commit_of(repo_id: str, file_name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
+    """The commit that a branch or tag of a repository stands for now; None where neither hub nor cache tell.
+
+    Args:
+        repo_id: the repository.
+        file_name: a file that it holds, whose place in the cache tells the commit where the hub is out of reach.
+        repo_type: "model" or "dataset".
+        revision: commit, tag or branch; the main branch when None.
+    """
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            return HfApi().repo_info(repo_id, repo_type=repo_type, revision=revision, timeout=_SECONDS).sha
+        except Exception:
+            pass
+    cached = try_to_load_from_cache(repo_id, file_name, repo_type=repo_type, revision=revision)
+    return Path(cached).parent.name if isinstance(cached, str) else None

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gradstats.atomic import atomic_path, remove_partials, write_json
+from gradstats.atomic import atomic_path, remove_partials, remove_path, write_json
+from gradstats.environment import environment
 from gradstats.experiment import Experiment, FiguresSection
+from gradstats.growth import grown_plan, may_grow, read_plan, rounds_of, size_of
+from gradstats.loading import experiment_policy, experiment_problems, sampling_plan
 from gradstats.measurement import Measurement, read_measurement
 from gradstats.progress import progress_bar
+from gradstats.regrading import finish_regrading, read_regradings, refuse_half_regraded, regrade_shards
+from gradstats.revisions import resolve_revisions
 from gradstats.rollouts import Rollouts, read_rollouts
+from gradstats.tally import warn_ungraded
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gradstats.policy import Policy
-    from gradstats.sampling import SamplingPlan
-
-_PACKAGES = ("gradstats", "torch", "transformers", "numpy", "scipy", "pandas", "matplotlib")
+_INSTEAD = {
+    "prompts.n": "a run can grow and not shrink, so choose another directory (--out)",
+    "sampling.group_size": "a run can grow and not shrink, so choose another directory (--out)",
+    "sampling.reward": "score its completions anew with `gradstats regrade`, or choose another directory (--out)",
+}
 
 
 @dataclass
@@ -52,19 +55,26 @@ class RunDirectory:
     def open(cls, path: Path, experiment: Experiment) -> RunDirectory:
         """Make a run directory, or take up one that was made with the same settings.
 
+        The number of prompts and the size of their groups may have grown: the run is then extended.
+
         Raises:
             ValueError: when the directory was made with other settings (the first is named), or holds something else.
         """
         previous = path / "experiment.yaml"
+        finish_regrading(path)
+        grows = False
         # Before the first shard nothing rests on the settings: whoever mends a wrong path may go on in place.
         if previous.exists() and any((path / "rollouts").glob("*.parquet")):
             made = Experiment.model_validate(yaml.safe_load(previous.read_text(encoding="utf-8"))).settled_settings()
             for name, value in experiment.settled_settings().items():
-                if made.get(name) != value:
+                if made.get(name) == value:
+                    continue
+                if not may_grow(name, made.get(name), value):
                     raise ValueError(
-                        f"the run directory {path} was made with {name}={made.get(name)!r}, not {value!r}: choose "
-                        "another directory (--out), or remove it to start anew"
+                        f"the run directory {path} was made with {name}={made.get(name)!r}, not {value!r}: "
+                        f"{_INSTEAD.get(name, 'choose another directory (--out), or remove it to start anew')}"
                     )
+                grows = True
         elif not previous.exists() and path.is_dir() and any(path.iterdir()):
             raise ValueError(f"the folder {path} is not empty and is no run directory: choose another (--out)")
         run = cls(path, experiment)
@@ -73,9 +83,14 @@ class RunDirectory:
         for folder in (path, run.rollouts, run.measurement):
             remove_partials(folder)
         run.timings = dict(run.read_manifest().get("timings", {}))
-        with atomic_path(previous) as partial:
-            partial.write_text(experiment.to_yaml(), encoding="utf-8")
+        if not grows:  # else once the larger run is known to hold the smaller one
+            run.write_experiment()
         return run
+
+    def write_experiment(self) -> None:
+        """Record the resolved experiment."""
+        with atomic_path(self.path / "experiment.yaml") as partial:
+            partial.write_text(self.experiment.to_yaml(), encoding="utf-8")
 
     @property
     def rollouts(self) -> Path:
@@ -112,6 +127,10 @@ class RunDirectory:
             {
                 "experiment": experiment.name,
                 "policy": measured.metadata["policy"],
+                "prompts": {
+                    "source": experiment.prompts.source,
+                    "revision": read_plan(self.rollouts).get("revisions", {}).get("prompts"),
+                },
                 "sampler": measured.rollouts.metadata.get("sampler"),
                 "generation_config_not_followed": measured.rollouts.metadata.get("generation_config_not_followed"),
                 "engine": measured.metadata["engine"],
@@ -121,6 +140,13 @@ class RunDirectory:
                 "n_truncated": int(measured.rollouts.truncated.sum()),
                 "not_finite": measured.metadata.get("not_finite", []),
                 "mean_reward": float(measured.rollouts.rewards.mean()),
+                "reward": measured.rollouts.metadata.get("reward"),
+                "grading": measured.rollouts.metadata.get("grading"),
+                "regraded": read_regradings(self.path),
+                "rounds": [
+                    {"n_prompts": len(made.prompt_ids), "group_size": made.group_size, "n_drawn": sum(made.batches)}
+                    for made in rounds_of(self.rollouts)
+                ],
                 "seeds": {
                     "prompts": experiment.prompts.seed,
                     "sampling": experiment.sampling.seed,
@@ -157,13 +183,16 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
 
 def sample_shards(run: RunDirectory, progress: bool) -> None:
     """Draw the batches that have no shard yet."""
-    done = run.rollouts / "complete.json"
-    if done.exists():
+    done, size = run.rollouts / "complete.json", size_of(run.experiment)
+    if done.exists() and json.loads(done.read_text()).items() >= size.items():
         return
     with run.step("sampling"):
-        plan = sampling_plan(run.experiment)
+        # What the hub's names stood for when the run began is what it goes on with.
+        revisions = read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment)
+        plan = sampling_plan(run.experiment, revisions)
         plan.warn_overridden()
-        _hold_to_plan(run, plan)
+        plan = grown_plan(plan, run.rollouts, revisions)
+        run.write_experiment()
         shards = [_shard(run.rollouts, batch, ".parquet") for batch in range(plan.n_batches)]
         finished = sum(len(rows) for rows, shard in zip(plan.rows, shards, strict=True) if shard.exists())
         with progress_bar("sampling", plan.n_completions, done=finished, shown=progress) as report:
@@ -171,71 +200,25 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
                 if not shard.exists():
                     plan.draw(batch, report.tokens).to_parquet(shard)
                     report.advance(len(plan.rows[batch]))
-    write_json(done, {"n_shards": plan.n_batches, "n_completions": plan.n_completions})
-
-
-def _hold_to_plan(run: RunDirectory, plan: SamplingPlan) -> None:
-    """Refuse to go on with other problems, or another tokenizer, than those the finished shards were drawn with."""
-    path = run.rollouts / "plan.json"
-    planned = {"fingerprint": plan.fingerprint(), "n_shards": plan.n_batches}
-    if path.exists() and any(run.rollouts.glob("*.parquet")) and json.loads(path.read_text()) != planned:
-        raise ValueError(
-            f"the problems or the tokenizer have changed since {run.path} was begun: choose another directory (--out), "
-            "or remove it to start anew"
-        )
-    write_json(path, planned)
-
-
-def sampling_plan(experiment: Experiment) -> SamplingPlan:
-    """Load the problems and the policy of an experiment and form its batches."""
-    # torch and transformers load here, so that a finished run is redrawn without them.
-    from gradstats.prompts import load_prompts
-    from gradstats.sampling import SamplerSettings, SamplingPlan
-
-    prompts, section = experiment.prompts, experiment.sampling
-    problems = load_prompts(prompts.source, prompts.n, rng=prompts.seed, **prompts.settings)
-    policy = experiment_policy(experiment)
-    settings = SamplerSettings(
-        section.max_new_tokens,
-        policy.temperature if section.temperature is None else section.temperature,
-        section.top_p,
-        section.top_k,
-        section.min_p,
-        section.repetition_penalty,
-    )
-    return SamplingPlan.make(
-        policy,
-        problems,
-        settings,
-        section.group_size,
-        section.seed,
-        section.batch_size,
-        section.system_prompt,
-        section.template_options,
-        section.reward,
-    )
-
-
-def experiment_policy(experiment: Experiment) -> Policy:
-    """Load the policy of an experiment."""
-    from gradstats.policy import load_policy
-
-    return load_policy(experiment.policy.name, **experiment.policy.model_dump(exclude={"name"}))
+        warn_ungraded(read_rollouts(run.rollouts).metadata.get("grading"))
+    write_json(done, {"n_shards": plan.n_batches, "n_completions": plan.n_completions, **size})
 
 
 def measure_shards(run: RunDirectory, progress: bool) -> None:
     """Measure the rollout shards that have not been measured yet."""
     done = run.measurement / "complete.json"
-    if done.exists():
+    sources = sorted(run.rollouts.glob("*.parquet"))
+    if done.exists() and json.loads(done.read_text())["n_shards"] == len(sources):
         return
     from gradstats.gradients import MeasuringSession
 
     with run.step("measuring"):
         rollouts = read_rollouts(run.rollouts)
         session = MeasuringSession.open(
-            experiment_policy(run.experiment), rollouts, **run.experiment.measurement.model_dump()
+            experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {})),
+            rollouts,
+            **run.experiment.measurement.model_dump(),
         )
-        sources = sorted(run.rollouts.glob("*.parquet"))
         targets = [_shard(run.measurement, number) for number in range(len(sources))]
         finished = sum(
             len(read_rollouts(source)) for source, target in zip(sources, targets, strict=True) if target.exists()
@@ -250,6 +233,46 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
                 if not target.exists():
                     session.measure(read_rollouts(source), count).save(target)
     write_json(done, {"n_shards": len(sources)})
+
+
+def regrade_run(
+    path: Path, reward: str | list[str] | dict[str, float] | None = None, *, progress: bool = True
+) -> RunResult | None:
+    """Score a run's stored completions anew, without sampling or measuring again, and analyse it again.
+
+    The rewards that they had go into ``regraded/`` in the run directory. Interrupted, it changes nothing, or is
+    finished by whatever next works on the run.
+
+    Args:
+        path: a run directory.
+        reward: as in an experiment file; what the run was scored with when None.
+        progress: show a progress bar.
+
+    Returns:
+        The results, or None where the run has not been measured yet.
+
+    Raises:
+        FileNotFoundError: when there is no run, or it holds no rollouts.
+        ValueError: when its problems no longer hold one of its prompts, or a reward cannot be used.
+    """
+    previous = path / "experiment.yaml"
+    if not previous.exists():
+        raise FileNotFoundError(f"{path} is no run directory: it holds no experiment.yaml")
+    finish_regrading(path)
+    experiment = Experiment.model_validate(yaml.safe_load(previous.read_text(encoding="utf-8")))
+    settled = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
+    run = RunDirectory(path, experiment.model_copy(update={"sampling": settled}))
+    run.timings = dict(run.read_manifest().get("timings", {}))
+    with run.step("regrading"):
+        problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
+        regrade_shards(path, problems, settled.reward, progress)
+        warn_ungraded(read_rollouts(run.rollouts).metadata.get("grading"))
+    # Results of the old rewards, of which the new ones may allow fewer.
+    for name in ("alpha.json", "variance.csv", "variance.json", "tables", "figures", "report.html"):
+        remove_path(path / name)
+    if not any(run.measurement.glob("*/measurement.json")):
+        return None
+    return analyse(run)
 
 
 @dataclass(frozen=True)
@@ -370,26 +393,6 @@ def _write_csv(frame: pd.DataFrame, path: Path) -> Path:
     return path
 
 
-def git_commit() -> str | None:
-    """The commit of the source tree this package runs from, with "-dirty" where it has changes; None outside git."""
-    folder = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(folder))
-        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def hardware() -> dict[str, Any]:
-    """The machine, without its name."""
-    return {"machine": platform.machine(), "system": platform.system(), "cpu_count": os.cpu_count()}
-
-
 def _attempt(run: RunDirectory, what: str, action: Any) -> Any:
     """Data that allow no fit must not cost the other results: the reason becomes a remark."""
     try:
@@ -405,11 +408,13 @@ def _shard(folder: Path, number: int, suffix: str = "") -> Path:
 
 def load_rollouts_of(path: Path) -> Rollouts:
     """The rollouts of a run directory, of a folder of shards, or of a file."""
+    refuse_half_regraded(path)
     return read_rollouts(path / "rollouts" if (path / "rollouts").is_dir() else path)
 
 
 def load_measurement_of(path: Path) -> Measurement:
     """The measurement of a run directory or of a measurement folder."""
+    refuse_half_regraded(path)
     return read_measurement(path / "measurement" if (path / "measurement").is_dir() else path)
 
 
@@ -456,13 +461,3 @@ def redraw(path: Path, **look: Any) -> list[Path]:
 
     results = read_results(path)
     return draw_run(results, path / "figures", FiguresSection(**(results.look.model_dump() | look)))
-
-
-def environment() -> dict[str, Any]:
-    """Versions and hardware, as a manifest records them."""
-    return {
-        "versions": {name: version(name) for name in _PACKAGES},
-        "python": platform.python_version(),
-        "git_commit": git_commit(),
-        "hardware": hardware(),
-    }

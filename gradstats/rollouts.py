@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gradstats.atomic import atomic_path
+from gradstats.tally import merge_tallies
 
 _METADATA_KEY = b"gradstats"
 
@@ -121,12 +122,16 @@ class Rollouts:
 
     @classmethod
     def concatenate(cls, parts: Iterable[Rollouts]) -> Rollouts:
-        """Stack tables; the first one's metadata is kept."""
+        """Stack tables; the first one's metadata is kept, and tallies of grading are added up."""
         parts = list(parts)
         if not parts:
             raise ValueError("parts is empty: there are no rollouts to concatenate")
         frame = pd.concat([part.frame for part in parts], ignore_index=True)
-        return cls(frame, dict(parts[0].metadata))
+        metadata = dict(parts[0].metadata)
+        tallies = [part.metadata["grading"] for part in parts if "grading" in part.metadata]
+        if tallies:
+            metadata["grading"] = merge_tallies(tallies)
+        return cls(frame, metadata)
 
     def __len__(self) -> int:
         return len(self.frame)

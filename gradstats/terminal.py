@@ -175,6 +175,17 @@ def show_rollouts(rollouts: Rollouts, path: Path) -> None:
     )
 
 
+def show_regrading(path: Path) -> None:
+    """One line on what scoring a run anew changed."""
+    from gradstats.regrading import read_regradings
+
+    change = read_regradings(path)[-1]
+    console.print(
+        f"scored with {change['reward']} instead of {change['old_reward']}: {change['n_changed']} rewards changed; the "
+        f"old ones are in {path / 'regraded' / change['table']}"
+    )
+
+
 def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
     """What a run would do and cost at most."""
     console.print(

@@ -135,11 +135,21 @@ def test_leftovers_of_a_killed_writer_are_removed_not_read(experiment, finished,
     assert (run.path / "variance.csv").read_bytes() == (finished.run.path / "variance.csv").read_bytes()
 
 
-def test_other_settings_are_refused_by_name_and_lose_nothing(experiment, finished):
-    other = experiment.model_copy(update={"sampling": experiment.sampling.model_copy(update={"group_size": 8})})
-    with pytest.raises(ValueError, match=r"was made with sampling\.group_size=4, not 8: choose another directory"):
+@pytest.mark.parametrize(
+    ("section", "name", "value", "message"),
+    [
+        ("sampling", "group_size", 2, r"sampling\.group_size=4, not 2: a run can grow and not shrink"),
+        ("sampling", "seed", 1, r"sampling\.seed=0, not 1: choose another directory"),
+        ("sampling", "reward", "exact", r"sampling\.reward=.* not 'exact': score its completions anew with .*regrade"),
+        ("prompts", "n", 3, r"prompts\.n=None, not 3: a run can grow and not shrink"),
+        ("policy", "revision", "v2", r"policy\.revision=None, not 'v2': choose another directory"),
+    ],
+)
+def test_other_settings_are_refused_by_name_and_lose_nothing(experiment, finished, section, name, value, message):
+    other = experiment.model_copy(update={section: getattr(experiment, section).model_copy(update={name: value})})
+    with pytest.raises(ValueError, match=message):
         pipeline.run_experiment(other, finished.run.path, progress=False)
-    assert yaml.safe_load((finished.run.path / "experiment.yaml").read_text())["sampling"]["group_size"] == 4
+    assert yaml.safe_load((finished.run.path / "experiment.yaml").read_text()) == experiment.model_dump()
 
 
 def test_settings_may_be_mended_before_anything_was_sampled(experiment, tmp_path):

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from gradstats.estimators.estimator import Level
 from gradstats.estimators.parameters import bind_parameters, check_parameters, describe, suggest
-from gradstats.estimators.registry import read_label
+from gradstats.labels import read_label
 
 Kind = Literal["scale", "ratio", "aggregation", "kl", "filter"]
 

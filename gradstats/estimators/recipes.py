@@ -16,7 +16,7 @@ from gradstats.estimators.parameters import suggest
 from gradstats.estimators.parts import Kind, get_part, parameter_names
 from gradstats.estimators.recipe import Recipe
 from gradstats.estimators.recipe_table import RECIPES
-from gradstats.estimators.registry import read_label
+from gradstats.labels import read_label
 
 DEFAULT_PARTS = {
     "scale": "none",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
@@ -13,6 +12,7 @@ import pandas as pd
 from gradstats.estimators.batch import HOW_TO_GET, Batch
 from gradstats.estimators.estimator import Definition, Estimator, Level, Parameters, Weighting
 from gradstats.estimators.parameters import bind_parameters, check_parameters, suggest
+from gradstats.labels import read_label
 
 P = ParamSpec("P")
 V = TypeVar("V")
@@ -226,23 +226,3 @@ def _add(definition: Definition) -> None:
     if definition.name in DEFINITIONS or definition.name in ALIASES:
         raise ValueError(f"an estimator called {definition.name!r} is registered already: choose another name")
     DEFINITIONS[definition.name] = definition
-
-
-def read_label(label: str) -> tuple[str, dict[str, Any]]:
-    """``"kimi(tau=0.5)"`` → ``("kimi", {"tau": 0.5})``."""
-    name, bracket, inside = label.partition("(")
-    if not bracket:
-        return label, {}
-    try:
-        call = ast.parse(f"f({inside}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError
-        told = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError):
-        raise ValueError(f"cannot read {label!r}: write it as name(parameter=value, …)") from None
-    return name.strip(), cast("dict[str, Any]", told)
-
-
-def _literal(node: ast.expr) -> Any:
-    """A number, True, False or None, a quoted string, or a bare word, which is read as a string."""
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)

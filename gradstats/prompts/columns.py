@@ -1,17 +1,27 @@
-"""From a table with a prompt and an answer column to problems, and how reference answers are written."""
+"""From rows with a prompt and an answer column to problems, and how reference answers are written."""
 
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-import pandas as pd
+import numpy as np
 
 from gradstats.prompts.problem import Problem
 
 AnswerFormat = Literal["text", "last_number", "hashes"]
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+# A minus sign after a digit subtracts; commas belong to a number where they part thousands.
+_NUMBER = re.compile(r"(?:(?<![\d)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
+
+
+def last_number(text: str) -> str | None:
+    """The last number in a text, without commas; None when there is none."""
+    numbers = _NUMBER.findall(text)
+    return numbers[-1].replace(",", "") if numbers else None
 
 
 def extract_reference(text: str, answer_format: str) -> str | None:
@@ -30,45 +40,181 @@ def extract_reference(text: str, answer_format: str) -> str | None:
     if answer_format == "hashes":
         _, marker, answer = text.rpartition("####")
         return answer.strip().replace(",", "") or None if marker else None
-    numbers = _NUMBER.findall(text)
-    return numbers[-1].replace(",", "") if numbers else None
+    return last_number(text)
 
 
-def problems_from_frame(
-    frame: pd.DataFrame,
-    source: str,
-    prompt_column: str,
-    answer_column: str,
-    *,
-    id_column: str | None = None,
-    answer_format: str = "text",
-) -> list[Problem]:
-    """Problems of a table, in row order; rows whose answer holds none in the given format are an error.
+@dataclass(frozen=True)
+class ColumnMapping:
+    """Where a table keeps its problems.
+
+    A column may be a path into nested ones: ``reward_model.ground_truth``, ``choices.0.text``.
+
+    Attributes:
+        prompt_column: the problem's text, or a conversation of one user message.
+        answer_column: the reference answer.
+        id_column: names, unique and stable; the row number names the problem when None.
+        answer_format: how the reference answer is written, see :func:`extract_reference`.
+        skip_unparsable: leave out rows whose answer holds none in that format, with a warning that counts them,
+            instead of refusing.
+        drop_repeats: leave out rows that repeat an earlier row's prompt.
 
     Raises:
-        ValueError: for an empty table, a missing column, an empty cell, repeated ids or an unknown format.
+        ValueError: for an unknown answer format.
     """
-    if answer_format not in get_args(AnswerFormat):
-        raise ValueError(f"answer_format must be one of {', '.join(get_args(AnswerFormat))}, not {answer_format!r}")
-    if frame.empty:
+
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    id_column: str | None = None
+    answer_format: str = "text"
+    skip_unparsable: bool = False
+    drop_repeats: bool = False
+
+    def __post_init__(self) -> None:
+        if self.answer_format not in get_args(AnswerFormat):
+            known = ", ".join(get_args(AnswerFormat))
+            raise ValueError(f"answer_format must be one of {known}, not {self.answer_format!r}")
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """A table of which any row can be had as a mapping from column to cell."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Any: ...
+
+
+class _UnparsableAnswer(ValueError):
+    """A row has no answer in the stated format."""
+
+
+def problems_from_rows(
+    rows: Rows,
+    columns: Sequence[str],
+    source: str,
+    mapping: ColumnMapping,
+    n: int | None = None,
+    seed: int = 0,
+) -> list[Problem]:
+    """Problems of a table in row order: all, or a seeded subset.
+
+    Subsets of one seed are nested: a larger ``n`` keeps every problem of a smaller one.
+
+    Args:
+        rows: the table; rows that are not drawn are not read.
+        columns: the names of its columns.
+        source: what it is called in messages.
+        mapping: where it keeps problems.
+        n: how many problems; all when None.
+        seed: seed of the subset.
+
+    Raises:
+        ValueError: for an empty table, a missing column (those there are listed), an empty cell, an answer that is
+            none in the stated format, repeated names, or more problems asked for than there are.
+    """
+    if not len(rows):
         raise ValueError(f"{source} holds no problems")
-    for role, column in (("prompt", prompt_column), ("answer", answer_column), ("id", id_column)):
-        if column is not None and column not in frame:
-            has = ", ".join(map(str, frame.columns))
+    for role, column in (
+        ("prompt", mapping.prompt_column),
+        ("answer", mapping.answer_column),
+        ("id", mapping.id_column),
+    ):
+        if column is not None and column not in columns and column.partition(".")[0] not in columns:
+            has = ", ".join(map(str, columns))
             raise ValueError(f"{source} has no column {column!r} (it has {has}): name the right one with {role}_column")
-    problems = []
-    for row, record in enumerate(frame.to_dict("records")):
-        prompt, answer = record[prompt_column], record[answer_column]
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise ValueError(f"row {row} of {source} has an empty {prompt_column!r}")
-        reference = extract_reference(str(answer), answer_format) if pd.notna(answer) else None
-        if reference is None:
+    order = range(len(rows)) if n is None else np.random.default_rng(seed).permutation(len(rows)).tolist()
+    found: dict[int, Problem] = {}
+    prompts: set[str] = set()
+    n_unparsable = 0
+    for row in order:
+        if len(found) == n:
+            break
+        try:
+            problem = _problem(rows[row], row, source, mapping)
+        except _UnparsableAnswer:
+            if not mapping.skip_unparsable:
+                raise
+            n_unparsable += 1
+            continue
+        if mapping.drop_repeats and problem.prompt in prompts:
+            continue
+        prompts.add(problem.prompt)
+        found[row] = problem
+    if n is not None and len(found) < n:
+        raise ValueError(f"n is {n}, but {source} holds only {len(found)} problems")
+    if n_unparsable:
+        warnings.warn(
+            f"{n_unparsable} rows of {source} were left out: no answer in {mapping.answer_column!r} in the format "
+            f"{mapping.answer_format!r}",
+            UserWarning,
+            stacklevel=2,
+        )
+    if not found:
+        raise ValueError(f"{source} holds no problems whose answer could be read")
+    _refuse_repeated_names(found, source, mapping)
+    return [found[row] for row in sorted(found)]
+
+
+def _problem(record: Mapping[str, Any], row: int, source: str, mapping: ColumnMapping) -> Problem:
+    prompt = _text(_cell(record, mapping.prompt_column, row, source), mapping.prompt_column, row, source)
+    answer = _cell(record, mapping.answer_column, row, source)
+    if isinstance(answer, (list, dict)):
+        entry = next(iter(answer), 0) if isinstance(answer, dict) else 0
+        raise ValueError(
+            f"row {row} of {source} holds a {type(answer).__name__} in {mapping.answer_column!r}: name the entry that "
+            f"is the answer, as in answer_column={mapping.answer_column}.{entry}"
+        )
+    reference = None if answer is None or answer != answer else extract_reference(str(answer), mapping.answer_format)
+    if reference is None:
+        raise _UnparsableAnswer(
+            f"row {row} of {source} has no answer in {mapping.answer_column!r} in the format "
+            f"{mapping.answer_format!r}: {str(answer)[:60]!r}; mend it, or leave such rows out (skip_unparsable=true)"
+        )
+    name = row if mapping.id_column is None else _cell(record, mapping.id_column, row, source)
+    if name is None or name == "":
+        raise ValueError(f"row {row} of {source} has no name in {mapping.id_column!r}: choose another id_column")
+    return Problem(prompt_id=str(name), prompt=prompt, answer=reference)
+
+
+def _cell(record: Mapping[str, Any], column: str, row: int, source: str) -> Any:
+    """A cell, or what a dotted path leads to inside one; None where the row has no such column."""
+    if column in record or "." not in column:
+        return record.get(column)
+    first, *path = column.split(".")
+    value, walked = record.get(first), first
+    for step in path:
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            has = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
+            raise ValueError(f"row {row} of {source} has no {step!r} in {walked!r} (it has {has})")
+        walked += f".{step}"
+    return value
+
+
+def _text(value: Any, column: str, row: int, source: str) -> str:
+    """The prompt's text; that of its one user message where it is a conversation."""
+    if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
+        roles = [message.get("role") for message in value]
+        if roles != ["user"]:
             raise ValueError(
-                f"row {row} of {source} has no answer in {answer_column!r} in the format {answer_format!r}: "
-                f"{str(answer)[:60]!r}"
+                f"row {row} of {source} holds a conversation of {', '.join(map(str, roles)) or 'no messages'} in "
+                f"{column!r}: one user message is a prompt, a system prompt goes into system_prompt"
             )
-        prompt_id = str(record[id_column]) if id_column else str(row)
-        problems.append(Problem(prompt_id=prompt_id, prompt=prompt, answer=reference))
-    if len({problem.prompt_id for problem in problems}) < len(problems):
-        raise ValueError(f"{source} repeats names in its column {id_column!r}: prompt ids must be unique")
-    return problems
+        value = value[0].get("content")
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"row {row} of {source} has an empty {column!r}")
+    return value
+
+
+def _refuse_repeated_names(found: Mapping[int, Problem], source: str, mapping: ColumnMapping) -> None:
+    first: dict[str, int] = {}
+    for row, problem in sorted(found.items()):
+        if problem.prompt_id in first:
+            raise ValueError(
+                f"{source} repeats names in its column {mapping.id_column!r} ({problem.prompt_id!r} in rows "
+                f"{first[problem.prompt_id]} and {row}): prompt ids must be unique, so choose another id_column or none"
+            )
+        first[problem.prompt_id] = row

@@ -4,65 +4,73 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from gradstats.prompts.columns import problems_from_frame
+from gradstats.prompts.columns import ColumnMapping, problems_from_rows
 from gradstats.prompts.problem import Problem
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
-def file_problems(
-    path: Path,
-    *,
-    prompt_column: str = "prompt",
-    answer_column: str = "answer",
-    id_column: str | None = None,
-    answer_format: str = "text",
-) -> list[Problem]:
-    """Read every problem of a file, in its order.
+def file_problems(path: Path, mapping: ColumnMapping, n: int | None = None, seed: int = 0) -> list[Problem]:
+    """Problems of a file, in its order.
 
     Args:
         path: a ``.jsonl``, ``.csv`` or ``.parquet`` file.
-        prompt_column: column with the problem's text.
-        answer_column: column with the reference answer.
-        id_column: column with unique names; without it the row number names the problem.
-        answer_format: how the reference answer is written, see
-            :func:`gradstats.prompts.columns.extract_reference`.
+        mapping: where it keeps problems.
+        n: how many problems; all when None.
+        seed: seed of the subset.
 
     Raises:
         FileNotFoundError: when there is no such file.
-        ValueError: for an unknown suffix, a broken line (named), an empty file, or a missing column.
+        ValueError: for a broken or truncated file (its line is named where it has lines), and as
+            :func:`gradstats.prompts.columns.problems_from_rows`.
     """
     if not path.exists():
         raise FileNotFoundError(f"the prompt file {path} does not exist")
-    return problems_from_frame(
-        _read(path), str(path), prompt_column, answer_column, id_column=id_column, answer_format=answer_format
-    )
-
-
-def _read(path: Path) -> pd.DataFrame:
     if path.suffix == ".jsonl":
-        return pd.DataFrame(_json_lines(path))
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"the prompt file {path} must end in one of {', '.join(SUFFIXES)}")
+        rows = _json_lines(path)
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        return problems_from_rows(rows, columns, str(path), mapping, n, seed)
     try:
-        return pd.read_csv(path, dtype=str) if path.suffix == ".csv" else pd.read_parquet(path)
+        # Everything in a CSV stays text: "007", "1e3" and "NA" are answers as they stand.
+        table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.suffix == ".csv" else pq.read_table(path)
     except (ValueError, OSError) as error:  # pandas' and pyarrow's parser errors are ValueErrors
-        raise ValueError(f"the prompt file {path} cannot be read ({error})") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the prompt file {path} cannot be read ({reason}): write or download it again") from error
+    if isinstance(table, pd.DataFrame):
+        return problems_from_rows(table.to_dict("records"), list(table), str(path), mapping, n, seed)
+    return problems_from_rows(_ArrowRows(table), table.column_names, str(path), mapping, n, seed)
 
 
-def _json_lines(path: Path) -> list[dict[str, object]]:
+class _ArrowRows:
+    """Rows of an Arrow table, converted one by one: a subset of a large file need not become Python objects."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {name: self._table.column(name)[row].as_py() for name in self._table.column_names}
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # Split at line feeds alone: JSON strings may hold the other characters that str.splitlines splits at.
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except ValueError as error:
             raise ValueError(f"line {number} of the prompt file {path} is not JSON ({error})") from error
         if not isinstance(row, dict):
-            raise ValueError(f"line {number} of the prompt file {path} is not a JSON object: {line[:60]!r}")
+            raise ValueError(f"line {number} of the prompt file {path} is not a JSON object: {str(row)[:60]!r}")
         rows.append(row)
     return rows

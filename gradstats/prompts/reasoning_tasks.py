@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradstats.isolated import PROCESS, IsolatedError
 from gradstats.prompts.problem import Problem
+
+# A single problem of some tasks takes many seconds to make.
+_SECONDS = 600.0
 
 
 def reasoning_gym_problems(task: str, n: int, seed: int, **settings: Any) -> list[Problem]:
-    """Generate ``n`` problems of a reasoning-gym task.
+    """Generate ``n`` problems of a reasoning-gym task: the same for a seed in every process.
 
     Args:
         task: the task's name, for example "chain_sum".
@@ -20,21 +24,19 @@ def reasoning_gym_problems(task: str, n: int, seed: int, **settings: Any) -> lis
         ImportError: when reasoning-gym is not installed.
         ValueError: for an unknown task (with the nearest names), or settings that the task refuses.
     """
-    gym = _import_reasoning_gym(task)
-    try:
-        data = gym.create_dataset(task, size=n, seed=seed, **settings)
-    except (TypeError, AssertionError, ValueError) as error:
-        raise ValueError(f"the reasoning-gym task {task!r} refuses the settings {settings or '{}'}: {error}") from error
-    return [
-        Problem(
-            prompt_id=f"{task}-{seed}-{index}",
-            prompt=entry["question"],
-            answer=str(entry["answer"]),
-            reward="reasoning_gym",
-            details={"task": task, "settings": settings, "seed": seed, "size": n, "index": index},
-        )
-        for index, entry in enumerate(data)
-    ]
+    _refuse_unknown(task)
+    problems = []
+    for index in range(n):
+        try:
+            made = PROCESS.call(
+                "gradstats.prompts.task_entries:entry", task, settings, seed, n, index, seconds=_SECONDS
+            )
+        except IsolatedError as error:
+            said = settings or "{}"
+            raise ValueError(f"the reasoning-gym task {task!r} refuses the settings {said}: {error}") from error
+        details = {"task": task, "settings": settings, "seed": seed, "size": n, "index": index}
+        problems.append(Problem(f"{task}-{seed}-{index}", made["question"], made["answer"], "reasoning_gym", details))
+    return problems
 
 
 def is_reasoning_gym_task(name: str) -> bool:
@@ -46,14 +48,9 @@ def is_reasoning_gym_task(name: str) -> bool:
     return name in DATASETS
 
 
-def task_scorer(task: str, settings: dict[str, Any], seed: int, size: int) -> Any:
-    """The reasoning-gym data set object whose ``score_answer(answer, entry)`` grades answers of that task."""
-    return _import_reasoning_gym(task).create_dataset(task, size=size, seed=seed, **settings)
-
-
-def _import_reasoning_gym(task: str) -> Any:
+def _refuse_unknown(task: str) -> None:
     try:
-        import reasoning_gym
+        import reasoning_gym  # noqa: F401
     except ImportError as error:
         raise ImportError(
             f"the task {task!r} needs reasoning-gym, which is not installed: pip install 'gradstats[tasks]'"
@@ -65,4 +62,3 @@ def _import_reasoning_gym(task: str) -> Any:
 
         near = ", ".join(get_close_matches(task, DATASETS, n=3)) or "none is near"
         raise ValueError(f"reasoning-gym has no task {task!r}; nearest: {near}")
-    return reasoning_gym

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,10 +13,11 @@ import numpy as np
 from gradstats.policy import Policy
 from gradstats.progress import progress_bar
 from gradstats.prompts.problem import Problem
-from gradstats.rewards import Reward, get_reward
+from gradstats.rewards.grading import Grader, RewardSpec
 from gradstats.rollouts import Rollouts
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.transformers_sampler import Completion, generate, stop_token_ids
+from gradstats.tally import warn_ungraded
 from gradstats.threads import suitable_threads
 
 __all__ = ["SamplerSettings", "SamplingPlan", "sample"]
@@ -35,7 +34,7 @@ def sample(
     top_k: int = 0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
-    reward: str | Reward | None = None,
+    reward: RewardSpec = None,
     rng: int = 0,
     batch_size: int = 64,
     system_prompt: str | None = None,
@@ -59,7 +58,8 @@ def sample(
         min_p: share of the likeliest token's probability below which tokens are dropped; 0 keeps all.
         repetition_penalty: 1 leaves the logits alone.
         reward: a name ("math", "exact", "embedded", "reasoning_gym"), "module:function", a function
-            ``(completion_text, problem) -> float``, or None for the one that suits the problem set.
+            ``(completion_text, problem) -> float``, several with weights (``{"math": 1.0, "module:format": 0.1}``,
+            or strings "name=weight"), or None for the one that suits the problem set.
         rng: seed; the same seed on the same machine gives the same completions.
         batch_size: completions drawn together.
         system_prompt: a system message for the chat template.
@@ -95,6 +95,7 @@ def sample(
         (place[prompt_id], sample_id)
         for prompt_id, sample_id in zip(rollouts.prompt_id, rollouts.sample_id, strict=True)
     ]
+    warn_ungraded(rollouts.metadata.get("grading"))
     return rollouts.select(sorted(range(len(rollouts)), key=by_problem.__getitem__))
 
 
@@ -115,7 +116,7 @@ class SamplingPlan:
     settings: SamplerSettings
     group_size: int
     seed: int
-    reward: Reward
+    reward: Grader
     rows: list[list[tuple[int, int]]]
     metadata: dict[str, Any]
 
@@ -130,7 +131,7 @@ class SamplingPlan:
         batch_size: int = 64,
         system_prompt: str | None = None,
         template_options: Mapping[str, Any] | None = None,
-        reward: str | Reward | None = None,
+        reward: RewardSpec = None,
     ) -> SamplingPlan:
         """Encode the prompts and form the batches; arguments as for :func:`sample`."""
         for name, value in (("group_size", group_size), ("batch_size", batch_size)):
@@ -147,20 +148,21 @@ class SamplingPlan:
         by_length = sorted(range(len(problems)), key=lambda index: (len(tokens[index]), index))
         pairs = [(index, number) for index in by_length for number in range(group_size)]
         rows = [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
+        grader = Grader.make(reward, problems)
         metadata = {
             "policy": policy.describe(),
             "sampler": {"engine": "transformers", **asdict(settings)},
             "group_size": group_size,
             "batch_size": batch_size,
             "seed": seed,
-            "reward": reward if isinstance(reward, str) else getattr(reward, "__name__", None),
+            "reward": grader.describe(),
             "system_prompt": system_prompt,
             "template_options": dict(template_options or {}),
             "stop_token_ids": stop_token_ids(policy),
             "generation_config_not_followed": settings.overridden(policy.model.generation_config),
             "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
         }
-        return cls(policy, problems, tokens, settings, group_size, seed, get_reward(reward), rows, metadata)
+        return cls(policy, problems, tokens, settings, group_size, seed, grader, rows, metadata)
 
     @property
     def n_batches(self) -> int:
@@ -184,11 +186,6 @@ class SamplingPlan:
                 stacklevel=3,
             )
 
-    def fingerprint(self) -> str:
-        """A digest of the prompts, the answers and the batches: equal plans draw equal completions."""
-        answers = [(problem.prompt_id, problem.answer) for problem in self.problems]
-        return hashlib.sha256(json.dumps([self.prompt_tokens, answers, self.rows]).encode()).hexdigest()
-
     def draw(self, batch: int, on_tokens: Callable[[int], None] = lambda count: None) -> Rollouts:
         """Draw and score one batch."""
         rows = self.rows[batch]
@@ -202,15 +199,16 @@ class SamplingPlan:
         decode = self.policy.tokenizer.decode
         texts = [decode(completion.tokens, skip_special_tokens=True) for completion in completions]
         problems = [self.problems[index] for index, _ in rows]
+        rewards, tally = self.reward.grade(texts, problems)
         return Rollouts.from_sequences(
             prompt_tokens=[self.prompt_tokens[index] for index, _ in rows],
             completion_tokens=[completion.tokens for completion in completions],
-            rewards=[self.reward(text, problem) for text, problem in zip(texts, problems, strict=True)],
+            rewards=rewards,
             prompt_ids=[problem.prompt_id for problem in problems],
             sample_ids=[number for _, number in rows],
             sampler_logprobs=[completion.logprobs for completion in completions],
             finish_reason=[completion.finish_reason for completion in completions],
             prompt_text=[problem.prompt for problem in problems],
             completion_text=texts,
-            metadata=self.metadata,
+            metadata=self.metadata | {"grading": tally},
         )

@@ -62,3 +62,22 @@ def test_your_own_function_by_object_or_by_name():
         get_reward("no_such_module:f")
     with pytest.raises(ValueError, match="reward 'maths' is not known; .* did you mean 'math'"):
         get_reward("maths")
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        (r"\left( 3, \frac{\pi}{2} \right)", r"\boxed{(3, \pi/2)}", r"\boxed{3}"),
+        (r"\frac{14}{3}", "$14/3$", "14"),
+        (r"\text{Evelyn}", r"\boxed{\text{Evelyn}}", r"\boxed{\text{Angela}}"),
+        (r"p - q", r"\boxed{p-q}", r"\boxed{q-p}"),
+        (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\boxed{\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}}", "2/3"),
+        (r"(-\infty, 2)", r"$(-\infty,2)$", "2"),
+        ("5 apples", r"\boxed{5}", r"\boxed{6}"),
+        ("2/3 cup", r"\boxed{\frac{2}{3}}", r"\boxed{2}"),
+        ("70000", "that makes $70,000", "7000"),
+    ],
+)
+def test_reference_answers_are_read_whole(answer, right, wrong):
+    assert score("math", right, answer) == 1.0
+    assert score("math", wrong, answer) == 0.0

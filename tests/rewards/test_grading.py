@@ -1,0 +1,179 @@
+"""One reward or several: weights, what is counted, what is refused before anything is sampled."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gradstats.isolated import PROCESS, IsolatedError
+from gradstats.prompts import Problem, load_prompts
+from gradstats.rewards.errors import ScoringTimeoutError
+from gradstats.rewards.final_answer import final_answer
+from gradstats.rewards.grading import Grader
+from gradstats.tally import merge_tallies, ungraded_sentence
+
+PROBLEMS = [Problem("a", "?", "7"), Problem("b", "?", "8"), Problem("c", "?", "9")]
+TEXTS = ["7", "it is 8", "no idea"]
+
+
+def short(completion, problem):
+    return len(completion) < 5
+
+
+def failing_on_words(completion, problem):
+    return float(completion)
+
+
+def without_value(completion, problem, value=None):
+    return value
+
+
+def test_rewards_are_added_up_with_their_weights_and_disagreements_counted():
+    grader = Grader.make({"math": 1.0, "test_grading:short": 0.1, "exact": 0.0}, PROBLEMS)
+    rewards, tally = grader.grade(TEXTS, PROBLEMS)
+    assert rewards == pytest.approx([1.1, 1.0, 0.0])
+    assert tally["completions"] == 3
+    assert tally["disagreements"] == {
+        "math | test_grading:short": 1,
+        "math | exact": 1,
+        "test_grading:short | exact": 0,
+    }
+    assert {name: counts["weight"] for name, counts in tally["rewards"].items()} == grader.describe()
+    assert grader(TEXTS[0], PROBLEMS[0]) == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "described"),
+    [
+        ("math", "math"),
+        (None, "math"),
+        (["math"], "math"),
+        ({"math": 1}, "math"),
+        ("math=0.5", {"math": 0.5}),
+        (["math", "test_grading:short=-1e-1"], {"math": 1.0, "test_grading:short": -0.1}),
+        (["test_grading:without_value(value=2)=0.5"], {"test_grading:without_value(value=2)": 0.5}),
+        ("reasoning_gym(threshold=0.5)", "reasoning_gym(threshold=0.5)"),
+        (short, "short"),
+    ],
+)
+def test_ways_to_write_rewards(spec, described):
+    assert Grader.make(spec, PROBLEMS).describe() == described
+
+
+def test_each_problems_own_reward_where_they_differ():
+    problems = [Problem("a", "?", "x", reward="exact"), Problem("b", "?", "8", reward="math")]
+    rewards, tally = Grader.make(None, problems).grade(["x", "it is 8"], problems)
+    assert rewards == [1.0, 1.0]
+    assert list(tally["rewards"]) == ["each problem's own"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"math": "much"}, "the weight of reward 'math' is 'much': give a finite number"),
+        ({"math": math.inf}, "the weight of reward 'math' is inf"),
+        ({"math": True}, "the weight of reward 'math' is True"),
+        ([], "reward is empty: name at least one"),
+        (["math", "math=2"], "reward names math, math, one of them twice"),
+        ("reasoning_gym(thresh=1)", "the reward 'reasoning_gym' has no parameter 'thresh'; it has threshold"),
+        ("math(strict=True)", "the reward 'math' has no parameter 'strict'; it has none"),
+        ("test_grading:without_value(value=", "cannot read .* write it as name"),
+    ],
+)
+def test_rewards_that_cannot_be_used_are_refused(spec, message):
+    with pytest.raises(ValueError, match=message):
+        Grader.make(spec, PROBLEMS)
+
+
+def test_a_reference_answer_that_cannot_be_parsed_is_refused_before_sampling():
+    with pytest.raises(ValueError, match="problem 'bad': math-verify cannot parse the reference answer '[$]'"):
+        Grader.make("math", [*PROBLEMS, Problem("bad", "?", "$")])
+    with pytest.raises(ValueError, match="problem 'bad'"):
+        Grader.make(None, [Problem("x", "?", "x", reward="exact"), Problem("bad", "?", "$", reward="math")])
+    Grader.make("exact", [Problem("bad", "?", "$")])
+
+
+def test_failures_and_timeouts_count_nothing_and_are_counted(monkeypatch):
+    grader = Grader.make({"test_grading:failing_on_words": 1.0, "exact": 1.0}, PROBLEMS)
+    rewards, tally = grader.grade(TEXTS, PROBLEMS)
+    assert rewards == [8.0, 0.0, 0.0]
+    counts = tally["rewards"]["test_grading:failing_on_words"]
+    assert (counts["failures"], counts["timeouts"]) == (2, 0)
+    assert counts["first_failure"].startswith("ValueError: could not convert string to float")
+    assert tally["disagreements"] == {"test_grading:failing_on_words | exact": 1}
+
+    def late(function, *arguments):
+        if arguments[0] == TEXTS[0]:
+            raise ScoringTimeoutError("late")
+        if arguments[0] == TEXTS[2]:
+            raise IsolatedError("the process that ran it died (out of memory?)")
+        return 1.0
+
+    grader = Grader.make("math", PROBLEMS)
+    monkeypatch.setattr(PROCESS, "call", late)
+    rewards, tally = grader.grade(TEXTS, PROBLEMS)
+    assert rewards == [0.0, 1.0, 0.0]
+    assert tally["rewards"]["math"] == {
+        "weight": 1.0,
+        "timeouts": 1,
+        "failures": 1,
+        "first_failure": "the process that ran it died (out of memory?)",
+    }
+    sentence = ungraded_sentence(merge_tallies([tally, tally]))
+    assert "of 6 completions" in sentence
+    assert "math: 2 timed out, 2 failed (the first: the process that ran it died (out of memory?))" in sentence
+    assert "gradstats regrade" in sentence
+
+
+def test_a_reward_of_ones_own_that_never_works_is_refused():
+    texts, problems = 8 * TEXTS[:1], 8 * PROBLEMS[:1]
+    with pytest.raises(ValueError, match="'test_grading:without_value' failed on all of 8 completions; .*None"):
+        Grader.make("test_grading:without_value", PROBLEMS).grade(texts, problems)
+    with pytest.raises(ValueError, match="it gave nan, which is no finite number"):
+        Grader.make(lambda text, problem: math.nan, PROBLEMS).grade(texts, problems)
+    _, tally = Grader.make("test_grading:without_value", PROBLEMS).grade(texts[:7], problems[:7])
+    assert tally["rewards"]["test_grading:without_value"]["failures"] == 7
+
+
+def test_tallies_add_up_and_a_clean_one_says_nothing():
+    _, first = Grader.make(["math", "exact"], PROBLEMS).grade(TEXTS, PROBLEMS)
+    both = merge_tallies([first, first])
+    assert both["completions"] == 6
+    assert both["disagreements"] == {"math | exact": 2}
+    assert ungraded_sentence(both) is None
+    assert ungraded_sentence(None) is None
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("<answer> 4 </answer> or <answer>5</answer> 6", "5"),
+        (r"\boxed{3} so \boxed{\frac{1}{2}} 9", r"\frac{1}{2}"),
+        (r"12 and \boxed{3", "3"),
+        ("from 5-3 to 1,204.50 apples", "1204.50"),
+        ("<answer>a,b</answer>", "a,b"),
+        ("  yes ", "yes"),
+        ("1,2,3", "3"),
+        ("-4", "-4"),
+    ],
+)
+def test_the_final_answer_of_a_completion(completion, expected):
+    assert final_answer(completion) == expected
+
+
+def test_partial_credit_is_cut_off_at_the_threshold():
+    pytest.importorskip("reasoning_gym")
+    (problem,) = load_prompts("reasoning-gym/chain_sum", 1)
+    wrong = f"<answer>{problem.answer} or so</answer>"
+    credit = Grader.make("reasoning_gym(threshold=None)", [problem])(wrong, problem)
+    assert 0 < credit < 1
+    for threshold, expected in ((None, credit), (credit, 1.0), (1.0, 0.0)):
+        spec = f"reasoning_gym(threshold={threshold!r})"
+        assert Grader.make(spec, [problem])(wrong, problem) == expected
+    assert Grader.make(None, [problem])(wrong, problem) == 0.0
+    assert Grader.make(None, [problem])(f"so it is {problem.answer}", problem) == 1.0
+    with pytest.raises(ValueError, match=r"threshold is 1\.5: give a credit in \(0, 1\]"):
+        Grader.make("reasoning_gym(threshold=1.5)", [problem])(wrong, problem)
+    with pytest.raises(ValueError, match="problem 'a' is no reasoning-gym problem"):
+        Grader.make("reasoning_gym", PROBLEMS)("7", PROBLEMS[0])
