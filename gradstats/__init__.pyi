@@ -5,6 +5,8 @@ from .prompts import Problem as Problem
 from .prompts import load_prompts as load_prompts
 from .rollouts import Rollouts as Rollouts
 from .rollouts import read_rollouts as read_rollouts
+from .trainer_dumps import read_trl_completions as read_trl_completions
+from .trainer_dumps import read_verl_rollouts as read_verl_rollouts
 from .sampling import sample as sample
 
 # gradients
@@ -24,6 +26,7 @@ from .stats import LengthBins as LengthBins
 from .stats import LengthRewardCorrelation as LengthRewardCorrelation
 from .stats import LengthScalingFit as LengthScalingFit
 from .stats import OnPolicyCheck as OnPolicyCheck
+from .stats import SamplerGap as SamplerGap
 from .stats import VarianceComparison as VarianceComparison
 from .stats import alpha_report as alpha_report
 from .stats import alpha_without_each_prompt as alpha_without_each_prompt
@@ -38,6 +41,7 @@ from .stats import implied_shift as implied_shift
 from .stats import length_reward_correlation as length_reward_correlation
 from .stats import length_scaling_by_block as length_scaling_by_block
 from .stats import plan_alpha as plan_alpha
+from .stats import sampler_gap as sampler_gap
 from .stats import variance_by_length as variance_by_length
 
 # figures, tables, reports

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 # The time left is extrapolated from this many seconds: shards may take minutes each.
@@ -46,6 +47,10 @@ class ProgressReport:
         self._lengths += [float(length) for length in lengths]
         self._bar.update(self._task, advance=0 if before else len(rewards), note=self.note())
 
+    def say(self, sentence: str) -> None:
+        """Print a remark above the bar."""
+        self._bar.console.print(f"[yellow]note:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+
     def note(self) -> str:
         """Tokens per second, and of what is finished the success rate (the mean reward, unless all are 0 or 1)."""
         said = []
@@ -77,7 +82,5 @@ def progress_bar(label: str, total: int, *, done: int = 0, shown: bool = True) -
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(
-        *columns, console=Console(stderr=True), disable=not shown, speed_estimate_period=_SPEED_OVER
-    ) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not shown, speed_estimate_period=_SPEED_OVER) as bar:
         yield ProgressReport(bar, label, total, done)

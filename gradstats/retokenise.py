@@ -49,9 +49,7 @@ def _from_pieces(tokenizer: Any, pieces: Sequence[str], tokens: list[int]) -> li
     """The ids whose texts are ``pieces``: the tokenizer's own where they agree, else the only ones there are."""
     by_text = _ids_by_text(tokenizer)
     candidates = [by_text.get(piece, ()) for piece in pieces]
-    if len(tokens) == len(pieces) and all(
-        token in known for token, known in zip(tokens, candidates, strict=True)
-    ):
+    if len(tokens) == len(pieces) and all(token in known for token, known in zip(tokens, candidates, strict=True)):
         return tokens
     # Several ids share a text where each is a part of one letter: then pieces do not decide.
     return [known[0] for known in candidates] if all(len(known) == 1 for known in candidates) else None

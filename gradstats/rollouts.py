@@ -239,6 +239,31 @@ def read_rollouts(path: str | os.PathLike[str]) -> Rollouts:
         raise ValueError(f"the rollouts file {path}: {error}") from error
 
 
+def token_sources(rollouts: Rollouts) -> dict[str, int]:
+    """How many completions have their token ids from where, see :data:`TOKEN_SOURCES`; empty where not recorded."""
+    if "token_source" not in rollouts.frame:
+        return {}
+    counts = rollouts.frame["token_source"].value_counts()
+    return {name: int(counts[name]) for name in TOKEN_SOURCES if name in counts}
+
+
+def retokenised_sentence(rollouts: Rollouts) -> str | None:
+    """What to know of completions whose token ids were restored from their text, or None where none were."""
+    counts = token_sources(rollouts)
+    text, wrong = counts.get("text", 0), counts.get("mismatch", 0)
+    if not text + wrong:
+        return None
+    first = ""
+    if wrong:
+        row = int(np.flatnonzero((rollouts.frame["token_source"] == "mismatch").to_numpy())[0])
+        first = f" (the first: prompt {rollouts.prompt_id[row]}, sample {rollouts.sample_id[row]})"
+    return (
+        f"the token ids of {text + wrong} of {len(rollouts)} completions were restored by tokenising their text, which "
+        f"may differ from what was sampled; {wrong} certainly do{first}, since they do not round-trip: take a sampler "
+        "that gives token ids where that matters"
+    )
+
+
 def _validate(frame: pd.DataFrame) -> None:
     for name, (_, required) in SCHEMA.items():
         if required and name not in frame:

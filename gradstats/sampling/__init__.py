@@ -14,7 +14,7 @@ from gradstats.policy import Policy
 from gradstats.progress import progress_bar
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.grading import Grader, RewardSpec
-from gradstats.rollouts import Rollouts
+from gradstats.rollouts import Rollouts, retokenised_sentence
 from gradstats.sampling.engines import open_sampler
 from gradstats.sampling.sampler import Completion, Sampler
 from gradstats.sampling.settings import SamplerSettings
@@ -108,14 +108,15 @@ def sample(
         (place[prompt_id], sample_id)
         for prompt_id, sample_id in zip(rollouts.prompt_id, rollouts.sample_id, strict=True)
     ]
-    warn_ungraded(rollouts)
+    warn_of_rollouts(rollouts)
     return rollouts.select(sorted(range(len(rollouts)), key=by_problem.__getitem__))
 
 
-def warn_ungraded(rollouts: Rollouts) -> None:
-    """Warn of completions that a reward could not score."""
-    if sentence := ungraded_sentence(rollouts.metadata.get("grading")):
-        warnings.warn(sentence, UserWarning, stacklevel=3)
+def warn_of_rollouts(rollouts: Rollouts) -> None:
+    """Warn of completions that a reward could not score, and of those whose token ids are not what was sampled."""
+    for sentence in (ungraded_sentence(rollouts.metadata.get("grading")), retokenised_sentence(rollouts)):
+        if sentence:
+            warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,10 @@ _REFUSED = (400, 404, 415, 422)
 _LONGEST_PAUSE = 8.0  # seconds, as the client library's own
 
 
+class ServerFailureError(ConnectionError):
+    """A server answered with a failure of its own."""
+
+
 class MalformedAnswerError(ConnectionError):
     """A server answered, and not with a completion."""
 
@@ -103,7 +107,9 @@ class ServerSampler:
         pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="completions")
         try:
             waiting = {
-                pool.submit(self._complete, sent[row], prompts[row], settings.max_new_tokens, int(seeds[row]), fields): row
+                pool.submit(
+                    self._complete, sent[row], prompts[row], settings.max_new_tokens, int(seeds[row]), fields
+                ): row
                 for row in range(len(prompts))
             }
             for future in as_completed(waiting):
@@ -139,28 +145,37 @@ class ServerSampler:
 
         Raises:
             ValueError: when it refuses all.
+            ConnectionError: when it fails at the last.
         """
         tokens = list(self.policy.tokenizer("1 + 1 =")["input_ids"])
         settings = SamplerSettings(1)
-        refusals = []
+        refused: Exception | None = None
         for dialect in DIALECTS:
             prompt = tokens if dialect.takes_tokens else self.policy.tokenizer.decode(tokens)
             try:
                 with self._failures():
-                    self._ask(prompt, 1, 0, dialect.fields(settings, self._stop_tokens))
+                    # Some servers call a request that they do not understand a failure of theirs: no repeats.
+                    self._ask(prompt, 1, 0, dialect.fields(settings, self._stop_tokens), max_retries=0)
                 return dialect
-            except ValueError as error:
-                refusals.append(str(error))
-        raise ValueError(f"no way of asking for a completion suits: {refusals[-1]}")
+            except (ValueError, ServerFailureError) as error:
+                refused = error
+        assert refused is not None
+        raise refused
 
-    def _ask(self, prompt: list[int] | str, max_tokens: int, seed: int, fields: Mapping[str, Any]) -> Any:
-        return self._client.completions.create(
+    def _ask(
+        self,
+        prompt: list[int] | str,
+        max_tokens: int,
+        seed: int,
+        fields: Mapping[str, Any],
+        max_retries: int | None = None,
+    ) -> Any:
+        retries = self.max_retries if max_retries is None else max_retries
+        return self._client.with_options(max_retries=retries).completions.create(
             model=self.served_model, prompt=prompt, max_tokens=max_tokens, seed=seed, **fields
         )
 
-    def _complete(
-        self, sent: Any, prompt: list[int], max_tokens: int, seed: int, fields: dict[str, Any]
-    ) -> Completion:
+    def _complete(self, sent: Any, prompt: list[int], max_tokens: int, seed: int, fields: dict[str, Any]) -> Completion:
         """One completion; an answer that is none is asked for again, as the client does with failures."""
         for attempt in range(self.max_retries + 1):
             try:
@@ -277,7 +292,7 @@ class ServerSampler:
             said = " ".join(str(error).split())[:200]
             if error.status_code in _REFUSED:
                 raise ValueError(f"the server at {self.base_url} refuses the request: {said}") from error
-            raise ConnectionError(
+            raise ServerFailureError(
                 f"the server at {self.base_url} answered {error.status_code}, {self.max_retries + 1} times: {said}; "
                 f"see its log; {kept}"
             ) from error

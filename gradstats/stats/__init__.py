@@ -10,6 +10,7 @@ from gradstats.stats.length_reward import LengthRewardCorrelation, length_reward
 from gradstats.stats.length_scaling import LengthScalingFit, fit_length_scaling
 from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.stats.planning import AlphaPlan, plan_alpha
+from gradstats.stats.sampler_gap import SamplerGap, sampler_gap
 from gradstats.stats.variance import VarianceComparison, compare
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LengthRewardCorrelation",
     "LengthScalingFit",
     "OnPolicyCheck",
+    "SamplerGap",
     "VarianceComparison",
     "alpha_report",
     "alpha_without_each_prompt",
@@ -36,5 +38,6 @@ __all__ = [
     "length_reward_correlation",
     "length_scaling_by_block",
     "plan_alpha",
+    "sampler_gap",
     "variance_by_length",
 ]
