@@ -5,6 +5,8 @@ from .prompts import Problem as Problem
 from .prompts import load_prompts as load_prompts
 from .rollouts import Rollouts as Rollouts
 from .rollouts import read_rollouts as read_rollouts
+from .trainer_dumps import read_trl_completions as read_trl_completions
+from .trainer_dumps import read_verl_rollouts as read_verl_rollouts
 from .sampling import sample as sample
 
 # gradients
@@ -26,6 +28,7 @@ from .stats import LengthScalingFit as LengthScalingFit
 from .stats import OnPolicyCheck as OnPolicyCheck
 from .stats import ProxyQuality as ProxyQuality
 from .stats import TokenProfile as TokenProfile
+from .stats import SamplerGap as SamplerGap
 from .stats import VarianceComparison as VarianceComparison
 from .stats import alpha_report as alpha_report
 from .stats import alpha_without_each_prompt as alpha_without_each_prompt
@@ -43,6 +46,7 @@ from .stats import length_reward_correlation as length_reward_correlation
 from .stats import length_scaling_by_block as length_scaling_by_block
 from .stats import local_slope as local_slope
 from .stats import plan_alpha as plan_alpha
+from .stats import sampler_gap as sampler_gap
 from .stats import variance_by_length as variance_by_length
 from .stats import proxy_quality as proxy_quality
 from .stats import surprise_along as surprise_along

@@ -67,6 +67,10 @@ def sample(
     policy_settings: tuple[str, ...] = (),
     dtype: str = "float32",
     batch_size: int = 64,
+    sampler: str = "transformers",
+    base_url: str | None = None,
+    sampler_options: tuple[str, ...] = (),
+    greedy: bool = False,
     seed: int = 0,
     progress: bool = True,
 ) -> None:
@@ -91,6 +95,10 @@ def sample(
         policy_settings: options of the policy, as in revision=main adapter=./lora allow_pickle=true.
         dtype: float32, float64, bfloat16 or float16.
         batch_size: completions drawn together.
+        sampler: the engine: transformers, continuous, vllm, or openai for a server of that API.
+        base_url: the server's address, as in http://localhost:8000/v1.
+        sampler_options: options of the engine, as in model=NAME concurrency=16 timeout_seconds=60.
+        greedy: also draw one greedy completion of each prompt, whose reward is ReMax's baseline.
         seed: seed of problems and sampler.
         progress: show a progress bar.
     """
@@ -112,6 +120,10 @@ def sample(
         template_options=with_settings({}, template_options),
         rng=seed,
         batch_size=batch_size,
+        sampler=sampler,
+        base_url=base_url,
+        sampler_options=with_settings({}, sampler_options),
+        greedy=greedy,
         progress=progress,
     )
     rollouts.to_parquet(out)
@@ -144,6 +156,8 @@ def measure(
     policy: Positional[str],
     rollouts: Path,
     out: Path,
+    rollouts_format: Literal["gradstats", "trl", "verl"] = "gradstats",
+    rollouts_options: tuple[str, ...] = (),
     engine: Literal["auto", "ghost", "vmap", "loop"] = "auto",
     temperature: float = 1.0,
     params: str | None = None,
@@ -157,8 +171,11 @@ def measure(
 
     Args:
         policy: "embedded", a local folder, a .gguf file or a hub id.
-        rollouts: a rollouts file, or a run directory.
+        rollouts: a rollouts file, or a run directory; or what a trainer wrote, a file or a folder of them.
         out: the folder to write.
+        rollouts_format: gradstats, trl (the Parquet files of log_completions) or verl (the JSONL files of
+            trainer.rollout_data_dir), whose texts are tokenised with the policy's tokenizer.
+        rollouts_options: options of the trainer's reader, as in reward=accuracy_reward max_completion_length=256.
         engine: how gradients are computed.
         temperature: temperature of the distribution whose log-probability is differentiated.
         params: regular expression of the parameters to differentiate.
@@ -172,9 +189,16 @@ def measure(
     from gradstats.experiment import with_settings
     from gradstats.pipeline import load_rollouts_of
 
+    loaded = gradstats.load_policy(policy, dtype=dtype, temperature=temperature, **with_settings({}, policy_settings))
+    if rollouts_format == "gradstats":
+        table = load_rollouts_of(rollouts)
+    else:
+        from gradstats.trainer_dumps import READERS
+
+        table = READERS[rollouts_format](rollouts, loaded.tokenizer, **with_settings({}, rollouts_options))
     measured = gradstats.measure(
-        gradstats.load_policy(policy, dtype=dtype, temperature=temperature, **with_settings({}, policy_settings)),
-        load_rollouts_of(rollouts),
+        loaded,
+        table,
         engine=engine,
         params=params,
         blocks=blocks,
@@ -183,6 +207,8 @@ def measure(
     )
     measured.save(out)
     terminal.console.print(f"{len(measured)} sequences measured with {measured.metadata['engine']} → {out}")
+    if measured.old_logprobs is not None:
+        terminal.console.print(gradstats.sampler_gap(measured).sentence(), markup=False)
 
 
 def alpha(

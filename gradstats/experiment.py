@@ -65,6 +65,10 @@ class SamplingSection(_Section):
     batch_size: int = 64
     system_prompt: str | None = None
     template_options: dict[str, Any] = Field(default_factory=dict)
+    sampler: str = "transformers"
+    base_url: str | None = None
+    sampler_options: dict[str, Any] = Field(default_factory=dict)
+    greedy: bool = False
 
 
 class MeasurementSection(_Section):

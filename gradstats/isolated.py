@@ -97,6 +97,7 @@ class IsolatedProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                start_new_session=True,  # Ctrl-C is not for it: what is being scored may be finished
                 env=os.environ | one_thread | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"},
             )
         if module not in self._imported:

@@ -16,6 +16,7 @@ def sampling_plan(experiment: Experiment, revisions: dict[str, str | None]) -> S
     """Load the problems and the policy of an experiment, at the given revisions, and form its batches."""
     # torch and transformers load here, so that a finished run is redrawn without them.
     from gradstats.sampling import SamplerSettings, SamplingPlan
+    from gradstats.sampling.engines import open_sampler
 
     section = experiment.sampling
     problems = experiment_problems(experiment, revisions)
@@ -38,6 +39,8 @@ def sampling_plan(experiment: Experiment, revisions: dict[str, str | None]) -> S
         section.system_prompt,
         section.template_options,
         section.reward,
+        sampler=open_sampler(section.sampler, policy, section.base_url, section.sampler_options),
+        greedy=section.greedy,
     )
 
 

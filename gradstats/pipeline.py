@@ -17,16 +17,19 @@ from gradstats.atomic import atomic_path, remove_partials, remove_path, write_js
 from gradstats.environment import environment
 from gradstats.experiment import Experiment, FiguresSection
 from gradstats.growth import grown_plan, may_grow, read_plan, rounds_of, size_of
+from gradstats.interrupts import finishing_in_hand
 from gradstats.loading import experiment_policy, experiment_problems, sampling_plan
 from gradstats.measurement import Measurement, read_measurement
 from gradstats.progress import progress_bar
 from gradstats.regrading import finish_regrading, read_regradings, refuse_half_regraded, regrade_shards
 from gradstats.revisions import resolve_revisions
-from gradstats.rollouts import Rollouts, read_rollouts
+from gradstats.rollouts import Rollouts, read_rollouts, token_sources
 from gradstats.tally import warn_ungraded
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from gradstats.stats import SamplerGap
 
 _INSTEAD = {
     "prompts.n": "a run can grow and not shrink, so choose another directory (--out)",
@@ -119,7 +122,7 @@ class RunDirectory:
                 self.timings[name] = round(self.timings.get(name, 0.0) + time.monotonic() - start, 2)
                 self.remarks += [str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning)]
 
-    def write_manifest(self, measured: Measurement, paths: list[Path]) -> None:
+    def write_manifest(self, measured: Measurement, paths: list[Path], gap: SamplerGap | None) -> None:
         """Record versions, commit, hardware, seeds, timings and results' files."""
         experiment = self.experiment
         write_json(
@@ -138,6 +141,8 @@ class RunDirectory:
                 "n_prompts": len(set(measured.rollouts.prompt_id)),
                 "n_sequences": len(measured),
                 "n_truncated": int(measured.rollouts.truncated.sum()),
+                "token_sources": token_sources(measured.rollouts),
+                "sampler_gap": None if gap is None else gap.summary(),
                 "not_finite": measured.metadata.get("not_finite", []),
                 "mean_reward": float(measured.rollouts.rewards.mean()),
                 "reward": measured.rollouts.metadata.get("reward"),
@@ -187,6 +192,8 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
     if done.exists() and json.loads(done.read_text()).items() >= size.items():
         return
     with run.step("sampling"):
+        from gradstats.sampling import warn_of_rollouts
+
         # What the hub's names stood for when the run began is what it goes on with.
         revisions = read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment)
         plan = sampling_plan(run.experiment, revisions)
@@ -194,13 +201,20 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
         plan = grown_plan(plan, run.rollouts, revisions)
         run.write_experiment()
         shards = [_shard(run.rollouts, batch, ".parquet") for batch in range(plan.n_batches)]
-        finished = sum(len(rows) for rows, shard in zip(plan.rows, shards, strict=True) if shard.exists())
-        with progress_bar("sampling", plan.n_completions, done=finished, shown=progress) as report:
+        finished = [read_rollouts(shard) for shard in shards if shard.exists()]
+        with (
+            progress_bar("sampling", plan.n_completions, done=sum(map(len, finished)), shown=progress) as report,
+            finishing_in_hand(report.say) as stop_if_asked,
+        ):
+            for part in finished:
+                report.completions(part.rewards, part.lengths, before=True)
             for batch, shard in enumerate(shards):
                 if not shard.exists():
-                    plan.draw(batch, report.tokens).to_parquet(shard)
-                    report.advance(len(plan.rows[batch]))
-        warn_ungraded(read_rollouts(run.rollouts).metadata.get("grading"))
+                    part = plan.draw(batch, report.tokens)
+                    part.to_parquet(shard)
+                    report.completions(part.rewards, part.lengths)
+                    stop_if_asked()
+        warn_of_rollouts(read_rollouts(run.rollouts))
     write_json(done, {"n_shards": plan.n_batches, "n_completions": plan.n_completions, **size})
 
 
@@ -223,7 +237,10 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         finished = sum(
             len(read_rollouts(source)) for source, target in zip(sources, targets, strict=True) if target.exists()
         )
-        with progress_bar("measuring", len(rollouts), done=finished, shown=progress) as report:
+        with (
+            progress_bar("measuring", len(rollouts), done=finished, shown=progress) as report,
+            finishing_in_hand(report.say) as stop_if_asked,
+        ):
 
             def count(n_sequences: int, n_tokens: int) -> None:
                 report.advance(n_sequences)
@@ -232,6 +249,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
             for source, target in zip(sources, targets, strict=True):
                 if not target.exists():
                     session.measure(read_rollouts(source), count).save(target)
+                    stop_if_asked()
     write_json(done, {"n_shards": len(sources)})
 
 
@@ -285,6 +303,7 @@ class RunResult:
         alpha: the length-scaling fit with what bears on it, or None where the data allow none (the remarks say why).
         comparison: the variance comparison, or None likewise.
         paths: the files of results, figures and tables.
+        gap: how far the sampler is from the scorer, or None where it recorded no log-probabilities.
     """
 
     run: RunDirectory
@@ -292,6 +311,7 @@ class RunResult:
     alpha: Any
     comparison: Any
     paths: list[Path]
+    gap: SamplerGap | None = None
 
     @property
     def fit(self) -> Any:
@@ -320,11 +340,24 @@ def analyse(run: RunDirectory) -> RunResult:
             paths += (
                 _attempt(run, "figures", lambda: draw_run(read_results(run.path), run.path / "figures", look)) or []
             )
-    run.write_manifest(measured, paths)
+        gap = _sampler_gap(run, measured)
+    run.write_manifest(measured, paths, gap)
     paths.append(run.path / "manifest.json")
     if alpha is not None or comparison is not None:
         paths.append(write_report(run.path))
-    return RunResult(run, measured, alpha, comparison, paths)
+    return RunResult(run, measured, alpha, comparison, paths, gap)
+
+
+def _sampler_gap(run: RunDirectory, measured: Measurement) -> SamplerGap | None:
+    """Sampler against scorer, which is a remark where it matters."""
+    from gradstats.stats import sampler_gap
+
+    if measured.old_logprobs is None:
+        return None
+    gap = _attempt(run, "sampler against scorer", lambda: sampler_gap(measured))
+    if gap is not None and gap.off_policy:
+        run.remarks.append(gap.sentence())
+    return gap
 
 
 def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Any:

@@ -6,18 +6,25 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+# The time left is extrapolated from this many seconds: shards may take minutes each.
+_SPEED_OVER = 1800.0
 
 
 class ProgressReport:
-    """Handle of a running progress bar: finished steps move it, tokens give its speed."""
+    """Handle of a running progress bar: finished steps move it, tokens give its speed, rewards its success rate."""
 
     def __init__(self, bar: Progress, label: str, total: int, done: int) -> None:
         self._bar = bar
         self._task = bar.add_task(label, total=total, completed=done, note="")
         self._tokens = 0
         self._start = time.monotonic()
+        self._rewards: list[float] = []
+        self._lengths: list[float] = []
 
     def advance(self, steps: int = 1) -> None:
         """Count ``steps`` more as finished."""
@@ -26,8 +33,36 @@ class ProgressReport:
     def tokens(self, count: int) -> None:
         """Count tokens that were processed; the bar shows tokens per second."""
         self._tokens += count
-        speed = self._tokens / max(time.monotonic() - self._start, 1e-9)
-        self._bar.update(self._task, note=f"{speed:,.0f} tokens/s")
+        self._bar.update(self._task, note=self.note())
+
+    def completions(self, rewards: np.ndarray, lengths: np.ndarray, *, before: bool = False) -> None:
+        """Count completions as finished; the bar shows their success rate and mean length.
+
+        Args:
+            rewards: of each.
+            lengths: tokens of each.
+            before: they were finished by an earlier call, and move nothing.
+        """
+        self._rewards += [float(reward) for reward in rewards]
+        self._lengths += [float(length) for length in lengths]
+        self._bar.update(self._task, advance=0 if before else len(rewards), note=self.note())
+
+    def say(self, sentence: str) -> None:
+        """Print a remark above the bar."""
+        self._bar.console.print(f"[yellow]note:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+
+    def note(self) -> str:
+        """Tokens per second, and of what is finished the success rate (the mean reward, unless all are 0 or 1)."""
+        said = []
+        if self._tokens:
+            speed = self._tokens / max(time.monotonic() - self._start, 1e-9)
+            said.append(f"{speed:,.0f} tokens/s")
+        if self._rewards:
+            mean = float(np.mean(self._rewards))
+            binary = set(self._rewards) <= {0.0, 1.0}
+            said.append(f"success {mean:.0%}" if binary else f"mean reward {mean:.2f}")
+            said.append(f"mean length {np.mean(self._lengths):.0f}")
+        return ", ".join(said)
 
 
 @contextmanager
@@ -47,5 +82,5 @@ def progress_bar(label: str, total: int, *, done: int = 0, shown: bool = True) -
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not shown, speed_estimate_period=_SPEED_OVER) as bar:
         yield ProgressReport(bar, label, total, done)

@@ -141,6 +141,7 @@ def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
         ("cut off at the cap", manifest.get("n_truncated")),
         ("mean reward", f"{manifest['mean_reward']:.3f}" if manifest.get("mean_reward") is not None else None),
         ("gradient engine", manifest.get("engine")),
+        ("sampler against scorer", (manifest.get("sampler_gap") or {}).get("sentence")),
     ]
     return [(label, str(value)) for label, value in rows if value not in (None, "")]
 

@@ -32,6 +32,7 @@ COMPARED = (
     "sampling.repetition_penalty",
     "sampling.reward",
     "sampling.system_prompt",
+    "sampling.sampler",
     "measurement.params",
     "variance.group_size",
     "variance.reference",

@@ -32,10 +32,17 @@ SCHEMA: dict[str, tuple[pa.DataType, bool]] = {
     "finish_reason": (pa.string(), False),
     "prompt_text": (pa.string(), False),
     "completion_text": (pa.string(), False),
+    "sampler_seed": (pa.int64(), False),
+    "token_source": (pa.string(), False),
+    "greedy_reward": (pa.float64(), False),
+    "greedy_text": (pa.string(), False),
 }
 
 _PER_TOKEN = ("completion_mask", "token_rewards", "sampler_logprobs")
 _FINISH_REASONS = ("stop", "length")
+#: Where a completion's token ids come from: the engine itself; the text of each token; the whole text, tokenised anew;
+#: or the whole text, whose new tokens do not give it back (or are not as many as the engine says it drew).
+TOKEN_SOURCES = ("engine", "pieces", "text", "mismatch")
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,10 @@ class Rollouts:
             ``completion_tokens`` lists of token ids (end-of-sequence included where it was sampled);
             ``completion_mask`` list of bool, False for tokens that the policy did not choose (tool output);
             ``reward`` float; ``token_rewards`` list of float; ``sampler_logprobs`` list of float, log-probabilities
-            under the distribution that was sampled; ``finish_reason`` "stop" or "length"; ``prompt_text``,
-            ``completion_text``.
+            under the distribution that was sampled, NaN where the sampler did not tell; ``finish_reason`` "stop" or
+            "length"; ``prompt_text``, ``completion_text``; ``sampler_seed`` int, where each completion has its own;
+            ``token_source``, one of :data:`TOKEN_SOURCES`, where token ids may have been restored from text;
+            ``greedy_reward`` and ``greedy_text``, of the prompt's greedy completion.
         metadata: policy, revision, sampler parameters, seed, versions; travels in the Parquet file.
 
     Raises:
@@ -122,16 +131,27 @@ class Rollouts:
 
     @classmethod
     def concatenate(cls, parts: Iterable[Rollouts]) -> Rollouts:
-        """Stack tables; the first one's metadata is kept, and tallies of grading are added up."""
+        """Stack tables; the first one's metadata is kept, and tallies of grading are added up.
+
+        Where only some tables have ``sampler_logprobs``, the others' are NaN.
+
+        Raises:
+            ValueError: when there are none, or they differ in any other column.
+        """
         parts = list(parts)
         if not parts:
             raise ValueError("parts is empty: there are no rollouts to concatenate")
-        frame = pd.concat([part.frame for part in parts], ignore_index=True)
+        frames = [part.frame for part in parts]
+        if any("sampler_logprobs" in frame for frame in frames):
+            frames = [frame if "sampler_logprobs" in frame else _without_logprobs(frame) for frame in frames]
+        for frame in frames:
+            if different := sorted(set(frame) ^ set(frames[0])):
+                raise ValueError(f"rollouts differ in the column {different[0]!r}: only some of them have it")
         metadata = dict(parts[0].metadata)
         tallies = [part.metadata["grading"] for part in parts if "grading" in part.metadata]
         if tallies:
             metadata["grading"] = merge_tallies(tallies)
-        return cls(frame, metadata)
+        return cls(pd.concat(frames, ignore_index=True), metadata)
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -219,6 +239,31 @@ def read_rollouts(path: str | os.PathLike[str]) -> Rollouts:
         raise ValueError(f"the rollouts file {path}: {error}") from error
 
 
+def token_sources(rollouts: Rollouts) -> dict[str, int]:
+    """How many completions have their token ids from where, see :data:`TOKEN_SOURCES`; empty where not recorded."""
+    if "token_source" not in rollouts.frame:
+        return {}
+    counts = rollouts.frame["token_source"].value_counts()
+    return {name: int(counts[name]) for name in TOKEN_SOURCES if name in counts}
+
+
+def retokenised_sentence(rollouts: Rollouts) -> str | None:
+    """What to know of completions whose token ids were restored from their text, or None where none were."""
+    counts = token_sources(rollouts)
+    text, wrong = counts.get("text", 0), counts.get("mismatch", 0)
+    if not text + wrong:
+        return None
+    first = ""
+    if wrong:
+        row = int(np.flatnonzero((rollouts.frame["token_source"] == "mismatch").to_numpy())[0])
+        first = f" (the first: prompt {rollouts.prompt_id[row]}, sample {rollouts.sample_id[row]})"
+    return (
+        f"the token ids of {text + wrong} of {len(rollouts)} completions were restored by tokenising their text, which "
+        f"may differ from what was sampled; {wrong} certainly do{first}, since they do not round-trip: take a sampler "
+        "that gives token ids where that matters"
+    )
+
+
 def _validate(frame: pd.DataFrame) -> None:
     for name, (_, required) in SCHEMA.items():
         if required and name not in frame:
@@ -247,8 +292,19 @@ def _validate(frame: pd.DataFrame) -> None:
     if "finish_reason" in frame:
         known = frame["finish_reason"].isin(_FINISH_REASONS).to_numpy()
         _refuse(frame, ~known, f"has a finish_reason that is none of {', '.join(_FINISH_REASONS)}")
+    if "token_source" in frame:
+        known = frame["token_source"].isin(TOKEN_SOURCES).to_numpy()
+        _refuse(frame, ~known, f"has a token_source that is none of {', '.join(TOKEN_SOURCES)}")
+    if "greedy_reward" in frame:
+        greedy = frame["greedy_reward"].to_numpy(dtype=np.float64)
+        _refuse(frame, ~np.isfinite(greedy), "has a greedy_reward that is not finite: grade it, or drop the column")
     repeated = frame.duplicated(["prompt_id", "sample_id"]).to_numpy()
     _refuse(frame, repeated, "repeats its sample_id: number the completions of a prompt from 0")
+
+
+def _without_logprobs(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with log-probabilities that are not known, one per token."""
+    return frame.assign(sampler_logprobs=[[float("nan")] * len(tokens) for tokens in frame["completion_tokens"]])
 
 
 def _length(values: Any) -> int:

@@ -68,6 +68,8 @@ def show_run(result: RunResult) -> None:
     if result.comparison is not None:
         frame = result.comparison.to_frame(result.run.experiment.variance.confidence_level)
         show_variance(frame)
+    if result.gap is not None and not result.gap.off_policy:  # else it is a remark
+        console.print(escape(result.gap.sentence()))
     for remark in dict.fromkeys(result.run.remarks):
         note(remark)
     console.print("written:")

@@ -29,7 +29,7 @@ HOW_TO_GET = {
     "ref_logprobs": "measure with reference_policy=…",
     "sum_pi_squared": "measure the policy: it is Σ_v π(v)² at every position",
     "values": "pass the value of the state before each token (a value head's, or means of completions)",
-    "greedy_rewards": "sample one greedy completion a prompt and repeat its reward for the prompt's others",
+    "greedy_rewards": "sample with greedy=True, which adds one greedy completion a prompt, or pass its reward",
     "sq_norms": "measure the squared gradient norm ‖S_i‖² of each completion",
     "token_energy": "measure with token_probes=…",
     "token_cross": "measure with token_probes=… (it is ⟨s_t, S⟩ at every position)",
@@ -154,7 +154,7 @@ class Batch:
             found["token_rewards"] = _pad_ragged("token_rewards", rollouts.tokens("token_rewards"), masks)
         for name in TOKEN_FIELDS:
             rows = _measured_rows(measured, name)
-            if rows is not None:
+            if rows is not None and (name != "old_logprobs" or _all_known(rows, masks)):
                 found[name] = _pad_ragged(name, rows, masks)
         known = {entry.name for entry in fields(cls) if entry.init}
         for name, value in fields_given.items():
@@ -169,6 +169,8 @@ class Batch:
                 fields_given[name] = _pad_ragged(name, value, masks)
         mask = _pad_ragged("mask", masks, masks).astype(bool)
         found |= {"rewards": rollouts.rewards, "lengths": mask.sum(axis=1), "groups": rollouts.prompt_id}
+        if "greedy_reward" in rollouts.frame:
+            found["greedy_rewards"] = rollouts.frame["greedy_reward"].to_numpy(dtype=np.float64)
         return cls(**{"mask": mask, **found, **fields_given})
 
     @property
@@ -237,6 +239,11 @@ def _measured_rows(measured: Any, name: str) -> Sequence[np.ndarray] | None:
         name in ("token_energy", "token_cross") and rows is not None and not all(np.isfinite(row).all() for row in rows)
     )
     return None if partial else rows
+
+
+def _all_known(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> bool:
+    """Whether a sampler told the log-probability of every counted token; some leave out the last."""
+    return all(not np.isnan(row[mask]).any() for row, mask in zip(rows, masks, strict=True))
 
 
 def _pad_ragged(name: str, rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> Float[np.ndarray, "n t"]:

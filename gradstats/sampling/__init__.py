@@ -14,13 +14,14 @@ from gradstats.policy import Policy
 from gradstats.progress import progress_bar
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.grading import Grader, RewardSpec
-from gradstats.rollouts import Rollouts
+from gradstats.rollouts import Rollouts, retokenised_sentence
+from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.sampler import Completion, Sampler
 from gradstats.sampling.settings import SamplerSettings
-from gradstats.sampling.transformers_sampler import Completion, generate, stop_token_ids
-from gradstats.tally import warn_ungraded
-from gradstats.threads import suitable_threads
+from gradstats.sampling.stop_tokens import stop_token_ids
+from gradstats.tally import ungraded_sentence
 
-__all__ = ["SamplerSettings", "SamplingPlan", "sample"]
+__all__ = ["Completion", "Sampler", "SamplerSettings", "SamplingPlan", "sample"]
 
 
 def sample(
@@ -39,6 +40,10 @@ def sample(
     batch_size: int = 64,
     system_prompt: str | None = None,
     template_options: Mapping[str, Any] | None = None,
+    sampler: str | Sampler = "transformers",
+    base_url: str | None = None,
+    sampler_options: Mapping[str, Any] | None = None,
+    greedy: bool = False,
     progress: bool = True,
 ) -> Rollouts:
     """Sample completions of each problem from a policy and score them.
@@ -64,13 +69,20 @@ def sample(
         batch_size: completions drawn together.
         system_prompt: a system message for the chat template.
         template_options: further variables for the chat template.
+        sampler: the engine: "transformers", "continuous" (transformers' continuous batching), "vllm", "openai" (any
+            server of that API), or a :class:`Sampler` of your own.
+        base_url: the server's address for "openai", such as ``http://localhost:8000/v1``.
+        sampler_options: the engine's own options, see :mod:`gradstats.sampling.engines`.
+        greedy: also draw one greedy completion of each problem, whose reward is ReMax's baseline.
         progress: show a progress bar.
 
     Returns:
-        The rollouts, ordered by problem and sample, with ``sampler_logprobs`` and all settings in the metadata.
+        The rollouts, ordered by problem and sample, with ``sampler_logprobs`` as far as the engine tells them and all
+        settings in the metadata.
 
     Raises:
         ValueError: for settings out of range, no problems, repeated prompt ids, or a prompt too long for the model.
+        ConnectionError, TimeoutError: when a server fails again and again.
     """
     settings = SamplerSettings(
         max_new_tokens,
@@ -81,22 +93,30 @@ def sample(
         repetition_penalty,
     )
     plan = SamplingPlan.make(
-        policy, problems, settings, group_size, rng, batch_size, system_prompt, template_options, reward
-    )
+        policy, problems, settings, group_size, rng, batch_size, system_prompt, template_options, reward,
+        sampler=open_sampler(sampler, policy, base_url, sampler_options), greedy=greedy,
+    )  # fmt: skip
     plan.warn_overridden()
     parts = []
     with progress_bar("sampling", plan.n_completions, shown=progress) as report:
         for batch in range(plan.n_batches):
             parts.append(plan.draw(batch, report.tokens))
-            report.advance(len(plan.rows[batch]))
+            report.completions(parts[-1].rewards, parts[-1].lengths)
     rollouts = Rollouts.concatenate(parts)
     place = {problem.prompt_id: index for index, problem in enumerate(problems)}
     by_problem = [
         (place[prompt_id], sample_id)
         for prompt_id, sample_id in zip(rollouts.prompt_id, rollouts.sample_id, strict=True)
     ]
-    warn_ungraded(rollouts.metadata.get("grading"))
+    warn_of_rollouts(rollouts)
     return rollouts.select(sorted(range(len(rollouts)), key=by_problem.__getitem__))
+
+
+def warn_of_rollouts(rollouts: Rollouts) -> None:
+    """Warn of completions that a reward could not score, and of those whose token ids are not what was sampled."""
+    for sentence in (ungraded_sentence(rollouts.metadata.get("grading")), retokenised_sentence(rollouts)):
+        if sentence:
+            warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -108,6 +128,8 @@ class SamplingPlan:
 
     Attributes:
         rows: for each batch, pairs of problem index and sample number.
+        sampler: the engine that draws.
+        greedy: whether each problem also gets a greedy completion; then a batch holds whole groups.
     """
 
     policy: Policy
@@ -119,6 +141,8 @@ class SamplingPlan:
     reward: Grader
     rows: list[list[tuple[int, int]]]
     metadata: dict[str, Any]
+    sampler: Sampler
+    greedy: bool = False
 
     @classmethod
     def make(
@@ -132,6 +156,9 @@ class SamplingPlan:
         system_prompt: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         reward: RewardSpec = None,
+        *,
+        sampler: Sampler | None = None,
+        greedy: bool = False,
     ) -> SamplingPlan:
         """Encode the prompts and form the batches; arguments as for :func:`sample`."""
         for name, value in (("group_size", group_size), ("batch_size", batch_size)):
@@ -145,16 +172,21 @@ class SamplingPlan:
             policy.encode_prompt(problem.prompt, system_prompt=system_prompt, template_options=template_options)
             for problem in problems
         ]
+        refuse_long_prompts(policy, problems, tokens, settings.max_new_tokens)
+        sampler = open_sampler("transformers", policy) if sampler is None else sampler
+        if greedy:
+            batch_size = max(batch_size // group_size, 1) * group_size
         by_length = sorted(range(len(problems)), key=lambda index: (len(tokens[index]), index))
         pairs = [(index, number) for index in by_length for number in range(group_size)]
         rows = [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
         grader = Grader.make(reward, problems)
         metadata = {
             "policy": policy.describe(),
-            "sampler": {"engine": "transformers", **asdict(settings)},
+            "sampler": {**sampler.describe(), **asdict(settings)},
             "group_size": group_size,
             "batch_size": batch_size,
             "seed": seed,
+            "greedy": greedy,
             "reward": grader.describe(),
             "system_prompt": system_prompt,
             "template_options": dict(template_options or {}),
@@ -162,7 +194,7 @@ class SamplingPlan:
             "generation_config_not_followed": settings.overridden(policy.model.generation_config),
             "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
         }
-        return cls(policy, problems, tokens, settings, group_size, seed, grader, rows, metadata)
+        return cls(policy, problems, tokens, settings, group_size, seed, grader, rows, metadata, sampler, greedy)
 
     @property
     def n_batches(self) -> int:
@@ -189,26 +221,81 @@ class SamplingPlan:
     def draw(self, batch: int, on_tokens: Callable[[int], None] = lambda count: None) -> Rollouts:
         """Draw and score one batch."""
         rows = self.rows[batch]
-        seed = int(np.random.SeedSequence([self.seed, batch]).generate_state(1)[0])
+        # Its first word does not depend on how many are drawn: an engine with one seed a batch takes that.
+        seeds = np.random.SeedSequence([self.seed, batch]).generate_state(len(rows)).tolist()
         prompts = [self.prompt_tokens[index] for index, _ in rows]
-        with suitable_threads(self.policy):
-            completions = generate(self.policy, prompts, self.settings, seed, on_tokens)
-        return self._table(rows, completions)
+        completions = self.sampler.draw(prompts, self.settings, seeds, on_tokens)
+        greedy = self._draw_greedy(rows, seeds, on_tokens) if self.greedy else None
+        return self._table(rows, completions, seeds, greedy)
 
-    def _table(self, rows: list[tuple[int, int]], completions: list[Completion]) -> Rollouts:
-        decode = self.policy.tokenizer.decode
-        texts = [decode(completion.tokens, skip_special_tokens=True) for completion in completions]
+    def _draw_greedy(
+        self, rows: list[tuple[int, int]], seeds: list[int], on_tokens: Callable[[int], None]
+    ) -> dict[int, tuple[str, float]]:
+        """Text and reward of the greedy completion of each problem in a batch."""
+        indices = list(dict.fromkeys(index for index, _ in rows))
+        prompts = [self.prompt_tokens[index] for index in indices]
+        drawn = self.sampler.draw(prompts, self.settings.greedy(), seeds[: len(indices)], on_tokens)
+        texts = [self._decode(completion) for completion in drawn]
+        return {
+            index: (text, self.reward(text, self.problems[index])) for index, text in zip(indices, texts, strict=True)
+        }
+
+    def _decode(self, completion: Completion) -> str:
+        return self.policy.tokenizer.decode(completion.tokens, skip_special_tokens=True)
+
+    def _table(
+        self,
+        rows: list[tuple[int, int]],
+        completions: list[Completion],
+        seeds: list[int],
+        greedy: dict[int, tuple[str, float]] | None,
+    ) -> Rollouts:
+        texts = [self._decode(completion) for completion in completions]
         problems = [self.problems[index] for index, _ in rows]
         rewards, tally = self.reward.grade(texts, problems)
+        optional: dict[str, list[Any]] = {}
+        if any(completion.logprobs is not None for completion in completions):
+            optional["sampler_logprobs"] = [
+                [float("nan")] * len(completion.tokens) if completion.logprobs is None else completion.logprobs
+                for completion in completions
+            ]
+        if self.sampler.own_seeds:
+            optional["sampler_seed"] = seeds
+            optional["token_source"] = [completion.token_source for completion in completions]
+        if greedy is not None:
+            optional["greedy_text"] = [greedy[index][0] for index, _ in rows]
+            optional["greedy_reward"] = [float(greedy[index][1]) for index, _ in rows]
         return Rollouts.from_sequences(
             prompt_tokens=[self.prompt_tokens[index] for index, _ in rows],
             completion_tokens=[completion.tokens for completion in completions],
             rewards=rewards,
             prompt_ids=[problem.prompt_id for problem in problems],
             sample_ids=[number for _, number in rows],
-            sampler_logprobs=[completion.logprobs for completion in completions],
             finish_reason=[completion.finish_reason for completion in completions],
             prompt_text=[problem.prompt for problem in problems],
             completion_text=texts,
             metadata=self.metadata | {"grading": tally},
+            **optional,
         )
+
+
+def refuse_long_prompts(
+    policy: Policy, problems: Sequence[Problem], prompt_tokens: Sequence[list[int]], max_new_tokens: int
+) -> None:
+    """Refuse prompts that leave no room for ``max_new_tokens`` in the model's context, naming the longest.
+
+    Raises:
+        ValueError: likewise.
+    """
+    context = getattr(policy.model.config, "max_position_embeddings", None)
+    lengths = [len(tokens) for tokens in prompt_tokens]
+    longest = max(lengths)
+    if context is None or longest + max_new_tokens <= context:
+        return
+    too_long = sum(length + max_new_tokens > context for length in lengths)
+    name = problems[lengths.index(longest)].prompt_id
+    least = f"lower it to {context - longest} or less, or drop" if longest < context else "drop"
+    raise ValueError(
+        f"max_new_tokens is {max_new_tokens}, and with the {longest} tokens of prompt {name!r} that exceeds the model's "
+        f"context of {context}: {least} the {too_long} longest prompt(s)"
+    )

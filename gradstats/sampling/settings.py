@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -41,6 +41,10 @@ class SamplerSettings:
         for name, (fine, allowed) in ranges.items():
             if not fine:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be {allowed}")
+
+    def greedy(self) -> SamplerSettings:
+        """The settings that always take the likeliest token, which is to keep one token of the policy's own."""
+        return replace(self, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0, repetition_penalty=1.0)
 
     def departures(self, policy_temperature: float) -> list[str]:
         """Which settings make the samples off-policy for a score at ``policy_temperature``, as ``name=value``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,22 +21,33 @@ from transformers import (
 )
 
 from gradstats.policy import Policy
+from gradstats.sampling.sampler import Completion
 from gradstats.sampling.settings import SamplerSettings
+from gradstats.sampling.stop_tokens import stop_token_ids
+from gradstats.threads import suitable_threads
 
 
 @dataclass(frozen=True)
-class Completion:
-    """One sampled completion.
+class TransformersSampler:
+    """Batches of left-padded prompts through the policy's own ``generate``, one seed a batch."""
 
-    Attributes:
-        tokens: token ids, the stop token included where one was drawn.
-        logprobs: log-probability of each token under the distribution it was drawn from.
-        finish_reason: "stop" or "length".
-    """
+    policy: Policy
+    own_seeds = False
 
-    tokens: list[int]
-    logprobs: list[float]
-    finish_reason: str
+    def describe(self) -> dict[str, Any]:
+        """The engine's name."""
+        return {"engine": "transformers"}
+
+    def draw(
+        self,
+        prompts: Sequence[list[int]],
+        settings: SamplerSettings,
+        seeds: Sequence[int],
+        on_tokens: Callable[[int], None] = lambda count: None,
+    ) -> list[Completion]:
+        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`."""
+        with suitable_threads(self.policy):
+            return generate(self.policy, list(prompts), settings, int(seeds[0]), on_tokens)
 
 
 def generate(
@@ -57,17 +68,8 @@ def generate(
 
     Returns:
         Completions in the order of ``prompts``.
-
-    Raises:
-        ValueError: when a prompt and ``max_new_tokens`` together exceed the model's context.
     """
-    context = getattr(policy.model.config, "max_position_embeddings", None)
     longest = max(map(len, prompts))
-    if context is not None and longest + settings.max_new_tokens > context:
-        raise ValueError(
-            f"max_new_tokens is {settings.max_new_tokens}, and with a prompt of {longest} tokens that exceeds the "
-            f"model's context of {context}: lower it to {context - longest} or less, or drop the longest prompts"
-        )
     stop_tokens = stop_token_ids(policy)
     pad = _pad_token(policy, stop_tokens)
     ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=policy.device)
@@ -92,15 +94,6 @@ def generate(
     recorder.finish(drawn[:, -1])
     logprobs = torch.stack(recorder.logprobs, dim=1).cpu().numpy()
     return [_cut(drawn[row].tolist(), logprobs[row], stop_tokens) for row in range(len(prompts))]
-
-
-def stop_token_ids(policy: Policy) -> list[int]:
-    """The tokens that end a completion: the tokenizer's end-of-sequence and those the model's config names."""
-    found = set()
-    config = policy.model.generation_config
-    for source in (getattr(policy.tokenizer, "eos_token_id", None), getattr(config, "eos_token_id", None)):
-        found |= set(source) if isinstance(source, (list, tuple)) else {source}
-    return sorted(found - {None})
 
 
 def _pad_token(policy: Policy, stop_tokens: list[int]) -> int:

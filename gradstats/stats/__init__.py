@@ -11,6 +11,7 @@ from gradstats.stats.length_scaling import LengthScalingFit, fit_length_scaling
 from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.stats.planning import AlphaPlan, plan_alpha
 from gradstats.stats.proxy_quality import ProxyQuality, proxy_quality
+from gradstats.stats.sampler_gap import SamplerGap, sampler_gap
 from gradstats.stats.token_profile import TokenProfile
 from gradstats.stats.token_structure import (
     concentration,
@@ -32,6 +33,7 @@ __all__ = [
     "LengthScalingFit",
     "OnPolicyCheck",
     "ProxyQuality",
+    "SamplerGap",
     "TokenProfile",
     "VarianceComparison",
     "alpha_report",
@@ -51,6 +53,7 @@ __all__ = [
     "local_slope",
     "plan_alpha",
     "proxy_quality",
+    "sampler_gap",
     "surprise_along",
     "token_correlation",
     "variance_by_length",

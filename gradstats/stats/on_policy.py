@@ -95,14 +95,7 @@ class OnPolicyCheck:
         return pd.DataFrame(rows)
 
     def _explanation(self) -> str:
-        neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        if self.scorer_temperature is not None:
-            neutral["temperature"] = self.scorer_temperature
-        departures = [
-            f"{name}={self.sampler[name]}"
-            for name, value in neutral.items()
-            if name in self.sampler and self.sampler[name] != value
-        ]
+        departures = departures_of(self.sampler, self.scorer_temperature)
         if departures:
             scored = "" if self.scorer_temperature is None else f" at temperature {self.scorer_temperature:g}"
             return (
@@ -117,6 +110,14 @@ WORDS = {
     "mean_score_sq": "squared mean score",
     "energy_ratio": "energy ratio",
 }
+
+
+def departures_of(sampler: dict[str, Any], scorer_temperature: float | None) -> list[str]:
+    """Recorded settings of a sampler with which it does not draw from what is scored, as ``name=value``."""
+    neutral: dict[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    if scorer_temperature is not None:
+        neutral["temperature"] = scorer_temperature
+    return [f"{name}={sampler[name]}" for name, value in neutral.items() if sampler.get(name, value) != value]
 
 
 def check_on_policy(measured: Any, *, rng: int | np.random.Generator | None = 0) -> OnPolicyCheck:

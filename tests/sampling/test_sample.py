@@ -177,10 +177,13 @@ def test_settings_out_of_range_are_refused(policy, options, message):
 
 
 def test_prompts_that_leave_no_room_in_the_context_are_refused(policy):
-    with pytest.raises(
-        ValueError, match=r"max_new_tokens is 60, .* exceeds the model's context of 64: lower it to 5\d"
-    ):
-        draw(policy, max_new_tokens=60)
+    message = (
+        r"max_new_tokens is 60, .* 9 tokens of prompt 'long' .* context of 64: lower it to 55 or less, or drop the 2"
+    )
+    with pytest.raises(ValueError, match=message):
+        sample(policy, PROBLEMS, max_new_tokens=60, progress=False)
+    with pytest.raises(ValueError, match=r"context of 64: drop the 1 longest"):
+        sample(policy, [Problem("huge", "ab " * 30, "x"), PROBLEMS[1]], max_new_tokens=4, progress=False)
 
 
 def test_no_problems_and_repeated_names_are_refused(policy):

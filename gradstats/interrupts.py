@@ -1,0 +1,44 @@
+"""Ctrl-C between two shards instead of inside one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def finishing_in_hand(tell: Callable[[str], None], what: str = "shard") -> Iterator[Callable[[], None]]:
+    """While the context is open, a first Ctrl-C waits for what is in hand and a second one stops at once.
+
+    Off the main thread, where signals cannot be caught, Ctrl-C does what it always does.
+
+    Args:
+        tell: called with a sentence at the first Ctrl-C.
+        what: what is in hand.
+
+    Yields:
+        A function to call when a piece is finished; it raises KeyboardInterrupt if Ctrl-C was pressed meanwhile.
+    """
+    asked = False
+
+    def first(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, previous)
+        tell(f"stopping when the {what} in hand is finished; Ctrl-C again stops at once and loses it")
+
+    def stop_if_asked() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop_if_asked
+        return
+    previous = signal.signal(signal.SIGINT, first)
+    try:
+        yield stop_if_asked
+    finally:
+        signal.signal(signal.SIGINT, previous)

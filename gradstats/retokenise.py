@@ -1,0 +1,63 @@
+"""From a completion's text back to the token ids that were sampled, as far as that can be known."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RestoredTokens:
+    """Token ids found for a text.
+
+    Attributes:
+        tokens: the ids; empty for an empty text.
+        source: "pieces" where the text of each token was given and decides its id; "text" where the whole text was
+            tokenised anew, gives the text back, and has the stated number of tokens; else "mismatch".
+    """
+
+    tokens: list[int]
+    source: str
+
+
+def restore_tokens(
+    tokenizer: Any, text: str, *, pieces: Sequence[str] | None = None, counts: Sequence[int] | None = None
+) -> RestoredTokens:
+    """The token ids of a completion of which only the text is known.
+
+    A text has many tokenisations and a sampler may have drawn any of them, while a tokenizer gives one. Most
+    completions are in that one; where it decodes to another text, or to another number of tokens than were drawn, it
+    certainly is not what was drawn, and the source says so.
+
+    Args:
+        tokenizer: the policy's tokenizer.
+        text: the completion, without the token that ended it.
+        pieces: the text of each token, where it is known.
+        counts: the numbers of tokens that the completion may have; any where None.
+    """
+    tokens = [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    if pieces is not None and (found := _from_pieces(tokenizer, pieces, tokens)) is not None:
+        return RestoredTokens(found, "pieces")
+    same = tokenizer.decode(tokens) == text and (counts is None or len(tokens) in counts)
+    return RestoredTokens(tokens, "text" if same else "mismatch")
+
+
+def _from_pieces(tokenizer: Any, pieces: Sequence[str], tokens: list[int]) -> list[int] | None:
+    """The ids whose texts are ``pieces``: the tokenizer's own where they agree, else the only ones there are."""
+    by_text = _ids_by_text(tokenizer)
+    candidates = [by_text.get(piece, ()) for piece in pieces]
+    if len(tokens) == len(pieces) and all(token in known for token, known in zip(tokens, candidates, strict=True)):
+        return tokens
+    # Several ids share a text where each is a part of one letter: then pieces do not decide.
+    return [known[0] for known in candidates] if all(len(known) == 1 for known in candidates) else None
+
+
+@functools.lru_cache(maxsize=4)
+def _ids_by_text(tokenizer: Any) -> dict[str, tuple[int, ...]]:
+    found = defaultdict(list)
+    for token in range(len(tokenizer)):
+        found[tokenizer.decode([token])].append(token)
+    return {text: tuple(tokens) for text, tokens in found.items()}

@@ -1,0 +1,93 @@
+"""Sampling with transformers' continuous batching: a new prompt is let in when a completion has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.generation.configuration_utils import ContinuousBatchingConfig, GenerationConfig
+
+from gradstats.policy import Policy
+from gradstats.sampling.sampler import Completion
+from gradstats.sampling.settings import SamplerSettings
+from gradstats.sampling.stop_tokens import stop_token_ids
+from gradstats.threads import suitable_threads
+
+
+@dataclass(frozen=True)
+class ContinuousSampler:
+    """The policy's ``generate_batch``, one seed a batch; made for GPUs, slow to start elsewhere.
+
+    Attributes:
+        policy: the policy.
+        options: fields of ``ContinuousBatchingConfig``.
+    """
+
+    policy: Policy
+    options: Mapping[str, Any] = field(default_factory=dict)
+    own_seeds = False
+
+    def describe(self) -> dict[str, Any]:
+        """The engine's name and options."""
+        return {"engine": "transformers, continuous batching", **self.options}
+
+    def draw(
+        self,
+        prompts: Sequence[list[int]],
+        settings: SamplerSettings,
+        seeds: Sequence[int],
+        on_tokens: Callable[[int], None] = lambda count: None,
+    ) -> list[Completion]:
+        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`.
+
+        Raises:
+            ValueError: for a repetition penalty, which continuous batching has not.
+            RuntimeError: when a request fails.
+        """
+        if settings.repetition_penalty != 1.0:
+            raise ValueError(
+                f"repetition_penalty is {settings.repetition_penalty}: continuous batching has none; leave it at 1, or "
+                'take sampler "transformers"'
+            )
+        stop_tokens = stop_token_ids(self.policy)
+        config = ContinuousBatchingConfig(
+            **{"return_logprobs": True, "seed": int(seeds[0]), "drop_unsupported_processors": False, **self.options}
+        )
+        generation = GenerationConfig(
+            do_sample=True,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p or None,
+            max_new_tokens=settings.max_new_tokens,
+            eos_token_id=stop_tokens or None,
+            pad_token_id=stop_tokens[0] if stop_tokens else 0,
+        )
+        # It seeds the global generator, which is the caller's.
+        devices = [self.policy.device] if self.policy.device.type == "cuda" else []
+        with suitable_threads(self.policy), torch.random.fork_rng(devices=devices):
+            answers = self.policy.model.generate_batch(
+                inputs=list(prompts), generation_config=generation, continuous_batching_config=config
+            )
+        # Requests are numbered in the order of the prompts, and come back in the order in which they ended.
+        ordered = [answers[name] for name in sorted(answers, key=_number)]
+        completions = [self._completion(answer, stop_tokens) for answer in ordered]
+        if len(completions) != len(prompts):
+            raise RuntimeError(
+                f'continuous batching answered {len(completions)} of {len(prompts)} prompts: take sampler "transformers"'
+            )
+        on_tokens(sum(len(completion.tokens) for completion in completions))
+        return completions
+
+    def _completion(self, answer: Any, stop_tokens: list[int]) -> Completion:
+        if answer.error is not None:
+            raise RuntimeError(f'continuous batching failed ({answer.error}): take sampler "transformers"')
+        tokens = list(answer.generated_tokens)
+        reason = "stop" if tokens[-1] in stop_tokens else "length"
+        return Completion(tokens, list(answer.logprobs), reason)
+
+
+def _number(request: str) -> int:
+    return int(request.rsplit("_", 1)[-1])

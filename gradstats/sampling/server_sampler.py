@@ -1,0 +1,320 @@
+"""Sampling from any server of the OpenAI completions API (extra ``openai``)."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from gradstats.policy import Policy
+from gradstats.retokenise import restore_tokens
+from gradstats.sampling.sampler import Completion
+from gradstats.sampling.server_dialects import DIALECTS, Dialect
+from gradstats.sampling.settings import SamplerSettings
+from gradstats.sampling.stop_tokens import stop_token_ids
+
+_REFUSED = (400, 404, 415, 422)
+_LONGEST_PAUSE = 8.0  # seconds, as the client library's own
+
+
+class ServerFailureError(ConnectionError):
+    """A server answered with a failure of its own."""
+
+
+class MalformedAnswerError(ConnectionError):
+    """A server answered, and not with a completion."""
+
+
+@dataclass
+class ServerSampler:
+    """Requests of one completion each, several at a time, retried with growing pauses.
+
+    The prompt is sent as token ids where the server takes them, so that it is exactly the template's; otherwise as
+    their text, and an answer that counts another number of prompt tokens is refused. Token ids of the completion come
+    from the server where it gives them, else from the text of each token, else from the whole text, tokenised anew;
+    each completion's ``token_source`` says which.
+
+    Attributes:
+        policy: whose tokenizer and stop tokens are used; its weights are not.
+        base_url: the server's address, up to and with ``/v1``.
+        model: the model's name there; may be None where the server has only one.
+        logprobs_of: "model" where the server's log-probabilities are those of the model at temperature 1 whatever the
+            settings (vLLM and llama.cpp, unless told otherwise), which are left out where the settings differ from
+            that; "sampled" where they are of the distribution drawn from (``vllm serve --logprobs-mode
+            processed_logprobs``).
+        concurrency: requests under way at once.
+        timeout_seconds: how long one answer may take.
+        max_retries: how often a request is repeated after a failure that may pass.
+        api_key: the key, or None to take OPENAI_API_KEY from the environment; local servers need none.
+    """
+
+    policy: Policy
+    base_url: str
+    model: str | None = None
+    logprobs_of: Literal["model", "sampled"] = "model"
+    concurrency: int = 8
+    timeout_seconds: float = 600.0
+    max_retries: int = 5
+    api_key: str | None = None
+    own_seeds = True
+
+    def __post_init__(self) -> None:
+        if not self.base_url:
+            raise ValueError("base_url is missing: give the server's address, such as http://localhost:8000/v1")
+        if self.logprobs_of not in ("model", "sampled"):
+            raise ValueError(f"logprobs_of is {self.logprobs_of!r}: it must be model or sampled")
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}: it must be at least 1")
+        if not self.timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds is {self.timeout_seconds}: it must be above 0")
+        if self.max_retries < 0:
+            raise ValueError(f"max_retries is {self.max_retries}: it must be 0 or more")
+
+    def describe(self) -> dict[str, Any]:
+        """The engine, the server, its model and its dialect; the server is asked for the last two."""
+        return {
+            "engine": "openai",
+            "base_url": self.base_url,
+            "model": self.served_model,
+            "dialect": self.dialect.name,
+            "logprobs_of": self.logprobs_of,
+        }
+
+    def draw(
+        self,
+        prompts: Sequence[list[int]],
+        settings: SamplerSettings,
+        seeds: Sequence[int],
+        on_tokens: Callable[[int], None] = lambda count: None,
+    ) -> list[Completion]:
+        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`.
+
+        Raises:
+            ConnectionError: when there is no server, it fails again and again, or answers with no completion.
+            TimeoutError: when it does not answer in time, again and again.
+            ValueError: when it refuses a request, or counts other prompt tokens than were meant.
+        """
+        sent = [self._prompt(prompt) for prompt in prompts]
+        fields = dict(self.dialect.fields(settings, self._stop_tokens))
+        keep_logprobs = self._keep_logprobs(settings)
+        done: dict[int, Completion] = {}
+        pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="completions")
+        try:
+            waiting = {
+                pool.submit(
+                    self._complete, sent[row], prompts[row], settings.max_new_tokens, int(seeds[row]), fields
+                ): row
+                for row in range(len(prompts))
+            }
+            for future in as_completed(waiting):
+                completion = future.result()
+                if not keep_logprobs:
+                    completion = replace(completion, logprobs=None)
+                done[waiting[future]] = completion
+                on_tokens(len(completion.tokens))
+        finally:
+            # Also on an error or Ctrl-C: what has not been sent is not sent.
+            pool.shutdown(wait=False, cancel_futures=True)
+        return [done[row] for row in range(len(prompts))]
+
+    @cached_property
+    def served_model(self) -> str:
+        """The model's name: the one given, or the only one that the server lists.
+
+        Raises:
+            ValueError: when it lists none or several.
+        """
+        if self.model is not None:
+            return self.model
+        with self._failures():
+            listed = [entry.id for entry in self._client.models.list()]
+        if len(listed) != 1:
+            names = f"lists {', '.join(listed[:5])}" if listed else "lists no model"
+            raise ValueError(f"the server at {self.base_url} {names}: say which is meant (sampler_options: model)")
+        return listed[0]
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """The first way of asking that the server takes, found by asking for one token.
+
+        Raises:
+            ValueError: when it refuses all.
+            ConnectionError: when it fails at the last.
+        """
+        tokens = list(self.policy.tokenizer("1 + 1 =")["input_ids"])
+        settings = SamplerSettings(1)
+        refused: Exception | None = None
+        for dialect in DIALECTS:
+            prompt = tokens if dialect.takes_tokens else self.policy.tokenizer.decode(tokens)
+            try:
+                with self._failures():
+                    # Some servers call a request that they do not understand a failure of theirs: no repeats.
+                    self._ask(prompt, 1, 0, dialect.fields(settings, self._stop_tokens), max_retries=0)
+                return dialect
+            except (ValueError, ServerFailureError) as error:
+                refused = error
+        assert refused is not None
+        raise refused
+
+    def _ask(
+        self,
+        prompt: list[int] | str,
+        max_tokens: int,
+        seed: int,
+        fields: Mapping[str, Any],
+        max_retries: int | None = None,
+    ) -> Any:
+        retries = self.max_retries if max_retries is None else max_retries
+        return self._client.with_options(max_retries=retries).completions.create(
+            model=self.served_model, prompt=prompt, max_tokens=max_tokens, seed=seed, **fields
+        )
+
+    def _complete(self, sent: Any, prompt: list[int], max_tokens: int, seed: int, fields: dict[str, Any]) -> Completion:
+        """One completion; an answer that is none is asked for again, as the client does with failures."""
+        for attempt in range(self.max_retries + 1):
+            try:
+                with self._failures():
+                    answer = self._ask(sent, max_tokens, seed, fields)
+                return self._read(answer, prompt)
+            except MalformedAnswerError:
+                if attempt == self.max_retries:
+                    raise
+                time.sleep(min(0.5 * 2**attempt, _LONGEST_PAUSE))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _read(self, answer: Any, prompt: list[int]) -> Completion:
+        choices = getattr(answer, "choices", None)
+        if not choices:
+            raise MalformedAnswerError(
+                f"the server at {self.base_url} answered with {0 if choices == [] else 'no'} completions where 1 was "
+                f"asked for, {self.max_retries + 1} times ({str(answer)[:80]!r}): see its log; finished shards are kept"
+            )
+        choice, usage = choices[0], getattr(answer, "usage", None)
+        text, reason = getattr(choice, "text", None), getattr(choice, "finish_reason", None)
+        if not isinstance(text, str) or reason not in ("stop", "length"):
+            raise MalformedAnswerError(
+                f"the server at {self.base_url} answered with a completion whose text is {str(text)[:40]!r} and whose "
+                f"finish_reason is {reason!r}: it must be stop or length; finished shards are kept"
+            )
+        counted = getattr(usage, "prompt_tokens", None)
+        if counted is not None and counted != len(prompt):
+            raise ValueError(
+                f"the server at {self.base_url} counts {counted} tokens in a prompt of {len(prompt)}: it has another "
+                "tokenizer, or adds a start token; serve the policy's own, with a server that takes token ids"
+            )
+        tokens, logprobs, source = self._tokens(choice, text, reason, getattr(usage, "completion_tokens", None))
+        ended = bool(tokens) and tokens[-1] in self._stop_tokens
+        if reason == "stop" and not ended and self._stop_token is not None:
+            tokens = [*tokens, self._stop_token]
+            logprobs = None if logprobs is None else [*logprobs, float("nan")]
+        if not tokens:  # special tokens alone, which servers leave out of the text
+            tokens, logprobs, source = [self._stop_token or 0], None, "mismatch"
+        return Completion(tokens, logprobs, reason, source)
+
+    def _tokens(
+        self, choice: Any, text: str, reason: str, count: int | None
+    ) -> tuple[list[int], list[float] | None, str]:
+        told = getattr(choice, "logprobs", None)
+        values = getattr(told, "token_logprobs", None)
+        logprobs = None if values is None else [float("nan") if value is None else float(value) for value in values]
+        ids = getattr(choice, "token_ids", None)
+        if ids is not None:
+            tokens, source = [int(token) for token in ids], "engine"
+        else:
+            # Whether the token that ended the completion is counted differs between servers.
+            counts = None if count is None else (count, count - 1) if reason == "stop" else (count,)
+            pieces = getattr(told, "tokens", None)
+            restored = restore_tokens(self.policy.tokenizer, text, pieces=pieces, counts=counts)
+            tokens, source = restored.tokens, restored.source
+        if logprobs is not None and (len(logprobs) != len(tokens) or source in ("text", "mismatch")):
+            logprobs = None
+        return tokens, logprobs, source
+
+    def _prompt(self, tokens: list[int]) -> list[int] | str:
+        if self.dialect.takes_tokens:
+            return tokens
+        text = self.policy.tokenizer.decode(tokens)
+        if list(self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]) != tokens:
+            raise ValueError(
+                f"the server at {self.base_url} takes prompts as text only, and the prompt {text[:60]!r} does not come "
+                "back from text as the same tokens: use a server that takes token ids"
+            )
+        return text
+
+    def _keep_logprobs(self, settings: SamplerSettings) -> bool:
+        departures = settings.departures(1.0)
+        if self.logprobs_of == "sampled" or not departures:
+            return True
+        warnings.warn(
+            "the server's log-probabilities are of the model at temperature 1, not of what was drawn from "
+            f"({', '.join(departures)}), and are not kept: serve with vllm --logprobs-mode processed_logprobs and say "
+            'logprobs_of="sampled"',
+            UserWarning,
+            stacklevel=4,
+        )
+        return False
+
+    @cached_property
+    def _stop_tokens(self) -> list[int]:
+        return stop_token_ids(self.policy)
+
+    @property
+    def _stop_token(self) -> int | None:
+        """What is taken to have ended a completion of which the server only says that it ended."""
+        own = getattr(self.policy.tokenizer, "eos_token_id", None)
+        return own if own is not None else next(iter(self._stop_tokens), None)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Say what went wrong between us and the server, and what to do about it."""
+        openai = self._openai
+        kept = "finished shards are kept, and the same command goes on from there"
+        try:
+            yield
+        except openai.APITimeoutError as error:
+            raise TimeoutError(
+                f"the server at {self.base_url} did not answer within {self.timeout_seconds:g} s, "
+                f"{self.max_retries + 1} times: ask for fewer completions at once (concurrency) or wait longer "
+                f"(timeout_seconds); {kept}"
+            ) from error
+        except openai.APIConnectionError as error:
+            raise ConnectionError(
+                f"no server can be reached at {self.base_url} ({error.__cause__ or error}): start it, or mend "
+                f"base_url; {kept}"
+            ) from error
+        except openai.APIStatusError as error:
+            said = " ".join(str(error).split())[:200]
+            if error.status_code in _REFUSED:
+                raise ValueError(f"the server at {self.base_url} refuses the request: {said}") from error
+            raise ServerFailureError(
+                f"the server at {self.base_url} answered {error.status_code}, {self.max_retries + 1} times: {said}; "
+                f"see its log; {kept}"
+            ) from error
+        except (openai.APIError, ValueError) as error:
+            raise MalformedAnswerError(
+                f"the server at {self.base_url} sent what is no answer of the completions API ({error}); {kept}"
+            ) from error
+
+    @cached_property
+    def _openai(self) -> Any:
+        try:
+            import openai
+        except ImportError as error:
+            raise ImportError(
+                "sampling from a server needs the openai library: pip install 'gradstats[openai]'"
+            ) from error
+        return openai
+
+    @cached_property
+    def _client(self) -> Any:
+        # The client insists on a key; servers of one's own take any.
+        key = self.api_key or os.environ.get("OPENAI_API_KEY") or "none"
+        return self._openai.OpenAI(
+            base_url=self.base_url, api_key=key, timeout=self.timeout_seconds, max_retries=self.max_retries
+        )

@@ -1,0 +1,101 @@
+"""Sampling with vLLM in this process (extra ``vllm``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from gradstats.policy import EMBEDDED, Policy
+from gradstats.sampling.sampler import Completion
+from gradstats.sampling.settings import SamplerSettings
+from gradstats.sampling.stop_tokens import stop_token_ids
+
+
+@dataclass
+class VllmSampler:
+    """vLLM's offline engine with prompts as token ids, one seed a completion.
+
+    It loads the weights a second time, beside the policy's; its log-probabilities are asked for after temperature and
+    truncation (``logprobs_mode="processed_logprobs"``), which is the distribution that was drawn from.
+
+    Attributes:
+        policy: the policy, whose name and revision vLLM loads.
+        options: arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``.
+    """
+
+    policy: Policy
+    options: Mapping[str, Any] = field(default_factory=dict)
+    own_seeds = True
+
+    def describe(self) -> dict[str, Any]:
+        """The engine's name, version and options."""
+        return {"engine": "vllm", "version": getattr(self._vllm, "__version__", None), **self.options}
+
+    def draw(
+        self,
+        prompts: Sequence[list[int]],
+        settings: SamplerSettings,
+        seeds: Sequence[int],
+        on_tokens: Callable[[int], None] = lambda count: None,
+    ) -> list[Completion]:
+        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`.
+
+        Raises:
+            RuntimeError: when vLLM gave up on a request.
+        """
+        parameters = [
+            self._vllm.SamplingParams(
+                n=1,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+                min_p=settings.min_p,
+                repetition_penalty=settings.repetition_penalty,
+                max_tokens=settings.max_new_tokens,
+                seed=int(seed),
+                logprobs=0,  # that of the drawn token alone
+                stop_token_ids=stop_token_ids(self.policy),
+                detokenize=False,
+            )
+            for seed in seeds[: len(prompts)]
+        ]
+        answers = self._engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], parameters, use_tqdm=False
+        )
+        completions = [_completion(answer.outputs[0]) for answer in answers]
+        on_tokens(sum(len(completion.tokens) for completion in completions))
+        return completions
+
+    @cached_property
+    def _vllm(self) -> Any:
+        try:
+            import vllm  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise ImportError("the sampler vllm needs vLLM: pip install 'gradstats[vllm]'") from error
+        return vllm
+
+    @cached_property
+    def _engine(self) -> Any:
+        name = self.policy.name
+        if name == EMBEDDED or name.endswith(".gguf"):
+            raise ValueError(f"vLLM cannot load the policy {name!r}: give a hub id or a folder of safetensors")
+        arguments = {
+            "model": name,
+            "revision": self.policy.revision,
+            "dtype": str(self.policy.dtype).removeprefix("torch."),
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",  # not the model's own
+        }
+        return self._vllm.LLM(**{**arguments, **self.options})
+
+
+def _completion(output: Any) -> Completion:
+    if output.finish_reason not in ("stop", "length"):
+        raise RuntimeError(
+            f"vLLM gave up on a request (finish_reason {output.finish_reason!r}): see what it logged, and run again"
+        )
+    tokens = [int(token) for token in output.token_ids]
+    logprobs = [float(values[token].logprob) for token, values in zip(tokens, output.logprobs, strict=True)]
+    return Completion(tokens, logprobs, output.finish_reason)
