@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -73,7 +74,7 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: Any, progres
         "table": name,
         "old_reward": read_rollouts(shards[0]).metadata.get("reward"),
         "reward": grader.describe(),
-        "n_changed": int((table["old_reward"] != table["reward"]).sum()),
+        "n_changed": int(np.sum(table["old_reward"].to_numpy() != table["reward"].to_numpy())),
         "setting": reward,
         "tallies": tallies,
         "answers": [answers_digest(made.prompt_ids, answers) for made in rounds_of(path / "rollouts")],
@@ -136,6 +137,6 @@ def _problem(by_name: dict[str, Problem], name: str, text: str) -> Problem:
 
 def _rewrite(file: Path, rewards: pd.DataFrame, metadata: dict[str, Any]) -> None:
     rollouts = read_rollouts(file)
-    found = rewards.loc[pd.MultiIndex.from_frame(rollouts.frame[_KEY])]
+    found = rewards.loc[pd.MultiIndex.from_arrays([rollouts.prompt_id, rollouts.sample_id], names=_KEY)]
     columns = {column: found[column].to_numpy() for column in _SCORED.values() if column in rollouts.frame}
     Rollouts(rollouts.frame.assign(**columns), rollouts.metadata | metadata).to_parquet(file)

@@ -221,3 +221,42 @@ def test_tracebacks_on_request(monkeypatch, capsys):
     monkeypatch.setenv("GRADSTATS_TRACEBACK", "1")
     with pytest.raises(FileNotFoundError):
         run(monkeypatch, capsys, "alpha", "absent.csv")
+
+
+def test_settings_of_an_experiment_can_be_changed_from_the_command(monkeypatch, capsys, run_directory, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ("run", run_directory / "tiny.yaml", "--dry-run", "--set")
+    _, out, _ = run(monkeypatch, capsys, *words, "prompts.n=3", "sampling.group_size=2", "sampling.reward={exact: 1}")
+    assert "would sample 6 completions of 3 prompts" in out
+    for wrong, message in (
+        ("prompts.m=3", "prompts.m: Extra inputs are not permitted"),
+        ("prompts.n", "'prompts.n' is no setting: write it as name=value"),
+        ("sampling.reward={exact", "the value of sampling.reward is '{exact', which is not YAML"),
+    ):
+        code, _, err = run(monkeypatch, capsys, *words, wrong)
+        assert code == 1
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_sample_takes_settings_of_prompts_policy_template_and_several_rewards(
+    monkeypatch, capsys, policy_folder, run_directory
+):
+    (run_directory / "q.jsonl").write_text(json.dumps({"question": "ab", "solution": "so #### 7"}))
+    out = run_directory / "several.parquet"
+    words = (
+        "sample", policy_folder, "--prompts", run_directory / "q.jsonl", "--out", out, "--group-size", 2,
+        "--max-new-tokens", 4, "--no-progress", "--system-prompt", "cd",
+        "--prompt-settings", "prompt_column=question", "answer_column=solution", "answer_format=hashes",
+        "--policy-settings", "allow_pickle=true", "--reward", "math=1", "exact=0.5",
+    )  # fmt: skip
+    code, printed, err = run(monkeypatch, capsys, *words)
+    assert code == 0, err
+    assert "2 completions of 1 prompts" in printed
+    metadata = gradstats.read_rollouts(out).metadata
+    assert metadata["reward"] == {"math": 1.0, "exact": 0.5}
+    assert metadata["grading"]["completions"] == 2
+    assert metadata["system_prompt"] == "cd"
+    code, _, err = run(monkeypatch, capsys, *words, "--template-options", "enable_thinking=false")
+    assert code == 1
+    assert "does not use the template option 'enable_thinking'" in err

@@ -38,6 +38,7 @@ def hub_problems(
     """
     try:
         import datasets
+        from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise ImportError(
             f"loading {dataset!r} from the hub needs the `datasets` library: pip install 'gradstats[hub]'"
@@ -52,7 +53,7 @@ def hub_problems(
                 f"the data set folder {dataset} cannot be loaded: {' '.join(str(error).split())}"
             ) from error
         raise _unreachable(dataset, f"{type(error).__name__}: {error}") from error
-    except (ValueError, datasets.exceptions.DatasetsError) as error:
+    except (ValueError, DatasetsError) as error:
         asked = f"config {config!r} and split {split!r}" if config else f"split {split!r}"
         raise ValueError(f"the data set {dataset!r} gives no {asked}: {' '.join(str(error).split())}") from error
     return problems_from_rows(rows, rows.column_names, f"the split {split!r} of {dataset}", mapping, n, seed)

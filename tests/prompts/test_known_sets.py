@@ -98,6 +98,7 @@ def test_dapo_math_is_unpacked_and_freed_of_its_repeats(folders):
         load_prompts(folders / "DAPO-Math-17k", 5)
     with pytest.raises(ValueError, match=r"repeats names in its column 'extra_info.index' \('id-0' in rows 0 and 4\)"):
         load_prompts(folders / "DAPO-Math-17k", drop_repeats=False)
+    assert load_prompts(folders / "DAPO-Math-17k", prompt_column="prompt.0.content") == problems
     processed = load_prompts(folders / "DAPO-Math-17k-Processed")
     assert [(p.prompt_id, p.prompt, p.answer) for p in processed][1] == ("id-1", "What is 1 + 1?", "2")
 
