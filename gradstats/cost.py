@@ -158,7 +158,10 @@ def _seconds_per_token(
         return time.perf_counter() - start
 
     alone = total = seconds(0, 0)
-    for wanted, timed in ((section.token_probes, (_TIMED_PROBES, 0)), (heavy, (0, _TIMED_EXACT))):
-        if wanted:
-            total += max(seconds(*timed) - alone, 0.0) * wanted / max(timed)
-    return total / (length * len(frame))
+    if section.token_probes:
+        seconds(1, 0)  # the first forward derivative of a process takes longer
+        one = seconds(1, 0)
+        total += one - alone + (seconds(_TIMED_PROBES, 0) - one) / (_TIMED_PROBES - 1) * (section.token_probes - 1)
+    if heavy:
+        total += (seconds(0, _TIMED_EXACT) - alone) / _TIMED_EXACT * heavy
+    return max(total, alone) / (length * len(frame))
