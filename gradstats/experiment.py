@@ -72,13 +72,17 @@ class SamplingSection(_Section):
 
 
 class MeasurementSection(_Section):
-    """Arguments of :func:`gradstats.measure`."""
+    """Arguments of :func:`gradstats.measure`, and the type in which token scores are saved."""
 
     engine: str = "auto"
     params: str | None = None
     blocks: str | dict[str, str] = "layer"
     sketch_dim: int | None = 16384
     sketch_seed: int = 0
+    token_probes: int = 0
+    token_exact: int | float = 0
+    token_seed: int = 0
+    token_dtype: Literal["float32", "float16"] = "float32"
     token_budget: int | None = None
     memory_gib: float | None = None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gradstats.atomic import atomic_path, remove_partials, remove_path, write_json
+from gradstats.disk import measured_bytes, require_space
 from gradstats.environment import environment
 from gradstats.experiment import Experiment, FiguresSection
 from gradstats.growth import grown_plan, may_grow, read_plan, rounds_of, size_of
@@ -25,6 +26,7 @@ from gradstats.regrading import finish_regrading, read_regradings, refuse_half_r
 from gradstats.revisions import resolve_revisions
 from gradstats.rollouts import Rollouts, read_rollouts, token_sources
 from gradstats.tally import warn_ungraded
+from gradstats.token_measurement import remark_on_precision
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -228,12 +230,17 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
 
     with run.step("measuring"):
         rollouts = read_rollouts(run.rollouts)
+        section = run.experiment.measurement
+        targets = [_shard(run.measurement, number) for number in range(len(sources))]
+        missing = [
+            read_rollouts(source) for source, target in zip(sources, targets, strict=True) if not target.exists()
+        ]
+        require_space(run.measurement, sum(measured_bytes(part, section) for part in missing))
         session = MeasuringSession.open(
             experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {})),
             rollouts,
-            **run.experiment.measurement.model_dump(),
+            **section.model_dump(exclude={"token_dtype"}),
         )
-        targets = [_shard(run.measurement, number) for number in range(len(sources))]
         finished = sum(
             len(read_rollouts(source)) for source, target in zip(sources, targets, strict=True) if target.exists()
         )
@@ -248,7 +255,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
 
             for source, target in zip(sources, targets, strict=True):
                 if not target.exists():
-                    session.measure(read_rollouts(source), count).save(target)
+                    session.measure(read_rollouts(source), count).save(target, section.token_dtype)
                     stop_if_asked()
     write_json(done, {"n_shards": len(sources)})
 
@@ -329,6 +336,9 @@ def analyse(run: RunDirectory) -> RunResult:
     measured = read_measurement(run.measurement)
     paths: list[Path] = []
     with run.step("analysis"):
+        scores = measured.token_scores()
+        if scores is not None:
+            warnings.warn(remark_on_precision(scores), UserWarning, stacklevel=2)
         alpha = _attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
         comparison = _attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
         for name, frame in variance_breakdowns(measured, run.experiment.variance).items():
