@@ -76,7 +76,8 @@ class ContinuousSampler:
         completions = [self._completion(answer, stop_tokens) for answer in ordered]
         if len(completions) != len(prompts):
             raise RuntimeError(
-                f'continuous batching answered {len(completions)} of {len(prompts)} prompts: take sampler "transformers"'
+                f"continuous batching answered {len(completions)} of {len(prompts)} prompts: take sampler "
+                '"transformers"'
             )
         on_tokens(sum(len(completion.tokens) for completion in completions))
         return completions
