@@ -81,9 +81,7 @@ def test_without_the_trainers_cap_the_finish_is_unknown_and_no_end_is_made_up(tm
 
 def test_trl_rewards_are_named_weighted_and_may_be_missing(tmp_path, tokenizer):
     path = trl_file(tmp_path / "c.parquet", style=[0.5, np.nan, np.nan, 1.0], accuracy=[1.0, 0.0, np.nan, 0.0])
-    with pytest.raises(
-        ValueError, match=r"has not one numeric column that may be the reward \(accuracy, style\): name"
-    ):
+    with pytest.raises(ValueError, match=r"has not one numeric column that may be the reward \(accuracy, style\)"):
         read_trl_completions(path, tokenizer)
     with pytest.warns(UserWarning, match=r"rows left out \(1 without a reward\)"):
         rollouts = read_trl_completions(path, tokenizer, reward={"accuracy": 2.0, "style": 1.0})
@@ -107,7 +105,7 @@ def test_text_that_does_not_round_trip_is_counted(tmp_path, tokenizer):
 
 
 def test_verl_prompts_get_their_template_back(tmp_path, tokenizer):
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="does not tell") as caught:
         rollouts = read_verl_rollouts(verl_file(tmp_path / "4.jsonl"), tokenizer, max_completion_length=3)
     assert "chat template around" not in str(caught[0].message)
     assert rollouts.frame["prompt_tokens"].tolist() == [[2, *ids("ab"), 3]] * 2

@@ -95,7 +95,7 @@ def test_completions_that_do_not_round_trip_are_counted_and_named(policy):
     def answer(request, number):
         return 200, completion("aB" if request["prompt"] == PROMPT else "ab", "length")
 
-    with serving(answer) as server, pytest.warns(UserWarning) as caught:
+    with serving(answer) as server, pytest.warns(UserWarning, match="round-trip") as caught:
         rollouts = sample(
             policy, PROBLEMS, group_size=2, max_new_tokens=2, sampler="openai", base_url=server.base_url, progress=False
         )
@@ -110,7 +110,7 @@ def test_completions_that_do_not_round_trip_are_counted_and_named(policy):
 def test_seeds_are_recorded_and_those_that_were_sent(policy):
     with (
         serving(lambda request, number: (200, completion("ab", token_ids=[4, 5]))) as server,
-        pytest.warns(UserWarning),
+        pytest.warns(UserWarning, match="generation_config"),
     ):
         rollouts = sample(
             policy, PROBLEMS, group_size=3, max_new_tokens=2, rng=9, sampler="openai", base_url=server.base_url,
@@ -252,9 +252,7 @@ def test_a_server_that_does_not_answer_in_time(policy):
 
 
 def test_no_server(policy):
-    with pytest.raises(
-        ConnectionError, match="no server can be reached at http://127.0.0.1:9/v1 .*: start it, or mend"
-    ):
+    with pytest.raises(ConnectionError, match="no server can be reached at http://127.0.0.1:9/v1 .*: start it"):
         open_sampler("openai", policy, "http://127.0.0.1:9/v1", {"max_retries": 0}).describe()
 
 
