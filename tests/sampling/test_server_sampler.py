@@ -91,6 +91,7 @@ def test_a_retokenised_text_is_checked(policy, text, reason, count, tokens, sour
     assert (drawn.tokens, drawn.token_source, drawn.logprobs) == (tokens, source, None)
 
 
+@pytest.mark.filterwarnings("ignore:the model's generation_config")
 def test_completions_that_do_not_round_trip_are_counted_and_named(policy):
     def answer(request, number):
         return 200, completion("aB" if request["prompt"] == PROMPT else "ab", "length")
