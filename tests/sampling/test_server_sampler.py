@@ -320,3 +320,42 @@ def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp
     tables = [pipeline.read_rollouts(folder.rollouts).frame for folder in (run, whole)]
     assert tables[0].equals(tables[1])
     assert np.unique(tables[0]["token_source"]).tolist() == ["text"]
+
+
+def test_the_sample_command_and_a_run_take_a_server(policy, tmp_path, monkeypatch, capsys):
+    from command_line import run
+
+    import gradstats
+
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("\n".join(json.dumps({"prompt": "ab" * k, "answer": "x"}) for k in range(1, 5)))
+
+    def answer(request, number):
+        text = "abcdefgh"[: 1 + request["seed"] % 8]
+        return 200, completion(text, "length", logprobs=pieces(text))
+
+    with serving(answer) as server:
+        words = ["sample", policy.name, "--prompts", problems, "--out", tmp_path / "r.parquet", "--reward", "exact"]
+        served = ["--sampler", "openai", "--base-url", server.base_url, "--sampler-options", "concurrency=2"]
+        code, _, err = run(monkeypatch, capsys, *words, "--group-size", 2, "--max-new-tokens", 8, *served)
+        assert code == 0, err
+        assert gradstats.read_rollouts(tmp_path / "r.parquet").metadata["sampler"]["base_url"] == server.base_url
+        (tmp_path / "served.yaml").write_text(
+            f"""
+            policy: {{name: {policy.name}}}
+            prompts: {{source: {problems}}}
+            sampling:
+              {{group_size: 2, max_new_tokens: 8, reward: exact, sampler: openai, base_url: "{server.base_url}"}}
+            measurement: {{sketch_dim: 64}}
+            """
+        )
+        code, _, err = run(monkeypatch, capsys, "run", tmp_path / "served.yaml", "--out", tmp_path / "run")
+    assert code == 0, err
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["token_sources"] == {"pieces": 8}
+    # The stand-in's log-probabilities are not the policy's.
+    assert manifest["sampler_gap"]["off_policy"] is True
+    (told,) = [remark for remark in manifest["remarks"] if remark.startswith("The samples are off-policy")]
+    assert "check weights, precision and quantisation" in told
+    assert "The samples are off-policy" in err
+    assert "sampler against scorer" in (tmp_path / "run" / "report.html").read_text()
