@@ -243,8 +243,8 @@ def token_sources(rollouts: Rollouts) -> dict[str, int]:
     """How many completions have their token ids from where, see :data:`TOKEN_SOURCES`; empty where not recorded."""
     if "token_source" not in rollouts.frame:
         return {}
-    counts = rollouts.frame["token_source"].value_counts()
-    return {name: int(counts[name]) for name in TOKEN_SOURCES if name in counts}
+    sources = rollouts.frame["token_source"].tolist()
+    return {name: sources.count(name) for name in TOKEN_SOURCES if name in sources}
 
 
 def retokenised_sentence(rollouts: Rollouts) -> str | None:

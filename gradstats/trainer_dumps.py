@@ -1,7 +1,6 @@
 """What trainers write of their rollouts, read into a Rollouts table: TRL's completions and verl's rollout dumps.
 
-Both hold text without special tokens and no token ids. What is restored, and what is lost, is said in a warning and kept
-in the metadata.
+Both hold text without special tokens and no token ids. What is lost is said in a warning and kept in the metadata.
 """
 
 from __future__ import annotations
@@ -223,7 +222,7 @@ class _VerlPrompts:
 
     def __call__(self, text: str) -> tuple[list[int], bool]:
         if self.tokenizer.chat_template:
-            mark = "\N{SYMBOL FOR NULL}prompt\N{SYMBOL FOR NULL}"
+            mark = "xqzjprompt"  # plain letters, which every tokenizer gives back
             before, found, after = self._stripped(self._encode(mark)).partition(mark)
             if found and text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after):
                 tokens = self._encode(text[len(before) : len(text) - len(after)])

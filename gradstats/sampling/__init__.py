@@ -296,6 +296,6 @@ def refuse_long_prompts(
     name = problems[lengths.index(longest)].prompt_id
     least = f"lower it to {context - longest} or less, or drop" if longest < context else "drop"
     raise ValueError(
-        f"max_new_tokens is {max_new_tokens}, and with the {longest} tokens of prompt {name!r} that exceeds the model's "
-        f"context of {context}: {least} the {too_long} longest prompt(s)"
+        f"max_new_tokens is {max_new_tokens}, and with the {longest} tokens of prompt {name!r} that exceeds the "
+        f"model's context of {context}: {least} the {too_long} longest prompt(s)"
     )

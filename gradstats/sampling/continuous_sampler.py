@@ -15,6 +15,9 @@ from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
 from gradstats.threads import suitable_threads
 
+# Its cache takes most of what is free, which on a CPU is everybody's memory.
+_SHARE_OF_MEMORY = 0.05
+
 
 @dataclass(frozen=True)
 class ContinuousSampler:
@@ -52,9 +55,10 @@ class ContinuousSampler:
                 'take sampler "transformers"'
             )
         stop_tokens = stop_token_ids(self.policy)
-        config = ContinuousBatchingConfig(
-            **{"return_logprobs": True, "seed": int(seeds[0]), "drop_unsupported_processors": False, **self.options}
-        )
+        defaults: dict[str, Any] = {"return_logprobs": True, "drop_unsupported_processors": False}
+        if self.policy.device.type == "cpu":
+            defaults["max_memory_percent"] = _SHARE_OF_MEMORY
+        config = ContinuousBatchingConfig(**{**defaults, "seed": int(seeds[0]), **self.options})
         generation = GenerationConfig(
             do_sample=True,
             temperature=settings.temperature,
@@ -76,7 +80,8 @@ class ContinuousSampler:
         completions = [self._completion(answer, stop_tokens) for answer in ordered]
         if len(completions) != len(prompts):
             raise RuntimeError(
-                f'continuous batching answered {len(completions)} of {len(prompts)} prompts: take sampler "transformers"'
+                f"continuous batching answered {len(completions)} of {len(prompts)} prompts: take sampler "
+                '"transformers"'
             )
         on_tokens(sum(len(completion.tokens) for completion in completions))
         return completions

@@ -40,6 +40,8 @@ def open_sampler(
     if not isinstance(sampler, str):
         return sampler
     options = dict(options or {})
+    kind: Any
+    arguments: dict[str, Any]
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler is {sampler!r}: choose one of {', '.join(SAMPLERS)}")
     if base_url is not None and sampler != "openai":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import warnings
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from gradstats.policy import Policy
 from gradstats.retokenise import restore_tokens
@@ -57,7 +58,7 @@ class ServerSampler:
     policy: Policy
     base_url: str
     model: str | None = None
-    logprobs_of: Literal["model", "sampled"] = "model"
+    logprobs_of: str = "model"
     concurrency: int = 8
     timeout_seconds: float = 600.0
     max_retries: int = 5
@@ -296,7 +297,7 @@ class ServerSampler:
                 f"the server at {self.base_url} answered {error.status_code}, {self.max_retries + 1} times: {said}; "
                 f"see its log; {kept}"
             ) from error
-        except (openai.APIError, ValueError) as error:
+        except (openai.APIError, json.JSONDecodeError) as error:
             raise MalformedAnswerError(
                 f"the server at {self.base_url} sent what is no answer of the completions API ({error}); {kept}"
             ) from error

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.comparison_notes import remarks_about, warnings_about
 from gradstats.stats.estimator_variance import EstimatorVariance
@@ -264,6 +265,8 @@ def compare(
         )
     sizes = _sizes(group_size)
     inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, [*chosen, base], fields)
+    if inputs.scores.ndim == 2:  # what weights a completion's tokens alike needs no scores of tokens
+        *chosen, base = [along_completions(estimator, inputs.batch) for estimator in (*chosen, base)]
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
     shared: dict[str, Any] = {"prompts_per_batch": prompts_per_batch, "n_resamples": n_resamples}
     parts: list[tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]] = []

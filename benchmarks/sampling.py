@@ -1,0 +1,148 @@
+"""Tokens per second of the samplers on one policy: length-sorted batches against transformers' continuous batching.
+
+Both draw the same prompts at the same settings, in turns within one process, so that a repeat's ratio compares
+neighbours in time; the first turn warms up. ``continuous`` has a fixed cost at the start of each call, so small and
+larger numbers of completions are both timed. The table goes beside a figure and a manifest; cases that are not run
+again keep their rows. Run it with ``python -P``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import tyro
+
+from gradstats.atomic import write_json
+from gradstats.policy import load_policy
+from gradstats.prompts import load_prompts
+from gradstats.sampling import SamplerSettings
+from gradstats.sampling.engines import open_sampler
+
+METHODS = ("transformers", "continuous")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A number of completions of embedded problems, drawn together.
+
+    Attributes:
+        completions: how many.
+        cap: most tokens of each.
+    """
+
+    completions: int
+    cap: int
+
+
+CASES = {f"{n} completions of ≤ {cap}": Case(n, cap) for n, cap in ((16, 64), (64, 128), (256, 256))}
+DEFAULT_CASES = tuple(CASES)[:2]
+
+
+def time_case(case: Case, repeats: int, policy_name: str, device: str) -> pd.DataFrame:
+    """Seconds and tokens of each method and repeat."""
+    policy = load_policy(policy_name, device=device)
+    problems = load_prompts("embedded", max(case.completions // 4, 1), rng=0)
+    prompts = sorted((policy.encode_prompt(problem.prompt) for problem in problems), key=len)
+    prompts = [prompt for prompt in prompts for _ in range(4)][: case.completions]
+    settings = SamplerSettings(case.cap)
+    samplers = {method: open_sampler(method, policy) for method in METHODS}
+    rows = []
+    for repeat in range(-1, repeats):  # the first turn warms up
+        for method, sampler in samplers.items():
+            seeds = [1000 + repeat] * len(prompts)
+            wall, processor = time.perf_counter(), time.process_time()
+            drawn = sampler.draw(prompts, settings, seeds, lambda count: None)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            spent = {"wall_s": time.perf_counter() - wall, "processor_s": time.process_time() - processor}
+            tokens = sum(len(completion.tokens) for completion in drawn)
+            if repeat >= 0:
+                rows.append({"method": method, "repeat": repeat, "tokens": tokens, **spent})
+    return pd.DataFrame(rows)
+
+
+def summarise(name: str, case: Case, times: pd.DataFrame) -> pd.DataFrame:
+    """One row per method: medians, and medians of the ratios to the reference of the same repeat."""
+    times = times.assign(tokens_per_s=times["tokens"] / times["wall_s"])
+    rows = []
+    for method in METHODS:
+        own = times[times["method"] == method].set_index("repeat")
+        reference = times[times["method"] == METHODS[0]].set_index("repeat")
+        row: dict[str, Any] = {"case": name, "completions": case.completions, "cap": case.cap, "method": method}
+        row["reference"] = METHODS[0]
+        for column in ("wall_s", "processor_s", "tokens_per_s"):
+            row[column] = own[column].median()
+            row[column.replace("_s", "_ratio") if column != "tokens_per_s" else "speed_ratio"] = (
+                own[column] / reference[column]
+            ).median()
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def draw(table: Any, stem: Path) -> list[Path]:
+    """Speed relative to length-sorted batches, a row per case."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    from gradstats.plots import save_figure, style
+
+    cases = list(dict.fromkeys(table["case"]))
+    looks: dict[str, Any] = style("icml", "half", height=0.7 + 0.25 * len(cases))
+    with mpl.rc_context(looks):  # pyright: ignore[reportArgumentType]
+        fig, ax = plt.subplots()
+        others = table[table["method"] != table["reference"]]
+        sns.stripplot(
+            others, x="speed_ratio", y="case", hue="method", jitter=False, size=4, palette="colorblind", ax=ax
+        )
+        ax.axvline(1.0, color="0.5", linewidth=0.8)
+        ax.set(xlabel="tokens/s relative to length-sorted batches", ylabel="")
+        ax.set_xlim(left=0.0)
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        paths = save_figure(fig, stem, source=table)
+        plt.close(fig)
+    return paths
+
+
+def benchmark(
+    cases: tuple[str, ...] = DEFAULT_CASES,
+    repeats: int = 3,
+    out: Path = Path("figures/sampling"),
+    policy: str = "embedded",
+    device: str = "cpu",
+) -> None:
+    """Run cases and write table, figure and manifest.
+
+    Args:
+        cases: names of cases, see CASES.
+        repeats: timed repeats, after one that warms up.
+        out: folder of the results.
+        policy: whose completions are drawn.
+        device: cpu or cuda.
+    """
+    from gradstats.pipeline import environment
+
+    previous = out / "sampling.csv"
+    table: Any = pd.read_csv(previous) if previous.exists() else pd.DataFrame()
+    for name in cases:
+        found = summarise(name, CASES[name], time_case(CASES[name], repeats, policy, device))
+        print(
+            found.drop(columns=["case", "completions", "cap"]).round(3).to_string(index=False), f"← {name}", flush=True
+        )
+        kept = table[table["case"] != name] if len(table) else table
+        table = pd.concat([kept, found], ignore_index=True)
+        order = {known: place for place, known in enumerate(CASES)}
+        table = table.sort_values("case", key=lambda column: column.map(order), kind="stable", ignore_index=True)
+        for path in draw(table, out / "sampling"):
+            print(path)
+        settings = {"repeats": repeats, "policy": policy, "device": device, "threads": torch.get_num_threads()}
+        write_json(out / "manifest.json", {"benchmark": "benchmarks/sampling.py", **settings, **environment()})
+
+
+if __name__ == "__main__":
+    tyro.cli(benchmark)

@@ -1,0 +1,157 @@
+"""Runs that are killed, interrupted, or watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from rich.progress import Progress
+
+from gradstats import pipeline
+from gradstats.experiment import Experiment
+from gradstats.interrupts import finishing_in_hand
+from gradstats.progress import ProgressReport
+from gradstats.sampling import SamplingPlan
+
+SAMPLE = (
+    "import sys, warnings; warnings.simplefilter('ignore')\n"
+    "from pathlib import Path\n"
+    "from gradstats import pipeline\n"
+    "from gradstats.experiment import load_experiment\n"
+    "run = pipeline.RunDirectory.open(Path(sys.argv[2]), load_experiment(sys.argv[1]))\n"
+    "pipeline.sample_shards(run, progress=False)\n"
+)
+
+
+def experiment_of(policy, problems, **sampling):
+    settings = {"group_size": 4, "max_new_tokens": 16, "batch_size": 6, "reward": "exact"} | sampling
+    return Experiment(name="long", policy={"name": policy}, prompts={"source": problems}, sampling=settings)
+
+
+@pytest.fixture
+def experiment(policy_folder, tmp_path):
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 7)))
+    return experiment_of(policy_folder, str(tmp_path / "p.jsonl"))
+
+
+@pytest.mark.slow
+def test_killed_at_ten_random_moments_every_shard_is_kept_and_the_table_is_the_same(tmp_path):
+    experiment = Experiment(
+        name="killed",
+        policy={"name": "embedded"},
+        prompts={"source": "embedded", "n": 60},
+        sampling={"group_size": 4, "max_new_tokens": 96, "batch_size": 8},
+    )
+    (tmp_path / "e.yaml").write_text(experiment.to_yaml())
+    words = [sys.executable, "-c", SAMPLE, str(tmp_path / "e.yaml")]
+    started = time.time()
+    subprocess.run([*words, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
+    whole = pipeline.read_rollouts(tmp_path / "whole" / "rollouts")
+    written = sorted(path.stat().st_mtime for path in (tmp_path / "whole" / "rollouts").glob("*.parquet"))
+    drawing = written[-1] - written[0]
+    starting = max(written[0] - started - drawing / len(written), 0.1)
+    rng = np.random.default_rng(0)
+    kept: dict[str, bytes] = {}
+    folder = tmp_path / "killed" / "rollouts"
+    for time_killed in range(10):
+        process = subprocess.Popen([*words, str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
+        # In turns while it starts and while it draws: five sixths of the drawing at most, so that it never finishes.
+        time.sleep(rng.uniform(0, starting) if time_killed % 2 else starting + rng.uniform(0, drawing / 6))
+        assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        now = {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+        assert kept.items() <= now.items()
+        kept = now
+    assert 0 < len(kept) < len(written)
+    subprocess.run([*words, str(tmp_path / "killed")], check=True, stdout=subprocess.DEVNULL)
+    final = {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+    assert kept.items() <= final.items()
+    assert final == {path.name: path.read_bytes() for path in (tmp_path / "whole" / "rollouts").glob("*.parquet")}
+    assert pipeline.read_rollouts(folder).frame.equals(whole.frame)
+    assert not list(folder.glob(".*"))
+
+
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore:the model's generation_config")
+def test_ctrl_c_finishes_the_shard_in_hand(experiment, tmp_path, monkeypatch, capfd):
+    draw = SamplingPlan.draw
+
+    def pressed_during(plan, batch, *args):
+        if batch == 1:
+            press_ctrl_c()
+        return draw(plan, batch, *args)
+
+    monkeypatch.setattr(SamplingPlan, "draw", pressed_during)
+    run = pipeline.RunDirectory.open(tmp_path / "run", experiment)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.sample_shards(run, progress=False)
+    assert sorted(path.name for path in run.rollouts.glob("*.parquet")) == [
+        "shard-00000.parquet",
+        "shard-00001.parquet",
+    ]
+    assert "stopping when the shard in hand is finished; Ctrl-C again stops at once" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.setattr(SamplingPlan, "draw", draw)
+    pipeline.sample_shards(run, progress=False)
+    assert len(list(run.rollouts.glob("*.parquet"))) == 4
+
+
+@pytest.mark.filterwarnings("ignore:the model's generation_config")
+def test_a_second_ctrl_c_stops_at_once(experiment, tmp_path, monkeypatch):
+    def pressed_twice(plan, batch, *args):
+        press_ctrl_c()
+        press_ctrl_c()
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(SamplingPlan, "draw", pressed_twice)
+    run = pipeline.RunDirectory.open(tmp_path / "run", experiment)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.sample_shards(run, progress=False)
+    assert not list(run.rollouts.glob("*.parquet"))
+
+
+def test_without_ctrl_c_nothing_stops_and_other_threads_are_left_alone():
+    said: list[str] = []
+    with finishing_in_hand(said.append) as stop_if_asked:
+        stop_if_asked()
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def elsewhere():
+        with finishing_in_hand(said.append) as stop_if_asked:
+            stop_if_asked()
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+    assert said == []
+
+
+def test_the_bar_tells_speed_success_and_length(monkeypatch):
+    clock = {"now": 100.0}
+    monkeypatch.setattr("gradstats.progress.time.monotonic", lambda: clock["now"])
+    bar = Progress(disable=True)
+    report = ProgressReport(bar, "sampling", 10, 2)
+    report.completions(np.array([1.0, 0.0]), np.array([10, 20]), before=True)
+    assert bar.tasks[0].completed == 2
+    assert report.note() == "success 50%, mean length 15"
+    clock["now"] = 110.0
+    report.tokens(2500)
+    report.completions(np.array([1.0, 1.0]), np.array([30, 40]))
+    assert bar.tasks[0].completed == 4
+    assert report.note() == "250 tokens/s, success 75%, mean length 25"
+    report.completions(np.array([0.25]), np.array([25]))
+    assert report.note() == "250 tokens/s, mean reward 0.65, mean length 25"

@@ -1,0 +1,361 @@
+"""Sampling from a server: what is sent, where tokens come from, and what each failure says."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import threading
+
+import numpy as np
+import pytest
+from completions_server import completion, serving
+
+from gradstats.policy import load_policy
+from gradstats.prompts import Problem
+from gradstats.sampling import SamplerSettings, sample
+from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.server_sampler import ServerSampler
+
+pytest.importorskip("openai")
+PROBLEMS = [Problem("one", "abc", "x", "exact"), Problem("two", "q", "y", "exact")]
+PROMPT = [2, 4, 5, 6, 3]  # <user>abc<assistant>
+
+
+@pytest.fixture(scope="module")
+def policy(policy_folder):
+    return load_policy(policy_folder)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    """Back-off without the waiting, both ours and the client library's."""
+    monkeypatch.setattr("gradstats.sampling.server_sampler._LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.0)
+
+
+def draw(policy, server, prompts=(PROMPT,), settings=None, seeds=(1, 2, 3, 4, 5, 6, 7, 8), **options):
+    sampler = ServerSampler(policy, server.base_url, **({"max_retries": 2} | options))
+    return sampler.draw(list(prompts), settings or SamplerSettings(8), seeds)
+
+
+def pieces(text, logprob=-0.5):
+    return {"tokens": list(text), "token_logprobs": [logprob] * len(text)}
+
+
+def test_a_prompt_goes_as_the_templates_tokens_with_every_setting_stated(policy):
+    settings = SamplerSettings(8, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
+    with serving(lambda request, number: (200, completion("ab"))) as server:
+        draw(policy, server, settings=settings, seeds=[77], logprobs_of="sampled")
+    sent = server.requests[-1]
+    assert sent["prompt"] == PROMPT
+    stated = {
+        "model": "tiny", "max_tokens": 8, "seed": 77, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+        "repetition_penalty": 1.2, "repeat_penalty": 1.2, "logprobs": 1,
+    }  # fmt: skip
+    assert {name: sent[name] for name in stated} == stated
+
+
+def test_token_ids_of_the_server_are_taken_as_they_are(policy):
+    told = completion("ab", "stop", token_ids=[4, 5, 1], logprobs={"token_logprobs": [-1.0, -2.0, -3.0], "tokens": []})
+    with serving(lambda request, number: (200, told)) as server:
+        (drawn,) = draw(policy, server)
+    assert (drawn.tokens, drawn.logprobs, drawn.finish_reason) == ([4, 5, 1], [-1.0, -2.0, -3.0], "stop")
+    assert drawn.token_source == "engine"
+
+
+def test_the_text_of_each_token_decides_its_id_and_the_end_token_has_no_logprob(policy):
+    with serving(lambda request, number: (200, completion("ab", logprobs=pieces("ab")))) as server:
+        (drawn,) = draw(policy, server)
+    assert drawn.tokens == [4, 5, 1]
+    assert drawn.logprobs[:2] == [-0.5, -0.5]
+    assert math.isnan(drawn.logprobs[2])
+    assert drawn.token_source == "pieces"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "count", "tokens", "source"),
+    [
+        ("ab", "length", 2, [4, 5], "text"),
+        ("ab", "stop", 3, [4, 5, 1], "text"),  # the end token is counted
+        ("ab", "stop", 2, [4, 5, 1], "text"),  # or it is not
+        ("ab", "length", 1, [4, 5], "mismatch"),  # drawn as fewer tokens than the tokenizer makes of it
+        ("aB", "length", 2, [4], "mismatch"),  # does not come back
+        ("", "length", 2, [1], "mismatch"),  # special tokens alone, left out of the text
+    ],
+)
+def test_a_retokenised_text_is_checked(policy, text, reason, count, tokens, source):
+    usage = {"prompt_tokens": 5, "completion_tokens": count, "total_tokens": 5 + count}
+    with serving(lambda request, number: (200, completion(text, reason, usage))) as server:
+        (drawn,) = draw(policy, server)
+    assert (drawn.tokens, drawn.token_source, drawn.logprobs) == (tokens, source, None)
+
+
+@pytest.mark.filterwarnings("ignore:the model's generation_config")
+def test_completions_that_do_not_round_trip_are_counted_and_named(policy):
+    def answer(request, number):
+        return 200, completion("aB" if request["prompt"] == PROMPT else "ab", "length")
+
+    with serving(answer) as server, pytest.warns(UserWarning, match="round-trip") as caught:
+        rollouts = sample(
+            policy, PROBLEMS, group_size=2, max_new_tokens=2, sampler="openai", base_url=server.base_url, progress=False
+        )
+    (said,) = [str(item.message) for item in caught if "round-trip" in str(item.message)]
+    assert "4 of 4 completions were restored by tokenising their text" in said
+    assert "2 certainly do (the first: prompt one, sample 0)" in said
+    assert rollouts.frame["token_source"].tolist() == ["mismatch"] * 2 + ["text"] * 2
+    assert rollouts.metadata["sampler"]["engine"] == "openai"
+    assert "sampler_logprobs" not in rollouts.frame
+
+
+def test_seeds_are_recorded_and_those_that_were_sent(policy):
+    with (
+        serving(lambda request, number: (200, completion("ab", token_ids=[4, 5]))) as server,
+        pytest.warns(UserWarning, match="generation_config"),
+    ):
+        rollouts = sample(
+            policy, PROBLEMS, group_size=3, max_new_tokens=2, rng=9, sampler="openai", base_url=server.base_url,
+            progress=False,
+        )  # fmt: skip
+    recorded = rollouts.frame["sampler_seed"].tolist()
+    assert len(set(recorded)) == 6
+    assert sorted(request["seed"] for request in server.requests if request["max_tokens"] == 2) == sorted(recorded)
+
+
+def test_logprobs_of_another_distribution_than_the_drawn_one_are_not_kept(policy):
+    settings = SamplerSettings(8, temperature=0.6)
+    told = completion("ab", logprobs=pieces("ab"))
+    with serving(lambda request, number: (200, told)) as server:
+        with pytest.warns(UserWarning, match=r"temperature=0\.6.*are not kept: serve with vllm --logprobs-mode"):
+            (dropped,) = draw(policy, server, settings=settings)
+        (kept,) = draw(policy, server, settings=settings, logprobs_of="sampled")
+    assert dropped.logprobs is None
+    assert kept.logprobs[0] == -0.5
+
+
+def test_requests_are_made_at_once_up_to_the_concurrency_and_answers_put_in_order(policy):
+    letters = "abcdefgh"
+
+    def answer(request, number):
+        threading.Event().wait(random.Random(request["seed"]).random() * 0.1)
+        return 200, completion(letters[request["seed"] - 1], "length")
+
+    with serving(answer, delay=0.05) as server:
+        drawn = draw(policy, server, prompts=[PROMPT] * 8, concurrency=3)
+    assert [policy.tokenizer.decode(item.tokens) for item in drawn] == list(letters)
+    assert server.most_at_once == 3
+
+
+class Dialects:
+    """A server that refuses what it does not know, and sees prompts as text or tokens."""
+
+    def __init__(self, knows, tokens):
+        self.knows, self.tokens = knows, tokens
+
+    def __call__(self, request, number):
+        unknown = set(request) - {"model", "prompt", "max_tokens", "seed", "temperature", "top_p", *self.knows}
+        if unknown or isinstance(request["prompt"], str) == self.tokens:
+            return 422, {"error": {"message": f"unexpected {sorted(unknown)}"}}
+        return 200, completion("ab", "length")
+
+
+EXTENDED = {"logprobs", "top_k", "min_p", "repetition_penalty", "repeat_penalty", "return_token_ids"}
+
+
+@pytest.mark.parametrize(
+    ("knows", "tokens", "name"),
+    [
+        (EXTENDED, True, "extended, prompt as token ids"),
+        (EXTENDED, False, "extended, prompt as text"),
+        ({"generation_config"}, False, "transformers serve"),
+        ({"logprobs"}, True, "standard, prompt as token ids"),
+        ({"logprobs"}, False, "standard, prompt as text"),
+    ],
+)
+def test_the_servers_dialect_is_found(policy, knows, tokens, name):
+    with serving(Dialects(knows, tokens)) as server:
+        sampler = ServerSampler(policy, server.base_url, max_retries=0)
+        sampler.draw([PROMPT], SamplerSettings(8), [1])
+    assert sampler.describe()["dialect"] == name
+    prompt = server.requests[-1]["prompt"]
+    assert prompt == (PROMPT if tokens else "<user>abc<assistant>")
+
+
+def test_transformers_serve_is_given_a_whole_generation_config(policy):
+    with serving(Dialects({"generation_config"}, False)) as server:
+        draw(policy, server, settings=SamplerSettings(8, temperature=0.7, top_k=4), logprobs_of="sampled")
+    told = json.loads(server.requests[-1]["generation_config"])
+    assert (told["do_sample"], told["temperature"], told["top_k"], told["top_p"]) == (True, 0.7, 4, 1.0)
+    assert (told["max_new_tokens"], told["eos_token_id"]) == (8, [1])
+
+
+def test_a_server_without_a_field_for_a_setting_is_not_asked_to_guess(policy):
+    with serving(Dialects({"logprobs"}, True)) as server:
+        with pytest.raises(ValueError, match="OpenAI's own settings alone, which have no top_k=5"):
+            draw(policy, server, settings=SamplerSettings(8, top_k=5))
+        draw(policy, server, settings=SamplerSettings(8).greedy(), logprobs_of="sampled")
+    assert server.requests[-1]["temperature"] == 0.0
+
+
+def failing(status, body, since=2):
+    """A good answer to the first request, which finds the dialect, and then another."""
+    return lambda request, number: (200, completion("ab")) if number < since else (status, body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (
+            failing(500, {"error": {"message": "out of memory"}}),
+            ConnectionError,
+            "answered 500, 3 times: .*out of memory",
+        ),
+        (failing(200, completion("x") | {"choices": []}), ConnectionError, "answered with 0 completions where 1 was"),
+        (failing(200, {"oops": 1}), ConnectionError, "answered with no completions where 1 was asked for, 3 times"),
+        (failing(200, "{not json"), ConnectionError, "sent what is no answer of the completions API"),
+        (failing(200, completion("x", "content_filter")), ConnectionError, "finish_reason is 'content_filter'"),
+        (failing(400, {"error": {"message": "prompt too long"}}), ValueError, "refuses the request: .*prompt too long"),
+        (
+            failing(200, completion("x", "stop", {"prompt_tokens": 6, "completion_tokens": 1, "total_tokens": 7})),
+            ValueError,
+            "counts 6 tokens in a prompt of 5: it has another tokenizer, or adds a start token",
+        ),
+    ],
+)
+def test_each_failure_ends_in_its_sentence(policy, answer, kind, message):
+    with serving(answer) as server, pytest.raises(kind, match=message):
+        draw(policy, server)
+
+
+def test_a_failure_that_passes_is_repeated(policy):
+    answers = {2: (500, {"error": "busy"}), 3: (200, completion("x") | {"choices": []}), 4: (429, {"error": "slowly"})}
+
+    def answer(request, number):
+        return answers.get(number, (200, completion("ab")))
+
+    with serving(answer) as server:
+        (drawn,) = draw(policy, server)
+    assert drawn.tokens == [4, 5, 1]
+    assert len(server.requests) == 5
+
+
+def test_a_server_that_does_not_answer_in_time(policy):
+    def slow(request, number):
+        if number > 1:
+            threading.Event().wait(1.0)
+        return 200, completion("ab")
+
+    with (
+        serving(slow) as server,
+        pytest.raises(TimeoutError, match=r"did not answer within 0\.2 s, 2 times: ask for fewer completions at once"),
+    ):
+        draw(policy, server, timeout_seconds=0.2, max_retries=1)
+
+
+def test_no_server(policy):
+    with pytest.raises(ConnectionError, match="no server can be reached at http://127.0.0.1:9/v1 .*: start it"):
+        open_sampler("openai", policy, "http://127.0.0.1:9/v1", {"max_retries": 0}).describe()
+
+
+def test_several_models_have_to_be_told_apart(policy):
+    with serving(lambda request, number: (200, completion("ab")), models=("a", "b")) as server:
+        with pytest.raises(ValueError, match="lists a, b: say which is meant"):
+            draw(policy, server)
+        draw(policy, server, model="b")
+    assert server.requests[-1]["model"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("openai", None, {}), "base_url is missing: give the server's address"),
+        (("transformers", "http://x/v1", {}), "base_url is 'http://x/v1', but sampler is 'transformers'"),
+        (("sglang", None, {}), "sampler is 'sglang': choose one of transformers, continuous, vllm, openai"),
+        (("openai", "http://x/v1", {"threads": 3}), "sampler_options .* do not suit the sampler 'openai': .*threads"),
+        (("openai", "http://x/v1", {"concurrency": 0}), "concurrency is 0: it must be at least 1"),
+        (("openai", "http://x/v1", {"timeout_seconds": 0.0}), "timeout_seconds is 0.0: it must be above 0"),
+        (("openai", "http://x/v1", {"max_retries": -1}), "max_retries is -1: it must be 0 or more"),
+        (("openai", "http://x/v1", {"logprobs_of": "me"}), "logprobs_of is 'me': it must be model or sampled"),
+    ],
+)
+def test_wrong_options_are_named(policy, arguments, message):
+    name, base_url, options = arguments
+    with pytest.raises(ValueError, match=message):
+        open_sampler(name, policy, base_url, options)
+
+
+def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp_path, monkeypatch):
+    from gradstats import pipeline
+    from gradstats.experiment import Experiment
+
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("\n".join(json.dumps({"prompt": "ab" * k, "answer": "x"}) for k in range(1, 5)))
+    broken = {"from": 4}
+
+    def answer(request, number):
+        if number >= broken["from"]:
+            return 500, {"error": {"message": "gone"}}
+        return 200, completion("abcdefgh"[: 1 + request["seed"] % 8], "length")
+
+    with serving(answer) as server:
+        experiment = Experiment(
+            name="served",
+            policy={"name": policy.name},
+            prompts={"source": str(problems)},
+            sampling={
+                "group_size": 2, "max_new_tokens": 8, "batch_size": 2, "reward": "exact", "sampler": "openai",
+                "base_url": server.base_url, "sampler_options": {"max_retries": 0, "concurrency": 1},
+            },
+        )  # fmt: skip
+        run = pipeline.RunDirectory.open(tmp_path / "run", experiment)
+        with pytest.raises(ConnectionError, match="answered 500, 1 times: .*gone.*finished shards are kept"):
+            pipeline.sample_shards(run, progress=False)
+        kept = {path.name: path.read_bytes() for path in run.rollouts.glob("*.parquet")}
+        assert list(kept) == ["shard-00000.parquet"]
+        broken["from"] = 10**6
+        pipeline.sample_shards(run, progress=False)
+        assert {name: (run.rollouts / name).read_bytes() for name in kept} == kept
+        whole = pipeline.RunDirectory.open(tmp_path / "whole", experiment)
+        pipeline.sample_shards(whole, progress=False)
+    tables = [pipeline.read_rollouts(folder.rollouts).frame for folder in (run, whole)]
+    assert tables[0].equals(tables[1])
+    assert np.unique(tables[0]["token_source"]).tolist() == ["text"]
+
+
+def test_the_sample_command_and_a_run_take_a_server(policy, tmp_path, monkeypatch, capsys):
+    from command_line import run
+
+    import gradstats
+
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("\n".join(json.dumps({"prompt": "ab" * k, "answer": "x"}) for k in range(1, 5)))
+
+    def answer(request, number):
+        text = "abcdefgh"[: 1 + request["seed"] % 8]
+        return 200, completion(text, "length", logprobs=pieces(text))
+
+    with serving(answer) as server:
+        words = ["sample", policy.name, "--prompts", problems, "--out", tmp_path / "r.parquet", "--reward", "exact"]
+        served = ["--sampler", "openai", "--base-url", server.base_url, "--sampler-options", "concurrency=2"]
+        code, _, err = run(monkeypatch, capsys, *words, "--group-size", 2, "--max-new-tokens", 8, *served)
+        assert code == 0, err
+        assert gradstats.read_rollouts(tmp_path / "r.parquet").metadata["sampler"]["base_url"] == server.base_url
+        (tmp_path / "served.yaml").write_text(
+            f"""
+            policy: {{name: {policy.name}}}
+            prompts: {{source: {problems}}}
+            sampling:
+              {{group_size: 2, max_new_tokens: 8, reward: exact, sampler: openai, base_url: "{server.base_url}"}}
+            measurement: {{sketch_dim: 64}}
+            """
+        )
+        code, _, err = run(monkeypatch, capsys, "run", tmp_path / "served.yaml", "--out", tmp_path / "run")
+    assert code == 0, err
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["token_sources"] == {"pieces": 8}
+    # The stand-in's log-probabilities are not the policy's.
+    assert manifest["sampler_gap"]["off_policy"] is True
+    (told,) = [remark for remark in manifest["remarks"] if remark.startswith("The samples are off-policy")]
+    assert "check weights, precision and quantisation" in told
+    assert "The samples are off-policy" in err
+    assert "sampler against scorer" in (tmp_path / "run" / "report.html").read_text()
