@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -290,12 +290,12 @@ class Measurement:
             metadata=dict(parts[0].metadata),
         )
 
-    def save(self, folder: str | os.PathLike[str], token_dtype: Literal["float32", "float16"] = "float32") -> None:
+    def save(self, folder: str | os.PathLike[str], token_dtype: str = "float32") -> None:
         """Write ``rollouts.parquet``, ``tensors.safetensors`` and ``measurement.json``: all of the folder or none.
 
         Args:
             folder: where to.
-            token_dtype: of the token projections and the sketches of exactly measured tokens.
+            token_dtype: "float32" or "float16", of token projections and of the sketches of exactly measured tokens.
 
         Raises:
             ValueError: when a projection is too large for ``token_dtype``, or the type is another.

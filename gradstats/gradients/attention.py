@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradstats.policy import Policy
 
@@ -48,3 +49,47 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
         model.set_attn_implementation(kept)
         if ungrouped:
             model.set_experts_implementation(kept_experts)
+
+
+@contextmanager
+def forward_mode_attention(policy: Policy) -> Iterator[None]:
+    """Switch to an attention that has forward derivatives, and back again.
+
+    The fused kernels have none, so that is eager attention; in float64, where eager attention would take its softmax
+    in float32, it is the plain products behind sdpa.
+
+    Args:
+        policy: whose model is switched.
+    """
+    model: Any = policy.model
+    kept = model.config._attn_implementation
+    chosen = forward_mode_implementation(policy)
+    model.set_attn_implementation(chosen)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if chosen == "sdpa" else nullcontext(), warnings.catch_warnings():
+            # torch's own forward derivatives are scripted the first time that one is needed.
+            warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
+            yield
+    finally:
+        model.set_attn_implementation(kept)
+
+
+def forward_mode_implementation(policy: Policy) -> str:
+    """The attention that forward derivatives are taken with."""
+    model: Any = policy.model
+    capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+    plain = policy.dtype == torch.float64 and getattr(model, "_supports_sdpa", False) and not capped
+    return "sdpa" if plain else "eager"
+
+
+def warn_of_other_attention(policy: Policy) -> None:
+    """Say that forward derivatives are taken with another attention than the model's own, where they are."""
+    model: Any = policy.model
+    kept, chosen = model.config._attn_implementation, forward_mode_implementation(policy)
+    if chosen != kept:
+        warnings.warn(
+            f"token scores are measured with {chosen} attention, since the model's own ({kept}) has no forward "
+            "derivatives; the same function up to rounding",
+            UserWarning,
+            stacklevel=4,
+        )

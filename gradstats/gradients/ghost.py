@@ -43,7 +43,7 @@ def ghost_engine(
     with (
         Objective(model, policy.temperature) as objective,
         measuring_attention(policy, batched=False),
-        _without_weight_gradients(model),
+        without_weight_gradients(model),
         recorder,
         torch.enable_grad(),
     ):
@@ -59,7 +59,7 @@ def ghost_engine(
 
 
 @contextmanager
-def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
+def without_weight_gradients(model: nn.Module) -> Iterator[None]:
     """Let autograd compute gradients of activations alone."""
     kept = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in kept:

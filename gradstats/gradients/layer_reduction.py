@@ -83,7 +83,7 @@ class LayerReduction:
         n_sharing = self._uses.n_sharing[place] or 1
         self._n_sharing[place] -= 1
         if self._reduction.sketch is not None or not term.prefers_gram(n_sharing):
-            self._reduce_products(name, term)
+            self._reduce_products(name, term.without_idle_ends())
         else:
             shared = self._input_grams.pop(place, None) or gram_strips(term.inputs, self._reduction.dtype)
             if self._n_sharing[place] > 0:

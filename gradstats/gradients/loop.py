@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
@@ -44,6 +45,19 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
     stacked = TokenStatistics(*(torch.stack(values) for values in zip(*statistics, strict=True)))
     joined = [_join(part) for part in parts]
     return stack_weightings(chunk, joined, stacked)
+
+
+def sequence_gradient(policy: Policy, chunk: Chunk, selection: ParameterSelection) -> dict[str, Tensor]:
+    """The whole gradient of a chunk of one sequence, parameter name → gradient."""
+    with (
+        Objective(policy.model, policy.temperature) as objective,
+        measuring_attention(policy, batched=False),
+        torch.enable_grad(),
+    ):
+        logprobs, _ = objective(policy.model, chunk.input_ids, chunk.kept)
+        tensors = list(selection.parameters.values())
+        gradients = torch.autograd.grad(logprobs, tensors, chunk.weights[0], materialize_grads=True)
+    return dict(zip(selection.parameters, gradients, strict=True))
 
 
 def _join(rows: list[tuple[np.ndarray, np.ndarray | None]]) -> tuple[np.ndarray, np.ndarray | None]:

@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from gradstats.gradients.attention import warn_of_other_attention
 from gradstats.gradients.blocks import Blocks, ParameterSelection, select_parameters
-from gradstats.gradients.chunking import plan_chunks
+from gradstats.gradients.chunking import default_memory_gib, plan_chunks
 from gradstats.gradients.ghost import ghost_engine
 from gradstats.gradients.loop import loop_engine
 from gradstats.gradients.memory import is_out_of_memory
@@ -22,6 +23,8 @@ from gradstats.gradients.reduction import ChunkResult
 from gradstats.gradients.reference_policy import as_reference, reference_logprobs
 from gradstats.gradients.self_check import Engine, SelfCheck, SelfCheckError, self_check
 from gradstats.gradients.sketches import CountSketch
+from gradstats.gradients.token_check import check_projections
+from gradstats.gradients.token_scores import TokenResult, TokenSettings, measure_tokens
 from gradstats.gradients.token_weights import TokenWeights, named_weightings
 from gradstats.gradients.unsupported import UnsupportedModuleError
 from gradstats.gradients.vmap import vmap_engine
@@ -46,6 +49,9 @@ def measure(
     sketch_seed: int = 0,
     token_weights: TokenWeights | None = None,
     reference_policy: Policy | Any | None = None,
+    token_probes: int = 0,
+    token_exact: int | float = 0,
+    token_seed: int = 0,
     token_budget: int | None = None,
     memory_gib: float | None = None,
     progress: bool = True,
@@ -71,6 +77,13 @@ def measure(
             and come back as ``measured.weighted[name]``.
         reference_policy: a policy (or model, scored at the policy's temperature) whose log-probabilities of the same
             tokens are recorded as ``measured.ref_logprobs``.
+        token_probes: number of random directions K on which every token's score is projected, by forward
+            differentiation with eager attention: ``measured.token_projections``, and what follows from them. Token
+            energies then have a relative standard error of about :math:`\sqrt{2/K}`; 0 measures no token scores.
+        token_exact: how many tokens of each sequence are measured exactly as well, by one backward pass each: those
+            that are heaviest by :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2`. A share between 0 and 1 takes as many as
+            hold that share of :math:`\sum_t w_t`.
+        token_seed: seed of the directions; measurements to be compared need the same.
         token_budget: most tokens that go through the model at once, padding included (4096 when None).
         memory_gib: most memory for logits and, with vmap, for per-sequence gradients; at most 4 GiB by default.
         progress: show a progress bar.
@@ -82,9 +95,9 @@ def measure(
     Raises:
         SelfCheckError: when the self-check fails.
         UnsupportedModuleError: when the chosen engine does not know a module, which is named.
-        ValueError: for an unknown engine, a pattern that matches no parameter, dropout that is on, token ids outside
-            the model's vocabulary, weights of a wrong length, a reference of another vocabulary, or when no gradient
-            is finite.
+        ValueError: for an unknown engine, a pattern that matches no parameter, dropout that is on, token settings out
+            of range, token ids outside the model's vocabulary, weights of a wrong length, a reference of another
+            vocabulary, or when no gradient is finite.
     """
     session = MeasuringSession.open(
         policy,
@@ -95,6 +108,9 @@ def measure(
         sketch_dim=sketch_dim,
         sketch_seed=sketch_seed,
         reference_policy=reference_policy,
+        token_probes=token_probes,
+        token_exact=token_exact,
+        token_seed=token_seed,
         token_budget=token_budget,
         memory_gib=memory_gib,
     )
@@ -116,6 +132,7 @@ class MeasuringSession:
     selection: ParameterSelection
     sketch: CountSketch | None
     reference: Policy | None
+    tokens: TokenSettings | None
     token_budget: int | None
     memory_gib: float | None
     metadata: dict[str, Any]
@@ -132,11 +149,15 @@ class MeasuringSession:
         sketch_dim: int | None = 16384,
         sketch_seed: int = 0,
         reference_policy: Policy | Any | None = None,
+        token_probes: int = 0,
+        token_exact: int | float = 0,
+        token_seed: int = 0,
         token_budget: int | None = None,
         memory_gib: float | None = None,
     ) -> MeasuringSession:
         """Resolve the settings and run the self-check on two of the rollouts; arguments as for :func:`measure`."""
         policy = as_policy(policy)
+        tokens = TokenSettings.of(token_probes, token_exact, token_seed)
         selection = select_parameters(policy.model, params, blocks)
         sketch = None if sketch_dim is None else CountSketch(sketch_dim, sketch_seed)
         _check_vocabulary(policy, rollouts)
@@ -149,6 +170,10 @@ class MeasuringSession:
                 UserWarning,
                 stacklevel=3,
             )
+        token_check = None
+        if tokens is not None and tokens.n_probes:
+            warn_of_other_attention(policy)
+            token_check = check_projections(policy, rollouts, selection, tokens.seed)
         metadata = {
             "policy": policy.describe(),
             "engine": chosen,
@@ -159,10 +184,15 @@ class MeasuringSession:
             "sketch_dim": sketch_dim,
             "sketch_seed": sketch_seed,
             "reference_policy": None if reference is None else reference.describe(),
+            "token_probes": token_probes,
+            "token_exact": token_exact,
+            "token_seed": token_seed,
+            "token_distribution": None if tokens is None else tokens.tangents.distribution,
             "self_check": asdict(check),
+            "token_self_check": token_check,
             "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
         }
-        return cls(policy, ENGINES[chosen], selection, sketch, reference, token_budget, memory_gib, metadata)
+        return cls(policy, ENGINES[chosen], selection, sketch, reference, tokens, token_budget, memory_gib, metadata)
 
     def measure(
         self,
@@ -179,13 +209,14 @@ class MeasuringSession:
         """
         weightings = named_weightings(token_weights, rollouts)
         results: list[ChunkResult] = []
+        token_results: list[TokenResult] = []
         references: list[torch.Tensor] = []
         plan = self._plan(rollouts, np.arange(len(rollouts)), len(weightings))
         while plan:
             chunk = make_chunk(rollouts, plan[0], self.policy.device, self.policy.dtype, list(weightings.values()))
             try:
                 with suitable_threads(self.policy):
-                    result = self.engine(self.policy, chunk, self.selection, self.sketch)
+                    result, tokens = self._run(chunk)
                 if self.reference is not None:
                     references.append(reference_logprobs(self.reference, chunk))
             except Exception as error:
@@ -194,12 +225,20 @@ class MeasuringSession:
                 self._halve_budget(chunk, error)
             else:
                 results.append(result)
+                if tokens is not None:
+                    token_results.append(tokens)
                 finished(len(plan[0]), chunk.n_tokens)
                 plan = plan[1:]
                 continue
             # Outside the handler, whose traceback would keep what did not fit alive.
             plan = self._plan(rollouts, np.concatenate(plan), len(weightings))
-        return self._collect(rollouts, results, references, list(weightings))
+        return self._collect(rollouts, results, token_results, references, list(weightings))
+
+    def _run(self, chunk: Chunk) -> tuple[ChunkResult, TokenResult | None]:
+        if self.tokens is None:
+            return self.engine(self.policy, chunk, self.selection, self.sketch), None
+        memory = default_memory_gib(self.policy.device) if self.memory_gib is None else self.memory_gib
+        return measure_tokens(self.policy, chunk, self.selection, self.sketch, self.engine, self.tokens, memory)
 
     def _plan(self, rollouts: Rollouts, rows: np.ndarray, n_weightings: int) -> list[np.ndarray]:
         gradients_held = 1 + n_weightings if self.engine is vmap_engine else 0
@@ -232,6 +271,7 @@ class MeasuringSession:
         self,
         rollouts: Rollouts,
         results: Sequence[ChunkResult],
+        token_results: Sequence[TokenResult],
         references: Sequence[torch.Tensor],
         weightings: Sequence[str],
     ) -> Measurement:
@@ -239,6 +279,8 @@ class MeasuringSession:
         rows = np.concatenate([result.chunk.rows for result in results])
         norms = np.concatenate([result.sq_norms_by_block for result in results], axis=1)
         finite = np.asarray(np.isfinite(norms).all(axis=(0, 2)))
+        if token_results:
+            finite &= np.concatenate([result.finite for result in token_results])
         if not finite.all():
             _report_non_finite(rollouts, rows[~finite])
         kept = np.argsort(rows, kind="stable")
@@ -255,6 +297,8 @@ class MeasuringSession:
         if self.reference is not None:
             pairs = zip(results, references, strict=True)
             ragged["ref_logprobs"] = [values for part, logprobs in pairs for values in part.chunk.ragged(logprobs)]
+        if self.tokens is not None:
+            ragged |= TokenResult.concatenate(token_results)
         ragged = {name: [values[index] for index in kept] for name, values in ragged.items()}
         lost = rollouts.frame.loc[rows[~finite], ["prompt_id", "sample_id"]].to_numpy().tolist()
         return Measurement(

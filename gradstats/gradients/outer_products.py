@@ -52,6 +52,14 @@ class OuterProducts:
         inputs = torch.cat([part.inputs for part in parts], dim=1)
         return cls(inputs, torch.cat([part.gradients for part in parts], dim=1), parts[0].transposed)
 
+    def without_idle_ends(self) -> OuterProducts:
+        """The same sum, without first and last times at which no gradient came back: those after a single token."""
+        busy = self.gradients.any(dim=2).any(dim=0).nonzero()[:, 0]
+        if not len(busy) or len(busy) == self.gradients.shape[1]:
+            return self
+        span = slice(int(busy[0]), int(busy[-1]) + 1)
+        return OuterProducts(self.inputs[:, span], self.gradients[:, span], self.transposed)
+
     @property
     def left(self) -> Tensor:
         """(batch, time, rows): the factor that makes the weight's rows."""

@@ -54,7 +54,7 @@ def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
         try:
             gradients, statistics = vmap(gradients_of_one)(chunk.input_ids, chunk.weights.transpose(0, 1))
         except RuntimeError as error:
-            if is_out_of_memory(error) or not _is_tracing_failure(error):
+            if is_out_of_memory(error) or not is_tracing_failure(error):
                 raise
             raise UnsupportedModuleError(
                 f'engine="vmap" cannot trace {policy.name} ({str(error).split(". ")[0]}): for a mixture of experts '
@@ -63,5 +63,6 @@ def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
     return stack_weightings(chunk, [reduce_gradients(part, selection, sketch) for part in gradients], statistics)
 
 
-def _is_tracing_failure(error: RuntimeError) -> bool:
+def is_tracing_failure(error: RuntimeError) -> bool:
+    """Whether an error says that torch.func cannot trace the model."""
     return any(word in str(error).lower() for word in ("vmap", "functorch", "torch.func", "batching rule"))
