@@ -70,6 +70,9 @@ class MeasurementSection(_Section):
     blocks: str | dict[str, str] = "layer"
     sketch_dim: int | None = 16384
     sketch_seed: int = 0
+    token_probes: int = 0
+    token_exact: int | float = 0
+    token_seed: int = 0
     token_budget: int | None = None
     memory_gib: float | None = None
 

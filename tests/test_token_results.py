@@ -59,7 +59,8 @@ def test_a_bare_measurement_is_only_printed_unless_told(monkeypatch, capsys, fol
     assert code == 0
     assert [row["proxy"] for row in json.loads(out)] == ["logit", "last_layer", "entropy", "surprisal"]
     assert sorted(measurement.iterdir()) == before
-    assert run(monkeypatch, capsys, "tokens", measurement, "--out", tmp_path / "there")[0] == 0
+    code, _, err = run(monkeypatch, capsys, "tokens", measurement, "--out", tmp_path / "there")
+    assert code == 0, err
     assert (tmp_path / "there" / "figures" / "proxy.png").exists()
 
 
