@@ -55,9 +55,10 @@ def test_the_command_prints_writes_and_draws(monkeypatch, capsys, folder):
 def test_a_bare_measurement_is_only_printed_unless_told(monkeypatch, capsys, folder, tmp_path):
     measurement = folder / "measurement"
     before = sorted(measurement.iterdir())
-    code, out, _ = run(monkeypatch, capsys, "tokens", measurement, "--json")
-    assert code == 0
-    assert [row["proxy"] for row in json.loads(out)] == ["logit", "last_layer", "entropy", "surprisal"]
+    code, out, err = run(monkeypatch, capsys, "tokens", measurement, "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["concentration"]) == 6
+    assert [row["proxy"] for row in json.loads(out)["proxies"]] == ["logit", "last_layer", "entropy", "surprisal"]
     assert sorted(measurement.iterdir()) == before
     code, _, err = run(monkeypatch, capsys, "tokens", measurement, "--out", tmp_path / "there")
     assert code == 0, err

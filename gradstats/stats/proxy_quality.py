@@ -113,6 +113,24 @@ class ProxyQuality:
         }
         return frame
 
+    def summary(self, confidence_level: float = 0.95) -> dict[str, Any]:
+        """All of it as nested numbers: what the frame's ``.attrs`` hold, the rows, and each profile's rows."""
+        frame = self.to_frame(confidence_level)
+        profiles = {
+            "correlation": self.correlation,
+            "concentration": self.concentration,
+            "local_slope": self.local_slope,
+        }
+        return {
+            **{str(key): value for key, value in frame.attrs.items()},
+            "proxies": _records(frame),
+            **{name: _records(profile.to_frame(confidence_level)) for name, profile in profiles.items()},
+        }
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
 
 @dataclass(frozen=True)
 class _OtbOf:
