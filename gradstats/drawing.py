@@ -94,7 +94,7 @@ def _token_figures(tokens: SavedTokens, look: FiguresSection) -> Iterator[tuple[
         shown = tokens.sample.copy()
         # Scaled so that totals agree: a proxy's unit means nothing.
         shown["logit"] *= shown["energy"].sum() / shown["logit"].sum()
-        ranks = tokens.proxies.set_index("proxy")["rank_correlation"]
+        ranks = dict(zip(tokens.proxies["proxy"], tokens.proxies["rank_correlation"], strict=True))
         shown.attrs |= {
             "proxy": "logit proxy, scaled",
             "truth": "token energy",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import fft, signal
+from scipy import signal
 
 from gradstats.stats.jackknife import Estimate, Statistic, mean_statistic
 from gradstats.stats.probe_error import probed_statistic
@@ -289,8 +289,8 @@ def _heavy_products(part: TokenScores) -> Float[np.ndarray, "h h"]:
 def _lagged(values: Float[np.ndarray, "t k"]) -> Float[np.ndarray, "t k"]:
     """Σ_t values_t values_{t+d} at every distance d."""
     length = len(values)
-    spectrum = fft.rfft(values, 2 * length, axis=0)
-    return fft.irfft(np.abs(spectrum) ** 2, 2 * length, axis=0)[:length]
+    spectrum = np.fft.rfft(values, 2 * length, axis=0)
+    return np.fft.irfft(np.abs(spectrum) ** 2, 2 * length, axis=0)[:length]
 
 
 def _heavy_excess(part: TokenScores) -> Float[np.ndarray, " t"]:
