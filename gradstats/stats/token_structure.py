@@ -211,8 +211,7 @@ def summed_energy(measured: Any) -> tuple[Float[np.ndarray, " n"], Float[np.ndar
     r"""(n,) \(\sum_t‖s_t‖²\) of each completion, and what each probe gives for the part of it that is not exact."""
     parts = measured.token_scores() if hasattr(measured, "token_scores") else None
     if parts is None:
-        energies = zip(measured.token_energy, measured.rollouts.masks, strict=True)
-        return np.array([float(np.sum(energy[mask])) for energy, mask in energies]), None
+        return np.array([float(np.sum(energy)) for energy in measured.token_energy]), None
     totals = np.array([part.energy().sum() for part in parts])
     return totals, np.stack([_cumulative_by_probe(part)[-1] for part in parts]) if parts[0].n_probes else None
 

@@ -30,7 +30,7 @@ def token_scores(model, rollouts):
 
 @pytest.fixture(scope="module")
 def case():
-    rollouts = ragged_rollouts(16, seed=3, longest=8)
+    rollouts = ragged_rollouts(12, seed=3, longest=7)
     model = tiny_model("qwen2")
     return model, rollouts, token_scores(model, rollouts)
 
@@ -44,7 +44,7 @@ def quietly(*arguments, **keywords):
 @pytest.mark.parametrize(("token_exact", "tolerance"), [(8, 0.05), (2, 0.4)])
 def test_a_table_from_the_engine_is_that_of_exact_token_scores(case, token_exact, tolerance):
     model, rollouts, scores = case
-    measured = gs.measure(model, rollouts, token_probes=64, token_exact=token_exact, progress=False)
+    measured = gs.measure(model, rollouts, token_probes=32, token_exact=token_exact, progress=False)
     values = [np.linspace(0.2, 0.6, length) for length in rollouts.lengths]
     table = quietly(measured, NAMES, values=values)
     energies = (scores**2).sum(axis=2)
@@ -58,7 +58,7 @@ def test_a_table_from_the_engine_is_that_of_exact_token_scores(case, token_exact
 
 def test_proxies_of_a_model_are_judged(case):
     model, rollouts, scores = case
-    measured = gs.measure(model, rollouts, token_probes=64, token_exact=8, progress=False)
+    measured = gs.measure(model, rollouts, token_probes=6, token_exact=8, progress=False)
     quality = gs.proxy_quality(measured)
     assert quality.share_exact == pytest.approx(1.0)
     energies = np.concatenate([(scores[row, :length] ** 2).sum(axis=1) for row, length in enumerate(rollouts.lengths)])
