@@ -259,3 +259,25 @@ def test_energies_of_some_tokens_alone_are_left_out_of_the_batch():
     assert Batch.from_measurement(measured).token_energy is None
     every = replace(probed(batch, scores, 6, 4, np.random.default_rng(0)), token_projections=None)
     np.testing.assert_allclose(Batch.from_measurement(every).token_energy, (scores**2).sum(axis=2))
+
+
+@pytest.mark.parametrize("n_heavy", [1, 4])
+def test_products_take_sides_from_different_parts_and_probes_from_the_third(n_heavy):
+    """The signed features against the average written out over parts of the probes."""
+    batch, scores = drawn(5)
+    rng = np.random.default_rng(3)
+    tokens = prepared(probed(batch, scores, 8, n_heavy, rng), "otb")[1]
+    weights = rng.normal(size=(3, *batch.mask.shape)) * batch.mask
+    n = np.arange(len(weights[0]))
+    features, _ = tokens.sums(weights, n, n, len(n))
+    single = [tokens.sums(part, n, n, len(n))[0] for part in weights]
+    dim, expected = scores.shape[2], np.zeros((len(n), len(n)))
+    for first in range(3):
+        for second in {0, 1, 2} - {first}:
+            mine, theirs = single[first], single[second]
+            expected += mine[:, :dim] @ theirs[:, :dim].T / 6.0
+            # Each probe of the third part stands for itself: the six orders meet it twice.
+            along = dim + probe_parts(8)[3 - first - second]
+            expected += (mine[:, along] @ theirs[:, along].T - mine[:, along + 8] @ theirs[:, along + 8].T) / 2.0
+    found = (features * tokens.signs[: features.shape[1]]) @ features.T
+    np.testing.assert_allclose(found, 0.5 * (expected + expected.T), rtol=1e-9, atol=1e-9)
