@@ -114,6 +114,10 @@ def measure(
     params: str | None = None,
     blocks: str = "layer",
     sketch_dim: int | None = 16384,
+    token_probes: int = 0,
+    token_exact: int | float = 0,
+    token_seed: int = 0,
+    token_dtype: Literal["float32", "float16"] = "float32",
     dtype: str = "float32",
     progress: bool = True,
 ) -> None:
@@ -128,23 +132,42 @@ def measure(
         params: regular expression of the parameters to differentiate.
         blocks: how squared norms are split: layer, kind or parameter.
         sketch_dim: dimension of the random projections.
+        token_probes: random directions that every token's gradient is projected on; 0 for none.
+        token_exact: tokens of each sequence measured exactly, the heaviest by the forward-only proxy: their number, or
+            the share of the proxy that they hold.
+        token_seed: seed of the random directions.
+        token_dtype: type in which token projections are saved.
         dtype: float32, float64, bfloat16 or float16.
         progress: show a progress bar.
     """
     import gradstats
+    from gradstats.disk import measured_bytes, require_space
+    from gradstats.experiment import MeasurementSection
     from gradstats.pipeline import load_rollouts_of
+    from gradstats.token_measurement import remark_on_precision
 
+    sequences = load_rollouts_of(rollouts)
+    section = MeasurementSection(
+        sketch_dim=sketch_dim, token_probes=token_probes, token_exact=token_exact, token_dtype=token_dtype
+    )
+    require_space(out, measured_bytes(sequences, section))
     measured = gradstats.measure(
         gradstats.load_policy(policy, dtype=dtype, temperature=temperature),
-        load_rollouts_of(rollouts),
+        sequences,
         engine=engine,
         params=params,
         blocks=blocks,
         sketch_dim=sketch_dim,
+        token_probes=token_probes,
+        token_exact=token_exact,
+        token_seed=token_seed,
         progress=progress,
     )
-    measured.save(out)
+    measured.save(out, token_dtype)
     terminal.console.print(f"{len(measured)} sequences measured with {measured.metadata['engine']} → {out}")
+    scores = measured.token_scores()
+    if scores is not None:
+        terminal.note(remark_on_precision(scores))
 
 
 def alpha(

@@ -63,7 +63,7 @@ class SamplingSection(_Section):
 
 
 class MeasurementSection(_Section):
-    """Arguments of :func:`gradstats.measure`."""
+    """Arguments of :func:`gradstats.measure`, and the type in which token scores are saved."""
 
     engine: str = "auto"
     params: str | None = None
@@ -73,6 +73,7 @@ class MeasurementSection(_Section):
     token_probes: int = 0
     token_exact: int | float = 0
     token_seed: int = 0
+    token_dtype: Literal["float32", "float16"] = "float32"
     token_budget: int | None = None
     memory_gib: float | None = None
 

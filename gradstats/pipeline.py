@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gradstats.atomic import atomic_path, remove_partials, write_json
+from gradstats.disk import measured_bytes, require_space
 from gradstats.experiment import Experiment, FiguresSection
 from gradstats.measurement import Measurement, read_measurement
 from gradstats.progress import progress_bar
 from gradstats.rollouts import Rollouts, read_rollouts
+from gradstats.token_measurement import remark_on_precision
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -232,11 +234,16 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
 
     with run.step("measuring"):
         rollouts = read_rollouts(run.rollouts)
-        session = MeasuringSession.open(
-            experiment_policy(run.experiment), rollouts, **run.experiment.measurement.model_dump()
-        )
+        section = run.experiment.measurement
         sources = sorted(run.rollouts.glob("*.parquet"))
         targets = [_shard(run.measurement, number) for number in range(len(sources))]
+        missing = [
+            read_rollouts(source) for source, target in zip(sources, targets, strict=True) if not target.exists()
+        ]
+        require_space(run.measurement, sum(measured_bytes(part, section) for part in missing))
+        session = MeasuringSession.open(
+            experiment_policy(run.experiment), rollouts, **section.model_dump(exclude={"token_dtype"})
+        )
         finished = sum(
             len(read_rollouts(source)) for source, target in zip(sources, targets, strict=True) if target.exists()
         )
@@ -248,7 +255,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
 
             for source, target in zip(sources, targets, strict=True):
                 if not target.exists():
-                    session.measure(read_rollouts(source), count).save(target)
+                    session.measure(read_rollouts(source), count).save(target, section.token_dtype)
     write_json(done, {"n_shards": len(sources)})
 
 
@@ -285,6 +292,9 @@ def analyse(run: RunDirectory) -> RunResult:
     measured = read_measurement(run.measurement)
     paths: list[Path] = []
     with run.step("analysis"):
+        scores = measured.token_scores()
+        if scores is not None:
+            warnings.warn(remark_on_precision(scores), UserWarning, stacklevel=2)
         alpha = _attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
         comparison = _attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
         if measured.token_projections is not None:

@@ -2,10 +2,14 @@ r"""What is measured of one sequence's token scores :math:`s_t = \nabla\log\pi(y
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+#: Relative standard error of cumulative energies above which a remedy is named.
+POOR_PRECISION = 0.1
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,21 @@ class TokenScores:
         """Squared projections of the light tokens."""
         assert self.projections is not None
         return np.square(self.projections[self.light].astype(np.float64))
+
+
+def relative_error_of_total(scores: Sequence[TokenScores]) -> float:
+    """Median over sequences of the standard error of :math:`W_T` relative to it; NaN where probes are too few."""
+    found = [one.cumulative_energy_stderr()[-1] / one.cumulative_energy()[-1] for one in scores]
+    return float(np.median(found))
+
+
+def remark_on_precision(scores: Sequence[TokenScores]) -> str:
+    """How well the probes resolve cumulative energies, in a sentence; with the remedy where that is poorly."""
+    error = relative_error_of_total(scores)
+    exact = int(np.median([len(one.heavy_positions) for one in scores]))
+    told = f"W_T has a relative standard error of {error:.1%} in the median, from {scores[0].n_probes} probes"
+    told += f" and {exact} exact tokens" if exact else ""
+    if error <= POOR_PRECISION:
+        return told
+    remedy = f"raise token_exact, to {max(16, 2 * exact)} say, or token_probes, since the error falls with their root"
+    return f"{told}, which is poor: {remedy}"

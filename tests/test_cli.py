@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import numpy as np
@@ -156,7 +158,7 @@ def test_a_dry_run_tells_the_cost_and_writes_nothing(monkeypatch, capsys, run_di
 
 
 def test_cost_estimates_follow_the_settings(policy_folder, run_directory):
-    def cost(**sampling):
+    def cost(measurement=None, **sampling):
         settings = {"group_size": 4, "max_new_tokens": 12, "reward": "exact"} | sampling
         return estimate_cost(
             Experiment(
@@ -164,7 +166,7 @@ def test_cost_estimates_follow_the_settings(policy_folder, run_directory):
                 policy={"name": policy_folder},
                 prompts={"source": str(run_directory / "p.jsonl")},
                 sampling=settings,
-                measurement={"sketch_dim": 1000},
+                measurement={"sketch_dim": 1000} | (measurement or {}),
             )
         )
 
@@ -175,6 +177,34 @@ def test_cost_estimates_follow_the_settings(policy_folder, run_directory):
     assert few.disk_gib * 1024**3 == pytest.approx(20 * (4 * 1000 + 12 * 40))
     assert few.n_parameters == gradstats.load_policy(policy_folder).describe()["n_parameters"]
     assert min(few.sampling_seconds, few.measuring_seconds, few.memory_gib) > 0
+    tokens = cost({"token_probes": 16, "token_exact": 0.25, "token_dtype": "float16"})
+    scores = 20 * (12 * 16 * 2 + 3 * (1000 * 2 + 16))
+    assert (tokens.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(scores)
+    # The ghost engine, which auto takes where it can, holds no gradient of a whole sequence.
+    assert few.memory_gib < cost({"engine": "loop"}).memory_gib < cost({"engine": "vmap"}).memory_gib
+
+
+def test_measuring_tokens(monkeypatch, capsys, policy_folder, run_directory, tmp_path):
+    rollouts, measured = tmp_path / "r.parquet", tmp_path / "m"
+    words = ("--prompts", run_directory / "p.jsonl", "--max-new-tokens", 6, "--reward", "exact", "--no-progress")
+    run(monkeypatch, capsys, "sample", policy_folder, *words, "--n", 2, "--out", rollouts)
+    words = ("measure", policy_folder, "--rollouts", rollouts, "--out", measured, "--no-progress")
+    words += ("--token-probes", 3, "--token-exact", 2, "--token-seed", 5, "--token-dtype", "float16")
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 0
+    assert "token scores are measured with eager attention" in err
+    told = " ".join(err.split())
+    assert re.search(r"W_T has a relative standard error of \d+\.\d% in the median, from 3 probes and 2 exact", told)
+    assert "which is poor: raise token_exact, to 16 say, or token_probes" in told
+    read = gradstats.read_measurement(measured)
+    assert read.metadata["token_seed"] == 5
+    assert {values.shape[1] for values in read.token_projections} == {3}
+    assert max(map(len, read.heavy_positions)) == 2
+    assert read.token_projections[0].dtype == np.float16
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 1
+    assert re.search(r"the measurement takes up to 0\.0\d GiB, and .* has 0\.00 GiB left: measure with fewer", err)
 
 
 def test_sample_then_measure_then_alpha(monkeypatch, capsys, policy_folder, run_directory):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import numpy as np
@@ -182,6 +183,40 @@ def test_a_folder_of_other_things_is_not_taken_over(experiment, tmp_path):
     with pytest.raises(ValueError, match="is not empty and is no run directory"):
         pipeline.run_experiment(experiment, tmp_path, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_token_scores_travel_through_a_run_that_stops_half_way(experiment, tmp_path, monkeypatch):
+    settings = {"sketch_dim": 64, "token_probes": 4, "token_exact": 0.5, "token_seed": 2}
+    sampling = experiment.sampling.model_copy(update={"group_size": 2})
+    section = experiment.measurement.model_copy(update=settings)
+    resolved = experiment.model_copy(update={"measurement": section, "sampling": sampling})
+    whole = pipeline.run_experiment(resolved, tmp_path / "whole", progress=False)
+    assert {scores.n_probes for scores in whole.measured.token_scores()} == {4}
+    assert any("W_T has a relative standard error of" in sentence for sentence in whole.run.remarks)
+    assert any("measured with eager attention" in sentence for sentence in whole.run.remarks)
+
+    measure, calls = MeasuringSession.measure, []
+
+    def stops(self, *arguments, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(self, *arguments, **options)
+
+    monkeypatch.setattr(MeasuringSession, "measure", stops)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run_experiment(resolved, tmp_path / "halved", progress=False)
+    resumed = pipeline.run_experiment(resolved, tmp_path / "halved", progress=False)
+    for name in ("token_projections", "heavy_positions", "heavy_sq_norms", "heavy_sketches"):
+        for ours, theirs in zip(getattr(resumed.measured, name), getattr(whole.measured, name), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_measurement_that_does_not_fit_on_the_disk_is_refused_before_it_begins(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2**10))
+    monkeypatch.setattr(MeasuringSession, "open", lambda *_, **__: pytest.fail("the measurement has begun"))
+    with pytest.raises(OSError, match=r"takes up to 0\.\d\d GiB, and .*measurement has 0\.00 GiB left: measure with"):
+        pipeline.run_experiment(experiment, tmp_path / "run", progress=False)
 
 
 def test_data_that_allow_no_fit_become_a_remark_and_cost_nothing_else(experiment, tmp_path):

@@ -20,6 +20,7 @@ from gradstats.policy import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
+N_PROBES = 960
 MODELS = [("qwen2", False), ("qwen2", True), ("llama", True), ("gpt2", False), ("gpt2", True)]
 
 
@@ -100,9 +101,9 @@ def test_projections_of_subsets_and_adapters(kind):
 
 @pytest.fixture(scope="module", params=["qwen2", "llama", "gpt2"])
 def many_probes(request):
-    """A measurement with 3200 directions and the exact token gradients."""
+    """A measurement with many directions, and the exact token gradients."""
     model, rollouts = any_model(request.param), ragged_rollouts(4, masked=True)
-    measured = gradients.measure(model, rollouts, token_probes=3200, token_exact=2, sketch_dim=None, progress=False)
+    measured = gradients.measure(model, rollouts, token_probes=N_PROBES, token_exact=2, sketch_dim=None, progress=False)
     return measured, [flat(rows) for rows in token_gradients(model, rollouts)]
 
 
@@ -111,31 +112,33 @@ def test_energies_are_unbiased_and_their_errors_are_as_predicted(many_probes):
     for projections, tokens, mask in zip(measured.token_projections, exact, measured.rollouts.masks, strict=True):
         energies = np.square(tokens[mask]).sum(axis=1)
         squares = np.square(projections[mask])
-        errors = (squares.mean(axis=1) - energies) / (energies * np.sqrt(2 / 3200))
+        errors = (squares.mean(axis=1) - energies) / (energies * np.sqrt(2 / N_PROBES))
         assert np.abs(errors).max() < 4
         variances = squares.var(axis=1) / (2 * np.square(energies))
         assert 0.7 < np.median(variances) < 1.25
-        assert variances.max() < 1 + 3 / 16 + 0.6
+        assert variances.max() < 1 + 3 / 16 + 0.8
 
 
 def test_cumulative_energies_and_the_norm_of_the_sum_lie_within_their_standard_errors(many_probes):
     measured, exact = many_probes
-    n_probes, inside, norms_inside = 64, [], []
+    n_probes, errors, norm_errors = 64, [], []  # in units of their standard errors
     for row, tokens in enumerate(exact):
-        if not measured.token_scores()[row].light.any():
+        whole = measured.token_scores()[row]
+        if not whole.light.any():
             continue
+        places = np.flatnonzero(whole.light)[[0, -1]]
         cumulative = np.cumsum(np.square(tokens).sum(axis=1))
         sq_norm = np.square(tokens.sum(axis=0)).sum()
-        whole = measured.token_scores()[row]
-        places = np.flatnonzero(whole.light)[[0, -1]]
-        for first in range(0, 3200, n_probes):
+        for first in range(0, N_PROBES, n_probes):
             part = replace(whole, projections=whole.projections[:, first : first + n_probes])
-            errors = part.cumulative_energy() - cumulative
-            inside.append(np.abs(errors[places]) <= 1.96 * part.cumulative_energy_stderr()[places])
+            off = (part.cumulative_energy() - cumulative)[places]
+            errors.append(off / part.cumulative_energy_stderr()[places])
             squares = np.square(part.projections.sum(axis=0))
-            norms_inside.append(abs(squares.mean() - sq_norm) <= 1.96 * squares.std(ddof=1) / np.sqrt(n_probes))
-    assert 0.89 < np.mean(inside) < 0.985
-    assert 0.87 < np.mean(norms_inside) < 0.985
+            norm_errors.append((squares.mean() - sq_norm) / (squares.std(ddof=1) / np.sqrt(n_probes)))
+    for found in (np.array(errors), np.array(norm_errors)):
+        # Nominally 95 % and 1; the mean of 64 squares is skewed still, and there are 15 of them a sequence.
+        assert np.mean(np.abs(found) <= 1.96) > 0.85
+        assert 0.7 < np.sqrt(np.mean(np.square(found))) < 1.45
 
 
 def test_inner_products_with_the_sum_are_unbiased(many_probes):
@@ -143,7 +146,7 @@ def test_inner_products_with_the_sum_are_unbiased(many_probes):
     for cross, tokens in zip(measured.token_cross, exact, strict=True):
         total = tokens.sum(axis=0)
         scale = np.linalg.norm(tokens, axis=1) * np.linalg.norm(total)
-        assert (np.abs(cross - tokens @ total) <= 5 * np.sqrt(2 / 3200) * scale).all()
+        assert (np.abs(cross - tokens @ total) <= 5 * np.sqrt(2 / N_PROBES) * scale).all()
 
 
 def test_directions_are_isotropic():

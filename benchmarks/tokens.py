@@ -1,0 +1,279 @@
+"""Cost and error of token-resolved measurements, against one backward pass for each token.
+
+SmolLM2-135M-Instruct reads answers that it sampled itself, cut after T tokens. For each answer the heaviest m tokens
+are measured exactly and all tokens projected on K directions; the cumulative energy W_T then comes from both. The
+reference is T backward passes that share one forward pass, norms alone. It is run on every token where T is small, and
+elsewhere on tokens that are evenly spaced, whose mean cost stands for all. Every other cost is put together from parts
+that are timed in the same process: the forward pass with the gradients at the output embedding, each direction, and
+each exact token.
+
+The truth is exact where every token went backwards; elsewhere it is the estimate from more exact tokens and more
+directions, whose own standard error the table states. Each answer's directions are split into disjoint sets of K,
+which are as many estimates. Table, figure and manifest are written; cases that are not run again keep their rows.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import tyro
+
+from gradstats.atomic import write_json
+from gradstats.gradients import CountSketch, ParameterSelection, select_parameters
+from gradstats.gradients.ghost import ghost_engine
+from gradstats.gradients.loop import loop_engine
+from gradstats.gradients.objective import Chunk, make_chunk
+from gradstats.gradients.tangents import Tangents
+from gradstats.gradients.token_projections import head_gradients, project_tokens
+from gradstats.gradients.token_scores import heaviest_tokens
+from gradstats.policy import Policy, load_policy
+from gradstats.prompts.problem import Problem
+from gradstats.rollouts import Rollouts, read_rollouts
+from gradstats.sampling import sample
+from gradstats.token_measurement import TokenScores
+
+MODEL = "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SKETCH_DIM = 16384
+MEMORY_GIB = 4.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured at one length.
+
+    Attributes:
+        time: T, tokens of each answer.
+        settings: pairs (m, K) that the table tells of.
+        exact: tokens of each answer measured exactly, with sketches.
+        probes: directions.
+        backward: tokens that go backwards by themselves; all T of them make an exact truth.
+        answers: number of answers.
+    """
+
+    time: int
+    settings: tuple[tuple[int, int], ...]
+    exact: int
+    probes: int
+    backward: int
+    answers: int
+
+
+CASES = {
+    "T=128": Case(128, ((0, 32), (16, 8), (16, 32), (32, 64)), 32, 64, 128, 2),
+    "T=512": Case(512, ((0, 32), (16, 32), (32, 64)), 36, 64, 6, 2),
+}
+
+
+def answers(policy: Policy, path: Path, longest: int) -> Rollouts:
+    """Answers that the policy sampled at temperature 1, as far as they run to the cap of ``longest`` tokens."""
+    if not path.exists():
+        rng = np.random.default_rng(0)
+        problems = []
+        for number in range(16):
+            boxes, apples, given = rng.integers(2, 60, size=3)
+            text = (
+                f"A shop sells {boxes} boxes of {apples} apples and gives {given} apples away. How many apples are "
+                "left? Explain every step in detail, check the answer in two other ways, and then make up three "
+                "similar problems with solutions."
+            )
+            problems.append(Problem(f"p{number}", text, str(boxes * apples - given)))
+        sample(policy, problems, group_size=1, max_new_tokens=longest, rng=0, batch_size=16).to_parquet(path)
+    rollouts = read_rollouts(path)
+    return rollouts.select(np.flatnonzero(rollouts.lengths == longest))
+
+
+class Stopwatch:
+    """Wall clock and processor time, summed up by name."""
+
+    def __init__(self) -> None:
+        self.wall: dict[str, float] = {}
+        self.processor: dict[str, float] = {}
+
+    def __call__(self, name: str, run: Any, *arguments: Any) -> Any:
+        """Run something and count its time to ``name``."""
+        wall, processor = time.perf_counter(), time.process_time()
+        result = run(*arguments)
+        self.wall[name] = self.wall.get(name, 0.0) + time.perf_counter() - wall
+        self.processor[name] = self.processor.get(name, 0.0) + time.process_time() - processor
+        print(f"  {name}: {self.processor[name]:.1f} s of processor time so far", flush=True)
+        return result
+
+
+def one_hot(chunk: Chunk, positions: np.ndarray) -> Chunk:
+    """The chunk with one weighting per position, 1 there and 0 elsewhere."""
+    weights = torch.zeros(len(positions), *chunk.weights.shape[1:])
+    weights[torch.arange(len(positions)), 0, chunk.starts[0] + torch.from_numpy(positions)] = 1
+    return replace(chunk, weights=weights)
+
+
+def measure_answer(
+    policy: Policy, selection: ParameterSelection, chunk: Chunk, case: Case, watch: Stopwatch
+) -> tuple[TokenScores, np.ndarray, np.ndarray]:
+    """Token scores of one answer, its heaviest tokens by rank, and energies of the tokens that went backwards."""
+    gradients = watch("head", head_gradients, policy, chunk)
+    ranks = [heaviest_tokens(gradients.statistics, chunk, number)[0] for number in range(1, case.exact + 1)]
+    by_weight = [int(next(iter(set(now) - set(before)))) for before, now in zip([[], *ranks], ranks, strict=False)]
+    projected = watch(
+        "probes", project_tokens, policy, chunk, selection, Tangents(0, case.probes), gradients, MEMORY_GIB
+    )
+    # One token alone tells what the forward pass costs, which all exact tokens share.
+    sketch = CountSketch(SKETCH_DIM)
+    watch("first exact token", ghost_engine, policy, one_hot(chunk, ranks[-1][:1]), selection, sketch)
+    exact = watch("exact tokens", ghost_engine, policy, one_hot(chunk, ranks[-1]), selection, sketch)
+    spaced = np.unique(np.linspace(0, case.time - 1, case.backward).round().astype(np.int64))
+    watch("first backward pass", loop_engine, policy, one_hot(chunk, spaced[:1]), selection, None)
+    backward = watch("backward passes", loop_engine, policy, one_hot(chunk, spaced), selection, None)
+    start = chunk.starts[0]
+    scores = TokenScores(
+        projected[0, start : start + case.time].numpy(),
+        ranks[-1],
+        exact.sq_norms_by_block[:, 0].sum(axis=1),
+        None,
+        np.ones(case.time, dtype=bool),
+    )
+    return scores, np.array(by_weight), backward.sq_norms_by_block[:, 0].sum(axis=1)
+
+
+def errors(
+    scores: TokenScores, by_weight: np.ndarray, backward: np.ndarray, m: int, n_probes: int
+) -> list[dict[str, float]]:
+    """Relative errors of W_T from each disjoint set of K directions, and the truth's own standard error."""
+    is_exact = len(backward) == len(scores.mask)
+    truth = np.cumsum(backward) if is_exact else scores.cumulative_energy()
+    uncertain = 0.0 if is_exact else scores.cumulative_energy_stderr()[-1] / truth[-1]
+    assert scores.projections is not None
+    kept = np.sort(by_weight[:m])
+    known = dict(zip(scores.heavy_positions.tolist(), scores.heavy_sq_norms.tolist(), strict=True))
+    norms = np.array([known[position] for position in kept.tolist()])
+    rows = []
+    for first in range(0, scores.n_probes - n_probes + 1, n_probes):
+        part = TokenScores(scores.projections[:, first : first + n_probes], kept, norms, None, scores.mask)
+        estimate = part.cumulative_energy()
+        rows.append(
+            {
+                "error": abs(estimate[-1] / truth[-1] - 1),
+                "error_along": float(np.median(np.abs(estimate / truth - 1))),
+                "stated_stderr": part.cumulative_energy_stderr()[-1] / truth[-1],
+                "share_of_exact": norms.sum() / truth[-1],
+                "truth_stderr": uncertain,
+            }
+        )
+    return rows
+
+
+def cost(times: dict[str, float], case: Case, m: int, n_probes: int) -> float:
+    """Seconds of one answer, put together from its parts."""
+    each = (times["exact tokens"] - times["first exact token"]) / (case.exact - 1)
+    exact = times["first exact token"] + (m - 1) * each if m else 0.0
+    return (times["head"] + n_probes / case.probes * times["probes"] + exact) / case.answers
+
+
+def reference_cost(times: dict[str, float], case: Case) -> float:
+    """Seconds of T backward passes that share one forward pass."""
+    each = (times["backward passes"] - times["first backward pass"]) / (case.backward - 1)
+    return (times["first backward pass"] + (case.time - 1) * each) / case.answers
+
+
+def run_case(name: str, case: Case, policy: Policy, rollouts: Rollouts) -> pd.DataFrame:
+    """One row per setting: cost against the reference's, and errors of W_T."""
+    frame = rollouts.frame.iloc[: case.answers]
+    cut = [list(tokens[: case.time]) for tokens in frame["completion_tokens"]]
+    chosen = Rollouts.from_sequences(
+        frame["prompt_tokens"].tolist(), cut, frame["reward"].to_numpy(), frame["prompt_id"].tolist()
+    )
+    selection = select_parameters(policy.model)
+    watch = Stopwatch()
+    first = make_chunk(chosen, [0], policy.device, policy.dtype)
+    project_tokens(policy, first, selection, Tangents(0, 1), head_gradients(policy, first), MEMORY_GIB)  # warms up
+    measured = []
+    for row in range(case.answers):
+        print(f"{name}, answer {row + 1} of {case.answers}", flush=True)
+        chunk = make_chunk(chosen, [row], policy.device, policy.dtype)
+        measured.append(measure_answer(policy, selection, chunk, case, watch))
+    rows: list[dict[str, Any]] = []
+    reference = {"wall_s": reference_cost(watch.wall, case), "processor_s": reference_cost(watch.processor, case)}
+    head: dict[str, Any] = {"case": name, "answers": case.answers, "time": case.time}
+    rows.append(
+        head | {"method": f"{case.time} backward passes", **reference, "wall_ratio": 1.0, "processor_ratio": 1.0}
+    )
+    for m, n_probes in case.settings:
+        found = pd.DataFrame(
+            [row for scores, ranks, norms in measured for row in errors(scores, ranks, norms, m, n_probes)]
+        )
+        wall, processor = cost(watch.wall, case, m, n_probes), cost(watch.processor, case, m, n_probes)
+        rows.append(
+            head
+            | {"method": f"({m}, {n_probes})", "wall_s": wall, "processor_s": processor}
+            | {"wall_ratio": wall / reference["wall_s"], "processor_ratio": processor / reference["processor_s"]}
+            | {"estimates": len(found), "error_median": found["error"].median(), "error_max": found["error"].max()}
+            | {"error_along_median": found["error_along"].median(), "stated_stderr": found["stated_stderr"].median()}
+            | {"share_of_exact": found["share_of_exact"].median(), "truth_stderr": found["truth_stderr"].max()}
+        )
+    return pd.DataFrame(rows)
+
+
+def draw(table: Any, stem: Path) -> list[Path]:
+    """Error of W_T against cost, a mark per setting and a colour per length."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    from gradstats.plots import save_figure, style
+
+    shown = table.dropna(subset=["error_median"])
+    looks: dict[str, Any] = style("icml", "half")
+    with mpl.rc_context(looks):  # pyright: ignore[reportArgumentType]
+        fig, ax = plt.subplots()
+        sns.scatterplot(
+            shown, x="processor_ratio", y="error_median", hue="case", style="case", palette="colorblind", ax=ax
+        )
+        for row in shown.itertuples():
+            ax.annotate(
+                row.method, (row.processor_ratio, row.error_median), (3, 3), textcoords="offset points", fontsize=6
+            )
+        ax.set(
+            xscale="log", yscale="log", xlabel="time / one backward pass per token", ylabel=r"error of $W_T$, median"
+        )
+        ax.legend(frameon=False)
+        paths = save_figure(fig, stem, source=table)
+        plt.close(fig)
+    return paths
+
+
+def benchmark(cases: tuple[str, ...] = tuple(CASES), out: Path = Path("figures/tokens"), model: str = MODEL) -> None:
+    """Run cases and write table, figure and manifest.
+
+    Args:
+        cases: names of cases, see CASES.
+        out: folder of the results; the answers are sampled into it where they are not there yet.
+        model: the GGUF file of SmolLM2-135M-Instruct (``make smollm2``).
+    """
+    from gradstats.pipeline import environment
+
+    torch.set_num_threads(1)
+    policy = load_policy(model, dtype="float32", device="cpu")
+    rollouts = answers(policy, out / "answers.parquet", max(case.time for case in CASES.values()))
+    previous = out / "tokens.csv"
+    table: Any = pd.read_csv(previous) if previous.exists() else pd.DataFrame()
+    for name in cases:
+        found = run_case(name, CASES[name], policy, rollouts)
+        print(found.drop(columns=["case", "answers", "time"]).round(4).to_string(index=False), f"← {name}", flush=True)
+        table = pd.concat([table[table["case"] != name] if len(table) else table, found], ignore_index=True)
+        table = table.sort_values("time", kind="stable", ignore_index=True)
+        for path in draw(table, out / "tokens"):
+            print(path)
+        write_json(
+            out / "manifest.json",
+            {"benchmark": "benchmarks/tokens.py", "device": "cpu", "threads": 1, "sketch_dim": SKETCH_DIM}
+            | environment(),
+        )
+
+
+if __name__ == "__main__":
+    tyro.cli(benchmark)
