@@ -20,6 +20,7 @@ from gradstats.atomic import write_json
 from gradstats.drawing import draw_run
 from gradstats.experiment import FiguresSection
 from gradstats.results import BREAKDOWNS, read_results
+from gradstats.token_results import FILES as TOKEN_FILES
 
 HERE = Path(__file__).parent
 # Where a run directory keeps each file, and its name here.
@@ -28,6 +29,7 @@ NUMBERS = {
     "variance.csv": "variance.csv",
     "variance.json": "variance.json",
     **{f"{name}.csv": f"tables/{name}.csv" for name in ("length_scaling", *BREAKDOWNS)},
+    **{name: name for name in TOKEN_FILES},
 }
 TAKEN = NUMBERS | {"manifest.json": "manifest.json", "experiment.yaml": "experiment.yaml"}
 DRAWN = (".pdf", ".png", ".svg", ".pgf")

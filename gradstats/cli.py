@@ -326,14 +326,14 @@ def tokens(
         confidence_level: level of the intervals.
         out: folder for numbers and figures; the run directory by default, none for a bare measurement.
         seed: seed of the comparison.
-        as_json: print the table of proxies as JSON.
+        as_json: print JSON.
     """
     import gradstats
     from gradstats.pipeline import load_measurement_of
 
     quality = gradstats.proxy_quality(load_measurement_of(source), group_size=group_size, rng=seed)
     if as_json:
-        print(to_json(quality.to_frame(confidence_level).to_dict("records")))
+        print(to_json(quality.summary(confidence_level)))
     else:
         terminal.show_tokens(quality, confidence_level)
     folder = source if out is None and (source / "measurement").is_dir() else out

@@ -75,9 +75,9 @@ def run_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[str, 
     if run.energy_fit is not None and run.fit is not None and run.points is not None:
         palette = sns.color_palette("colorblind")
         with _styled(look) as made:
-            ax = plots.plot_length_scaling(run.fit, label="‖S‖²", color=palette[0])
-            plots.plot_length_scaling(run.energy_fit, ax=ax, label="Σ‖s‖²", color=palette[1])
-            ax.set_ylabel("‖S‖² and summed token energy")
+            ax = plots.plot_length_scaling(run.fit, label=r"$\Vert S\Vert^2$", color=palette[0])
+            plots.plot_length_scaling(run.energy_fit, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=palette[1])
+            ax.set_ylabel(r"$\Vert S\Vert^2$ and token energy")
             yield "alpha_energy", made(), run.points
     if run.tokens is not None:
         yield from _token_figures(run.tokens, look)
@@ -101,7 +101,7 @@ def _token_figures(tokens: SavedTokens, look: FiguresSection) -> Iterator[tuple[
         shown = tokens.sample.copy()
         # Scaled so that totals agree: a proxy's unit means nothing.
         shown["logit"] *= shown["energy"].sum() / shown["logit"].sum()
-        ranks = tokens.proxies.set_index("proxy")["rank_correlation"]
+        ranks = dict(zip(tokens.proxies["proxy"], tokens.proxies["rank_correlation"], strict=True))
         shown.attrs |= {
             "proxy": "logit proxy, scaled",
             "truth": "token energy",

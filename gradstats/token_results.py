@@ -80,7 +80,7 @@ def read_tokens(folder: Path) -> SavedTokens | None:
             axis, quantity = rows["axis"].iloc[0], rows["quantity"].iloc[0]
             names = {"first": f"{axis}_first", "last": f"{axis}_last", "value": quantity}
             names |= {end: f"{quantity}_{end}" for end in ("low", "high")}
-            profiles[str(name)] = rows[[*names, "n_prompts"]].rename(columns=names).reset_index(drop=True)
+            profiles[str(name)] = rows.rename(columns=names)[[*names.values(), "n_prompts"]].reset_index(drop=True)
     except (KeyError, ValueError, OSError) as error:
         raise ValueError(
             f"the token results in {folder} cannot be read ({error}): make them again with `gradstats tokens {folder}`"
@@ -93,13 +93,12 @@ def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
     from scipy import stats
 
     keys = ["prompt_id", "sample_id"]
-    lengths = tokens.groupby(keys, sort=False).size().sort_values(kind="stable")
-    places = sorted({round(share * (len(lengths) - 1)) for share in TRACES_AT})
+    traces = sorted((rows for _, rows in tokens.groupby(keys, sort=False)), key=len)
+    places = sorted({round(share * (len(traces) - 1)) for share in TRACES_AT})
     quantile = stats.norm.ppf(0.5 + confidence_level / 2.0)
     found = []
     for place in places:
-        prompt, number = lengths.index[place]
-        rows = tokens[(tokens["prompt_id"] == prompt) & (tokens["sample_id"] == number)]
+        rows = traces[place]
         # An energy is a mean of squares: symmetric about its logarithm, and never below 0.
         energy, error = rows["energy"].to_numpy(), rows["energy_stderr"].to_numpy()
         width = np.exp(quantile * np.divide(error, energy, out=np.zeros(len(rows)), where=energy > 0))

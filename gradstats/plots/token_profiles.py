@@ -63,7 +63,7 @@ def plot_token_correlation(table: Any, *, ax: Axes | None = None) -> Axes:
 def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> Axes:
     if ax is None:
         _, ax = plt.subplots()
-    known = frame[np.isfinite(frame[quantity].to_numpy(dtype=float))]
+    known = frame.loc[np.isfinite(frame[quantity].to_numpy(dtype=float))]
     if known.empty:
         draw_nothing(ax, "no completions")
         return ax

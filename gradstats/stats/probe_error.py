@@ -69,7 +69,7 @@ class TokenProbes(SketchProbes):
             for moved, other in ((mine[3], theirs[1]), (theirs[3], mine[1]))
             if moved is not None
         ]
-        influence = sum(influences) if influences else None
+        influence = np.sum(influences, axis=0) if influences else None
         return self._slopes(super().mean_cross(mine[0][None], theirs[0][None]), along - along_known, influence)
 
     def mean_cross(

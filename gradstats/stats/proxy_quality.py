@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from scipy import stats
 
 from gradstats.estimators import Batch
+from gradstats.estimators.estimator import Level
 from gradstats.estimators.token_baseline import otb
 from gradstats.stats.jackknife import Estimate, Statistic, mean_statistic
 from gradstats.stats.token_profile import TokenProfile
@@ -113,15 +114,33 @@ class ProxyQuality:
         }
         return frame
 
+    def summary(self, confidence_level: float = 0.95) -> dict[str, Any]:
+        """All of it as nested numbers: what the frame's ``.attrs`` hold, the rows, and each profile's rows."""
+        frame = self.to_frame(confidence_level)
+        profiles = {
+            "correlation": self.correlation,
+            "concentration": self.concentration,
+            "local_slope": self.local_slope,
+        }
+        return {
+            **{str(key): value for key, value in frame.attrs.items()},
+            "proxies": _records(frame),
+            **{name: _records(profile.to_frame(confidence_level)) for name, profile in profiles.items()},
+        }
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
 
 @dataclass(frozen=True)
 class _OtbOf:
     """The leave-one-out optimal token baseline with energies that travel as the batch's values."""
 
     name: str
-    level = "token"
-    needs = ("values",)
-    across_groups = False
+    level: Level = "token"
+    needs: tuple[str, ...] = ("values",)
+    across_groups: bool = False
 
     @property
     def label(self) -> str:
@@ -213,7 +232,7 @@ def _rank_correlation(energies: list[np.ndarray], values: list[np.ndarray], prom
     found = np.full(len(energies), np.nan)
     for row, (energy, value) in enumerate(zip(energies, values, strict=True)):
         if len(energy) > 2 and np.ptp(value) > 0 and np.ptp(energy) > 0:
-            found[row] = stats.spearmanr(energy, value).statistic
+            found[row] = np.corrcoef(stats.rankdata(energy), stats.rankdata(value))[0, 1]
     known = np.isfinite(found)
     index = np.unique(prompts[known], return_inverse=True)[1]
     if index.size == 0 or index.max() < 2:

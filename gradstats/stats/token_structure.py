@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import fft, signal
+from scipy import signal
 
 from gradstats.stats.jackknife import Estimate, Statistic, mean_statistic
 from gradstats.stats.probe_error import probed_statistic
@@ -211,8 +211,7 @@ def summed_energy(measured: Any) -> tuple[Float[np.ndarray, " n"], Float[np.ndar
     r"""(n,) \(\sum_t‖s_t‖²\) of each completion, and what each probe gives for the part of it that is not exact."""
     parts = measured.token_scores() if hasattr(measured, "token_scores") else None
     if parts is None:
-        energies = zip(measured.token_energy, measured.rollouts.masks, strict=True)
-        return np.array([float(np.sum(energy[mask])) for energy, mask in energies]), None
+        return np.array([float(np.sum(energy)) for energy in measured.token_energy]), None
     totals = np.array([part.energy().sum() for part in parts])
     return totals, np.stack([_cumulative_by_probe(part)[-1] for part in parts]) if parts[0].n_probes else None
 
@@ -289,8 +288,8 @@ def _heavy_products(part: TokenScores) -> Float[np.ndarray, "h h"]:
 def _lagged(values: Float[np.ndarray, "t k"]) -> Float[np.ndarray, "t k"]:
     """Σ_t values_t values_{t+d} at every distance d."""
     length = len(values)
-    spectrum = fft.rfft(values, 2 * length, axis=0)
-    return fft.irfft(np.abs(spectrum) ** 2, 2 * length, axis=0)[:length]
+    spectrum = np.fft.rfft(values, 2 * length, axis=0)
+    return np.fft.irfft(np.abs(spectrum) ** 2, 2 * length, axis=0)[:length]
 
 
 def _heavy_excess(part: TokenScores) -> Float[np.ndarray, " t"]:

@@ -132,6 +132,24 @@ def proxies(shape: str) -> pd.DataFrame:
     return frame
 
 
+def profile(shape: str, axis: str, quantity: str) -> pd.DataFrame:
+    """A profile of tokens: bins that double."""
+    last = 2 ** np.arange({"empty": 0, "one row": 1, "thirty": 12}.get(shape, 6))
+    first = last // 2 + 1 if axis == "distance" else last
+    frame = pd.DataFrame({f"{axis}_first": first, f"{axis}_last": last, "n_prompts": 40})
+    return with_intervals(frame, (quantity,), shape, 0.3)
+
+
+def concentrations(shape: str) -> pd.DataFrame:
+    """What concentration() gives."""
+    return profile(shape, "tokens", "share")
+
+
+def correlations(shape: str) -> pd.DataFrame:
+    """What token_correlation() gives."""
+    return profile(shape, "distance", "correlation")
+
+
 def completions(shape: str) -> pd.DataFrame:
     """One row a completion."""
     rng = np.random.default_rng(0)
@@ -165,6 +183,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[str], pd.DataFrame]]] = {
     "block_heatmap": (plots.plot_block_heatmap, parameter_blocks),
     "token_energy": (plots.plot_token_energy, tokens),
     "proxy": (plots.plot_proxy, proxies),
+    "concentration": (plots.plot_concentration, concentrations),
+    "token_correlation": (plots.plot_token_correlation, correlations),
     "length_reward": (plots.plot_length_reward, completions),
     "length_bins": (plots.plot_length_bins, length_bins),
 }

@@ -1,6 +1,7 @@
 """Token-level estimators from probes: unbiased against exact token scores, and covering what is enumerated."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def test_inner_products_of_weighted_sums_are_unbiased(n_heavy):
     weights = rng.normal(size=batch.mask.shape) * batch.mask
     exact = np.einsum("nt,ntd->nd", weights, scores)
     found = []
-    for _ in range(250 if n_heavy < 4 else 2):
+    for _ in range(120 if n_heavy < 4 else 2):
         tokens = prepared(probed(batch, scores, 8, n_heavy, rng), "otb")[1]
         n = np.arange(len(weights))
         features, surplus = tokens.sums(weights, n, n, len(n))
@@ -70,7 +71,7 @@ def test_noise_of_estimated_weights_does_not_count():
     mean = rng.normal(size=batch.mask.shape) * batch.mask
     exact = (np.einsum("nt,ntd->nd", mean, scores) ** 2).sum(axis=1)
     found, naive = [], []
-    for _ in range(300):
+    for _ in range(150):
         tokens = prepared(probed(batch, scores, 9, 1, rng), "otb")[1]
         weights = mean + rng.normal(size=(3, *mean.shape)) * batch.mask
         n = np.arange(len(mean))
@@ -78,9 +79,9 @@ def test_noise_of_estimated_weights_does_not_count():
         found.append((features**2) @ tokens.signs[: features.shape[1]] + surplus)
         features, surplus = tokens.sums(weights[0], n, n, len(n))
         naive.append((features**2) @ tokens.signs[: features.shape[1]] + surplus)
-    error = np.std(found, axis=0) / np.sqrt(300)
+    error = np.std(found, axis=0) / np.sqrt(150)
     assert np.all(np.abs(np.mean(found, axis=0) - exact) < 4.5 * error)
-    assert np.mean(naive) > exact.mean() + 5 * np.std(np.mean(naive, axis=1)) / np.sqrt(300)
+    assert np.mean(naive) > exact.mean() + 5 * np.std(np.mean(naive, axis=1)) / np.sqrt(150)
 
 
 def test_with_every_token_heavy_the_table_is_that_of_exact_scores():
@@ -179,7 +180,7 @@ def test_what_is_refused():
 @pytest.mark.parametrize("n_probes", [6, 40])
 def test_standard_errors_with_probes_are_those_of_repetition(n_probes):
     """Over fresh prompts and fresh probes, estimates scatter by their standard errors; prompts alone explain less."""
-    n_prompts, dim, repeats = 60, 40, 300
+    n_prompts, dim, repeats = 60, 40, 200
     direction = np.random.default_rng(9).normal(size=dim) / np.sqrt(dim)
     groups = Groups(np.arange(n_prompts), np.arange(n_prompts), np.arange(n_prompts), n_leftover=0)
     found = []
@@ -208,12 +209,12 @@ def test_standard_errors_with_probes_are_those_of_repetition(n_probes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n_probes", "n_heavy", "sketch_dim"), [(32, 1, None), (32, 0, None), (32, 1, 4096)])
+@pytest.mark.parametrize(("n_probes", "n_heavy", "sketch_dim"), [(32, 1, None), (32, 0, None), (32, 1, 512)])
 def test_intervals_from_probes_cover_enumerated_variances(n_probes, n_heavy, sketch_dim):
     """As often as those of exact token scores do, and no more than a few per cent below the nominal rate."""
     names = ["otb", "otb(energy=exact)", "otb(energy=exact, loo=True)", "gae", "causal_optimal"]
     exact = {name: POLICY.moments(est.get(name), 3).trace_cov for name in names}
-    replications = 300
+    replications = 300 if sketch_dim is None else 150
     hits, reference = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     for seed in range(replications):
         batch, scores = drawn(150, 3, seed)
@@ -232,10 +233,51 @@ def test_intervals_from_probes_cover_enumerated_variances(n_probes, n_heavy, ske
 def test_a_fast_look_at_enumerated_variances():
     """One large sample: 99.9 % intervals from probes hold the exact traces, and are narrow."""
     names = ["otb", "otb(energy=exact)", "gae", "causal_optimal"]
-    batch, scores = drawn(2500, 3, 11)
+    batch, scores = drawn(1500, 3, 11)
     measured = probed(batch, scores, 48, 1, np.random.default_rng(11))
     frame = quietly(measured, names, scores_are_sketches=False, values=batch.values).to_frame(0.999)
     for name, row in zip(names, frame.to_dict("records"), strict=True):
         exact = POLICY.moments(est.get(name), 3).trace_cov
         assert row["trace_cov_low"] <= exact <= row["trace_cov_high"], name
-        assert row["trace_cov_high"] < (3.0 if name == "causal_optimal" else 1.4) * row["trace_cov_low"], name
+        assert row["trace_cov_high"] < (3.0 if name == "causal_optimal" else 1.6) * row["trace_cov_low"], name
+
+
+def test_fields_of_a_batch_may_be_ragged():
+    batch, scores = drawn(10)
+    measured = probed(batch, scores, 6, 1, np.random.default_rng(0))
+    ragged = [np.arange(length, dtype=float) for length in batch.lengths]
+    found = Batch.from_measurement(measured, values=ragged)
+    assert found.values.shape == batch.mask.shape
+    np.testing.assert_array_equal(found.values[3, : batch.lengths[3]], ragged[3])
+    with pytest.raises(ValueError, match="values does not have one value per completion token"):
+        Batch.from_measurement(measured, values=[row[:-1] for row in ragged])
+
+
+def test_energies_of_some_tokens_alone_are_left_out_of_the_batch():
+    batch, scores = drawn(10)
+    measured = replace(probed(batch, scores, 6, 1, np.random.default_rng(0)), token_projections=None)
+    assert Batch.from_measurement(measured).token_energy is None
+    every = replace(probed(batch, scores, 6, 4, np.random.default_rng(0)), token_projections=None)
+    np.testing.assert_allclose(Batch.from_measurement(every).token_energy, (scores**2).sum(axis=2))
+
+
+@pytest.mark.parametrize("n_heavy", [1, 4])
+def test_products_take_sides_from_different_parts_and_probes_from_the_third(n_heavy):
+    """The signed features against the average written out over parts of the probes."""
+    batch, scores = drawn(5)
+    rng = np.random.default_rng(3)
+    tokens = prepared(probed(batch, scores, 8, n_heavy, rng), "otb")[1]
+    weights = rng.normal(size=(3, *batch.mask.shape)) * batch.mask
+    n = np.arange(len(weights[0]))
+    features, _ = tokens.sums(weights, n, n, len(n))
+    single = [tokens.sums(part, n, n, len(n))[0] for part in weights]
+    dim, expected = scores.shape[2], np.zeros((len(n), len(n)))
+    for first in range(3):
+        for second in {0, 1, 2} - {first}:
+            mine, theirs = single[first], single[second]
+            expected += mine[:, :dim] @ theirs[:, :dim].T / 6.0
+            # Each probe of the third part stands for itself: the six orders meet it twice.
+            along = dim + probe_parts(8)[3 - first - second]
+            expected += (mine[:, along] @ theirs[:, along].T - mine[:, along + 8] @ theirs[:, along + 8].T) / 2.0
+    found = (features * tokens.signs[: features.shape[1]]) @ features.T
+    np.testing.assert_allclose(found, 0.5 * (expected + expected.T), rtol=1e-9, atol=1e-9)
