@@ -74,7 +74,7 @@ def sample(
     seed: int = 0,
     progress: bool = True,
 ) -> None:
-    """Sample rollouts and write them to a Parquet file.
+    """Sample rollouts and write them to a Parquet file. What an interrupted call has finished is kept in OUT.parts.
 
     Args:
         policy: "embedded", a local folder, a .gguf file or a hub id.
@@ -104,6 +104,7 @@ def sample(
     """
     import gradstats
     from gradstats.experiment import with_settings
+    from gradstats.parts import parts_folder, remove_parts
 
     rollouts = gradstats.sample(
         gradstats.load_policy(policy, dtype=dtype, **with_settings({}, policy_settings)),
@@ -124,9 +125,11 @@ def sample(
         base_url=base_url,
         sampler_options=with_settings({}, sampler_options),
         greedy=greedy,
+        keep_in=parts_folder(out),
         progress=progress,
     )
     rollouts.to_parquet(out)
+    remove_parts(out)
     terminal.show_rollouts(rollouts, out)
 
 
@@ -171,7 +174,7 @@ def measure(
     policy_settings: tuple[str, ...] = (),
     progress: bool = True,
 ) -> None:
-    """Measure the gradients of rollouts and write the measurement to a folder.
+    """Measure the gradients of rollouts and write them to a folder. What was finished is kept in OUT.parts.
 
     Args:
         policy: "embedded", a local folder, a .gguf file or a hub id.
@@ -197,6 +200,7 @@ def measure(
     import gradstats
     from gradstats.disk import measured_bytes, require_space
     from gradstats.experiment import MeasurementSection, with_settings
+    from gradstats.parts import parts_folder, remove_parts
     from gradstats.pipeline import load_rollouts_of
     from gradstats.token_measurement import remark_on_precision
 
@@ -221,9 +225,11 @@ def measure(
         token_probes=token_probes,
         token_exact=token_exact,
         token_seed=token_seed,
+        keep_in=parts_folder(out),
         progress=progress,
     )
     measured.save(out, token_dtype)
+    remove_parts(out)
     terminal.console.print(f"{len(measured)} sequences measured with {measured.metadata['engine']} → {out}")
     if measured.old_logprobs is not None:
         terminal.console.print(gradstats.sampler_gap(measured).sentence(), markup=False)

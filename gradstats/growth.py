@@ -6,7 +6,6 @@ batches follow those of the earlier rounds, so that each keeps its number, its s
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradstats.atomic import write_json
 from gradstats.experiment import Experiment
+from gradstats.parts import digest
 
 if TYPE_CHECKING:
     from gradstats.sampling import SamplingPlan
@@ -111,7 +111,7 @@ def write_plan(folder: Path, rounds: Sequence[Round], revisions: dict[str, str |
 
 def answers_digest(prompt_ids: Sequence[str], answers: Mapping[str, str]) -> str:
     """A digest of the reference answers of a round's prompts; None for a prompt that has none any more."""
-    return _digest([(name, answers.get(name)) for name in prompt_ids])
+    return digest([(name, answers.get(name)) for name in prompt_ids])
 
 
 def _round(
@@ -121,11 +121,7 @@ def _round(
     prompts = [(name, tokens.get(name)) for name in prompt_ids]
     named = [(plan.problems[index].prompt_id, number) for index, number in chosen]
     answers = {problem.prompt_id: problem.answer for problem in plan.problems}
-    return Round(prompt_ids, group_size, batches, _digest([prompts, named]), answers_digest(prompt_ids, answers))
-
-
-def _digest(entries: Any) -> str:
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+    return Round(prompt_ids, group_size, batches, digest([prompts, named]), answers_digest(prompt_ids, answers))
 
 
 def _cut(pairs: list[tuple[int, int]], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:

@@ -255,7 +255,8 @@ class Measurement:
 
     @classmethod
     def concatenate(cls, parts: Iterable[Measurement]) -> Measurement:
-        """Stack measurements of the same policy, parameters and sketch; the first one's metadata is kept.
+        """Stack measurements of the same policy, parameters and sketch; the first one's metadata is kept, with what was
+        not finite in any.
 
         Raises:
             ValueError: when there are none, or they differ in blocks, sketches, weightings or reference policy.
@@ -287,7 +288,8 @@ class Measurement:
                 name: WeightedGradients(**_stacked([part.weighted[name] for part in parts]))
                 for name in parts[0].weighted
             },
-            metadata=dict(parts[0].metadata),
+            metadata=parts[0].metadata
+            | {"not_finite": [lost for part in parts for lost in part.metadata.get("not_finite", [])]},
         )
 
     def save(self, folder: str | os.PathLike[str], token_dtype: str = "float32") -> None:

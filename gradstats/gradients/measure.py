@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -28,12 +29,15 @@ from gradstats.gradients.token_scores import TokenResult, TokenSettings, measure
 from gradstats.gradients.token_weights import TokenWeights, named_weightings
 from gradstats.gradients.unsupported import UnsupportedModuleError
 from gradstats.gradients.vmap import vmap_engine
-from gradstats.measurement import Measurement, WeightedGradients
+from gradstats.measurement import Measurement, WeightedGradients, read_measurement
+from gradstats.parts import KeptParts, digest
 from gradstats.policy import Policy, as_policy
 from gradstats.progress import progress_bar
 from gradstats.rollouts import Rollouts
 from gradstats.threads import suitable_threads
 
+#: Sequences that are measured and kept together where a call keeps its parts.
+PART = 64
 #: The engines by name, in the order in which ``auto`` tries them.
 ENGINES: dict[str, Engine] = {"ghost": ghost_engine, "vmap": vmap_engine, "loop": loop_engine}
 
@@ -54,6 +58,7 @@ def measure(
     token_seed: int = 0,
     token_budget: int | None = None,
     memory_gib: float | None = None,
+    keep_in: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Measurement:
     r"""Measure the gradient :math:`S_i = \sum_t \nabla_\theta \log\pi(y_{i,t})` of every rollout.
@@ -86,6 +91,8 @@ def measure(
         token_seed: seed of the directions; measurements to be compared need the same.
         token_budget: most tokens that go through the model at once, padding included (4096 when None).
         memory_gib: most memory for logits and, with vmap, for per-sequence gradients; at most 4 GiB by default.
+        keep_in: a folder in which sequences are kept, some at a time, as they are measured; an interrupted call is
+            taken up from them by the same call, and the folder is yours to remove in the end.
         progress: show a progress bar.
 
     Returns:
@@ -120,7 +127,35 @@ def measure(
             report.advance(n_sequences)
             report.tokens(n_tokens)
 
-        return session.measure(rollouts, finished, token_weights=token_weights)
+        if keep_in is None:
+            return session.measure(rollouts, finished, token_weights=token_weights)
+        return _measure_in_parts(session, rollouts, finished, named_weightings(token_weights, rollouts), keep_in)
+
+
+def _measure_in_parts(
+    session: MeasuringSession,
+    rollouts: Rollouts,
+    finished: Callable[[int, int], None],
+    weightings: dict[str, list[np.ndarray]],
+    keep_in: str | os.PathLike[str],
+) -> Measurement:
+    """Measure a few sequences at a time, each lot kept on disk as soon as it is finished."""
+    tokens = [rollouts.frame[column].map(list).tolist() for column in ("prompt_tokens", "completion_tokens")]
+    listed = {name: [row.tolist() for row in rows] for name, rows in weightings.items()}
+    settings = {name: value for name, value in session.metadata.items() if name not in ("self_check", "token_check")}
+    kept = KeptParts(
+        keep_in, settings | {"rollouts": digest([tokens, rollouts.rewards.tolist()]), "weights": digest(listed)}
+    )
+    paths = []
+    for number, first in enumerate(range(0, len(rollouts), PART)):
+        rows = np.arange(first, min(first + PART, len(rollouts)))
+        paths.append(kept.path(number))
+        if paths[-1].exists():
+            finished(len(rows), 0)
+            continue
+        weights = {name: [values[row] for row in rows] for name, values in weightings.items()}
+        session.measure(rollouts.select(rows), finished, token_weights=weights or None).save(paths[-1])
+    return Measurement.concatenate(read_measurement(path) for path in paths)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from gradstats.parts import KeptParts, digest
 from gradstats.policy import Policy
 from gradstats.progress import progress_bar
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.grading import Grader, RewardSpec
-from gradstats.rollouts import Rollouts, retokenised_sentence
+from gradstats.rollouts import Rollouts, read_rollouts, retokenised_sentence
 from gradstats.sampling.engines import open_sampler
 from gradstats.sampling.sampler import Completion, Sampler
 from gradstats.sampling.settings import SamplerSettings
@@ -44,6 +46,7 @@ def sample(
     base_url: str | None = None,
     sampler_options: Mapping[str, Any] | None = None,
     greedy: bool = False,
+    keep_in: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Rollouts:
     """Sample completions of each problem from a policy and score them.
@@ -74,6 +77,8 @@ def sample(
         base_url: the server's address for "openai", such as ``http://localhost:8000/v1``.
         sampler_options: the engine's own options, see :mod:`gradstats.sampling.engines`.
         greedy: also draw one greedy completion of each problem, whose reward is ReMax's baseline.
+        keep_in: a folder in which batches are kept as they finish; an interrupted call is taken up from them by the
+            same call, and the folder is yours to remove in the end.
         progress: show a progress bar.
 
     Returns:
@@ -98,10 +103,15 @@ def sample(
     )  # fmt: skip
     plan.warn_overridden()
     parts = []
+    kept = None if keep_in is None else KeptParts(keep_in, plan.made_with())
     with progress_bar("sampling", plan.n_completions, shown=progress) as report:
         for batch in range(plan.n_batches):
-            parts.append(plan.draw(batch, report.tokens))
-            report.completions(parts[-1].rewards, parts[-1].lengths)
+            path = None if kept is None else kept.path(batch, ".parquet")
+            before = path is not None and path.exists()
+            parts.append(read_rollouts(path) if path is not None and before else plan.draw(batch, report.tokens))
+            if path is not None and not before:
+                parts[-1].to_parquet(path)
+            report.completions(parts[-1].rewards, parts[-1].lengths, before=before)
     rollouts = Rollouts.concatenate(parts)
     place = {problem.prompt_id: index for index, problem in enumerate(problems)}
     by_problem = [
@@ -205,6 +215,12 @@ class SamplingPlan:
     def n_completions(self) -> int:
         """Number of completions in all batches."""
         return sum(map(len, self.rows))
+
+    def made_with(self) -> dict[str, Any]:
+        """Everything that decides what is drawn."""
+        names = [problem.prompt_id for problem in self.problems]
+        answers = [problem.answer for problem in self.problems]
+        return self.metadata | {"problems": digest([names, self.prompt_tokens, answers])}
 
     def warn_overridden(self) -> None:
         """Warn of what the model's generation_config would have changed."""
