@@ -89,3 +89,15 @@ def test_unexplained_failures_point_elsewhere():
 def test_too_few_prompts():
     with pytest.raises(ValueError, match="at least 3 prompts, got 2"):
         check_on_policy(drawn(1.0, n_prompts=2))
+
+
+def test_an_energy_ratio_of_few_prompts_does_not_count():
+    """One prompt with nearly all the energy: the jackknife's interval is of one prompt."""
+    measured = drawn(0.6, n_prompts=60)
+    assert check_on_policy(measured).energy_prompts > 30
+    measured.token_energy[0] = 1e6 * measured.token_energy[0]
+    measured.sq_norms[0] *= 1e6
+    check = check_on_policy(measured)
+    assert check.energy_prompts < 2
+    assert "energy_ratio" not in check.failures()
+    assert "the last resting on 1.0 prompts' worth of energy and not counted" in check.verdict()
