@@ -9,9 +9,11 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from gradstats import data
+from gradstats.plots.forest import plain_ticks
 from gradstats.stats.length_scaling import LengthScalingFit
 
 CURVE_POINTS = 200
+CUT_OFF = "cut off at the cap"
 
 
 def plot_length_scaling(
@@ -77,6 +79,7 @@ def plot_length_scaling(
     ax.set_yscale("log")
     ax.set_xlabel(r"completion length $T$ (tokens)")
     ax.set_ylabel(r"$\Vert\nabla_\theta \log\pi(y\,|\,x)\Vert^2$")
+    plain_ticks(ax, logarithmic=True)
     _leave_room(ax, fit, len(ax.get_legend_handles_labels()[1]))
     ax.legend(loc="upper left")
     return ax
@@ -109,7 +112,7 @@ def _draw_points(ax: Axes, fit: LengthScalingFit, color: Any) -> None:
             linewidths=0.5,
             alpha=max(alpha, 0.4),
             rasterized=many,
-            label="cut off at the cap",
+            label=None if CUT_OFF in ax.get_legend_handles_labels()[1] else CUT_OFF,
             zorder=2,
         )
 
