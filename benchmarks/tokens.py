@@ -7,9 +7,10 @@ elsewhere on tokens that are evenly spaced, whose mean cost stands for all. Ever
 that are timed in the same process: the forward pass with the gradients at the output embedding, each direction, and
 each exact token.
 
-The truth is exact where every token went backwards; elsewhere it is the estimate from more exact tokens and more
-directions, whose own standard error the table states. Each answer's directions are split into disjoint sets of K,
-which are as many estimates. Table, figure and manifest are written; cases that are not run again keep their rows.
+The truth is exact where every token went backwards, and errors are met ones. Elsewhere the table tells the standard
+error that the measurement itself states, and that of the best estimate of the truth. Each answer's directions are split
+into disjoint sets of K, which are as many estimates. Table, figure and manifest are written; cases that are not run
+again keep their rows.
 """
 
 from __future__ import annotations
@@ -215,31 +216,50 @@ def run_case(name: str, case: Case, policy: Policy, rollouts: Rollouts) -> pd.Da
             | {"error_along_median": found["error_along"].median(), "stated_stderr": found["stated_stderr"].median()}
             | {"share_of_exact": found["share_of_exact"].median(), "truth_stderr": found["truth_stderr"].max()}
         )
-    return pd.DataFrame(rows)
+    return without_shared_errors(pd.DataFrame(rows))
+
+
+def without_shared_errors(table: pd.DataFrame) -> pd.DataFrame:
+    """Errors against an estimated truth left out: it shares its directions with the estimates, and flatters them."""
+    errors = [column for column in table if str(column).startswith("error_")]
+    table.loc[table["truth_stderr"] > 0, errors] = float("nan")
+    return table
 
 
 def draw(table: Any, stem: Path) -> list[Path]:
-    """Error of W_T against cost, a mark per setting and a colour per length."""
+    """Stated error of W_T against cost, a mark per setting and a colour per length; rings are errors that were met."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
     import seaborn as sns
 
     from gradstats.plots import save_figure, style
+    from gradstats.plots.forest import plain_ticks
 
-    shown = table.dropna(subset=["error_median"])
+    shown = table.dropna(subset=["stated_stderr"])
     looks: dict[str, Any] = style("icml", "half")
     with mpl.rc_context(looks):  # pyright: ignore[reportArgumentType]
         fig, ax = plt.subplots()
         sns.scatterplot(
-            shown, x="processor_ratio", y="error_median", hue="case", style="case", palette="colorblind", ax=ax
+            shown, x="processor_ratio", y="stated_stderr", hue="case", style="case", palette="colorblind", ax=ax
+        )
+        met = shown.dropna(subset=["error_median"])
+        ax.scatter(
+            met["processor_ratio"],
+            met["error_median"],
+            facecolors="none",
+            edgecolors="0.4",
+            linewidths=0.7,
+            label="median error met",
         )
         for row in shown.itertuples():
             ax.annotate(
-                row.method, (row.processor_ratio, row.error_median), (3, 3), textcoords="offset points", fontsize=6
+                row.method, (row.processor_ratio, row.stated_stderr), (3, 3), textcoords="offset points", fontsize=6
             )
         ax.set(
-            xscale="log", yscale="log", xlabel="time / one backward pass per token", ylabel=r"error of $W_T$, median"
+            xscale="log", yscale="log", xlabel="time / one backward pass per token", ylabel=r"standard error of $W_T$"
         )
+        for vertical in (False, True):
+            plain_ticks(ax, logarithmic=True, vertical=vertical)
         ax.legend(frameon=False)
         paths = save_figure(fig, stem, source=table)
         plt.close(fig)
