@@ -153,7 +153,8 @@ def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> Flo
     In expectation B_t is the exact minimiser of tr Cov among baselines that depend on t alone, on-policy and
     for a terminal reward: setting the derivative of E‖Σ_t (R − B_t)s_t‖² to zero, with E⟨s_t, s_u⟩ = 0.
     (The argument of Greensmith, Bartlett & Baxter, JMLR 5, 2004, one position at a time.) Estimated on few
-    completions it is noisy: prefer ``scope="batch"`` with ``loo=True`` on small groups.
+    completions it is noisy: prefer ``scope="batch"``. With ``loo=True`` a position at which no other completion has
+    energy to speak of divides by next to nothing: trust it only where its interval is narrow.
 
     B_t = 0 where no completion of the sum has energy (then no score multiplies it, or nobody else is alive)
     and for a set of one. Own by default, E[ĝ] neither; ``loo=True``: E[ĝ] = ∇J.
