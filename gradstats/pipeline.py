@@ -16,7 +16,7 @@ import yaml
 from gradstats.atomic import atomic_path, remove_partials, remove_path, write_json
 from gradstats.disk import measured_bytes, require_space
 from gradstats.environment import environment
-from gradstats.experiment import Experiment, FiguresSection
+from gradstats.experiment import Experiment
 from gradstats.growth import grown_plan, may_grow, read_plan, rounds_of, size_of
 from gradstats.interrupts import finishing_in_hand
 from gradstats.loading import experiment_policy, experiment_problems, sampling_plan
@@ -490,17 +490,3 @@ def load_points(path: Path) -> dict[str, Any]:
     groups = frame["prompt_id"].to_numpy() if "prompt_id" in frame else None
     points = {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
     return points | ({"truncated": frame["truncated"].to_numpy(dtype=bool)} if "truncated" in frame else {})
-
-
-def redraw(path: Path, **look: Any) -> list[Path]:
-    """Draw a run's figures again with another look, from its saved numbers.
-
-    Args:
-        path: a run directory.
-        **look: entries of the experiment's ``figures`` section.
-    """
-    from gradstats.drawing import draw_run
-    from gradstats.results import read_results
-
-    results = read_results(path)
-    return draw_run(results, path / "figures", FiguresSection(**(results.look.model_dump() | look)))

@@ -226,8 +226,9 @@ def show_check(frame: pd.DataFrame, policy: Any) -> None:
             note(sentence)
     if frame.attrs["passed"]:
         console.print("[bold green]passed[/]: every engine that knows this model agrees with plain backward passes")
+    elif not (wrong := ", ".join(dict.fromkeys(frame.loc[frame["verdict"] == "fails", "engine"]))):
+        fail("nothing could be checked, for the reasons above: choose other dtypes, or another device")
     else:
-        wrong = ", ".join(dict.fromkeys(frame.loc[frame["verdict"] == "fails", "engine"]))
         fail(f"the check fails ({wrong}): measure with an engine that passes, or with dtype float32")
 
 

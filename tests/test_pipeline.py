@@ -123,8 +123,6 @@ def test_a_finished_run_is_redrawn_without_sampling_or_measuring(finished, monke
     before = (finished.run.path / "variance.csv").read_bytes()
     pipeline.run_experiment(finished.run.experiment, finished.run.path, progress=False)
     assert (finished.run.path / "variance.csv").read_bytes() == before
-    paths = pipeline.redraw(finished.run.path, venue="neurips", formats=["svg"])
-    assert {path.name for path in paths} >= {"length_scaling.svg", "variance.svg"}
 
 
 def test_leftovers_of_a_killed_writer_are_removed_not_read(experiment, finished, tmp_path):

@@ -50,7 +50,7 @@ def check_engines(
     Returns:
         One row per comparison: ``dtype``, ``check``, ``engine``, ``deviation`` (the largest relative one of ‖S‖²),
         ``tolerance``, ``verdict`` ("ok", "fails", "not supported", "not run", "for information") and ``note``.
-        ``.attrs["passed"]`` says whether none fails.
+        ``.attrs["passed"]`` says whether any was run and none fails.
 
     Raises:
         ValueError: for an unknown dtype, or a model that gives two answers for the same input.
@@ -64,11 +64,15 @@ def check_engines(
     rows: list[dict[str, Any]] = []
     widest: np.ndarray | None = None
     for name in dtypes:
+        casting = True
         try:
             cast = with_dtype(policy, _DTYPES[name])
+            casting = False
             found, loop = _check_dtype(cast, rollouts, params, widest)
         except Exception as error:
-            if not (is_out_of_memory(error) or isinstance(error, (TypeError, NotImplementedError))):
+            # A device may lack a dtype (a TypeError when casting) or an operation in it; all else is a fault.
+            lacking = isinstance(error, NotImplementedError) or (casting and isinstance(error, TypeError))
+            if not (is_out_of_memory(error) or lacking):
                 raise
             rows.append(_row(name, "all", "all", NOT_RUN, note=str(error).splitlines()[0]))
             continue
@@ -77,7 +81,7 @@ def check_engines(
             rows.append(_row(name, f"against {dtypes[0]}", "loop", FOR_INFORMATION, deviation(loop, widest)))
         widest = loop if widest is None else widest
     frame = pd.DataFrame(rows)
-    frame.attrs["passed"] = FAILS not in set(frame["verdict"])
+    frame.attrs["passed"] = FAILS not in set(frame["verdict"]) and set(frame["verdict"]) != {NOT_RUN}
     return frame
 
 

@@ -64,6 +64,22 @@ def test_a_dtype_that_does_not_fit_is_said_not_to_have_run(monkeypatch):
     frame = check_engines(tiny_model("qwen2"), dtypes=["float32"])
     assert frame["verdict"].tolist() == ["not run"]
     assert frame["note"].tolist() == ["CUDA out of memory"]
+    assert not frame.attrs["passed"]  # nothing was checked
+
+
+def test_only_a_dtype_that_the_device_lacks_is_passed_over(monkeypatch):
+    def lacking(policy, dtype):
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+
+    def broken(*_given):
+        raise TypeError("an engine was called wrongly")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gradstats.gradients.check.with_dtype", lacking)
+        assert check_engines(tiny_model("qwen2"), dtypes=["float64"])["verdict"].tolist() == ["not run"]
+    monkeypatch.setattr("gradstats.gradients.check.loop_engine", broken)
+    with pytest.raises(TypeError, match="an engine was called wrongly"):
+        check_engines(tiny_model("qwen2"), dtypes=["float64"])
 
 
 def test_unknown_dtypes_and_random_models_are_refused():
