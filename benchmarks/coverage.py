@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 import tyro
 
-from gradstats.atomic import atomic_path
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import compare
-from gradstats.stats.length_scaling import METHODS
+from gradstats.stats.length_scaling.fit import METHODS
+from gradstats.system.files import atomic_path
 
 FOLDER = Path(__file__).parents[1] / "figures" / "statistics"
 PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"

@@ -27,13 +27,13 @@ import torch
 import tyro
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from gradstats.atomic import write_json
 from gradstats.gradients import ENGINES, CountSketch, select_parameters
 from gradstats.gradients.chunking import plan_chunks
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import make_chunk
-from gradstats.policy import Policy, load_policy
-from gradstats.rollouts import Rollouts
+from gradstats.policy.policy import Policy, load_policy
+from gradstats.rollouts.table import Rollouts
+from gradstats.system.files import write_json
 
 SKETCH_DIM = 16384
 METHODS = ("plain", "ghost", "ghost+sketch", "vmap", "loop", "opacus")
@@ -323,7 +323,7 @@ def benchmark(
     if memory_of is not None:
         _print_peak(*memory_of, device)
         return
-    from gradstats.environment import environment
+    from gradstats.system.environment import environment
 
     previous = out / "engines.csv"
     table: Any = (

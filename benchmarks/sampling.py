@@ -17,11 +17,11 @@ import pandas as pd
 import torch
 import tyro
 
-from gradstats.atomic import write_json
-from gradstats.policy import load_policy
-from gradstats.prompts import load_prompts
+from gradstats.policy.policy import load_policy
+from gradstats.prompts.load import load_prompts
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.engines import open_sampler
+from gradstats.system.files import write_json
 
 METHODS = ("transformers", "continuous")
 
@@ -125,7 +125,7 @@ def benchmark(
         policy: whose completions are drawn.
         device: cpu or cuda.
     """
-    from gradstats.pipeline import environment
+    from gradstats.system.environment import environment
 
     previous = out / "sampling.csv"
     table: Any = pd.read_csv(previous) if previous.exists() else pd.DataFrame()

@@ -23,9 +23,9 @@ import torch
 import tyro
 from torch import Tensor
 
-from gradstats.atomic import write_json
 from gradstats.gradients import CountSketch
-from gradstats.gradients.outer_products import OuterProducts
+from gradstats.gradients.engines.outer_products import OuterProducts
+from gradstats.system.files import write_json
 
 DIM = 16384
 # inputs, outputs, tokens, sequences
@@ -137,8 +137,8 @@ def benchmark(repeats: int = 5, n_seeds: int = 400, out: Path = Path("figures/sk
     import matplotlib.pyplot as plt
     import seaborn as sns
 
-    from gradstats.pipeline import environment
     from gradstats.plots import save_figure, style
+    from gradstats.system.environment import environment
 
     torch.set_num_threads(1)
     kinds = {"rank one": 1, "dense": ERROR_LAYER[2]}

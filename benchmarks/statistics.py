@@ -101,7 +101,7 @@ def draw(table: pd.DataFrame) -> None:
     import matplotlib.pyplot as plt
 
     from gradstats import plots
-    from gradstats.atomic import atomic_path
+    from gradstats.system.files import atomic_path
 
     labels: dict[str, Any] = {"n": "sequences", "dimension": "sketch dimension", "n_resamples": "deals into batches"}
     with mpl.rc_context(plots.style("icml", "full", height=1.9)):  # pyright: ignore[reportArgumentType]

@@ -25,19 +25,19 @@ import pandas as pd
 import torch
 import tyro
 
-from gradstats.atomic import write_json
 from gradstats.gradients import CountSketch, ParameterSelection, select_parameters
-from gradstats.gradients.ghost import ghost_engine
-from gradstats.gradients.loop import loop_engine
+from gradstats.gradients.engines.ghost import ghost_engine
+from gradstats.gradients.engines.loop import loop_engine
 from gradstats.gradients.objective import Chunk, make_chunk
-from gradstats.gradients.tangents import Tangents
-from gradstats.gradients.token_projections import head_gradients, project_tokens
-from gradstats.gradients.token_scores import heaviest_tokens
-from gradstats.policy import Policy, load_policy
+from gradstats.gradients.tokens.projections import head_gradients, project_tokens
+from gradstats.gradients.tokens.scores import heaviest_tokens
+from gradstats.gradients.tokens.tangents import Tangents
+from gradstats.measurement.token_scores import TokenScores
+from gradstats.policy.policy import Policy, load_policy
 from gradstats.prompts.problem import Problem
-from gradstats.rollouts import Rollouts, read_rollouts
-from gradstats.sampling import sample
-from gradstats.token_measurement import TokenScores
+from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.sampling.sample import sample
+from gradstats.system.files import write_json
 
 MODEL = "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SKETCH_DIM = 16384
@@ -274,7 +274,7 @@ def benchmark(cases: tuple[str, ...] = tuple(CASES), out: Path = Path("figures/t
         out: folder of the results; the answers are sampled into it where they are not there yet.
         model: the GGUF file of SmolLM2-135M-Instruct (``make smollm2``).
     """
-    from gradstats.pipeline import environment
+    from gradstats.system.environment import environment
 
     torch.set_num_threads(1)
     policy = load_policy(model, dtype="float32", device="cpu")

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import tyro
 
-from gradstats.atomic import write_json
-from gradstats.drawing import draw_run
-from gradstats.experiment import FiguresSection
-from gradstats.results import BREAKDOWNS, read_results
-from gradstats.token_results import FILES as TOKEN_FILES
+from gradstats.config.experiment import FiguresSection
+from gradstats.report.figures import draw_run
+from gradstats.report.saved_results import BREAKDOWNS, read_results
+from gradstats.report.saved_tokens import FILES as TOKEN_FILES
+from gradstats.system.files import write_json
 
 HERE = Path(__file__).parent
 # Where a run directory keeps each file, and its name here.

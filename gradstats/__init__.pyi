@@ -5,8 +5,8 @@ from .prompts import Problem as Problem
 from .prompts import load_prompts as load_prompts
 from .rollouts import Rollouts as Rollouts
 from .rollouts import read_rollouts as read_rollouts
-from .trainer_dumps import read_trl_completions as read_trl_completions
-from .trainer_dumps import read_verl_rollouts as read_verl_rollouts
+from .rollouts import read_trl_completions as read_trl_completions
+from .rollouts import read_verl_rollouts as read_verl_rollouts
 from .sampling import sample as sample
 
 # gradients
@@ -53,7 +53,7 @@ from .stats import surprise_along as surprise_along
 from .stats import token_correlation as token_correlation
 
 # state values
-from .prefix_values import monte_carlo_values as monte_carlo_values
+from .values import monte_carlo_values as monte_carlo_values
 from .values import FittedValues as FittedValues
 from .values import fit_values as fit_values
 

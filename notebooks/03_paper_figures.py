@@ -52,9 +52,9 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 import gradstats as gs
-from gradstats.drawing import draw_overlay
-from gradstats.experiment import FiguresSection
-from gradstats.results import read_results
+from gradstats.config.experiment import FiguresSection
+from gradstats.report.figures import draw_overlay
+from gradstats.report.saved_results import read_results
 
 warm, cool = (read_results(path) for path in runs)
 with mpl.rc_context(gs.plots.style("neurips", "half")):
@@ -77,7 +77,7 @@ print(*paths, sep="\n")
 # ## Tables
 
 # %%
-from gradstats.tables import alpha_table
+from gradstats.report.tables import alpha_table
 
 print((runs[0] / "tables" / "variance.tex").read_text())
 print(alpha_table({"warm": warm.fit, "cool": cool.fit}).to_markdown())

@@ -6,16 +6,16 @@ import sys
 
 from rich.console import Console
 
-from gradstats import cli
+from gradstats.cli import commands
 
 
 def run(monkeypatch, capsys, *words):
     """Call the command in this process; returns exit code, standard output and standard error."""
     monkeypatch.setattr(sys, "argv", ["gradstats", *map(str, words)])
-    monkeypatch.setattr("gradstats.terminal.console", Console(width=200, highlight=False, soft_wrap=True))
+    monkeypatch.setattr("gradstats.cli.terminal.console", Console(width=200, highlight=False, soft_wrap=True))
     code = 0
     try:
-        cli.main()
+        commands.main()
     except SystemExit as stop:
         code = stop.code or 0
     out, err = capsys.readouterr()

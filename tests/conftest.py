@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from gradstats import data
-from gradstats.rollouts import Rollouts
+from gradstats.rollouts.table import Rollouts
 
 VOCABULARY = 41
 

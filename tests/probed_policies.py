@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from gradstats.measurement import Measurement
+from gradstats.measurement.measurement import Measurement
 from gradstats.reference import EnumeratedPolicy
-from gradstats.rollouts import Rollouts
+from gradstats.rollouts.table import Rollouts
 
 
 def count_sketch(vectors, dim, rng):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
-from gradstats import pipeline
-from gradstats.experiment import Experiment
-from gradstats.measurement import Measurement, read_measurement
+from gradstats.config.experiment import Experiment
+from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.runs.directory import RunDirectory
+from gradstats.runs.measuring_step import measure_shards
+from gradstats.runs.sampling_step import sample_shards
 
 
 def small_experiment(policy: str, file, /, n_problems: int = 8, **changes) -> Experiment:
@@ -29,9 +31,9 @@ def small_experiment(policy: str, file, /, n_problems: int = 8, **changes) -> Ex
 
 def sampled_and_measured(experiment: Experiment, path) -> Measurement:
     """What a run does before it analyses."""
-    run = pipeline.RunDirectory.open(path, experiment)
-    pipeline.sample_shards(run, progress=False)
-    pipeline.measure_shards(run, progress=False)
+    run = RunDirectory.open(path, experiment)
+    sample_shards(run, progress=False)
+    measure_shards(run, progress=False)
     return read_measurement(run.measurement)
 
 

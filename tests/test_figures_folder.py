@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
-from test_report import save_run
+from saved_runs import save_run
 
 mpl.use("Agg")
 

@@ -9,10 +9,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
 import numpy as np
 import pandas as pd
 
+from gradstats.config.labels import read_label
 from gradstats.estimators.batch import HOW_TO_GET, Batch
 from gradstats.estimators.estimator import Definition, Estimator, Level, Parameters, Weighting
 from gradstats.estimators.parameters import bind_parameters, check_parameters, suggest
-from gradstats.labels import read_label
 
 P = ParamSpec("P")
 V = TypeVar("V")

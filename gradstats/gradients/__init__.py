@@ -1,11 +1,13 @@
-"""From rollouts to gradients: one file per engine, and the pieces they share."""
+"""From rollouts to gradients."""
 
 from gradstats.gradients.blocks import ParameterSelection, select_parameters
-from gradstats.gradients.check import check_engines
-from gradstats.gradients.measure import ENGINES, MeasuringSession, measure
-from gradstats.gradients.self_check import SelfCheck, SelfCheckError
+from gradstats.gradients.checks.check_engines import check_engines
+from gradstats.gradients.checks.self_check import SelfCheck, SelfCheckError
+from gradstats.gradients.engines.registry import ENGINES
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.measure import measure
+from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.sketches import CountSketch
-from gradstats.gradients.unsupported import UnsupportedModuleError
 
 __all__ = [
     "ENGINES",

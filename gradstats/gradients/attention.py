@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradstats.policy import Policy
+from gradstats.policy.policy import Policy
 
 
 @contextmanager

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from gradstats.gradients.blocks import ParameterSelection
-from gradstats.policy import Policy
-from gradstats.rollouts import Rollouts
+from gradstats.policy.policy import Policy
+from gradstats.rollouts.table import Rollouts
 
 DEFAULT_TOKEN_BUDGET = 4096
 #: Largest share of a chunk's tokens that may be padding.

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradstats.rollouts import Rollouts
+from gradstats.rollouts.table import Rollouts
 
 
 class TokenStatistics(NamedTuple):

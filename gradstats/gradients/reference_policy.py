@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gradstats.gradients.objective import Chunk, Objective
-from gradstats.policy import Policy, as_policy
+from gradstats.policy.policy import Policy, as_policy
 
 
 def as_reference(reference: Policy | Any, policy: Policy) -> Policy:

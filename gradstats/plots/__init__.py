@@ -5,13 +5,13 @@ from gradstats.plots.blocks import plot_alpha_by_block, plot_block_heatmap
 from gradstats.plots.group_size import plot_group_size
 from gradstats.plots.length_reward import plot_length_bins, plot_length_reward
 from gradstats.plots.length_scaling import plot_length_scaling
-from gradstats.plots.prompt_parts import plot_prompt_parts
 from gradstats.plots.save import save_figure
 from gradstats.plots.style import VENUES, style
 from gradstats.plots.token_profiles import plot_concentration, plot_token_correlation
 from gradstats.plots.tokens import plot_proxy, plot_token_energy
 from gradstats.plots.units import estimator_unit
 from gradstats.plots.variance import plot_variance, plot_variance_panels
+from gradstats.plots.variance_components import plot_prompt_parts
 
 __all__ = [
     "VENUES",

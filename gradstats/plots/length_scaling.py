@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from gradstats import data
 from gradstats.plots.forest import plain_ticks
-from gradstats.stats.length_scaling import LengthScalingFit
+from gradstats.stats.length_scaling.fit import LengthScalingFit
 
 CURVE_POINTS = 200
 CUT_OFF = "cut off at the cap"

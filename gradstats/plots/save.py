@@ -9,8 +9,8 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gradstats.atomic import atomic_path
 from gradstats.plots.pgf import pgf_picture
+from gradstats.system.files import atomic_path
 
 FORMATS = ("pdf", "svg", "png", "pgf")
 # Dates and version strings would make two builds of one figure differ.

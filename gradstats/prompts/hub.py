@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradstats.hub import hub_problem
 from gradstats.prompts.columns import ColumnMapping, problems_from_rows
 from gradstats.prompts.problem import Problem
+from gradstats.system.hub import hub_problem
 
 
 def hub_problems(

@@ -14,7 +14,7 @@ class Problem:
         prompt_id: name of the problem, unique in its set and stable from run to run.
         prompt: the text of the user's message; the policy's chat template goes around it.
         answer: the reference answer, as text.
-        reward: name of the reward function that suits the set (see :func:`gradstats.rewards.get_reward`).
+        reward: name of the reward function that suits the set (see :func:`gradstats.rewards.registry.get_reward`).
         details: whatever a reward function needs beyond the answer.
     """
 

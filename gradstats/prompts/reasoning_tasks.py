@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradstats.isolated import PROCESS, IsolatedError
 from gradstats.prompts.problem import Problem
+from gradstats.system.worker import PROCESS, IsolatedError
 
 # A single problem of some tasks takes many seconds to make.
 _SECONDS = 600.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gradstats.rollouts import Rollouts
+from gradstats.rollouts.table import Rollouts
 
 
 def sequence_gradients(model: Any, rollouts: Rollouts, temperature: float = 1.0) -> list[dict[str, torch.Tensor]]:

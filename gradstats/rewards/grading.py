@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradstats.isolated import PROCESS, IsolatedError, IsolatedTimeoutError
 from gradstats.prompts.problem import Problem
-from gradstats.rewards import REWARDS, Reward, get_reward
 from gradstats.rewards.errors import ReferenceAnswerError, ScoringTimeoutError
+from gradstats.rewards.registry import REWARDS, Reward, get_reward
+from gradstats.system.worker import PROCESS, IsolatedError, IsolatedTimeoutError
 
 #: One reward, several as "name=weight", or several as name → weight; None takes each problem's own.
 RewardSpec = str | Reward | Sequence[str] | Mapping[str, Any] | None
@@ -88,7 +88,7 @@ class Grader:
         """Score completions, one problem each.
 
         Returns:
-            The weighted sums, and a tally (see :func:`gradstats.tally.merge_tallies`).
+            The weighted sums, and a tally (see :func:`gradstats.rollouts.grading_counts.merge_tallies`).
 
         Raises:
             ValueError: when a reward of the user's own failed on every one of eight or more completions.

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers.generation.configuration_utils import ContinuousBatchingConfig, GenerationConfig
 
-from gradstats.policy import Policy
+from gradstats.policy.policy import Policy
+from gradstats.policy.threads import suitable_threads
 from gradstats.sampling.sampler import Completion
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
-from gradstats.threads import suitable_threads
 
 # Its cache takes most of what is free, which on a CPU is everybody's memory.
 _SHARE_OF_MEMORY = 0.05

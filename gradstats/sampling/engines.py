@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradstats.policy import Policy
+from gradstats.policy.policy import Policy
 from gradstats.sampling.sampler import Sampler
 
 #: Name → what it is; ``gradstats.sampling`` takes these as ``sampler``.

@@ -18,7 +18,7 @@ class Completion:
         logprobs: log-probability of each token under the distribution it was drawn from, NaN for a token of which the
             engine does not tell it; None where it tells none.
         finish_reason: "stop" or "length".
-        token_source: where the ids come from, one of :data:`gradstats.rollouts.TOKEN_SOURCES`.
+        token_source: where the ids come from, one of :data:`gradstats.rollouts.table.TOKEN_SOURCES`.
     """
 
     tokens: list[int]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from gradstats.policy import Policy
-from gradstats.retokenise import restore_tokens
+from gradstats.policy.policy import Policy
+from gradstats.rollouts.retokenise import restore_tokens
 from gradstats.sampling.sampler import Completion
 from gradstats.sampling.server_dialects import DIALECTS, Dialect
 from gradstats.sampling.settings import SamplerSettings

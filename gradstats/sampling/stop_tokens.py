@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradstats.policy import Policy
+from gradstats.policy.policy import Policy
 
 
 def stop_token_ids(policy: Policy) -> list[int]:

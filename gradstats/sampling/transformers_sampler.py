@@ -20,11 +20,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from gradstats.policy import Policy
+from gradstats.policy.policy import Policy
+from gradstats.policy.threads import suitable_threads
 from gradstats.sampling.sampler import Completion
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
-from gradstats.threads import suitable_threads
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gradstats.policy import Policy
+from gradstats.policy.checkpoint import EMBEDDED
+from gradstats.policy.policy import Policy
 from gradstats.sampling.sampler import Completion
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
-from gradstats.weights import EMBEDDED
 
 
 @dataclass

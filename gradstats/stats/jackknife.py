@@ -9,8 +9,6 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-from gradstats.stats.sketch_error import added_variance
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -118,3 +116,14 @@ class Statistic:
 def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | None = None) -> Statistic:
     """The mean of one value a prompt, with the mean of the others for each."""
     return Statistic(float(values.mean()), (values.sum() - values) / (len(values) - 1.0), sketch)
+
+
+def added_variance(slopes: Float[np.ndarray, "f ..."]) -> float:
+    """The variance a sketch adds to an expectation, from the slopes of disjoint folds of prompts."""
+    n_folds = len(slopes)
+    if n_folds == 1:
+        return float(np.sum(slopes**2))
+    total = slopes.sum(axis=0)
+    pairs = float(np.sum(total**2) - np.sum(slopes**2)) / (n_folds * (n_folds - 1))
+    # An estimate of a sum of squares that falls below 0 says that there is nothing to add.
+    return max(pairs, 0.0)

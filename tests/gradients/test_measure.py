@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 
 import gradstats.gradients as gradients
 from gradstats.estimators.batch import Batch
+from gradstats.gradients.checks.self_check import two_rows
 from gradstats.gradients.chunking import plan_chunks
-from gradstats.gradients.ghost import ghost_engine
-from gradstats.gradients.self_check import two_rows
-from gradstats.measurement import Measurement, read_measurement
-from gradstats.policy import Policy
-from gradstats.rollouts import Rollouts
+from gradstats.gradients.engines.ghost import ghost_engine
+from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.policy.policy import Policy
+from gradstats.rollouts.table import Rollouts
 
 
 def changed(engine, change):

@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from gradstats.prompts import is_on_hub, load_prompts
+from gradstats.prompts.load import is_on_hub, load_prompts
 
 ORCA = [
     ("How many legs?", "Each of the 2 cats has 4 legs, so they have 2 * 4 = 8 legs.\nTherefore, they have 8 legs."),

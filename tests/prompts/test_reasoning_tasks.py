@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from gradstats.isolated import PROCESS
-from gradstats.prompts import load_prompts
-from gradstats.rewards import get_reward
+from gradstats.prompts.load import load_prompts
 from gradstats.rewards.grading import Grader
+from gradstats.rewards.registry import get_reward
+from gradstats.system.worker import PROCESS
 
 DATASETS = pytest.importorskip("reasoning_gym.factory").DATASETS
 

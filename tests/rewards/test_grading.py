@@ -6,12 +6,13 @@ import math
 
 import pytest
 
-from gradstats.isolated import PROCESS, IsolatedError
-from gradstats.prompts import Problem, load_prompts
+from gradstats.prompts import Problem
+from gradstats.prompts.load import load_prompts
 from gradstats.rewards.errors import ScoringTimeoutError
 from gradstats.rewards.final_answer import final_answer
 from gradstats.rewards.grading import Grader
-from gradstats.tally import merge_tallies, ungraded_sentence
+from gradstats.rollouts.grading_counts import merge_tallies, ungraded_sentence
+from gradstats.system.worker import PROCESS, IsolatedError
 
 PROBLEMS = [Problem("a", "?", "7"), Problem("b", "?", "8"), Problem("c", "?", "9")]
 TEXTS = ["7", "it is 8", "no idea"]

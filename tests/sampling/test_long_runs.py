@@ -14,19 +14,22 @@ import numpy as np
 import pytest
 from rich.progress import Progress
 
-from gradstats import pipeline
-from gradstats.experiment import Experiment
-from gradstats.interrupts import finishing_in_hand
-from gradstats.progress import ProgressReport
-from gradstats.sampling import SamplingPlan
+from gradstats.config.experiment import Experiment
+from gradstats.rollouts.table import read_rollouts
+from gradstats.runs.directory import RunDirectory
+from gradstats.runs.sampling_step import sample_shards
+from gradstats.sampling.plan import SamplingPlan
+from gradstats.system.interrupts import finishing_in_hand
+from gradstats.system.progress import ProgressReport
 
 SAMPLE = (
     "import sys, warnings; warnings.simplefilter('ignore')\n"
     "from pathlib import Path\n"
-    "from gradstats import pipeline\n"
-    "from gradstats.experiment import load_experiment\n"
-    "run = pipeline.RunDirectory.open(Path(sys.argv[2]), load_experiment(sys.argv[1]))\n"
-    "pipeline.sample_shards(run, progress=False)\n"
+    "from gradstats.runs.directory import RunDirectory\n"
+    "from gradstats.runs.sampling_step import sample_shards\n"
+    "from gradstats.config.experiment import load_experiment\n"
+    "run = RunDirectory.open(Path(sys.argv[2]), load_experiment(sys.argv[1]))\n"
+    "sample_shards(run, progress=False)\n"
 )
 
 
@@ -53,7 +56,7 @@ def test_killed_at_ten_random_moments_every_shard_is_kept_and_the_table_is_the_s
     words = [sys.executable, "-c", SAMPLE, str(tmp_path / "e.yaml")]
     started = time.time()
     subprocess.run([*words, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
-    whole = pipeline.read_rollouts(tmp_path / "whole" / "rollouts")
+    whole = read_rollouts(tmp_path / "whole" / "rollouts")
     written = sorted(path.stat().st_mtime for path in (tmp_path / "whole" / "rollouts").glob("*.parquet"))
     drawing = written[-1] - written[0]
     starting = max(written[0] - started - drawing / len(written), 0.1)
@@ -75,7 +78,7 @@ def test_killed_at_ten_random_moments_every_shard_is_kept_and_the_table_is_the_s
     final = {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
     assert kept.items() <= final.items()
     assert final == {path.name: path.read_bytes() for path in (tmp_path / "whole" / "rollouts").glob("*.parquet")}
-    assert pipeline.read_rollouts(folder).frame.equals(whole.frame)
+    assert read_rollouts(folder).frame.equals(whole.frame)
     assert not list(folder.glob(".*"))
 
 
@@ -101,9 +104,9 @@ def test_ctrl_c_finishes_the_shard_in_hand(experiment, tmp_path, monkeypatch, ca
         return draw(plan, batch, *args)
 
     monkeypatch.setattr(SamplingPlan, "draw", pressed_during)
-    run = pipeline.RunDirectory.open(tmp_path / "run", experiment)
+    run = RunDirectory.open(tmp_path / "run", experiment)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.sample_shards(run, progress=False)
+        sample_shards(run, progress=False)
     assert sorted(path.name for path in run.rollouts.glob("*.parquet")) == [
         "shard-00000.parquet",
         "shard-00001.parquet",
@@ -111,7 +114,7 @@ def test_ctrl_c_finishes_the_shard_in_hand(experiment, tmp_path, monkeypatch, ca
     assert "stopping when the shard in hand is finished; Ctrl-C again stops at once" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.setattr(SamplingPlan, "draw", draw)
-    pipeline.sample_shards(run, progress=False)
+    sample_shards(run, progress=False)
     assert len(list(run.rollouts.glob("*.parquet"))) == 4
 
 
@@ -123,9 +126,9 @@ def test_a_second_ctrl_c_stops_at_once(experiment, tmp_path, monkeypatch):
         raise AssertionError("it went on")
 
     monkeypatch.setattr(SamplingPlan, "draw", pressed_twice)
-    run = pipeline.RunDirectory.open(tmp_path / "run", experiment)
+    run = RunDirectory.open(tmp_path / "run", experiment)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.sample_shards(run, progress=False)
+        sample_shards(run, progress=False)
     assert not list(run.rollouts.glob("*.parquet"))
 
 
@@ -150,7 +153,7 @@ def test_without_ctrl_c_nothing_stops_and_other_threads_are_left_alone():
 
 def test_the_bar_tells_speed_success_and_length(monkeypatch):
     clock = {"now": 100.0}
-    monkeypatch.setattr("gradstats.progress.time.monotonic", lambda: clock["now"])
+    monkeypatch.setattr("gradstats.system.progress.time.monotonic", lambda: clock["now"])
     bar = Progress(disable=True)
     report = ProgressReport(bar, "sampling", 10, 2)
     report.completions(np.array([1.0, 0.0]), np.array([10, 20]), before=True)

@@ -10,9 +10,11 @@ import pytest
 import torch
 from scipy import stats
 
-from gradstats.policy import load_policy
+from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
-from gradstats.sampling import SamplerSettings, SamplingPlan, sample
+from gradstats.sampling import SamplerSettings
+from gradstats.sampling.plan import SamplingPlan
+from gradstats.sampling.sample import sample
 
 PROBLEMS = [
     Problem("long", "abc def", "z", "exact"),

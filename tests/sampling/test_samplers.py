@@ -14,12 +14,13 @@ import torch
 from conftest import tiny_tokenizer
 
 import gradstats
-from gradstats.policy import load_policy
+from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
-from gradstats.retokenise import restore_tokens
-from gradstats.rollouts import Rollouts
-from gradstats.sampling import Completion, Sampler, SamplerSettings, sample
+from gradstats.rollouts.retokenise import restore_tokens
+from gradstats.rollouts.table import Rollouts
+from gradstats.sampling import Completion, Sampler, SamplerSettings
 from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.sample import sample
 
 PROBLEMS = [Problem(f"p{k}", "ab" * k, "x", "exact") for k in range(1, 5)]
 

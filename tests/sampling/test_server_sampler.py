@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from completions_server import completion, serving
 
-from gradstats.policy import load_policy
+from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
-from gradstats.sampling import SamplerSettings, sample
+from gradstats.rollouts.table import read_rollouts
+from gradstats.sampling import SamplerSettings
 from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.sample import sample
 from gradstats.sampling.server_sampler import ServerSampler
 
 pytest.importorskip("openai")
@@ -285,8 +287,9 @@ def test_wrong_options_are_named(policy, arguments, message):
 
 
 def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp_path, monkeypatch):
-    from gradstats import pipeline
-    from gradstats.experiment import Experiment
+    from gradstats.config.experiment import Experiment
+    from gradstats.runs.directory import RunDirectory
+    from gradstats.runs.sampling_step import sample_shards
 
     problems = tmp_path / "problems.jsonl"
     problems.write_text("\n".join(json.dumps({"prompt": "ab" * k, "answer": "x"}) for k in range(1, 5)))
@@ -307,17 +310,17 @@ def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp
                 "base_url": server.base_url, "sampler_options": {"max_retries": 0, "concurrency": 1},
             },
         )  # fmt: skip
-        run = pipeline.RunDirectory.open(tmp_path / "run", experiment)
+        run = RunDirectory.open(tmp_path / "run", experiment)
         with pytest.raises(ConnectionError, match="answered 500, 1 times: .*gone.*finished shards are kept"):
-            pipeline.sample_shards(run, progress=False)
+            sample_shards(run, progress=False)
         kept = {path.name: path.read_bytes() for path in run.rollouts.glob("*.parquet")}
         assert list(kept) == ["shard-00000.parquet"]
         broken["from"] = 10**6
-        pipeline.sample_shards(run, progress=False)
+        sample_shards(run, progress=False)
         assert {name: (run.rollouts / name).read_bytes() for name in kept} == kept
-        whole = pipeline.RunDirectory.open(tmp_path / "whole", experiment)
-        pipeline.sample_shards(whole, progress=False)
-    tables = [pipeline.read_rollouts(folder.rollouts).frame for folder in (run, whole)]
+        whole = RunDirectory.open(tmp_path / "whole", experiment)
+        sample_shards(whole, progress=False)
+    tables = [read_rollouts(folder.rollouts).frame for folder in (run, whole)]
     assert tables[0].equals(tables[1])
     assert np.unique(tables[0]["token_source"]).tolist() == ["text"]
 

@@ -1,0 +1,285 @@
+"""What the commands print: short tables, one sentence an error."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from gradstats.system.files import to_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gradstats.config.experiment import Experiment
+    from gradstats.rollouts.table import Rollouts
+    from gradstats.runs.analysis import RunResult
+    from gradstats.runs.cost import CostEstimate
+
+_WIDE = 100  # columns, from which on labels stay on one line
+
+console = Console(highlight=False, soft_wrap=True)
+_errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def fail(message: str) -> None:
+    """Print one error sentence to standard error."""
+    _errors.print(f"[bold red]gradstats:[/] {escape(' '.join(message.split()))}")
+
+
+def note(message: str) -> None:
+    """Print a remark to standard error."""
+    _errors.print(f"[yellow]note:[/] {escape(message)}")
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Print each warning that the library gives as a remark, once, without the source line Python would add."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for category in (UserWarning, RuntimeWarning):
+            warnings.filterwarnings("default", category=category)
+        warnings.showwarning = lambda message, *_args, **_options: note(str(message))
+        yield
+
+
+def show_run(result: RunResult) -> None:
+    """The end of a run: what was sampled, α, the variance table, remarks, paths."""
+    measured = result.measured
+    rollouts = measured.rollouts
+    n_prompts = len(set(rollouts.prompt_id))
+    console.print(
+        f"{result.run.experiment.name}: {len(measured)} completions of {n_prompts} prompts by "
+        f"{measured.metadata['policy']['name']}, mean reward {rollouts.rewards.mean():.2f}, lengths "
+        f"{rollouts.lengths.min()}–{rollouts.lengths.max()} (median {statistics.median(rollouts.lengths):.0f}), "
+        f"{int(rollouts.truncated.sum())} cut off at the cap"
+    )
+    if result.alpha is not None:
+        show_alpha_report(result.alpha, by_block=False)
+    if result.comparison is not None:
+        frame = result.comparison.to_frame(result.run.experiment.variance.confidence_level)
+        show_variance(frame)
+    if result.gap is not None and not result.gap.off_policy:  # else it is a remark
+        console.print(escape(result.gap.sentence()))
+    for remark in dict.fromkeys(result.run.remarks):
+        note(remark)
+    console.print("written:")
+    for path in result.paths:
+        console.print(f"  {path}")
+
+
+def show_alpha(fit: Any, low: float, high: float, confidence_level: float) -> None:
+    """α with its interval, in one line."""
+    console.print(
+        f"[bold]α = {fit.alpha:.4f}[/]  stderr {fit.alpha_stderr:.3f}  "
+        f"{confidence_level:.0%} interval [{low:.3f}, {high:.3f}]  "
+        f"(slope 2α = {fit.slope:.4f}, R² = {fit.r_squared:.2f}, n = {fit.n})",
+        markup=True,
+    )
+
+
+def show_alpha_report(report: Any, by_block: bool = True) -> None:
+    """α with its interval, the sentences to read beside it, and α of each block of parameters on request."""
+    show_alpha(report.fit, report.low, report.high, report.confidence_level)
+    for sentence in report.sentences():
+        console.print(f"  {escape(sentence)}")
+    if by_block and report.by_block is not None:
+        table = Table("block", title="α of each block's share of ‖S‖²", title_justify="left")
+        for column in ("share", "α"):
+            table.add_column(column, justify="right")
+        for row in report.by_block.to_dict("records"):
+            table.add_row(escape(row["block"]), f"{row['share_of_sq_norm']:.1%}", _with_interval(row, "alpha"))
+        console.print(table)
+
+
+def show_answer(answer: Any, as_json: bool, confidence_level: float | None = None) -> None:
+    """A question's answer: its sentence, or its row as JSON."""
+    level = () if confidence_level is None else (confidence_level,)
+    if as_json:
+        print(to_json(answer.to_frame(*level).to_dict("records")[0]))
+    else:
+        console.print(escape(answer.sentence(*level)))
+
+
+def show_variance(frame: pd.DataFrame) -> None:
+    """The variance table: trace of the covariance, ratios to the reference, resolved signal."""
+    attrs = frame.attrs
+    level = attrs.get("confidence_level", 0.95)
+    title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("estimator", overflow="fold")
+    for column in ("tr Cov", f"ratio to {attrs.get('reference', 'reference')}", "at matched signal"):
+        table.add_column(column, justify="right", no_wrap=True)
+    several = len(frame["group_size"].dropna().unique()) > 1
+    for row in frame.to_dict("records"):
+        cells = [_with_interval(row, name) for name in ("trace_cov", "ratio", "matched_ratio")]
+        label = str(row["estimator"])
+        if console.width < _WIDE:
+            label = label.replace("(", "\n(", 1).replace(", ", ",\n ")
+        group_size = f", N={row['group_size']:g}" if several else ""
+        table.add_row(escape(label + group_size), *cells)
+    console.print(table)
+
+
+def show_tokens(quality: Any, confidence_level: float = 0.95) -> None:
+    """Proxies of token energies, and how energy is spread over tokens."""
+    frame = quality.to_frame(confidence_level)
+    title = (
+        f"forward-only proxies of ‖s_t‖² on {quality.n_tokens:,} tokens, {confidence_level:.0%} intervals over "
+        f"{quality.n_prompts} prompts"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("proxy")
+    columns = {
+        "rank_correlation": "rank correlation",
+        "log_slope": "log-log slope",
+        "factor": "off by factor",
+        "cumulative_error": "error of W_t",
+        "otb_ratio": "tr Cov of OTB, ratio",
+    }
+    for heading in columns.values():
+        table.add_column(heading, justify="right")
+    for row in frame.to_dict("records"):
+        table.add_row(escape(row["proxy"]), *(_with_interval(row, name) for name in columns))
+    console.print(table)
+    held = quality.concentration
+    shares = ", ".join(
+        f"{tokens}: {share:.0%}" for tokens, share in zip(held.first, held.values, strict=True) if tokens <= 16
+    )
+    console.print(f"share of a completion's energy held by its heaviest tokens: {shares}")
+    near = quality.correlation
+    told = ", ".join(
+        f"{first}–{last}: {value:.3f}" if first < last else f"{first}: {value:.3f}"
+        for first, last, value in zip(near.first, near.last, near.values, strict=True)
+    )
+    console.print(f"correlation of token scores by distance: {told}")
+    console.print(
+        f"energies: {quality.share_exact:.1%} of the total measured exactly, the rest from {quality.n_probes} probes"
+    )
+    for sentence in quality.notes:
+        note(sentence)
+
+
+def show_rollouts(rollouts: Rollouts, path: Path) -> None:
+    """One line on sampled rollouts."""
+    console.print(
+        f"{len(rollouts)} completions of {len(set(rollouts.prompt_id))} prompts, mean reward "
+        f"{rollouts.rewards.mean():.2f}, median length {statistics.median(rollouts.lengths):.0f} → {path}"
+    )
+
+
+def show_regrading(path: Path) -> None:
+    """One line on what scoring a run anew changed."""
+    from gradstats.runs.regrading import read_regradings
+
+    change = read_regradings(path)[-1]
+    console.print(
+        f"scored with {change['reward']} instead of {change['old_reward']}: {change['n_changed']} rewards changed; the "
+        f"old ones are in {path / 'regraded' / change['table']}"
+    )
+
+
+def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
+    """What a run would do and cost at most."""
+    console.print(
+        f"{experiment.name}: would sample {cost.n_sequences:,} completions of {cost.n_prompts:,} prompts, at most "
+        f"{experiment.sampling.max_new_tokens:,} tokens each, in {cost.n_batches} shards, and measure their gradients "
+        f"with respect to {cost.n_parameters:,} parameters"
+    )
+    table = Table(title="at most, if every completion ran to the cap", title_justify="left", show_header=False)
+    for label, value in (
+        ("sampling", _duration(cost.sampling_seconds)),
+        ("measuring", _duration(cost.measuring_seconds)),
+        ("memory", f"{cost.memory_gib:.1f} GiB"),
+        ("disk", f"{cost.disk_gib:.2f} GiB"),
+    ):
+        table.add_row(label, value)
+    console.print(table)
+    console.print("times are extrapolated from a probe of a few tokens on this machine; nothing was written")
+
+
+def show_check(frame: pd.DataFrame, policy: Any) -> None:
+    """The check of the gradient engines: one line per comparison, remarks, and the verdict."""
+    title = f"{policy.name} on {policy.device}: relative deviations of ‖S‖²"
+    table = Table(title=escape(title), title_justify="left")
+    for column in ("dtype", "check", "engine"):
+        table.add_column(column)
+    for column in ("deviation", "allowed", "verdict"):
+        table.add_column(column, justify="right")
+    colours = {"ok": "green", "fails": "bold red"}
+    for row in frame.to_dict("records"):
+        numbers = ("–" if math.isnan(row[name]) else f"{row[name]:.1e}" for name in ("deviation", "tolerance"))
+        verdict = f"[{colours.get(row['verdict'], 'yellow')}]{row['verdict']}[/]"
+        table.add_row(row["dtype"], row["check"], row["engine"], *numbers, verdict)
+    console.print(table)
+    for sentence in dict.fromkeys(frame["note"]):
+        if sentence:
+            note(sentence)
+    if frame.attrs["passed"]:
+        console.print("[bold green]passed[/]: every engine that knows this model agrees with plain backward passes")
+    elif not (wrong := ", ".join(dict.fromkeys(frame.loc[frame["verdict"] == "fails", "engine"]))):
+        fail("nothing could be checked, for the reasons above: choose other dtypes, or another device")
+    else:
+        fail(f"the check fails ({wrong}): measure with an engine that passes, or with dtype float32")
+
+
+def show_list(what: str) -> None:
+    """Names and descriptions of one kind of thing."""
+    columns = _columns(what)
+    table = Table(*(Column(name, overflow="fold") for name in columns), show_lines=True)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(escape, cells))
+    console.print(table)
+
+
+def _columns(what: str) -> dict[str, list[str]]:
+    if what == "experiments":
+        from gradstats.config.experiment import load_experiment, shipped_experiments
+
+        names = list(shipped_experiments())
+        return {"experiment": names, "what it does": [load_experiment(name).description for name in names]}
+    if what == "estimators":
+        from gradstats import estimators
+
+        table = estimators.table()
+        return {str(column): [str(cell) for cell in table[column]] for column in table}
+    if what == "data":
+        from gradstats import data
+
+        names = data.names()
+        return {"data set": names, "source": [data.load(name).attrs["source"] for name in names]}
+    from gradstats.rewards.registry import REWARDS
+
+    return {
+        "reward": list(REWARDS),
+        "what it does": [(function.__doc__ or "").splitlines()[0] for function in REWARDS.values()],
+    }
+
+
+def _with_interval(row: dict[str, Any], name: str) -> str:
+    value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
+    if math.isnan(value) and math.isnan(low) and math.isnan(high):
+        return "–"
+    return escape(f"{_short(value)} [{_short(low)}, {_short(high)}]")
+
+
+def _short(value: float) -> str:
+    """Three digits, or thousands written out: what a narrow terminal has room for."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

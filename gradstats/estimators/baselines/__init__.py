@@ -1,0 +1,1 @@
+"""Rewards → advantages: one family of baselines a file."""

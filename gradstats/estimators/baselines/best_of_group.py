@@ -1,0 +1,43 @@
+r"""Pass@k training: only the best completion of the group counts, by its lead over the second."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.baselines.group_std import divide_by_deviation, standard_deviation
+from gradstats.estimators.baselines.grouping import reduce_others
+from gradstats.estimators.baselines.weighted_mean import apply_singleton
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.registry import estimator
+
+
+@estimator(
+    "pass_at_k",
+    baseline="best of the others, for the best alone",
+    scale="– (normalize: group std + ε)",
+    bias="neither: E[ĝ] = 1/N·∇E[max R of the group]",
+    source="Tang et al. 2025, 2503.19595",
+)
+def pass_at_k(
+    batch: Batch, normalize: bool = False, ddof: int = 1, eps: float = 1e-6, singleton: str = "zero"
+) -> Float[np.ndarray, "n"]:
+    r"""A_i = r_max − r_second for the best completion of the group, 0 for the rest. 2503.19595.
+
+    Equal to max(R_i − max_{j≠i} R_j, 0), a leave-one-out baseline for the objective E[max_j R_j]: E[ĝ] is 1/N
+    of *its* gradient, without bias, and neither ∇J nor a multiple of it. A tie for the best gives 0 to all.
+
+    Args:
+        batch: the completions.
+        normalize: divide by the group's standard deviation + ε, as verl does; E[ĝ] is then neither.
+        ddof: the divisor of that variance is N − ddof.
+        eps: ε.
+        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+    """
+    index, n_groups = batch.group_index, batch.n_groups
+    alone = batch.group_sizes[index] == 1
+    lead = np.maximum(batch.rewards - reduce_others(batch.rewards, index, n_groups, np.maximum, -np.inf), 0.0)
+    if normalize:
+        deviation = standard_deviation(batch.rewards, index, n_groups, ddof)
+        lead = divide_by_deviation(lead, np.where(alone, 1.0, deviation), eps, "pass_at_k")
+    return apply_singleton(lead, alone, batch.rewards, singleton)

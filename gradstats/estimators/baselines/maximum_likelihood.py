@@ -1,0 +1,56 @@
+r"""MaxRL: the group mean as baseline and as scale, towards the gradient of the log success rate."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.baselines.grouping import reduce_by_group
+from gradstats.estimators.baselines.weighted_mean import apply_singleton, weighted_mean_advantages
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.registry import estimator
+
+
+def group_mean_scale(batch: Batch) -> Float[np.ndarray, "n"]:
+    """R̄ of each completion's group, infinite (so that the quotient is 0) where all its rewards are 0.
+
+    Where R̄ = 0 although rewards differ it is NaN, with a warning.
+    """
+    index, n_groups = batch.group_index, batch.n_groups
+    mean = (reduce_by_group(batch.rewards, index, n_groups) / batch.group_sizes)[index]
+    all_zero = reduce_by_group(np.abs(batch.rewards), index, n_groups, np.maximum)[index] == 0
+    undefined = (mean == 0) & ~all_zero
+    if undefined.any():
+        warnings.warn(
+            f"advantages of {int(undefined.sum())} completions are NaN: the mean reward of their group "
+            "divides them, and is 0 although rewards differ; use rewards of at least 0",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return np.where(all_zero, np.inf, np.where(undefined, np.nan, mean))
+
+
+@estimator(
+    "max_rl",
+    baseline="group mean",
+    scale="group mean",
+    bias="neither: for 0/1 rewards Σ_{k≤N−2}(1−p)^k·∇p for each prompt",
+    source="2602.02710",
+)
+def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+    r"""A_i = (R_i − R̄)/R̄; a group whose rewards are all zero gives 0. MaxRL, 2602.02710.
+
+    For 0/1 rewards with success rate p the expected gradient of a prompt's group is Σ_{k=0}^{N−2} (1−p)^k ∇p:
+    a multiple of the prompt's own gradient that grows as the prompt gets harder, towards ∇ log p, and so
+    neither ∇J nor a multiple of it over several prompts.
+
+    Args:
+        batch: the completions.
+        loo: subtract the mean of the others instead (N/(N−1) times as much); the divisor stays R̄.
+        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+    """
+    ones = np.ones_like(batch.rewards)
+    advantages = weighted_mean_advantages(batch, ones, loo, "group", "zero") / group_mean_scale(batch)
+    return apply_singleton(advantages, batch.group_sizes[batch.group_index] == 1, batch.rewards, singleton)

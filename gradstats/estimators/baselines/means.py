@@ -1,0 +1,158 @@
+r"""No baseline, a constant, and plain means: of the group, of the batch, of the others."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.baselines.expectations import MEAN_BIAS, TRUE_GRADIENT, mean_scale, unbiased
+from gradstats.estimators.baselines.weighted_mean import optimal_constant, weighted_mean_advantages
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.registry import estimator
+
+
+@estimator(
+    "reinforce",
+    baseline="none",
+    bias=TRUE_GRADIENT,
+    source="Williams 1992",
+    expected_scale=unbiased,
+)
+def reinforce(batch: Batch) -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i. Williams, Machine Learning 8, 1992. Unbiased: E[ĝ] = ∇J."""
+    return batch.rewards
+
+
+@estimator(
+    "constant",
+    baseline="constant b, or b* = E[R‖S‖²]/E‖S‖²",
+    bias='b given: E[ĝ] = ∇J; b="optimal": neither, by O(1/pool)',
+    source="Weaver & Tao 2001; Greensmith et al. 2004",
+    needs=lambda parameters: ("sq_norms",) if parameters["b"] == "optimal" else (),
+    across_groups=lambda parameters: parameters["b"] == "optimal",
+    expected_scale=lambda group_size, parameters: None if parameters["b"] == "optimal" else 1.0,
+)
+def constant(batch: Batch, b: float | str = "optimal") -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − b, for a given b or the best one on this pool.
+
+    With a number it is unbiased (E[ĝ] = ∇J) and looks at no group. With ``b="optimal"`` b is
+    b* = Σ R_j‖S_j‖² / Σ‖S_j‖² over the whole pool, own sample included: it needs ``sq_norms``, looks across
+    groups, and E[ĝ] differs from ∇J by a term of order 1/pool. To hold b* fixed instead, compute it once with
+    :func:`optimal_constant` and pass the number; ``norm_weighted(scope="batch", loo=True)`` is its
+    unbiased twin.
+
+    Weaver & Tao, UAI 2001; Greensmith, Bartlett & Baxter, JMLR 5, 2004.
+
+    Args:
+        batch: the completions.
+        b: the constant, or ``"optimal"`` (the default).
+    """
+    if b == "optimal":
+        assert batch.sq_norms is not None
+        return batch.rewards - optimal_constant(batch.rewards, batch.sq_norms)
+    return batch.rewards - float(b)
+
+
+@estimator(
+    "batch_mean",
+    baseline="mean of the batch",
+    bias="own: (n−1)/n·∇J for n in the batch; LOO: ∇J",
+    source="common practice",
+    across_groups=True,
+    expected_scale=lambda group_size, parameters: 1.0 if parameters["loo"] else None,
+)
+def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − mean of R over the whole batch.
+
+    Own by default: E[ĝ] = (n−1)/n·∇J with n completions in the batch, a multiple that the group size does not
+    tell; ``loo=True`` leaves R_i out and is unbiased.
+
+    Args:
+        batch: the completions.
+        loo: leave sample i out of its own baseline.
+        singleton: what a batch of one completion gets.
+    """
+    return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "batch", singleton)
+
+
+@estimator(
+    "group_mean",
+    baseline="group mean",
+    bias=MEAN_BIAS,
+    source="Shao et al. 2024, 2402.03300",
+    expected_scale=mean_scale,
+)
+def group_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − R̄, the mean over the N completions of the prompt.
+
+    Own by default: (N−1)/N times :func:`rloo`, so E[ĝ] = (N−1)/N·∇J. ``loo=True`` is :func:`rloo`.
+
+    Args:
+        batch: the completions.
+        loo: leave sample i out of its own baseline.
+        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+    """
+    return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
+
+
+@estimator(
+    "rloo",
+    baseline="leave-one-out mean",
+    bias=TRUE_GRADIENT,
+    source="Ahmadian et al. 2024, 2402.14740",
+    expected_scale=mean_scale,
+)
+def rloo(batch: Batch, loo: bool = True, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − 1/(N−1) Σ_{j≠i} R_j. Ahmadian et al. 2402.14740. Unbiased: E[ĝ] = ∇J.
+
+    Args:
+        batch: the completions.
+        loo: ``False`` keeps sample i in, which is :func:`group_mean`.
+        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+    """
+    return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
+
+
+@estimator(
+    "dr_grpo",
+    baseline="group mean",
+    bias=MEAN_BIAS,
+    source="Liu et al. 2025, 2503.20783",
+    expected_scale=mean_scale,
+)
+def dr_grpo(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − R̄: as a baseline the same as :func:`group_mean`.
+
+    What sets Dr. GRPO (2503.20783) apart, the constant length in its aggregation, belongs to the recipe.
+    Own by default, E[ĝ] = (N−1)/N·∇J; ``loo=True`` is unbiased.
+
+    Args:
+        batch: the completions.
+        loo: leave sample i out of its own baseline.
+        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+    """
+    return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
+
+
+@estimator(
+    "asymmetric",
+    baseline="group mean + δ",
+    bias=MEAN_BIAS,
+    source="Arnal et al. 2025, 2506.20520",
+    expected_scale=mean_scale,
+)
+def asymmetric(batch: Batch, delta: float = -0.1, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − (R̄ + δ). Arnal et al. 2506.20520, δ = −0.1 for 0/1 rewards.
+
+    The shift δ is a constant, so it moves the variance and not the mean: own by default, E[ĝ] = (N−1)/N·∇J;
+    ``loo=True`` takes the mean of the others and is unbiased.
+
+    Args:
+        batch: the completions.
+        delta: the shift of the baseline.
+        loo: leave sample i out of its own baseline.
+        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+    """
+    advantages = weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
+    alone = batch.group_sizes[batch.group_index] == 1
+    return np.where(alone, advantages, advantages - delta)

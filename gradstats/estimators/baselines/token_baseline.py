@@ -1,0 +1,179 @@
+r"""Baselines that change from token to token: the optimal token baseline and the exact causal optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from gradstats.estimators.baselines.expectations import looks_across_groups
+from gradstats.estimators.baselines.grouping import reduce_by_group, reduce_others, reference_sets
+from gradstats.estimators.baselines.packing import pack, rewards_to_go, unpack
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.registry import estimator
+
+TOKEN_BIAS = "own: neither (shrunk and turned); LOO: ∇J"
+
+
+def token_energy(batch: Batch, energy: str) -> Float[np.ndarray, "n t"]:
+    r"""‖s_t‖² as measured ("exact"), or w_t = 1 − 2π(y_t) + Σ_v π(v)² ("logit"), times ρ_t² where ρ is given.
+
+    w_t is the squared norm of the gradient with respect to the logits. 0 where masked out.
+    """
+    if energy == "exact":
+        assert batch.token_energy is not None
+        measured = batch.token_energy
+    else:
+        measured = logit_energy(batch)
+    if batch.importance is not None:
+        measured = batch.importance**2 * measured
+    return np.where(batch.mask, measured, 0.0)
+
+
+def logit_energy(batch: Batch) -> Float[np.ndarray, "n t"]:
+    r"""w_t = 1 − 2π(y_t) + Σ_v π(v)², the squared norm of the gradient of log π(y_t) with respect to the logits."""
+    assert batch.logprobs is not None
+    assert batch.sum_pi_squared is not None
+    return 1 - 2 * np.exp(batch.logprobs) + batch.sum_pi_squared
+
+
+def _otb_needs(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("token_energy",) if parameters["energy"] == "exact" else ("logprobs", "sum_pi_squared")
+
+
+def _unbiased_with_loo(group_size: int, parameters: Mapping[str, Any]) -> float | None:
+    # a group of one keeps its raw return
+    return 1.0 if parameters["loo"] or group_size == 1 else None
+
+
+def _otb_advantages(
+    batch: Batch,
+    returns: Float[np.ndarray, "n t"],
+    energy: Float[np.ndarray, "n t"],
+    mask: Bool[np.ndarray, "n t"],
+    zero_tail: bool,
+    loo: bool,
+) -> Float[np.ndarray, "n t"]:
+    """(G − B)·m on the columns given, which are positions (``otb``) or counted tokens (``otb_turns``)."""
+    index, n_groups = batch.group_index, batch.n_groups
+    weight = np.cumsum(energy, axis=1) * mask
+    if loo:
+        numerator = reduce_others(returns * weight, index, n_groups)
+        denominator = reduce_others(weight, index, n_groups)
+    else:
+        numerator = reduce_by_group(returns * weight, index, n_groups)[index]
+        denominator = reduce_by_group(weight, index, n_groups)[index]
+    baseline = numerator / (denominator + 1e-8)
+    baseline[batch.group_sizes[index] == 1] = 0.0
+    if zero_tail:
+        longest_other = reduce_others(batch.lengths.astype(np.float64), index, n_groups, np.maximum, 0.0)
+        tail = np.arange(mask.shape[1]) >= longest_other[:, None]
+        baseline[tail & (batch.lengths > longest_other)[:, None]] = 0.0
+    return (returns - baseline) * mask
+
+
+@estimator(
+    "otb",
+    baseline="token baseline weighted by cumulative energy",
+    bias=TOKEN_BIAS,
+    source="2602.07078",
+    level="token",
+    needs=_otb_needs,
+    expected_scale=_unbiased_with_loo,
+)
+def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool = False) -> Float[np.ndarray, "n t"]:
+    r"""A_{i,t} = (G_{i,t} − B_t)·m_{i,t}, B_t = Σ_i G_{i,t}W_{i,t}m_{i,t} / (Σ_i W_{i,t}m_{i,t} + 1e-8).
+
+    The optimal token baseline, 2602.07078. Sums run over the prompt's group, m is the mask, and
+    W_t = Σ_{u≤t} ‖s_u‖² is the energy so far; with ``importance`` in the batch, W_t = Σ_{u≤t} ρ_u²‖s_u‖²
+    (ρ enters W only). B_t minimises Σ_t E[W_t(G_t − B_t)²], not tr Cov itself. A group of one has B = 0.
+
+    Own by default: E[ĝ] is neither ∇J nor a multiple of it. With ``loo=True`` B_t is built from the others
+    alone (0 where none is alive) and E[ĝ] = ∇J, exactly so when ``zero_tail`` is off or masks have no holes.
+
+    Args:
+        batch: the completions.
+        energy: ``"logit"`` replaces ‖s_u‖² by w_u = 1 − 2π(y_u) + Σ_v π(v)² and needs ``logprobs`` and
+            ``sum_pi_squared``; ``"exact"`` needs ``token_energy``.
+        zero_tail: where exactly one completion counts the most tokens, B_t = 0 for it from the column
+            (0-based) equal to the second-greatest count: verl's rule, not in the paper. Without it that
+            tail's own-sample advantage is 0.
+        loo: leave sample i out of its own baseline.
+    """
+    returns, energies = rewards_to_go(batch), token_energy(batch, energy)
+    return _otb_advantages(batch, returns, energies, batch.mask, zero_tail, loo)
+
+
+@estimator(
+    "otb_turns",
+    baseline="as otb, aligned by counted token",
+    bias=TOKEN_BIAS,
+    source="2602.07078",
+    level="token",
+    needs=_otb_needs,
+    expected_scale=_unbiased_with_loo,
+)
+def otb_turns(
+    batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool = False
+) -> Float[np.ndarray, "n t"]:
+    r"""The advantage of ``otb`` after each completion's counted tokens are packed to the left. 2602.07078.
+
+    Completions then align by counted token instead of by position (several turns, tool outputs masked out);
+    equal to ``otb`` when masks have no holes. Own by default, E[ĝ] neither; ``loo=True``: E[ĝ] = ∇J, since
+    masks are prefixes once packed.
+
+    Args:
+        batch: the completions.
+        energy: ``"logit"`` (needs ``logprobs``, ``sum_pi_squared``) or ``"exact"`` (``token_energy``).
+        zero_tail: verl's rule for the tail of the longest completion.
+        loo: leave sample i out of its own baseline.
+    """
+    returns, energies = rewards_to_go(batch), token_energy(batch, energy)
+    packed = [pack(array, batch.mask) for array in (returns, energies, batch.mask)]
+    return unpack(_otb_advantages(batch, packed[0], packed[1], packed[2], zero_tail, loo), batch.mask)
+
+
+@estimator(
+    "causal_optimal",
+    baseline="B_t = E[R⟨s_t, S⟩]/E‖s_t‖²",
+    bias=TOKEN_BIAS,
+    source="Greensmith et al. 2004",
+    level="token",
+    needs=("token_energy", "token_cross"),
+    across_groups=looks_across_groups,
+    expected_scale=lambda group_size, parameters: (
+        1.0 if parameters["loo"] or (group_size == 1 and parameters["scope"] == "group") else None
+    ),
+)
+def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> Float[np.ndarray, "n t"]:
+    r"""A_{i,t} = G_{i,t} − B_t, B_t = Σ_i R_i⟨s_{i,t}, S_i⟩ / Σ_i ‖s_{i,t}‖² over the completions alive at t.
+
+    In expectation B_t is the exact minimiser of tr Cov among baselines that depend on t alone, on-policy and
+    for a terminal reward: setting the derivative of E‖Σ_t (R − B_t)s_t‖² to zero, with E⟨s_t, s_u⟩ = 0.
+    (The argument of Greensmith, Bartlett & Baxter, JMLR 5, 2004, one position at a time.) Estimated on few
+    completions it is noisy: prefer ``scope="batch"``. With ``loo=True`` a position at which no other completion has
+    energy to speak of divides by next to nothing: trust it only where its interval is narrow.
+
+    B_t = 0 where no completion of the sum has energy (then no score multiplies it, or nobody else is alive)
+    and for a set of one. Own by default, E[ĝ] neither; ``loo=True``: E[ĝ] = ∇J.
+
+    Args:
+        batch: the completions, with ``token_energy`` and ``token_cross``.
+        loo: leave sample i out of its own baseline.
+        scope: sum over the group or over the whole batch.
+    """
+    assert batch.token_energy is not None
+    assert batch.token_cross is not None
+    index, n_sets = reference_sets(batch, scope)
+    cross = batch.rewards[:, None] * batch.token_cross
+    if loo:
+        numerator = reduce_others(cross, index, n_sets)
+        denominator = reduce_others(batch.token_energy, index, n_sets)
+    else:
+        numerator = reduce_by_group(cross, index, n_sets)[index]
+        denominator = reduce_by_group(batch.token_energy, index, n_sets)[index]
+    baseline = np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator != 0)
+    baseline[np.bincount(index, minlength=n_sets)[index] == 1] = 0.0
+    return rewards_to_go(batch) - baseline

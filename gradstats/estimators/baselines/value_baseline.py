@@ -1,0 +1,90 @@
+r"""State values as baselines: generalised advantage estimation, and VinePPO's Monte-Carlo values."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.baselines.packing import discounted_sums, pack, packed_rewards, unpack
+from gradstats.estimators.baselines.whitening import whiten as whiten_tokens
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.registry import estimator
+
+
+@estimator(
+    "gae",
+    baseline="value, GAE",
+    bias="γ = λ = 1: E[ĝ] = ∇J; else neither, unless V is exact and γ = 1",
+    source="Schulman et al. 2015, 1506.02438",
+    level="token",
+    needs=("values",),
+    across_groups=lambda parameters: parameters["whiten"],
+    expected_scale=lambda group_size, parameters: (
+        1.0 if parameters["gamma"] == parameters["lam"] == 1 and not parameters["whiten"] else None
+    ),
+)
+def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False) -> Float[np.ndarray, "n t"]:
+    r"""A_t = Σ_l (γλ)^l δ_{t+l} with δ_t = r_t + γV_{t+1} − V_t. Schulman et al. 1506.02438.
+
+    Sums and V_{t+1} run over counted tokens, and V_{T+1} = 0. γ = λ = 1 gives G_t − V_t, for which E[ĝ] = ∇J
+    if the values were not fitted to the same completions. Other γ or λ trade bias for variance; whitening
+    looks across groups, and E[ĝ] is then neither.
+
+    Args:
+        batch: the completions, with ``values`` at every counted token.
+        gamma: the discount γ.
+        lam: λ.
+        whiten: whiten A over the batch's tokens, as PPO does (unbiased variance, √(var + 1e-8)).
+
+    Raises:
+        ValueError: when a value is NaN.
+    """
+    assert batch.values is not None
+    if np.isnan(batch.values).any():
+        raise ValueError("gae needs a value at every counted token, but some values are NaN: only vine takes those")
+    values = pack(batch.values, batch.mask)
+    following = np.pad(values[:, 1:], ((0, 0), (0, 1)))
+    advantages = discounted_sums(packed_rewards(batch) + gamma * following - values, gamma * lam)
+    unpacked = unpack(advantages, batch.mask)
+    return whiten_tokens(np.where(batch.mask, unpacked, 0.0), batch.mask) if whiten else unpacked
+
+
+@estimator(
+    "vine",
+    baseline="Monte-Carlo value of the step",
+    bias="E[ĝ] = ∇J, as the completions behind the values are fresh",
+    source="Kazemnejad et al. 2024, 2410.01679",
+    level="token",
+    needs=("values",),
+    expected_scale=lambda group_size, parameters: 1.0,
+)
+def vine(batch: Batch, k: int = 9) -> Float[np.ndarray, "n t"]:
+    r"""A_t = V̂(s_{t+1}) − V̂(s_t) + r_t, with V̂ the mean reward of k fresh completions. VinePPO, 2410.01679.
+
+    ``values`` holds V̂ of the state before each token. Where it is NaN the position lies inside a step: every
+    token of the step that runs from a to b gets V̂(s_b) − V̂(s_a) + Σ_{a≤u<b} r_u. V̂ = 0 past the end. Since
+    V̂ is unbiased and independent of the completion that goes on from there, E[ĝ] = ∇J for every k.
+
+    Args:
+        batch: the completions, with ``values`` at least at each one's first counted token.
+        k: how many fresh completions stand behind each value; told in the label, since the variance depends
+            on it.
+
+    Raises:
+        ValueError: when a completion's first counted token has no value.
+    """
+    assert batch.values is not None
+    values = pack(batch.values, batch.mask)
+    starts = ~np.isnan(values)
+    if not starts[:, 0].all():
+        raise ValueError("vine needs a value at the first counted token of every completion, but some are NaN")
+    n, width = values.shape
+    columns = np.arange(width)
+    begin = np.maximum.accumulate(np.where(starts, columns, 0), axis=1)
+    next_start = np.minimum.accumulate(np.where(starts, columns, width)[:, ::-1], axis=1)[:, ::-1]
+    end = np.concatenate([next_start[:, 1:], np.full((n, 1), width)], axis=1)
+    value_at = np.pad(values, ((0, 0), (0, 1)))
+    reward_before = np.pad(np.cumsum(packed_rewards(batch), axis=1), ((0, 0), (1, 0)))
+    rows = np.arange(n)[:, None]
+    advantages = value_at[rows, end] - value_at[rows, begin]
+    return unpack(advantages + reward_before[rows, end] - reward_before[rows, begin], batch.mask)

@@ -1,0 +1,97 @@
+r"""Baselines that weight the group's rewards by length, a power of it, or the measured gradient norm."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.baselines.expectations import WEIGHTED_BIAS, looks_across_groups, unbiased_if_loo
+from gradstats.estimators.baselines.grouping import reduce_by_group, reference_sets
+from gradstats.estimators.baselines.weighted_mean import weighted_mean_advantages
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.registry import estimator
+
+
+@estimator(
+    "token_mean",
+    baseline="length-weighted group mean",
+    bias=WEIGHTED_BIAS,
+    source="Hao et al. 2025, 2505.23585 (OPO); CWM 2025, 2510.02387",
+    across_groups=looks_across_groups,
+    expected_scale=unbiased_if_loo,
+    aliases=("opo", "cwm"),
+)
+def token_mean(
+    batch: Batch, loo: bool = False, scope: str = "group", singleton: str = "zero"
+) -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − Σ_j T_j R_j / Σ_j T_j. OPO (2505.23585), CWM (2510.02387).
+
+    The optimal constant if ‖S‖² grew in proportion to T (α = ½). Own by default: E[ĝ] is neither ∇J nor a
+    multiple of it, since a sample weighs in its own baseline by its length; ``loo=True`` is unbiased.
+
+    Args:
+        batch: the completions.
+        loo: leave sample i out of its own baseline.
+        scope: average over the group or over the whole batch.
+        singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+    """
+    return weighted_mean_advantages(batch, batch.lengths.astype(np.float64), loo, scope, singleton)
+
+
+@estimator(
+    "length_weighted",
+    baseline="group mean weighted by T^{2α}",
+    bias=WEIGHTED_BIAS,
+    source="Gloeckle 2026",
+    across_groups=looks_across_groups,
+    expected_scale=unbiased_if_loo,
+)
+def length_weighted(
+    batch: Batch, alpha: float, loo: bool = False, scope: str = "group", singleton: str = "zero"
+) -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − Σ_j T_j^{2α} R_j / Σ_j T_j^{2α}.
+
+    The optimal constant if ‖S‖ ∝ T^α: the weight is T^{2α}. α = 0 is the group mean and α = ½ the token mean.
+    Gloeckle, "Length-controlled Baselines in RL with Language Models", 2026. Own by default: E[ĝ] is neither
+    ∇J nor a multiple of it; ``loo=True`` is unbiased.
+
+    Args:
+        batch: the completions.
+        alpha: the exponent α of ‖S‖ ∝ T^α; there is no default, since it is a property of the policy.
+        loo: leave sample i out of its own baseline.
+        scope: average over the group or over the whole batch.
+        singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+    """
+    # only ratios of weights matter: the greatest of each set is 1, so that no power overflows or all vanish
+    log_weights = 2 * alpha * np.log(batch.lengths)
+    index, n_sets = reference_sets(batch, scope)
+    greatest = reduce_by_group(log_weights, index, n_sets, np.maximum)[index]
+    return weighted_mean_advantages(batch, np.exp(log_weights - greatest), loo, scope, singleton)
+
+
+@estimator(
+    "norm_weighted",
+    baseline="group mean weighted by ‖S‖²",
+    bias=WEIGHTED_BIAS,
+    source="Weaver & Tao 2001; Greensmith et al. 2004",
+    needs=("sq_norms",),
+    across_groups=looks_across_groups,
+    expected_scale=unbiased_if_loo,
+    aliases=("ogb",),
+)
+def norm_weighted(
+    batch: Batch, loo: bool = False, scope: str = "group", singleton: str = "zero"
+) -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − Σ_j ‖S_j‖² R_j / Σ_j ‖S_j‖², with the measured norms (``sq_norms``).
+
+    The sample version of the optimal constant b* on one group (the optimal group baseline, OGB). Own by
+    default: E[ĝ] is neither ∇J nor a multiple of it; ``loo=True`` is unbiased.
+
+    Args:
+        batch: the completions.
+        loo: leave sample i out of its own baseline.
+        scope: average over the group or over the whole batch.
+        singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+    """
+    assert batch.sq_norms is not None
+    return weighted_mean_advantages(batch, batch.sq_norms, loo, scope, singleton)

@@ -1,0 +1,73 @@
+r"""The weighted mean of rewards as a baseline, Σ w_j R_j / Σ w_j over a group or the batch."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.baselines.grouping import first_of_group, reduce_by_group, reduce_others, reference_sets
+from gradstats.estimators.batch import Batch
+
+
+def weighted_mean_advantages(
+    batch: Batch, weights: Float[np.ndarray, "n"], loo: bool, scope: str, singleton: str
+) -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − Σ_j w_j R_j / Σ_j w_j over the completion's group or batch, without j = i when ``loo``.
+
+    Args:
+        batch: the completions.
+        weights: w, non-negative, (N,).
+        loo: leave sample i out of its own baseline.
+        scope: ``"group"`` or ``"batch"``.
+        singleton: what a set of one completion gets: 0 ("zero"), its reward ("reward") or NaN ("nan").
+
+    Returns:
+        Advantages, (N,); NaN, with a warning, where the weights sum to zero.
+    """
+    index, n_sets = reference_sets(batch, scope)
+    centred = batch.rewards - first_of_group(batch.rewards, index, n_sets)
+    if loo:
+        numerator = reduce_others(weights * centred, index, n_sets)
+        denominator = reduce_others(weights, index, n_sets)
+    else:
+        numerator = reduce_by_group(weights * centred, index, n_sets)[index]
+        denominator = reduce_by_group(weights, index, n_sets)[index]
+    alone = np.bincount(index, minlength=n_sets)[index] == 1
+    undefined = (denominator == 0) & ~alone
+    if undefined.any():
+        warnings.warn(
+            f"the baseline of {int(undefined.sum())} completions is NaN: all weights of its average are zero",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    baseline = np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator != 0)
+    return apply_singleton(centred - baseline, alone, batch.rewards, singleton)
+
+
+def apply_singleton(
+    advantages: Float[np.ndarray, "n"], alone: np.ndarray, rewards: Float[np.ndarray, "n"], singleton: str
+) -> Float[np.ndarray, "n"]:
+    """Give completions that are alone in their set what the ``singleton`` rule says."""
+    rule = {"zero": np.zeros_like(rewards), "reward": rewards, "nan": np.full_like(rewards, np.nan)}
+    return np.where(alone, rule[singleton], advantages)
+
+
+def optimal_constant(rewards: Float[np.ndarray, "n"], sq_norms: Float[np.ndarray, "n"]) -> float:
+    r"""b* = Σ R_j‖S_j‖² / Σ‖S_j‖², the constant that minimises tr Cov((R − b)S).
+
+    Weaver & Tao, UAI 2001; Greensmith, Bartlett & Baxter, JMLR 5, 2004.
+
+    Args:
+        rewards: R_j, (N,).
+        sq_norms: ‖S_j‖², (N,).
+
+    Returns:
+        b*; NaN, with a warning, when every squared norm is zero.
+    """
+    total = float(np.sum(sq_norms))
+    if total == 0:
+        warnings.warn("the optimal constant is NaN: every squared gradient norm is zero", RuntimeWarning, stacklevel=2)
+        return float("nan")
+    return float(np.dot(rewards, sq_norms)) / total

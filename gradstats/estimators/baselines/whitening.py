@@ -1,0 +1,81 @@
+r"""REINFORCE++: returns, or rewards minus the group mean, whitened over the tokens of the batch."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.baselines.packing import rewards_to_go
+from gradstats.estimators.baselines.weighted_mean import weighted_mean_advantages
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.registry import estimator
+
+
+def whiten(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    r"""(v − mean)·(var + 1e-8)^{−1/2}, with mean and unbiased variance over tokens.
+
+    Args:
+        values: (N, T) with the mask as weights, or (N,) with the lengths as weights.
+        weights: how many tokens each entry stands for.
+
+    Returns:
+        The same shape; NaN, with a warning, for a batch of one token, whose variance is undefined.
+    """
+    count = weights.sum()
+    if count < 2:
+        warnings.warn(
+            "whitened advantages are NaN: one token has no variance; give a larger batch",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return np.full_like(values, np.nan)
+    mean = (weights * values).sum() / count
+    variance = (weights * (values - mean) ** 2).sum() / (count - 1)
+    return (values - mean) / np.sqrt(variance + 1e-8)
+
+
+@estimator(
+    "reinforce_pp",
+    baseline="token mean of the batch's returns",
+    scale="batch token std",
+    bias="neither: own mean and std of the batch",
+    source="Hu et al. 2025, 2501.03262",
+    level="token",
+    across_groups=True,
+)
+def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
+    r"""A_{i,t} = G_{i,t} whitened over the batch's tokens. REINFORCE++, 2501.03262.
+
+    Token-weighted mean, unbiased variance, divided by √(var + 1e-8). Own-sample and across groups: E[ĝ] is
+    neither ∇J nor a known multiple.
+
+    Args:
+        batch: the completions; with ``token_rewards``, G sums them, else G is R_i at every counted token.
+        gamma: the discount per counted token.
+    """
+    return whiten(rewards_to_go(batch, gamma), batch.mask)
+
+
+@estimator(
+    "reinforce_pp_baseline",
+    baseline="group mean, then token mean of the batch",
+    scale="batch token std",
+    bias="neither: own mean and std of the batch",
+    source="Hu et al. 2025, 2501.03262",
+    across_groups=True,
+)
+def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+    r"""A_i = R_i − R̄, whitened over the batch's tokens. REINFORCE++-baseline, 2501.03262.
+
+    Every token of a completion has the same value, so the result is (N,), and T_i tokens weigh T_i times in
+    mean and variance. Own-sample and across groups: E[ĝ] is neither ∇J nor a known multiple.
+
+    Args:
+        batch: the completions.
+        loo: take the mean of the others before whitening.
+        singleton: what a group of one gets before whitening: 0 ("zero"), R_i ("reward") or NaN ("nan").
+    """
+    ones = np.ones_like(batch.rewards)
+    return whiten(weighted_mean_advantages(batch, ones, loo, "group", singleton), batch.lengths)

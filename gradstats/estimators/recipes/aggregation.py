@@ -1,0 +1,53 @@
+r"""How token terms are summed up: the factor of each completion's tokens within its group's gradient.
+
+A batch's gradient is the mean over its groups. ``scope="group"`` normalises each group by itself, as the
+papers write it; ``scope="batch"`` by the whole batch, as trainers do, which ties the groups together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.baselines.expectations import looks_across_groups
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.recipes.components import part
+
+
+@part("aggregation", "sequence_sum")
+def sequence_sum(batch: Batch) -> Float[np.ndarray, "n"]:
+    """1/N Σ_i Σ_t, with N the completions of the group."""
+    return 1.0 / batch.group_sizes[batch.group_index]
+
+
+@part("aggregation", "sequence_mean")
+def sequence_mean(batch: Batch) -> Float[np.ndarray, "n"]:
+    """1/N Σ_i 1/T_i Σ_t. GRPO, 2402.03300."""
+    return 1.0 / (batch.group_sizes[batch.group_index] * batch.lengths)
+
+
+@part("aggregation", "token_mean", across_groups=looks_across_groups)
+def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
+    """1/ΣT Σ_i Σ_t. DAPO, 2503.14476.
+
+    Args:
+        batch: the completions.
+        scope: ``"group"`` takes ΣT over the group; ``"batch"`` over the batch, as verl and TRL do.
+    """
+    if scope == "batch":
+        return np.full(batch.rewards.size, batch.n_groups / batch.lengths.sum())
+    totals = np.bincount(batch.group_index, weights=batch.lengths, minlength=batch.n_groups)
+    return 1.0 / totals[batch.group_index]
+
+
+@part("aggregation", "constant")
+def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray, "n"]:
+    """1/(N·L) Σ_i Σ_t, with one L for all. Dr. GRPO, 2503.20783.
+
+    Args:
+        batch: the completions.
+        max_tokens: L, the cap on the completion's length; without it the width T of the batch, as in verl.
+            It moves the unit alone.
+    """
+    width = batch.mask.shape[1] if max_tokens is None else max_tokens
+    return 1.0 / (batch.group_sizes[batch.group_index] * width)

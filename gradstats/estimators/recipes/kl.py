@@ -1,0 +1,58 @@
+r"""The KL term to a reference policy: in the reward, or in the loss, as a weight of token scores.
+
+With k1 = log π(y_t)/π_ref(y_t): ``in_reward`` subtracts β·k1 from r_t, so that it passes through the
+baseline; ``in_loss`` adds −β·∇k, whose weight of s_t is −β for k1, −β·k1 for k2 = ½k1² and
+−β·(1 − e^{−k1}) for k3 = e^{−k1} − 1 + k1. (Schulman, "Approximating KL divergence", 2020.) On-policy the
+gradient of k1 in the loss is zero in expectation, whatever the policies.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.baselines.packing import packed_rewards, unpack
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.recipes.components import part
+
+NEEDS = ("logprobs", "ref_logprobs")
+
+
+def log_ratio_to_reference(batch: Batch) -> Float[np.ndarray, "n t"]:
+    """k1 = log π/π_ref at every counted token, 0 elsewhere."""
+    assert batch.logprobs is not None
+    assert batch.ref_logprobs is not None
+    return batch.logprobs - batch.ref_logprobs
+
+
+@part("kl", "none")
+def none(batch: Batch) -> tuple[Batch, float]:
+    """No KL term: the batch as it is, and nothing added to the weights."""
+    return batch, 0.0
+
+
+@part("kl", "in_reward", needs=NEEDS)
+def in_reward(batch: Batch, beta: float = 0.05) -> tuple[Batch, float]:
+    """The batch with r_t − β·k1 for rewards, and nothing for the loss.
+
+    Args:
+        batch: the completions, with ``logprobs`` and ``ref_logprobs``.
+        beta: β.
+    """
+    penalty = beta * log_ratio_to_reference(batch)
+    token_rewards = unpack(packed_rewards(batch), batch.mask) - penalty
+    return batch.with_fields(rewards=batch.rewards - penalty.sum(axis=1), token_rewards=token_rewards), 0.0
+
+
+@part("kl", "in_loss", level="token", needs=NEEDS)
+def in_loss(batch: Batch, beta: float = 0.001, kind: str = "k3") -> tuple[Batch, Float[np.ndarray, "n t"]]:
+    """−β·dk/dk1 as a weight of s_t, beside the policy's own; rewards are left alone.
+
+    Args:
+        batch: the completions, with ``logprobs`` and ``ref_logprobs``.
+        beta: β.
+        kind: "k1", "k2" or "k3" (GRPO's).
+    """
+    k1 = log_ratio_to_reference(batch)
+    slope = {"k1": np.ones_like(k1), "k2": k1, "k3": -np.expm1(-k1)}[kind]
+    return batch, np.where(batch.mask, -beta * slope, 0.0)

@@ -1,0 +1,108 @@
+"""The named recipes: whole policy-gradient estimators, found by name.
+
+Every registered estimator without a row of its own is a recipe as well: nothing but its advantage, summed up
+by ``sequence_sum``. Recipes differ in unit (scale and aggregation change it): compare noise-to-signal.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_args
+
+import pandas as pd
+
+from gradstats.config.labels import read_label
+from gradstats.estimators import registry
+from gradstats.estimators.parameters import suggest
+from gradstats.estimators.recipes.components import Kind, get_part, parameter_names
+from gradstats.estimators.recipes.named import RECIPES
+from gradstats.estimators.recipes.recipe import Recipe
+
+DEFAULT_PARTS = {
+    "scale": "none",
+    "ratio": "none",
+    "aggregation": "sequence_sum",
+    "kl": "none",
+    "filter": "none",
+}
+
+
+def get(name: str | Recipe, **overrides: Any) -> Recipe:
+    """Find a recipe by name, and change it where wanted.
+
+    Args:
+        name: a name of :func:`names`; a Recipe is returned as it is when nothing is overridden.
+        **overrides: another part (``aggregation="token_mean"``, ``kl="in_loss(beta=0.01)"``), or parameters,
+            which go to every part that takes one of that name (``eps_high=0.28``, ``tau=1.0``).
+
+    Raises:
+        KeyError: for an unknown recipe or part, with the nearest known one.
+        TypeError: for a parameter that no part takes, or one that is required and missing.
+    """
+    if isinstance(name, Recipe):
+        if overrides:
+            raise TypeError(f"overrides change a recipe found by name; build {name.name} anew with Recipe(…)")
+        return name
+    row = _row(name)
+    chosen = {"advantage": row["advantage"]} | {kind: row.get(kind, default) for kind, default in DEFAULT_PARTS.items()}
+    chosen |= {kind: overrides.pop(kind) for kind in list(overrides) if kind in chosen}
+    takers = {kind: _parameters_of(kind, value) for kind, value in chosen.items() if isinstance(value, str)}
+    for parameter in overrides:
+        if not any(parameter in taken for taken in takers.values()):
+            known = sorted({*chosen, *(taken for names in takers.values() for taken in names)})
+            raise TypeError(f"recipe {name} has no part or parameter {parameter!r}: {suggest(parameter, known)}")
+    built = {}
+    for kind, value in chosen.items():
+        parameters = {key: overrides[key] for key in takers.get(kind, []) if key in overrides}
+        if kind == "advantage":
+            built[kind] = registry.get(value, **parameters)
+        else:
+            built[kind] = get_part(kind, value, **parameters)  # type: ignore[arg-type]  # kinds of DEFAULT_PARTS
+    return Recipe(**built, name=name)
+
+
+def names() -> list[str]:
+    """The names of all recipes: the rows of the table, then every other estimator by itself."""
+    alone = {row["advantage"] for row in RECIPES.values() if not set(row) & set(DEFAULT_PARTS)}
+    return [*RECIPES, *(name for name in registry.names() if name not in RECIPES and name not in alone)]
+
+
+def table() -> pd.DataFrame:
+    """All recipes, one row each: name, baseline, scale, ratio + clip, aggregation, needs, bias, source."""
+    baselines = registry.table().set_index("name")
+    rows = []
+    for name in names():
+        row = _row(name)
+        baseline = baselines.loc[row["advantage"]]
+        ratio = row.get("ratio", "none") + (f", {row['filter']}" if "filter" in row else "")
+        needs = baseline["needs"]
+        if row.get("ratio", "none") != "none":
+            needs += ", logprobs and old_logprobs off-policy"
+        rows.append(
+            {
+                "name": name,
+                "baseline": baseline["baseline"],
+                "scale": row.get("scale", baseline["scale"]),
+                "ratio + clip": ratio,
+                "aggregation": row.get("aggregation", "sequence_sum"),
+                "needs": needs,
+                "bias": row.get("bias", baseline["bias"]),
+                "source": row.get("source", baseline["source"]),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _row(name: str) -> dict[str, str]:
+    if name in RECIPES:
+        return RECIPES[name]
+    if name in registry.DEFINITIONS:
+        return {"advantage": name}
+    raise KeyError(f"no recipe is called {name!r}: {suggest(name, names())}")
+
+
+def _parameters_of(kind: str, label: str) -> list[str]:
+    base, _ = read_label(label)
+    if kind in get_args(Kind):
+        return parameter_names(kind, base)  # type: ignore[arg-type]  # checked on the line before
+    return list(inspect.signature(registry.get_definition(base).function).parameters)[1:]

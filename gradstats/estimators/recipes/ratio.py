@@ -1,0 +1,117 @@
+r"""Ratio and clip: from advantages and ρ = π/π_old to the weights of the token scores.
+
+The surrogate objectives differ in value, but the gradient of each is Σ w_t s_t, and w is what is computed
+here. ``log_ratio`` is log ρ_t, (N, T), 0 where masked out; on-policy it is 0 throughout and w = A.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.recipes.components import part
+
+
+@part("ratio", "none", skip=3)
+def none(
+    advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch
+) -> Float[np.ndarray, "n t"]:
+    """A alone, whatever ρ is."""
+    return advantages
+
+
+@part("ratio", "token_clip", skip=3, level="token")
+def token_clip(
+    advantages: Float[np.ndarray, "n t"],
+    log_ratio: Float[np.ndarray, "n t"],
+    batch: Batch,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> Float[np.ndarray, "n t"]:
+    r"""The gradient of min(ρA, clip(ρ, 1−ε_low, 1+ε_high)A): w = ρA, and 0 for a clipped token.
+
+    PPO, Schulman et al. 1707.06347; DAPO's clip-higher (2503.14476) is ε = (0.2, 0.28).
+
+    Args:
+        advantages: A, (N, T).
+        log_ratio: log ρ, (N, T).
+        batch: the completions.
+        eps_low: tokens with A < 0 are clipped below 1 − ε_low.
+        eps_high: tokens with A > 0 are clipped above 1 + ε_high.
+        dual_clip: c of max(·, cA) for A < 0 (Ye et al. 1912.09729; 3 is usual): such tokens are clipped
+            above ρ = c too.
+    """
+    ratio = np.exp(log_ratio)
+    clipped = np.where(advantages > 0, ratio > 1 + eps_high, ratio < 1 - eps_low)
+    if dual_clip is not None:
+        clipped |= (advantages < 0) & (ratio > dual_clip)
+    return np.where(clipped, 0.0, ratio * advantages)
+
+
+@part("ratio", "sequence_clip", skip=3)
+def sequence_clip(
+    advantages: Float[np.ndarray, "n t"],
+    log_ratio: Float[np.ndarray, "n t"],
+    batch: Batch,
+    eps_low: float = 3e-4,
+    eps_high: float = 4e-4,
+) -> Float[np.ndarray, "n t"]:
+    r"""GSPO, 2507.18071: s_i = exp(mean_t log ρ_t), clipped per sequence, each token weighted s_i·A.
+
+    With ``sequence_mean`` this is the gradient of mean_i min(s_i A_i, clip(s_i)A_i), since ∇s_i is s_i times
+    the mean token score.
+
+    Args:
+        advantages: A, (N, T).
+        log_ratio: log ρ, (N, T).
+        batch: the completions.
+        eps_low: sequences with A < 0 are clipped below 1 − ε_low.
+        eps_high: sequences with A > 0 are clipped above 1 + ε_high.
+    """
+    ratio = np.exp(log_ratio.sum(axis=1) / batch.lengths)[:, None]
+    clipped = np.where(advantages > 0, ratio > 1 + eps_high, ratio < 1 - eps_low)
+    return np.where(clipped, 0.0, ratio * advantages)
+
+
+@part("ratio", "clipped_weight", skip=3, level="token")
+def clipped_weight(
+    advantages: Float[np.ndarray, "n t"],
+    log_ratio: Float[np.ndarray, "n t"],
+    batch: Batch,
+    convention: str = "verl",
+    eps_low: float = 0.2,
+    eps_high: float | None = None,
+) -> Float[np.ndarray, "n t"]:
+    r"""CISPO, 2506.13585: w = stop-grad(clip(ρ))·A, so that no token is dropped.
+
+    Args:
+        advantages: A, (N, T).
+        log_ratio: log ρ, (N, T).
+        batch: the completions.
+        convention: "verl" clamps ρ to [1−ε_low, 1+ε_high]; "trl" takes min(ρ, ε_high), an absolute cap.
+        eps_low: ε_low, read by "verl" alone.
+        eps_high: ε_high; 0.2 for "verl" and 5 for "trl" unless given.
+    """
+    ratio = np.exp(log_ratio)
+    if convention == "trl":
+        return np.minimum(ratio, 5.0 if eps_high is None else eps_high) * advantages
+    return np.clip(ratio, 1 - eps_low, 1 + (0.2 if eps_high is None else eps_high)) * advantages
+
+
+@part("ratio", "log_ratio_penalty", skip=3)
+def log_ratio_penalty(
+    advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch, tau: float
+) -> Float[np.ndarray, "n t"]:
+    r"""The gradient of A_i·log π − (τ/2)(log π/π_old)² of the sequence: w = A − τ·Σ_t log ρ_t.
+
+    Kimi k1.5, 2501.12599.
+
+    Args:
+        advantages: A, (N, T).
+        log_ratio: log ρ, (N, T).
+        batch: the completions.
+        tau: τ, the same as in the baseline.
+    """
+    return advantages - tau * log_ratio.sum(axis=1, keepdims=True)

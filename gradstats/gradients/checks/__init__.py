@@ -1,0 +1,1 @@
+"""Engines against plain backward passes: before every run, and on request."""

@@ -1,0 +1,24 @@
+"""A policy in another dtype."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+
+from gradstats.policy.policy import Policy
+
+
+def with_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
+    """A copy of a policy whose parameters are of another dtype; the policy itself where they are already.
+
+    Buffers keep theirs, as they do when weights are loaded in that dtype: rotary frequencies rounded to bfloat16
+    would be another model.
+    """
+    if policy.dtype == dtype:
+        return policy
+    model = copy.deepcopy(policy.model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return replace(policy, model=model)

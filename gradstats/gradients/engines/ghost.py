@@ -1,0 +1,161 @@
+"""Engine ``ghost``: squared norms and sketches of all sequences' gradients in one ordinary backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradstats.gradients.attention import measuring_attention
+from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.engines.layer_reduction import LayerReduction, Uses
+from gradstats.gradients.engines.layers import BroadcastLayer, EmbeddingLayer, Layer, supported_layers
+from gradstats.gradients.engines.reduction import ChunkResult, Reduction, stack_weightings
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.objective import Chunk, Objective
+from gradstats.gradients.sketches import CountSketch
+from gradstats.policy.policy import Policy
+
+
+def ghost_engine(
+    policy: Policy, chunk: Chunk, selection: ParameterSelection, sketch: CountSketch | None
+) -> ChunkResult:
+    """Measure all sequences of a chunk from what enters each layer and the gradient of what leaves it.
+
+    The chunk goes forward and back once, for gradients of activations alone. A sequence's gradient of one layer is
+    made of the two, and is reduced as soon as the backward pass has come by: no gradient of the whole model is ever
+    held, for one sequence or for all. Each further weighting costs one more backward pass.
+
+    Raises:
+        UnsupportedModuleError: for a module of unknown kind that owns a selected parameter, and for gradient
+            checkpointing that is in use.
+    """
+    model = policy.model
+    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise UnsupportedModuleError(
+            'engine="ghost" cannot go through gradient checkpointing: call model.eval(), or use engine="loop"'
+        )
+    recorder = _Recorder(supported_layers(model, selection), chunk)
+    parts = []
+    with (
+        Objective(model, policy.temperature) as objective,
+        measuring_attention(policy, batched=False),
+        without_weight_gradients(model),
+        recorder,
+        torch.enable_grad(),
+    ):
+        logprobs, statistics = objective(model, chunk.input_ids, chunk.kept)
+        for number, weights in enumerate(chunk.weights):
+            last = number == len(chunk.weights) - 1
+            reduction = Reduction(selection, sketch, len(chunk.rows), logprobs.dtype, logprobs.device)
+            with recorder.handing_on_to(LayerReduction(reduction, recorder.uses), last=last):
+                if logprobs.requires_grad:
+                    torch.autograd.backward(logprobs, weights, retain_graph=not last)
+            parts.append(reduction.result())
+    return stack_weightings(chunk, parts, statistics)
+
+
+@contextmanager
+def without_weight_gradients(model: nn.Module) -> Iterator[None]:
+    """Let autograd compute gradients of activations alone."""
+    kept = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in kept:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in kept:
+            parameter.requires_grad_(True)
+
+
+class _Recorder:
+    """Hooks on layers: keep what enters each of them, and hand on the gradients of their parameters.
+
+    Attributes:
+        uses: what the forward pass has used so far.
+    """
+
+    def __init__(self, layers: list[Layer], chunk: Chunk) -> None:
+        self._layers = layers
+        self._batch = len(chunk.rows)
+        self._times = (chunk.input_ids.shape[1], chunk.kept + 1)
+        self._handles: list[Any] = []
+        self._target: LayerReduction | None = None
+        self._last = False
+        self._own_weights: dict[str, nn.Parameter] = {}
+        self.uses = Uses()
+
+    def __enter__(self) -> _Recorder:
+        for layer in self._layers:
+            if isinstance(layer, BroadcastLayer):
+                self._handles += [
+                    layer.module.register_forward_pre_hook(self._replace_weight(layer), with_kwargs=True),
+                    layer.module.register_forward_hook(self._restore_weight(layer)),
+                ]
+            else:
+                self._handles.append(layer.module.register_forward_hook(self._record(layer), with_kwargs=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for layer in self._layers:
+            if layer.path in self._own_weights:
+                self._restore_weight(layer)()
+
+    @contextmanager
+    def handing_on_to(self, target: LayerReduction, *, last: bool) -> Iterator[None]:
+        """Give the terms of the backward pass inside to ``target``; after the last pass, inputs are let go."""
+        self._target, self._last = target, last
+        yield
+        target.finish()
+        self._target = None
+
+    def _record(self, layer: Layer) -> Callable[..., Tensor]:
+        def after(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+            entered: list[Tensor] = [layer.per_token(_first(args, kwargs).detach(), self._batch, self._times)]
+            if isinstance(layer, EmbeddingLayer):
+                output = layer.per_token(output, self._batch, self._times)
+            if not output.requires_grad:  # the first layer from which the backward pass has anything to tell
+                output = output.requires_grad_()
+            self.uses.count(layer, entered[0])
+
+            def hand_on(gradient: Tensor) -> None:
+                left = layer.per_token(gradient, self._batch, self._times)
+                inputs = entered.pop() if self._last else entered[0]
+                self._hand_on(layer, inputs, left)
+
+            output.register_hook(hand_on)
+            return output
+
+        return after
+
+    def _replace_weight(self, layer: BroadcastLayer) -> Callable[..., None]:
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs = _first(args, kwargs)
+            stand_in = layer.stand_in(inputs, self._batch, self._times)
+            stand_in.register_hook(lambda gradient: self._hand_on(layer, inputs, gradient))
+            self._own_weights[layer.path] = module._parameters["weight"]  # pyright: ignore[reportArgumentType]
+            module._parameters["weight"] = stand_in  # pyright: ignore[reportArgumentType]
+            self.uses.count(layer, inputs)
+
+        return before
+
+    def _restore_weight(self, layer: Layer) -> Callable[..., None]:
+        def after(*_: Any) -> None:
+            layer.module._parameters["weight"] = self._own_weights.pop(layer.path)
+
+        return after
+
+    def _hand_on(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
+        assert self._target is not None
+        with torch.no_grad():
+            for name, term in layer.terms(inputs, gradient):
+                self._target.add(name, term)
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] if args else next(iter(kwargs.values()))

@@ -1,0 +1,255 @@
+"""Which layers engine ``ghost`` knows, and what their parameters' gradients are made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.engines.outer_products import OuterProducts
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+
+
+@dataclass(frozen=True)
+class EmbeddingRows:
+    """The gradient of an embedding, for each sequence: rows of it, by token.
+
+    Attributes:
+        ids: (batch, time), which row each position adds to.
+        values: (batch, time, columns), what it adds.
+    """
+
+    ids: Tensor
+    values: Tensor
+
+
+Term = OuterProducts | EmbeddingRows | Tensor
+
+
+@dataclass(frozen=True)
+class Layer(ABC):
+    """A module that owns selected parameters.
+
+    Attributes:
+        path: its name in the model.
+        module: the module.
+        names: its own name of each selected parameter ("weight", "bias") → the model's name of it.
+    """
+
+    path: str
+    module: Any
+    names: dict[str, str]
+
+    #: What the gradient of ``weight`` is made of; that of ``bias`` is always given whole.
+    weight_term: ClassVar[type] = Tensor
+
+    @staticmethod
+    @abstractmethod
+    def handles(module: nn.Module) -> bool:
+        """Whether a module is of this kind."""
+
+    @abstractmethod
+    def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
+        """Gradients of the selected parameters, for each sequence.
+
+        Args:
+            inputs: what the module was called with, (batch, time, …).
+            gradient: of its output, (batch, time, …).
+        """
+
+    def term_kinds(self) -> Iterator[tuple[str, type]]:
+        """Each selected parameter with the kind of term that one call of the module gives it."""
+        for own, name in self.names.items():
+            yield name, self.weight_term if own == "weight" else Tensor
+
+    def per_token(self, tensor: Tensor, batch: int, times: Collection[int]) -> Tensor:
+        """An input or output as (batch, time, …), where a model may have run batch and time together.
+
+        Args:
+            tensor: the input or output.
+            batch: number of sequences.
+            times: numbers of positions that there may be.
+
+        Raises:
+            UnsupportedModuleError: when sequences cannot be told apart.
+        """
+        if tensor.ndim > 2 and tensor.shape[0] == batch:
+            return tensor
+        if batch == 1 or tensor.shape[0] in {batch * time for time in times}:
+            return tensor.reshape(batch, -1, *tensor.shape[1:])
+        raise UnsupportedModuleError(
+            f'engine="ghost" cannot tell sequences apart in {describe(self.path, self.module)}, which is called with a '
+            f'tensor of shape {tuple(tensor.shape)} for {batch} sequences: use engine="vmap" or engine="loop"'
+        )
+
+
+class LinearLayer(Layer):
+    """``torch.nn.Linear``, weight (outputs, inputs); the factors of an adapter are such."""
+
+    weight_term = OuterProducts
+
+    @staticmethod
+    def handles(module: nn.Module) -> bool:
+        """Subclasses count where they compute the same function."""
+        return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+
+    def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
+        """Outer products, gradient first."""
+        if "weight" in self.names:
+            yield self.names["weight"], OuterProducts(inputs.flatten(1, -2), gradient.flatten(1, -2))
+        if "bias" in self.names:
+            yield self.names["bias"], _sum_over_time(gradient, 1)
+
+
+class TransposedLinearLayer(Layer):
+    """GPT-2's ``Conv1D``, weight (inputs, outputs)."""
+
+    weight_term = OuterProducts
+
+    @staticmethod
+    def handles(module: nn.Module) -> bool:
+        """The class itself."""
+        return isinstance(module, Conv1D) and type(module).forward is Conv1D.forward
+
+    def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
+        """Outer products, input first."""
+        if "weight" in self.names:
+            yield self.names["weight"], OuterProducts(inputs.flatten(1, -2), gradient.flatten(1, -2), transposed=True)
+        if "bias" in self.names:
+            yield self.names["bias"], _sum_over_time(gradient, 1)
+
+
+class EmbeddingLayer(Layer):
+    """``torch.nn.Embedding`` of tokens or positions, and subclasses that multiply it by ``embed_scale``."""
+
+    weight_term = EmbeddingRows
+
+    @staticmethod
+    def handles(module: nn.Module) -> bool:
+        """Not with gradients divided by frequencies, or rows that are renormalised in the forward pass."""
+        if not isinstance(module, nn.Embedding) or module.scale_grad_by_freq or module.max_norm is not None:
+            return False
+        return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
+
+    def per_token(self, tensor: Tensor, batch: int, times: Collection[int]) -> Tensor:
+        """Positions may come once for all sequences."""
+        if tensor.ndim > 1 and tensor.shape[0] in (1, batch):
+            return tensor.expand(batch, *tensor.shape[1:])
+        return super().per_token(tensor, batch, times)
+
+    def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
+        """Rows, none for the padding token, which torch leaves out as well."""
+        scale = getattr(self.module, "embed_scale", None)
+        if scale is not None:
+            gradient = gradient * torch.as_tensor(scale).to(gradient)
+        if self.module.padding_idx is not None:
+            gradient = gradient * (inputs != self.module.padding_idx)[..., None]
+        yield self.names["weight"], EmbeddingRows(inputs, gradient)
+
+
+class LayerNormLayer(Layer):
+    """``torch.nn.LayerNorm``."""
+
+    @staticmethod
+    def handles(module: nn.Module) -> bool:
+        """Subclasses count where they compute the same function."""
+        return isinstance(module, nn.LayerNorm) and type(module).forward is nn.LayerNorm.forward
+
+    def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
+        """Whole gradients."""
+        n_axes = len(self.module.normalized_shape)
+        if "weight" in self.names:
+            normalised = functional.layer_norm(inputs, self.module.normalized_shape, eps=self.module.eps)
+            yield self.names["weight"], _sum_over_time(gradient * normalised, n_axes)
+        if "bias" in self.names:
+            yield self.names["bias"], _sum_over_time(gradient, n_axes)
+
+
+class TorchRMSNormLayer(Layer):
+    """``torch.nn.RMSNorm``."""
+
+    @staticmethod
+    def handles(module: nn.Module) -> bool:
+        """Subclasses count where they compute the same function."""
+        return isinstance(module, nn.RMSNorm) and type(module).forward is nn.RMSNorm.forward
+
+    def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
+        """Whole gradients."""
+        normalised = functional.rms_norm(inputs, self.module.normalized_shape, eps=self.module.eps)
+        yield self.names["weight"], _sum_over_time(gradient * normalised, len(self.module.normalized_shape))
+
+
+class BroadcastLayer(Layer):
+    """The RMSNorms of transformers: one vector ``weight``, multiplied or added element by element.
+
+    Whatever the module does with its weight, such as the one that Gemma adds to it, a weight of shape
+    (batch, 1, …, width) in its place gives the same output, and autograd gives that weight's gradient by sequence.
+    """
+
+    @staticmethod
+    def handles(module: nn.Module) -> bool:
+        """By the class's name, which differs from architecture to architecture in its prefix alone."""
+        own = dict(module.named_parameters(recurse=False))
+        is_norm = type(module).__name__.endswith("RMSNorm") and not isinstance(module, nn.RMSNorm)
+        return is_norm and set(own) == {"weight"} and own["weight"].ndim == 1
+
+    def stand_in(self, inputs: Tensor, batch: int, times: Collection[int]) -> Tensor:
+        """A weight for each sequence, to be used in place of the module's own."""
+        if inputs.shape[0] != batch:
+            self.per_token(inputs, 0, times)
+        weight = self.module.weight.detach()
+        return weight.expand(batch, *[1] * (inputs.ndim - 2), len(weight)).requires_grad_()
+
+    def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
+        """The gradient of the stand-in is the gradient by sequence."""
+        yield self.names["weight"], gradient.flatten(start_dim=1)
+
+
+KINDS: tuple[type[Layer], ...] = (
+    LinearLayer,
+    TransposedLinearLayer,
+    EmbeddingLayer,
+    LayerNormLayer,
+    TorchRMSNormLayer,
+    BroadcastLayer,
+)
+
+
+def supported_layers(model: nn.Module, selection: ParameterSelection) -> list[Layer]:
+    """The modules that own selected parameters, each as a layer of its kind.
+
+    Raises:
+        UnsupportedModuleError: naming the first module of no known kind, its class and its path.
+    """
+    selected = {id(tensor): name for name, tensor in selection.parameters.items()}
+    layers = []
+    for path, module in model.named_modules():
+        own = {own: selected[id(tensor)] for own, tensor in module._parameters.items() if id(tensor) in selected}
+        if not own:
+            continue
+        kind = next((kind for kind in KINDS if kind.handles(module)), None)
+        if kind is None:
+            raise UnsupportedModuleError(
+                f'engine="ghost" does not know the module {describe(path, module)}, which owns '
+                f'{next(iter(own.values()))}: use engine="vmap" or engine="loop", or leave it out with params'
+            )
+        layers.append(kind(path, module, own))
+    return layers
+
+
+def describe(path: str, module: nn.Module) -> str:
+    """Path and class of a module, for messages."""
+    return f"{path or 'the model itself'} ({type(module).__name__})"
+
+
+def _sum_over_time(values: Tensor, n_axes: int) -> Tensor:
+    """(batch, *shape): the sum over all but the first and the last ``n_axes`` axes."""
+    axes = tuple(range(1, values.ndim - n_axes))
+    return values.sum(dim=axes) if axes else values

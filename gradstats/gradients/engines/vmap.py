@@ -1,0 +1,68 @@
+"""Engine ``vmap``: per-sequence gradients by ``torch.func``, for any architecture that it can trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.func import functional_call, vjp, vmap
+
+from gradstats.gradients.attention import measuring_attention
+from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.engines.reduction import ChunkResult, reduce_gradients, stack_weightings
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.memory import is_out_of_memory
+from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
+from gradstats.gradients.sketches import CountSketch
+from gradstats.policy.policy import Policy
+
+
+def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, sketch: CountSketch | None) -> ChunkResult:
+    """Differentiate all sequences of a chunk at once, ``vmap(vjp(log-probabilities))``.
+
+    Holds a gradient of every selected parameter for every sequence and every weighting of the chunk.
+
+    Raises:
+        UnsupportedModuleError: when gradient checkpointing is on, or the model does something else that torch.func
+            cannot trace, as the usual loop over a mixture's experts.
+    """
+    model = policy.model
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise UnsupportedModuleError(
+            'engine="vmap" cannot go through gradient checkpointing: switch it off on the model, or use engine="loop"'
+        )
+    everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    parameters = {name: everything[name] for name in selection.parameters}
+    n_weightings = len(chunk.weights)
+    with (
+        Objective(model, policy.temperature, traced=True) as objective,
+        measuring_attention(policy, batched=True),
+    ):
+
+        def gradients_of_one(ids: Tensor, weights: Tensor) -> tuple[list[dict[str, Tensor]], TokenStatistics]:
+            def logprobs(at: dict[str, Tensor]) -> tuple[Tensor, TokenStatistics]:
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    return functional_call(model, everything | at, args, kwargs)
+
+                found, statistics = objective(call, ids[None], chunk.kept)
+                return found[0], TokenStatistics(*(values[0] for values in statistics))
+
+            pulled: Any = vjp(logprobs, parameters, has_aux=True)
+            _, pull_back, statistics = pulled
+            return [pull_back(weights[number])[0] for number in range(n_weightings)], statistics
+
+        try:
+            gradients, statistics = vmap(gradients_of_one)(chunk.input_ids, chunk.weights.transpose(0, 1))
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not is_tracing_failure(error):
+                raise
+            raise UnsupportedModuleError(
+                f'engine="vmap" cannot trace {policy.name} ({str(error).split(". ")[0]}): for a mixture of experts '
+                'call model.set_experts_implementation("batched_mm") first; otherwise use engine="loop"'
+            ) from error
+    return stack_weightings(chunk, [reduce_gradients(part, selection, sketch) for part in gradients], statistics)
+
+
+def is_tracing_failure(error: RuntimeError) -> bool:
+    """Whether an error says that torch.func cannot trace the model."""
+    return any(word in str(error).lower() for word in ("vmap", "functorch", "torch.func", "batching rule"))

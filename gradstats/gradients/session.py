@@ -1,0 +1,268 @@
+"""A policy, an engine and settings that have passed the self-check, ready to measure."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from gradstats.gradients.attention import warn_of_other_attention
+from gradstats.gradients.blocks import Blocks, ParameterSelection, select_parameters
+from gradstats.gradients.checks.self_check import SelfCheck, SelfCheckError, self_check
+from gradstats.gradients.chunking import default_memory_gib, plan_chunks
+from gradstats.gradients.engines.reduction import ChunkResult
+from gradstats.gradients.engines.registry import ENGINES, Engine
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.engines.vmap import vmap_engine
+from gradstats.gradients.memory import is_out_of_memory
+from gradstats.gradients.objective import Chunk, TokenStatistics, make_chunk
+from gradstats.gradients.reference_policy import as_reference, reference_logprobs
+from gradstats.gradients.sketches import CountSketch
+from gradstats.gradients.tokens.check import check_projections
+from gradstats.gradients.tokens.scores import TokenResult, TokenSettings, measure_tokens
+from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
+from gradstats.measurement.measurement import Measurement, WeightedGradients
+from gradstats.policy.policy import Policy, as_policy
+from gradstats.policy.threads import suitable_threads
+from gradstats.rollouts.table import Rollouts
+
+
+@dataclass
+class MeasuringSession:
+    """A policy, an engine and settings that have passed the self-check, ready to measure shard after shard."""
+
+    policy: Policy
+    engine: Engine
+    selection: ParameterSelection
+    sketch: CountSketch | None
+    reference: Policy | None
+    tokens: TokenSettings | None
+    token_budget: int | None
+    memory_gib: float | None
+    metadata: dict[str, Any]
+
+    @classmethod
+    def open(
+        cls,
+        policy: Policy | Any,
+        rollouts: Rollouts,
+        *,
+        engine: str = "auto",
+        params: str | None = None,
+        blocks: Blocks = "layer",
+        sketch_dim: int | None = 16384,
+        sketch_seed: int = 0,
+        reference_policy: Policy | Any | None = None,
+        token_probes: int = 0,
+        token_exact: int | float = 0,
+        token_seed: int = 0,
+        token_budget: int | None = None,
+        memory_gib: float | None = None,
+    ) -> MeasuringSession:
+        """Resolve the settings and run the self-check on two of the rollouts; arguments as for :func:`measure`."""
+        policy = as_policy(policy)
+        tokens = TokenSettings.of(token_probes, token_exact, token_seed)
+        selection = select_parameters(policy.model, params, blocks)
+        sketch = None if sketch_dim is None else CountSketch(sketch_dim, sketch_seed)
+        _check_vocabulary(policy, rollouts)
+        reference = None if reference_policy is None else as_reference(reference_policy, policy)
+        chosen, check, passed_over = _choose_engine(engine, policy, rollouts, selection)
+        if check.deviation_from_float32 is not None:
+            warnings.warn(
+                f"in {policy.dtype} squared norms deviate by up to {check.deviation_from_float32:.1%} from those in "
+                "float32, on two sequences",
+                UserWarning,
+                stacklevel=3,
+            )
+        token_check = None
+        if tokens is not None and tokens.n_probes:
+            warn_of_other_attention(policy)
+            token_check = check_projections(policy, rollouts, selection, tokens.seed)
+        metadata = {
+            "policy": policy.describe(),
+            "engine": chosen,
+            "engines_passed_over": passed_over,
+            "params": params,
+            "n_parameters": selection.n_parameters,
+            "block_names": list(selection.block_names),
+            "sketch_dim": sketch_dim,
+            "sketch_seed": sketch_seed,
+            "reference_policy": None if reference is None else reference.describe(),
+            "token_probes": token_probes,
+            "token_exact": token_exact,
+            "token_seed": token_seed,
+            "token_distribution": None if tokens is None else tokens.tangents.distribution,
+            "self_check": asdict(check),
+            "token_self_check": token_check,
+            "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
+        }
+        return cls(policy, ENGINES[chosen], selection, sketch, reference, tokens, token_budget, memory_gib, metadata)
+
+    def measure(
+        self,
+        rollouts: Rollouts,
+        finished: Callable[[int, int], None] = lambda n_sequences, n_tokens: None,
+        token_weights: TokenWeights | None = None,
+    ) -> Measurement:
+        """Measure rollouts.
+
+        Args:
+            rollouts: the sequences.
+            finished: called after each chunk with its numbers of sequences and tokens.
+            token_weights: as for :func:`measure`.
+        """
+        weightings = named_weightings(token_weights, rollouts)
+        results: list[ChunkResult] = []
+        token_results: list[TokenResult] = []
+        references: list[torch.Tensor] = []
+        plan = self._plan(rollouts, np.arange(len(rollouts)), len(weightings))
+        while plan:
+            chunk = make_chunk(rollouts, plan[0], self.policy.device, self.policy.dtype, list(weightings.values()))
+            try:
+                with suitable_threads(self.policy):
+                    result, tokens = self._run(chunk)
+                if self.reference is not None:
+                    references.append(reference_logprobs(self.reference, chunk))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._halve_budget(chunk, error)
+            else:
+                results.append(result)
+                if tokens is not None:
+                    token_results.append(tokens)
+                finished(len(plan[0]), chunk.n_tokens)
+                plan = plan[1:]
+                continue
+            # Outside the handler, whose traceback would keep what did not fit alive.
+            plan = self._plan(rollouts, np.concatenate(plan), len(weightings))
+        return self._collect(rollouts, results, token_results, references, list(weightings))
+
+    def _run(self, chunk: Chunk) -> tuple[ChunkResult, TokenResult | None]:
+        if self.tokens is None:
+            return self.engine(self.policy, chunk, self.selection, self.sketch), None
+        memory = default_memory_gib(self.policy.device) if self.memory_gib is None else self.memory_gib
+        return measure_tokens(self.policy, chunk, self.selection, self.sketch, self.engine, self.tokens, memory)
+
+    def _plan(self, rollouts: Rollouts, rows: np.ndarray, n_weightings: int) -> list[np.ndarray]:
+        gradients_held = 1 + n_weightings if self.engine is vmap_engine else 0
+        return plan_chunks(
+            rollouts, self.policy, self.selection, self.token_budget, self.memory_gib, gradients_held, rows
+        )
+
+    def _halve_budget(self, chunk: Chunk, error: Exception) -> None:
+        """Take half the tokens at once from now on.
+
+        Raises:
+            RuntimeError: when the chunk was one sequence alone, which cannot be split.
+        """
+        if len(chunk.rows) == 1:
+            raise RuntimeError(
+                f"memory ran out on a single sequence of {chunk.n_tokens} tokens ({str(error).splitlines()[0]}): "
+                "measure fewer parameters (params), in bfloat16, or on a machine with more memory"
+            ) from error
+        self.token_budget = max(chunk.n_tokens // 2, 1)
+        warnings.warn(
+            f"memory ran out on {len(chunk.rows)} sequences of {chunk.n_tokens} tokens together: going on with at most "
+            f"{self.token_budget} tokens at once",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _collect(
+        self,
+        rollouts: Rollouts,
+        results: Sequence[ChunkResult],
+        token_results: Sequence[TokenResult],
+        references: Sequence[torch.Tensor],
+        weightings: Sequence[str],
+    ) -> Measurement:
+        """Put chunk results back into the order of the rollouts; leave out gradients that are not finite."""
+        rows = np.concatenate([result.chunk.rows for result in results])
+        norms = np.concatenate([result.sq_norms_by_block for result in results], axis=1)
+        finite = np.asarray(np.isfinite(norms).all(axis=(0, 2)))
+        if token_results:
+            finite &= np.concatenate([result.finite for result in token_results])
+        if not finite.all():
+            _report_non_finite(rollouts, rows[~finite])
+        kept = np.argsort(rows, kind="stable")
+        kept = kept[finite[kept]]
+        parts = [{"sq_norms_by_block": self._by_block(table[kept]), "sketches": None} for table in norms]
+        if self.sketch is not None:
+            sketches = np.concatenate([part.sketches for part in results if part.sketches is not None], axis=1)
+            for part, projected in zip(parts, sketches, strict=True):
+                part["sketches"] = projected[kept]
+        ragged: dict[str, Any] = {
+            name: [values for result in results for values in result.chunk.ragged(getattr(result.statistics, name))]
+            for name in TokenStatistics._fields
+        }
+        if self.reference is not None:
+            pairs = zip(results, references, strict=True)
+            ragged["ref_logprobs"] = [values for part, logprobs in pairs for values in part.chunk.ragged(logprobs)]
+        if self.tokens is not None:
+            ragged |= TokenResult.concatenate(token_results)
+        ragged = {name: [values[index] for index in kept] for name, values in ragged.items()}
+        lost = rollouts.frame.loc[rows[~finite], ["prompt_id", "sample_id"]].to_numpy().tolist()
+        return Measurement(
+            rollouts.select(rows[kept]),
+            **parts[0],
+            **ragged,
+            weighted={name: WeightedGradients(**part) for name, part in zip(weightings, parts[1:], strict=True)},
+            metadata=self.metadata | {"not_finite": lost},
+        )
+
+    def _by_block(self, norms: np.ndarray) -> pd.DataFrame:
+        return pd.DataFrame(norms, columns=list(self.selection.block_names))
+
+
+def _choose_engine(
+    engine: str, policy: Policy, rollouts: Rollouts, selection: ParameterSelection
+) -> tuple[str, SelfCheck, dict[str, str]]:
+    """The engine, its self-check, and why ``auto`` passed over each earlier one."""
+    if engine != "auto":
+        if engine not in ENGINES:
+            raise ValueError(f"engine is {engine!r}: choose one of auto, {', '.join(ENGINES)}")
+        return engine, self_check(policy, rollouts, ENGINES[engine], engine, selection), {}
+    passed_over: dict[str, str] = {}
+    for name in ENGINES:
+        try:
+            check = self_check(policy, rollouts, ENGINES[name], name, selection)
+        except (UnsupportedModuleError, SelfCheckError) as error:
+            if name == "loop":
+                raise
+            passed_over[name] = str(error)
+        else:
+            for reason in passed_over.values():
+                warnings.warn(f'measuring with engine "{name}": {reason}', UserWarning, stacklevel=4)
+            return name, check, passed_over
+    raise AssertionError("the loop is the last engine, and either passes or raises")
+
+
+def _check_vocabulary(policy: Policy, rollouts: Rollouts) -> None:
+    size = policy.model.get_input_embeddings().weight.shape[0]
+    for column in ("prompt_tokens", "completion_tokens"):
+        largest = max(max(tokens) for tokens in rollouts.frame[column])
+        smallest = min(min(tokens) for tokens in rollouts.frame[column])
+        if smallest < 0 or largest >= size:
+            wrong = smallest if smallest < 0 else largest
+            raise ValueError(
+                f"{column} hold the token id {wrong}, but {policy.name} has a vocabulary of {size}: the rollouts "
+                "belong to another tokenizer"
+            )
+
+
+def _report_non_finite(rollouts: Rollouts, rows: np.ndarray) -> None:
+    named = ", ".join(f"{rollouts.prompt_id[row]}/{rollouts.sample_id[row]}" for row in rows[:5])
+    more = " …" if len(rows) > 5 else ""
+    message = f"{len(rows)} of {len(rollouts)} sequences have a gradient that is not finite ({named}{more})"
+    if len(rows) == len(rollouts):
+        raise ValueError(f'{message}: none is left to measure; try dtype="float32"')
+    warnings.warn(f"{message}; they are left out", RuntimeWarning, stacklevel=4)

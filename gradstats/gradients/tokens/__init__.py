@@ -1,0 +1,1 @@
+"""The scores of single tokens: projections, exact gradients and weights."""

@@ -1,0 +1,118 @@
+"""Following a random direction forward through a model's layers without writing it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.engines.layers import EmbeddingLayer, LinearLayer, TransposedLinearLayer
+from gradstats.gradients.tokens.tangents import Factors, Tangents
+
+_KINDS = (LinearLayer, TransposedLinearLayer, EmbeddingLayer)
+
+
+class FactoredLayers:
+    """The layers whose weights move along products of two thin factors.
+
+    Within :meth:`moving`, forward-mode differentiation by ``epsilon`` moves every such weight along its direction.
+
+    Args:
+        model: the model.
+        selection: the parameters that move.
+        tangents: the directions.
+
+    Attributes:
+        shapes: parameter name → shape of each weight that moves so.
+    """
+
+    def __init__(self, model: nn.Module, selection: ParameterSelection, tangents: Tangents) -> None:
+        selected = {id(tensor): name for name, tensor in selection.parameters.items()}
+        owners: dict[str, list[tuple[nn.Module, Any]]] = {}
+        elsewhere: set[str] = set()
+        for module in model.modules():
+            kind = next((kind for kind in _KINDS if kind.handles(module)), None)
+            for own, tensor in module._parameters.items():
+                name = selected.get(id(tensor))
+                if name is None:
+                    continue
+                if kind is None or own != "weight" or not tangents.has_factors(tensor.shape):  # pyright: ignore
+                    elsewhere.add(name)
+                else:
+                    owners.setdefault(name, []).append((module, kind))
+        self._owners = {name: modules for name, modules in owners.items() if name not in elsewhere}
+        self.shapes = {name: tuple(selection.parameters[name].shape) for name in self._owners}
+
+    @contextmanager
+    def moving(self, factors: dict[str, Factors], epsilon: Tensor) -> Iterator[None]:
+        """Move the weights while the context is open.
+
+        Args:
+            factors: parameter name → factors of one direction, (rows, rank) and (columns, rank); weights that are not
+                named stay.
+            epsilon: scalar, differentiated forward with tangent 1.
+        """
+        handles = [
+            module.register_forward_hook(_moved(module, kind, pair, epsilon), with_kwargs=True)
+            for name, pair in factors.items()
+            for module, kind in self._owners[name]
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _moved(module: Any, kind: type, factors: Factors, epsilon: Tensor) -> Callable[..., Tensor]:
+    def direction(entered: Tensor) -> Tensor:
+        """Derivative of the module's output by its weight, along the direction."""
+        left, right = factors.left, factors.right
+        if kind is LinearLayer:
+            return (entered @ right) @ left.transpose(-1, -2)
+        if kind is TransposedLinearLayer:
+            return (entered @ left) @ right.transpose(-1, -2)
+        rows = nn.functional.embedding(entered, left)
+        if module.padding_idx is not None:  # whose row gets no gradient
+            rows = rows * (entered != module.padding_idx)[..., None]
+        scale = getattr(module, "embed_scale", None)
+        return (rows if scale is None else rows * torch.as_tensor(scale).to(rows)) @ right.transpose(-1, -2)
+
+    def after(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        entered = args[0] if args else next(iter(kwargs.values()))
+        return _Moved.apply(output, entered, epsilon, direction)  # pyright: ignore
+
+    return after
+
+
+class _Moved(torch.autograd.Function):
+    """The identity on a layer's output, whose forward derivative gains the part that comes from the layer's weight.
+
+    Under vmap over directions the output itself is the same for all: it is computed once, and only the derivative has
+    a direction's axis.
+    """
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(output: Tensor, entered: Tensor, epsilon: Tensor, direction: Callable[[Tensor], Tensor]) -> Tensor:
+        return output.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_forward(inputs[1])
+        ctx.direction = inputs[3]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int | None]:
+        return _Moved.apply(*inputs), in_dims[0]  # pyright: ignore
+
+    @staticmethod
+    def jvp(ctx: Any, d_output: Tensor | None, *_: Any) -> Tensor:
+        (entered,) = ctx.saved_tensors
+        moved = ctx.direction(entered)
+        return moved if d_output is None else d_output + moved

@@ -1,0 +1,264 @@
+r"""Engine ``tokens``: projections :math:`\langle s_t, v_k\rangle` of every token's score, by forward differentiation.
+
+:math:`\langle s_t, v\rangle` is the derivative of :math:`\log\pi_{\theta + \varepsilon v}(y_t)` by
+:math:`\varepsilon`: one forward-mode pass gives it for all tokens of all sequences at once. Passes along several
+directions run together and share what does not depend on the direction.
+
+A token's log-probability depends on the last hidden states through its own alone. One backward pass through the output
+embedding gives every token's gradient there, so that the forward derivatives end at the hidden states, and no
+direction costs a pass through the vocabulary.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call, jvp, vmap
+
+from gradstats.gradients.attention import forward_mode_attention, measuring_attention
+from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.engines.ghost import without_weight_gradients
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.engines.vmap import is_tracing_failure
+from gradstats.gradients.memory import is_out_of_memory
+from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
+from gradstats.gradients.tokens.factored_layers import FactoredLayers
+from gradstats.gradients.tokens.tangents import Factors, Tangents
+from gradstats.policy.policy import Policy
+
+# More directions at once are no faster, since what they share is a small part by then: directions, and tokens times
+# directions, of which a small model needs many to be busy.
+_ENOUGH_DIRECTIONS = 16
+_ENOUGH_TOKENS = 2**14
+# Elements of the output embedding's derivatives that are made at a time.
+_HEAD_ELEMENTS = 2**25
+
+
+@dataclass(frozen=True)
+class HeadGradients:
+    r"""What one forward pass and a backward pass through the output embedding tell about a chunk.
+
+    Attributes:
+        statistics: per kept position, (batch, kept) each.
+        hidden: (batch, kept, width), what enters the output embedding where each kept token is predicted.
+        of_hidden: (batch, kept, width), :math:`\partial\log\pi(y_t)/\partial h_t`.
+        of_output: (batch, kept, vocabulary), the gradient of the output embedding's output.
+    """
+
+    statistics: TokenStatistics
+    hidden: Tensor
+    of_hidden: Tensor
+    of_output: Tensor
+
+
+def head_gradients(policy: Policy, chunk: Chunk) -> HeadGradients:
+    """Gradients of each token's log-probability by the hidden state and the logits that it is predicted from."""
+    head = policy.model.get_output_embeddings()
+    found: dict[str, Tensor] = {}
+
+    def enter(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        found["hidden"] = inputs[0].detach().requires_grad_()
+        return (found["hidden"], *inputs[1:])
+
+    def leave(_module: Any, _inputs: Any, output: Tensor) -> None:
+        found["output"] = output
+
+    with (
+        Objective(policy.model, policy.temperature) as objective,
+        measuring_attention(policy, batched=False),
+        without_weight_gradients(policy.model),
+        _hooks(head.register_forward_pre_hook(enter), head.register_forward_hook(leave)),
+        torch.enable_grad(),
+    ):
+        logprobs, statistics = objective(policy.model, chunk.input_ids, chunk.kept)
+        gradients = torch.autograd.grad(logprobs, (found["hidden"], found["output"]), torch.ones_like(logprobs))
+    hidden, of_hidden, of_output = (_predicting(part, chunk.kept) for part in (found["hidden"].detach(), *gradients))
+    return HeadGradients(statistics, hidden, of_hidden, of_output)
+
+
+def project_tokens(
+    policy: Policy,
+    chunk: Chunk,
+    selection: ParameterSelection,
+    tangents: Tangents,
+    gradients: HeadGradients,
+    memory_gib: float,
+) -> Float[Tensor, "batch kept directions"]:
+    """Projections of the scores of all kept tokens; zero where a token does not count.
+
+    Args:
+        policy: the policy.
+        chunk: the sequences.
+        selection: the parameters.
+        tangents: the directions.
+        gradients: of this chunk, from :func:`head_gradients`.
+        memory_gib: most memory for what is held at once; when memory runs out nonetheless, directions are taken fewer
+            at a time, with a warning.
+
+    Raises:
+        UnsupportedModuleError: when torch.func cannot trace the model, or a part of it has no forward derivative.
+    """
+    projector = _Projector(policy, chunk, selection, tangents, gradients)
+    enough = max(_ENOUGH_DIRECTIONS, _ENOUGH_TOKENS // chunk.n_tokens)
+    at_once = max(1, min(enough, int(memory_gib * 1024**3 // projector.bytes_per_direction)))
+    parts: list[Tensor] = []
+    done = 0
+    while done < tangents.n:
+        which = range(done, min(done + at_once, tangents.n))
+        try:
+            parts.append(projector(which))
+        except Exception as error:
+            if is_out_of_memory(error) and len(which) > 1:
+                at_once = max(1, len(which) // 2)
+                warnings.warn(
+                    f"memory ran out with {len(which)} directions at once: going on with {at_once}",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+                continue
+            if is_out_of_memory(error) or not is_untraceable(error):
+                raise
+            raise UnsupportedModuleError(
+                f"token_probes need forward derivatives, which {policy.name} has not "
+                f"({str(error).splitlines()[0]}): leave the part out with params, or measure all tokens exactly "
+                "(token_probes=0, token_exact as large as the longest completion)"
+            ) from error
+        else:
+            done = which.stop
+    return torch.cat(parts, dim=2) * (chunk.weights[0] != 0)[..., None]
+
+
+def is_untraceable(error: BaseException) -> bool:
+    """Whether torch.func could not trace the model, or it has no forward derivative."""
+    if isinstance(error, NotImplementedError):
+        return True
+    return isinstance(error, RuntimeError) and (is_tracing_failure(error) or "forward AD" in str(error))
+
+
+class _Projector:
+    """Projects a chunk's token scores on some directions at a time."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        chunk: Chunk,
+        selection: ParameterSelection,
+        tangents: Tangents,
+        gradients: HeadGradients,
+    ) -> None:
+        self._policy, self._chunk, self._tangents, self._gradients = policy, chunk, tangents, gradients
+        self._head = policy.model.get_output_embeddings()
+        self._layers = FactoredLayers(policy.model, selection, tangents)
+        self._everything = {name: tensor.detach() for name, tensor in policy.model.named_parameters()}
+        self._written_out = {
+            name: self._everything[name] for name in selection.parameters if name not in self._layers.shapes
+        }
+        places = {id(tensor): name for name, tensor in policy.model.named_parameters()}
+        self._head_names = {own: places[id(tensor)] for own, tensor in self._head.named_parameters()}
+
+    @property
+    def bytes_per_direction(self) -> int:
+        """An estimate of what one more direction at a time takes: itself, and derivatives of a layer's activations."""
+        batch, time = self._chunk.input_ids.shape
+        config = self._policy.model.config
+        widths = [sum(shape) for name, shape in self._layers.shapes.items() if name not in self._head_names.values()]
+        activations = batch * time * max(widths, default=0)
+        attention = batch * time**2 * int(getattr(config, "num_attention_heads", None) or 1)
+        direction = sum(tensor.numel() for tensor in self._written_out.values())
+        direction += self._tangents.rank * sum(sum(shape) for shape in self._layers.shapes.values())
+        return self._policy.dtype.itemsize * (4 * activations + 4 * attention + direction)
+
+    def __call__(self, which: range) -> Tensor:
+        """(batch, kept, directions)."""
+        like = self._gradients.hidden
+        factors = {
+            name: self._tangents.factors(name, shape, which, like) for name, shape in self._layers.shapes.items()
+        }
+        pairs = {name: (found.left, found.right) for name, found in factors.items()}
+        written_out = {
+            name: self._tangents.dense(name, tensor.shape, which, like) for name, tensor in self._written_out.items()
+        }
+        with forward_mode_attention(self._policy), torch.no_grad():
+            through_body = vmap(self._through_body)(pairs, written_out)
+            through_head = self._through_head(pairs, written_out)
+        return (through_body + through_head).permute(1, 2, 0)
+
+    def _through_body(self, pairs: dict[str, tuple[Tensor, Tensor]], written_out: dict[str, Tensor]) -> Tensor:
+        r""":math:`\langle \partial\log\pi(y_t)/\partial h_t, \dot h_t\rangle`, (batch, kept)."""
+        chunk = self._chunk
+
+        def hidden(epsilon: Tensor, at: dict[str, Tensor]) -> Tensor:
+            found: list[Tensor] = []
+
+            def keep(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+                found.append(inputs[0])
+                return (inputs[0][:, :1], *inputs[1:])  # nothing beyond is of interest
+
+            factors = {name: Factors(*pair) for name, pair in pairs.items()}
+            with self._layers.moving(factors, epsilon), _hooks(self._head.register_forward_pre_hook(keep)):
+                functional_call(self._policy.model, self._everything | at, (chunk.input_ids,), {"use_cache": False})
+            return _predicting(found[0], chunk.kept)
+
+        derivative = self._derivative(hidden, written_out)
+        return (derivative.to(self._kind) * self._gradients.of_hidden.to(self._kind)).sum(dim=-1)
+
+    def _through_head(self, pairs: dict[str, tuple[Tensor, Tensor]], written_out: dict[str, Tensor]) -> Tensor:
+        """What the output embedding's own parameters add, (directions, batch, kept)."""
+        gradients = self._gradients
+        some = next(iter((*written_out.values(), *(left for left, _ in pairs.values()))))
+        total = gradients.hidden.new_zeros(len(some), *gradients.hidden.shape[:2], dtype=self._kind)
+        own = set(self._head_names.values())
+        if not own & (set(pairs) | set(written_out)):
+            return total
+        pairs = {name: pair for name, pair in pairs.items() if name in own}
+        written_out = {name: tensor for name, tensor in written_out.items() if name in own}
+        step = max(1, _HEAD_ELEMENTS // (len(some) * gradients.of_output.shape[0] * gradients.of_output.shape[2]))
+        for first in range(0, gradients.hidden.shape[1], step):
+            span = slice(first, first + step)
+
+            def of_span(
+                pairs: dict[str, tuple[Tensor, Tensor]], written_out: dict[str, Tensor], span: slice = span
+            ) -> Tensor:
+                def output(epsilon: Tensor, at: dict[str, Tensor]) -> Tensor:
+                    factors = {name: Factors(*pair) for name, pair in pairs.items()}
+                    moved = {inner: (self._everything | at)[name] for inner, name in self._head_names.items()}
+                    with self._layers.moving(factors, epsilon):
+                        return functional_call(self._head, moved, (gradients.hidden[:, span],))
+
+                derivative = self._derivative(output, {name: written_out[name] for name in written_out})
+                return (derivative.to(self._kind) * gradients.of_output[:, span].to(self._kind)).sum(dim=-1)
+
+            total[:, :, span] = vmap(of_span)(pairs, written_out)
+        return total
+
+    @property
+    def _kind(self) -> torch.dtype:
+        return torch.promote_types(self._policy.dtype, torch.float32)
+
+    def _derivative(self, function: Any, written_out: dict[str, Tensor]) -> Tensor:
+        """Derivative along one direction: factored weights move with epsilon, the others as arguments."""
+        one = torch.ones((), dtype=self._policy.dtype, device=self._policy.device)
+        primals = {name: self._everything[name] for name in written_out}
+        found: Any = jvp(function, (torch.zeros_like(one), primals), (one, written_out))
+        return found[1]
+
+
+@contextmanager
+def _hooks(*handles: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _predicting(values: Tensor, kept: int) -> Tensor:
+    """Of values at all positions, or at the last ones alone, those from which the kept tokens are predicted."""
+    return values[:, -kept - 1 : -1]

@@ -1,0 +1,180 @@
+"""Token scores of a chunk: the heaviest tokens exactly, all of them projected on random directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.engines.ghost import ghost_engine
+from gradstats.gradients.engines.loop import loop_engine
+from gradstats.gradients.engines.reduction import ChunkResult
+from gradstats.gradients.engines.registry import Engine
+from gradstats.gradients.objective import Chunk, TokenStatistics
+from gradstats.gradients.sketches import CountSketch
+from gradstats.gradients.tokens.projections import head_gradients, project_tokens
+from gradstats.gradients.tokens.tangents import Tangents
+from gradstats.policy.policy import Policy
+
+
+@dataclass(frozen=True)
+class TokenSettings:
+    """How token scores are measured.
+
+    Attributes:
+        n_probes: number of random directions.
+        exact: number of tokens of each sequence measured exactly, or the share of the proxy's sum that they hold.
+        seed: seed of the directions.
+    """
+
+    n_probes: int
+    exact: int | float
+    seed: int
+
+    @classmethod
+    def of(cls, token_probes: int, token_exact: int | float, token_seed: int) -> TokenSettings | None:
+        """The settings, or None where no token scores are wanted.
+
+        Raises:
+            ValueError: for a negative number, or a share that is not between 0 and 1.
+        """
+        if token_probes < 0 or token_probes != int(token_probes):
+            raise ValueError(f"token_probes is {token_probes}: give a number of random directions, 0 for none")
+        if token_exact < 0 or (token_exact > 1 and token_exact != int(token_exact)):
+            raise ValueError(
+                f"token_exact is {token_exact}: give a number of tokens, or a share of the proxy between 0 and 1"
+            )
+        if token_exact == 1 and isinstance(token_exact, float):
+            raise ValueError(
+                "token_exact is 1.0, neither a share below 1 nor a whole number of tokens: give 1 for one token of "
+                "each sequence, or a number as large as the longest completion for all"
+            )
+        if token_seed < 0:
+            raise ValueError(f"token_seed is {token_seed}: give a seed of 0 or more")
+        return cls(int(token_probes), token_exact, token_seed) if token_probes or token_exact else None
+
+    @property
+    def tangents(self) -> Tangents:
+        """The random directions."""
+        return Tangents(self.seed, self.n_probes)
+
+
+@dataclass(frozen=True)
+class TokenResult:
+    """Token scores of one chunk, one entry per sequence, named as in :class:`gradstats.Measurement`."""
+
+    token_projections: list[np.ndarray] | None
+    heavy_positions: list[np.ndarray]
+    heavy_sq_norms: list[np.ndarray]
+    heavy_sketches: list[np.ndarray] | None
+
+    @property
+    def finite(self) -> np.ndarray:
+        """(batch,), whether everything measured of a sequence's tokens is finite."""
+        parts = [rows for rows in (self.token_projections, self.heavy_sq_norms) if rows is not None]
+        return np.array([all(np.isfinite(values).all() for values in rows) for rows in zip(*parts, strict=True)])
+
+    @classmethod
+    def concatenate(cls, results: Iterable[TokenResult]) -> dict[str, list[Any]]:
+        """The fields that there are, one chunk after the other."""
+        tables = [{name: rows for name, rows in vars(result).items() if rows is not None} for result in results]
+        return {name: [values for table in tables for values in table[name]] for name in tables[0]}
+
+
+def measure_tokens(
+    policy: Policy,
+    chunk: Chunk,
+    selection: ParameterSelection,
+    sketch: CountSketch | None,
+    engine: Engine,
+    settings: TokenSettings,
+    memory_gib: float,
+) -> tuple[ChunkResult, TokenResult]:
+    """Measure a chunk with its token scores.
+
+    The heaviest tokens are found from one forward pass, before any gradient is known: what is estimated from random
+    directions afterwards stays unbiased.
+
+    Returns:
+        The engine's result for the chunk's own weightings, and the token scores.
+    """
+    gradients = head_gradients(policy, chunk)
+    heavy = [np.zeros(0, dtype=np.int64) for _ in chunk.rows]
+    if settings.exact:
+        heavy = heaviest_tokens(gradients.statistics, chunk, settings.exact)
+    projections = None
+    if settings.n_probes:
+        found = project_tokens(policy, chunk, selection, settings.tangents, gradients, memory_gib).cpu().numpy()
+        spans = enumerate(zip(chunk.starts, chunk.lengths, strict=True))
+        projections = [found[row, start : start + length] for row, (start, length) in spans]
+    del gradients
+    result, exact = _with_exact_tokens(policy, chunk, selection, sketch, engine, heavy)
+    n_own = len(chunk.weights)
+    counts = list(map(len, heavy))
+    norms = exact.sq_norms_by_block[n_own:].sum(axis=2)
+    sketches = None if exact.sketches is None else exact.sketches[n_own:]
+    return result, TokenResult(
+        projections,
+        heavy,
+        [norms[:count, row] for row, count in enumerate(counts)],
+        None if sketches is None else [sketches[:count, row] for row, count in enumerate(counts)],
+    )
+
+
+def heaviest_tokens(statistics: TokenStatistics, chunk: Chunk, exact: int | float) -> list[np.ndarray]:
+    r"""Sorted positions in each completion of the tokens that are heaviest by the forward-only proxy.
+
+    :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2` is the squared norm of the gradient with respect to the logits.
+
+    Args:
+        statistics: of the chunk.
+        chunk: the sequences; tokens that do not count are never heavy.
+        exact: a number of tokens, or the share of :math:`\sum_t w_t` that they are to hold at least.
+    """
+    weights = 1 - 2 * statistics.logprobs.exp() + statistics.sum_pi_squared
+    found = []
+    for proxy, counts in zip(chunk.ragged(weights), chunk.ragged(chunk.weights[0]), strict=True):
+        places = np.flatnonzero(counts)
+        ordered = places[np.argsort(-proxy[places], kind="stable")]
+        number = int(exact)
+        if 0 < exact < 1:
+            held = np.cumsum(proxy[ordered])
+            number = int(np.searchsorted(held, exact * held[-1])) + 1
+        found.append(np.sort(ordered[:number]))
+    return found
+
+
+def _with_exact_tokens(
+    policy: Policy,
+    chunk: Chunk,
+    selection: ParameterSelection,
+    sketch: CountSketch | None,
+    engine: Engine,
+    heavy: list[np.ndarray],
+) -> tuple[ChunkResult, ChunkResult]:
+    """The engine's result for the chunk, and one in which each heavy token is one more weighting.
+
+    A weighting that is 1 on one token of each sequence costs a backward pass and shares the forward pass.
+    """
+    one_hot = _one_hot(chunk, heavy)
+    extended = replace(chunk, weights=torch.cat([chunk.weights, one_hot]))
+    if not len(one_hot) or engine is ghost_engine:
+        both = engine(policy, extended, selection, sketch)
+        own = slice(len(chunk.weights))
+        sketches = None if both.sketches is None else both.sketches[own]
+        return replace(both, chunk=chunk, sq_norms_by_block=both.sq_norms_by_block[own], sketches=sketches), both
+    # The vmap engine would hold a whole gradient for each token.
+    return engine(policy, chunk, selection, sketch), loop_engine(policy, extended, selection, sketch)
+
+
+def _one_hot(chunk: Chunk, heavy: list[np.ndarray]) -> Tensor:
+    """(most heavy tokens, batch, kept): the n-th is 1 on each sequence's n-th heavy token."""
+    weights = torch.zeros(max(map(len, heavy)), *chunk.weights.shape[1:])
+    for row, (start, positions) in enumerate(zip(chunk.starts, heavy, strict=True)):
+        weights[torch.arange(len(positions)), row, start + torch.from_numpy(positions)] = 1
+    return weights.to(chunk.weights)

@@ -1,0 +1,6 @@
+"""What a measuring run leaves behind."""
+
+from gradstats.measurement.measurement import Measurement, WeightedGradients, read_measurement
+from gradstats.measurement.token_scores import TokenScores
+
+__all__ = ["Measurement", "TokenScores", "WeightedGradients", "read_measurement"]

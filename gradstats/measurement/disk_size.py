@@ -1,0 +1,55 @@
+"""What a measurement takes on disk, and the refusal to begin one that does not fit."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from gradstats.config.experiment import MeasurementSection
+from gradstats.rollouts.table import Rollouts
+
+_GIB = 1024**3
+# Four statistics of each token in float64, its id and its sampler's log-probability.
+_BYTES_PER_TOKEN = 4 * 8 + 8
+_BYTES_PER_SKETCH_ENTRY = 4
+
+
+def measured_bytes(rollouts: Rollouts, section: MeasurementSection) -> int:
+    """An upper bound of what the measurement of some rollouts takes on disk."""
+    lengths = rollouts.frame["completion_tokens"].map(len).to_numpy()
+    counted = zip(*np.unique(lengths, return_counts=True), strict=True)
+    return sum(bytes_of_sequences(int(length), int(n), section) for length, n in counted)
+
+
+def bytes_of_sequences(length: int, n: int, section: MeasurementSection) -> int:
+    """An upper bound of what n sequences of a length take on disk.
+
+    The heaviest tokens that hold a share of a sum are at most that share of all tokens.
+    """
+    sketch_dim, probes, exact = section.sketch_dim or 0, section.token_probes, section.token_exact
+    heavy = min(length, math.ceil(exact * length) if 0 < exact < 1 else int(exact))
+    item = np.dtype(section.token_dtype).itemsize
+    return n * (
+        length * (_BYTES_PER_TOKEN + probes * item)
+        + sketch_dim * _BYTES_PER_SKETCH_ENTRY
+        + heavy * (sketch_dim * item + 16)
+    )
+
+
+def require_space(folder: Path, n_bytes: int) -> None:
+    """Refuse to begin what does not fit on the disk.
+
+    Raises:
+        OSError: when less is free where the folder is, or will be.
+    """
+    folder = folder.resolve()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if n_bytes > free:
+        raise OSError(
+            f"the measurement takes up to {n_bytes / _GIB:.2f} GiB, and {there} has {free / _GIB:.2f} GiB left: "
+            "measure with fewer token_probes or token_exact, a smaller sketch_dim, or elsewhere"
+        )

@@ -1,0 +1,112 @@
+"""Problems from any source, by its name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from gradstats.prompts.columns import ColumnMapping
+from gradstats.prompts.embedded import generate_problems
+from gradstats.prompts.files import SUFFIXES, file_problems
+from gradstats.prompts.hub import hub_problems
+from gradstats.prompts.known_sets import columns_like, known_settings
+from gradstats.prompts.problem import Problem
+from gradstats.prompts.reasoning_tasks import is_reasoning_gym_task, reasoning_gym_problems
+
+_PREFIX = "reasoning-gym/"
+
+
+_COLUMNS = tuple(field.name for field in fields(ColumnMapping))
+
+
+_HUB = ("config", "split", "revision")
+
+
+def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **settings: Any) -> list[Problem]:
+    """Load problems.
+
+    Args:
+        source: "embedded" for the step-by-step arithmetic that the embedded policy was trained on; a ``.jsonl``,
+            ``.csv`` or ``.parquet`` file with the columns ``prompt`` and ``answer`` (or those named in
+            ``settings``); "reasoning-gym/TASK" or a bare task name (extra ``tasks``); or the id of a data set on
+            the hub, or a folder that holds one (extra ``hub``).
+        n: how many problems; a seeded subset, in the order of the source, that a larger ``n`` only adds to. All of a
+            file or data set when None; generated sets need it.
+        rng: seed of the subset or of the generator.
+        **settings: options of the source. For files and the hub: ``prompt_column``, ``answer_column``,
+            ``id_column``, ``answer_format``, ``skip_unparsable``, ``drop_repeats`` (see
+            :class:`gradstats.prompts.columns.ColumnMapping`), and ``like``, the id of a known data set whose columns
+            these are; known data sets need none. For the hub also ``config``, ``split`` and ``revision``. For
+            reasoning-gym the task's own settings; for "embedded" ``terms``.
+
+    Returns:
+        The problems, with unique, stable ids.
+
+    Raises:
+        FileNotFoundError: when a file is missing.
+        ValueError: for an unreadable file, a missing column, more problems asked for than there are, an unknown
+            setting, or a source that is none of the above.
+        ImportError: when the source needs an extra that is not installed.
+        ConnectionError: when the hub cannot be reached.
+    """
+    if n is not None and n < 1:
+        raise ValueError(f"n is {n}: ask for at least one problem")
+    name = str(source)
+    if name == "embedded":
+        return _embedded(_required(n, name), rng, settings)
+    if Path(source).suffix in SUFFIXES:
+        mapping, _ = _column_settings(settings, name, ())
+        return file_problems(Path(source), mapping, n, rng)
+    folder = Path(source).is_dir()
+    if not folder and (name.startswith(_PREFIX) or is_reasoning_gym_task(name)):
+        return reasoning_gym_problems(name.removeprefix(_PREFIX), _required(n, name), rng, **settings)
+    if folder or "/" in name:
+        mapping, options = _column_settings(known_settings(name) | settings, name, _HUB)
+        return hub_problems(name, mapping, n, rng, **options)
+    raise ValueError(
+        f'source {name!r} is not known: give "embedded", a {", ".join(SUFFIXES)} file, '
+        "reasoning-gym/TASK (with the extra gradstats[tasks]), or a data set id such as openai/gsm8k"
+    )
+
+
+def is_on_hub(source: str | Path) -> bool:
+    """Whether problems of this source come from a repository on the hub."""
+    name = str(source)
+    elsewhere = name == "embedded" or Path(source).suffix in SUFFIXES or name.startswith(_PREFIX)
+    return "/" in name and not elsewhere and not Path(source).exists()
+
+
+def _column_settings(
+    settings: dict[str, Any], name: str, others: tuple[str, ...]
+) -> tuple[ColumnMapping, dict[str, Any]]:
+    """The column mapping in a source's settings, and what is left of them."""
+    settings = {key: value for key, value in settings.items() if value is not None}
+    like = settings.pop("like", None)
+    for setting in settings:
+        if setting not in _COLUMNS + others:
+            known = [*_COLUMNS, "like", *others]
+            near = get_close_matches(setting, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise ValueError(f"{name} has no setting {setting!r}: {hint}")
+    settings = (columns_like(like) if like is not None else {}) | settings
+    mapping = ColumnMapping(**{key: value for key, value in settings.items() if key in _COLUMNS})
+    return mapping, {key: value for key, value in settings.items() if key in others}
+
+
+def _embedded(n: int, seed: int, settings: dict[str, Any]) -> list[Problem]:
+    try:
+        generated = generate_problems(n, rng=seed, **settings)
+    except TypeError as error:
+        raise ValueError(f"the embedded problems refuse the settings {settings}: {error}") from error
+    return [
+        Problem(item.prompt_id, item.prompt, item.answer, "embedded", {"difficulty": item.difficulty})
+        for item in generated
+    ]
+
+
+def _required(n: int | None, name: str) -> int:
+    if n is None:
+        raise ValueError(f"n is missing: {name!r} generates its problems, so say how many")
+    return n

@@ -1,0 +1,211 @@
+"""A run directory → one self-contained HTML page."""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from gradstats.config.experiment import FiguresSection
+from gradstats.report.numbers import HEADINGS, common_exponent, number_with_interval
+from gradstats.report.saved_results import SavedResults, read_results
+from gradstats.system.files import atomic_path, to_json
+
+COLUMNS = ("trace_cov", "ratio", "matched_ratio", "noise_to_signal", "cosine", "bias_share", "kept_share")
+CAPTIONS = {
+    "length_scaling": "Squared gradient norm of each completion against its length, with the fitted power law.",
+    "variance": "Variance of each estimator relative to the reference, with intervals.",
+    "variance_bias": "Variance at matched signal, with cosine and share of bias beside it, lowest on top.",
+    "group_sizes": (
+        "Variance at equal completions in all against the completions of a group; dotted lines end at the group size "
+        "of RLOO that is as quiet."
+    ),
+    "prompt_parts": "Variance within prompts, which larger groups lower, and between prompts, which they do not.",
+    "length_bins": "Noise to signal of what completions of some lengths contribute.",
+    "blocks_share_of_sq_norm": "Share of the squared gradient norm by layer and kind of parameter.",
+    "blocks_alpha": "Length exponent by layer and kind of parameter.",
+    "alpha_by_block": "Length exponent of each block of parameters.",
+    "length_reward": "Reward against length, both relative to the mean of the same prompt.",
+    "alpha_energy": "Squared gradient norm and summed token energy against length: what lies between is correlation.",
+    "token_energy": "Energy of each token along three completions of typical lengths.",
+    "concentration": "Share of a completion's token energy that its heaviest tokens hold.",
+    "token_correlation": "Correlation of token scores against the distance between tokens; 0 on-policy.",
+    "proxy": "Forward-only proxy of token energies against the energies measured.",
+}
+# Inks of the light style, which the page's own colours replace so that figures follow dark mode.
+_PAGE_COLOURS = {"#222222": "currentColor", "#ffffff": "var(--paper)", "#d9d9d9": "var(--rule)"}
+
+
+def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write what a run found to one HTML file that asks nothing of the network.
+
+    Args:
+        path: a run directory.
+        out: the file; ``report.html`` in the run directory by default.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        FileNotFoundError: when the run holds no numbers; says which command makes them.
+        OSError: when the file cannot be written.
+    """
+    target = Path(path) / "report.html" if out is None else Path(out)
+    page = report_page(read_results(path))
+    try:
+        with atomic_path(target) as partial:
+            partial.write_text(page, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise OSError(
+            f"the report cannot be written to {target} ({error.strerror}): choose another with --out"
+        ) from error
+    return target
+
+
+def report_page(run: SavedResults) -> str:
+    """The page as text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("gradstats.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("report.html.j2").render(
+        name=run.name,
+        description=run.settings.get("description", ""),
+        measured=_what_was_measured(run),
+        alpha=_alpha(run),
+        sentences=(run.alpha or {}).get("sentences", []),
+        variance=_variance(run),
+        figures=_figures(run),
+        commands=_commands(run),
+        remarks=run.manifest.get("remarks", []),
+        settings=run.settings,
+        experiment=_text(run.path / "experiment.yaml"),
+        manifest=to_json(run.manifest) if run.manifest else "",
+    )
+
+
+def inline_svg(svg: str, prefix: str, title: str) -> str:
+    """An SVG file as an element of a page: its ids its own, its inks the page's, named for screen readers.
+
+    Args:
+        svg: the file's text.
+        prefix: put before each id, so that several figures share a page.
+        title: what a screen reader says.
+    """
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="', f'id="{prefix}-', body)
+    body = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", body)
+    for ink, colour in _PAGE_COLOURS.items():
+        body = body.replace(ink, colour)
+    width, height = (float(number) for number in re.findall(r'(?:width|height)="([\d.]+)pt"', body)[:2])
+    body = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", body, count=2)
+    opening = f'<svg role="img" aria-label="{html.escape(title)}" style="aspect-ratio: {width:g} / {height:g}"'
+    return body.replace("<svg", opening, 1)
+
+
+def _figures(run: SavedResults) -> list[dict[str, str]]:
+    import matplotlib as mpl
+
+    from gradstats.plots.save import DETERMINISTIC, METADATA
+    from gradstats.report.figures import run_figures
+
+    found = []
+    for name, figure, _ in run_figures(run, FiguresSection(venue="icml", column="half")):
+        svg = io.StringIO()
+        with mpl.rc_context(DETERMINISTIC):
+            figure.savefig(svg, format="svg", metadata=METADATA["svg"])
+        found.append({"name": name, "caption": CAPTIONS[name], "svg": inline_svg(svg.getvalue(), name, CAPTIONS[name])})
+    return found
+
+
+def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
+    manifest, settings = run.manifest, run.settings
+    policy = manifest.get("policy") or {}
+    rows = [
+        ("policy", policy.get("name") or settings.get("policy.name")),
+        ("revision", policy.get("revision")),
+        ("parameters", f"{policy['n_parameters']:,}" if policy.get("n_parameters") else None),
+        ("dtype and device", ", ".join(str(policy[key]) for key in ("dtype", "device") if policy.get(key))),
+        ("scored at temperature", policy.get("temperature")),
+        ("problems", settings.get("prompts.source")),
+        ("sampler", ", ".join(f"{key} {value}" for key, value in (manifest.get("sampler") or {}).items())),
+        ("prompts", manifest.get("n_prompts")),
+        ("completions", manifest.get("n_sequences")),
+        ("cut off at the cap", manifest.get("n_truncated")),
+        ("mean reward", f"{manifest['mean_reward']:.3f}" if manifest.get("mean_reward") is not None else None),
+        ("gradient engine", manifest.get("engine")),
+        ("sampler against scorer", (manifest.get("sampler_gap") or {}).get("sentence")),
+    ]
+    return [(label, str(value)) for label, value in rows if value not in (None, "")]
+
+
+def _alpha(run: SavedResults) -> dict[str, str] | None:
+    if run.alpha is None:
+        return None
+    numbers = {key: math.nan if value is None else value for key, value in run.alpha.items()}
+    return {
+        "text": number_with_interval(numbers["alpha"], numbers["alpha_low"], numbers["alpha_high"]),
+        "interval": f"[{numbers['alpha_low']:.3f}, {numbers['alpha_high']:.3f}]",
+        "level": f"{numbers.get('confidence_level', 0.95):.0%}",
+        "method": f"{numbers['method']}, {numbers['interval']} interval",
+        "rest": f"n = {numbers['n']} completions of {numbers['n_prompts']} prompts, R² = {numbers['r_squared']:.2f}",
+    }
+
+
+def _variance(run: SavedResults) -> dict[str, Any] | None:
+    frame = run.variance
+    if frame is None:
+        return None
+    about = frame.attrs
+    shown = [name for name in COLUMNS if name in frame]
+    columns, rows = [], [{"name": str(name), "html": _breakable(str(name)), "cells": []} for name in frame["estimator"]]
+    for name in shown:
+        triples = [tuple(row) for row in frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)]
+        exponent = common_exponent(triples)
+        heading = HEADINGS[name].format(reference=about.get("reference", "the reference"))
+        columns.append(heading + (f" (×10^{exponent})" if exponent else ""))
+        for row, (value, low, high) in zip(rows, triples, strict=True):
+            key = value if math.isfinite(value) else low
+            row["cells"].append(
+                {
+                    "html": number_with_interval(value, low, high, exponent=exponent, markup="html"),
+                    "key": repr(float(key)) if math.isfinite(key) else "",
+                    "bold": name == "matched_ratio" and row["name"] == about.get("lowest_beyond_doubt"),
+                }
+            )
+    return {
+        "columns": columns,
+        "rows": rows,
+        "level": f"{about['confidence_level']:.0%}" if "confidence_level" in about else "",
+        "n_prompts": about.get("n_prompts"),
+        "reference": about.get("reference"),
+        "notes": about.get("notes", []),
+    }
+
+
+def _commands(run: SavedResults) -> list[tuple[str, str]]:
+    folder = shlex.quote(run.path.name)
+    return [
+        ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {folder}-again"),
+        ("α and what bears on it", f"gradstats alpha {folder}"),
+        ("the variance table", f"gradstats variance {folder}"),
+        *([("single tokens", f"gradstats tokens {folder}")] if run.tokens is not None else []),
+        ("figures at another venue's width", f"gradstats figures {folder} --venue neurips --column full"),
+        ("this page", f"gradstats report {folder}"),
+    ]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _breakable(name: str) -> str:
+    """A name that a narrow column may break where its words and parameters end."""
+    return re.sub(r"([_(,=])", r"\1<wbr>", html.escape(name))

@@ -1,0 +1,223 @@
+"""The saved numbers of a run, read back for figures, tables and reports; needs no model and no measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from gradstats.config.experiment import Experiment, FiguresSection
+from gradstats.report.saved_tokens import SavedTokens, read_tokens
+from gradstats.stats import LengthScalingFit, fit_length_scaling
+
+# Settings whose difference makes two runs answer different questions.
+COMPARED = (
+    "policy.name",
+    "policy.revision",
+    "policy.temperature",
+    "prompts.source",
+    "prompts.settings",
+    "sampling.group_size",
+    "sampling.max_new_tokens",
+    "sampling.temperature",
+    "sampling.top_p",
+    "sampling.top_k",
+    "sampling.min_p",
+    "sampling.repetition_penalty",
+    "sampling.reward",
+    "sampling.system_prompt",
+    "sampling.sampler",
+    "measurement.params",
+    "variance.group_size",
+    "variance.reference",
+)
+
+#: Tables beside the variance comparison, where the data allowed them.
+BREAKDOWNS = ("group_sizes", "equivalent_group_size", "length_bins")
+
+
+@dataclass(frozen=True)
+class SavedResults:
+    """What a run left behind.
+
+    Attributes:
+        path: the run directory, or a folder that holds a copy of its results.
+        name: of the experiment.
+        settings: every setting, flat: ``"sampling.top_k"`` → value; empty where experiment.yaml is missing.
+        manifest: versions, commit, seeds, timings; empty where it has not been written.
+        alpha: what ``alpha.json`` says, or None.
+        points: one row a completion: prompt_id, length, sq_norm, and where known reward and truncated; or None.
+        variance: the variance table with its ``.attrs``, or None.
+        breakdowns: further tables by name, as far as there are: ``group_sizes``, ``equivalent_group_size``,
+            ``length_bins``.
+        tokens: what was found about single tokens, or None.
+    """
+
+    path: Path
+    name: str
+    settings: dict[str, Any]
+    manifest: dict[str, Any]
+    alpha: dict[str, Any] | None
+    points: pd.DataFrame | None
+    variance: pd.DataFrame | None
+    breakdowns: dict[str, pd.DataFrame] = field(default_factory=dict)
+    tokens: SavedTokens | None = None
+
+    @cached_property
+    def fit(self) -> LengthScalingFit | None:
+        """The length-scaling fit of the saved points."""
+        if self.points is None or self.alpha is None:
+            return None
+        return fit_length_scaling(
+            lengths=self.points["length"],
+            sq_norms=self.points["sq_norm"],
+            groups=self.points["prompt_id"],
+            method=self.alpha.get("method", "ols"),
+            truncated=self.points.get("truncated"),
+        )
+
+    @cached_property
+    def energy_fit(self) -> LengthScalingFit | None:
+        """The length-scaling fit of the summed token energies, where they were measured."""
+        if self.points is None or self.alpha is None or "energy" not in self.points:
+            return None
+        return fit_length_scaling(
+            lengths=self.points["length"],
+            sq_norms=self.points["energy"],
+            groups=self.points["prompt_id"],
+            method=self.alpha.get("method", "ols"),
+            truncated=self.points.get("truncated"),
+        )
+
+    @property
+    def by_block(self) -> pd.DataFrame | None:
+        """α of each block, where blocks were measured."""
+        rows = (self.alpha or {}).get("by_block")
+        return pd.DataFrame(rows) if rows else None
+
+    @property
+    def look(self) -> FiguresSection:
+        """How the experiment asked its figures to look."""
+        prefix = "figures."
+        entries = {key.removeprefix(prefix): value for key, value in self.settings.items() if key.startswith(prefix)}
+        return FiguresSection(**entries)
+
+
+def read_results(path: str | os.PathLike[str]) -> SavedResults:
+    """Read what a run saved.
+
+    Args:
+        path: a run directory, or a folder with its ``alpha.json``, ``variance.csv`` and ``length_scaling.csv``.
+
+    Raises:
+        FileNotFoundError: when there is no such folder, or it holds none of a run's numbers; says what makes them.
+        ValueError: when a file is broken.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is no run directory: make one with `gradstats run EXPERIMENT --out {path}`")
+    alpha = _read_json(path / "alpha.json")
+    variance = _read_variance(path)
+    if alpha is None and variance is None and not (path / "proxy_quality.csv").exists():
+        state = "an unfinished run" if (path / "experiment.yaml").exists() else "no run directory"
+        source = path / "experiment.yaml" if (path / "experiment.yaml").exists() else "EXPERIMENT"
+        raise FileNotFoundError(
+            f"{path} is {state}: it holds neither alpha.json nor variance.csv; `gradstats run {source} --out {path}` "
+            "makes them"
+        )
+    settings = _settings(path / "experiment.yaml")
+    manifest = _read_json(path / "manifest.json") or {}
+    points = _table(path, "length_scaling")
+    breakdowns = {name: table for name in BREAKDOWNS if (table := _table(path, name)) is not None}
+    return SavedResults(
+        path=path,
+        name=str(settings.get("name") or manifest.get("experiment") or path.resolve().name),
+        settings=settings,
+        manifest=manifest,
+        alpha=alpha,
+        points=None if points is None else _read_csv(points, dtype={"prompt_id": str}),
+        variance=variance,
+        breakdowns={name: _read_csv(table) for name, table in breakdowns.items()},
+        tokens=read_tokens(path),
+    )
+
+
+def differing_settings(runs: list[SavedResults]) -> dict[str, list[Any]]:
+    """Settings in which runs differ that should not differ between things drawn on one axis: name → one value a run."""
+    found = {}
+    for name in COMPARED:
+        values = [run.settings.get(name) for run in runs]
+        if any(value != values[0] for value in values):
+            found[name] = values
+    return found
+
+
+def run_labels(runs: list[SavedResults]) -> list[str]:
+    """What each run is called in a legend: its name, and the settings in which it differs from the others."""
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [run.path.resolve().name for run in runs]
+    differing = differing_settings(runs)
+    return [
+        name + (f" ({', '.join(_setting(key, values[at]) for key, values in differing.items())})" if differing else "")
+        for at, name in enumerate(names)
+    ]
+
+
+def _table(path: Path, name: str) -> Path | None:
+    """The file of a table: a run keeps it in a folder of tables, a copy of its results beside the figures."""
+    found = (path / folder / f"{name}.csv" for folder in ("tables", "figures", "."))
+    return next((table for table in found if table.exists()), None)
+
+
+def _setting(key: str, value: Any) -> str:
+    # A policy is called by the last part of its path, the rest being where it lies.
+    shown = Path(value).name if key == "policy.name" and isinstance(value, str) else value
+    short = key.partition(".")[2] if key.startswith("sampling.") else key.replace(".name", "").replace(".source", "")
+    return f"{short.replace('_', ' ')} {shown}"
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    experiment = Experiment.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    flat: dict[str, Any] = {}
+    for section, entries in experiment.model_dump().items():
+        if isinstance(entries, dict):
+            flat |= {f"{section}.{key}": value for key, value in entries.items()}
+        else:
+            flat[section] = entries
+    # The sampler takes the policy's temperature where it is given none of its own.
+    if flat.get("sampling.temperature") is None:
+        flat["sampling.temperature"] = flat["policy.temperature"]
+    return flat
+
+
+def _read_variance(path: Path) -> pd.DataFrame | None:
+    if not (path / "variance.csv").exists():
+        return None
+    frame = _read_csv(path / "variance.csv")
+    frame.attrs |= _read_json(path / "variance.json") or {}
+    return frame
+
+
+def _read_csv(path: Path, **options: Any) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path, **options)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as CSV ({error}): make the run again") from error
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error}): make the run again") from error

@@ -1,0 +1,107 @@
+"""The saved numbers of a run's tokens: proxies, profiles, a few traces and a sample of tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gradstats.system.files import atomic_path, write_json
+
+FILES = ("proxy_quality.csv", "proxy_quality.json", "token_profiles.csv", "token_traces.csv", "token_sample.csv")
+MOST_TOKENS = 3000
+TRACES_AT = (0.25, 0.5, 0.9)
+PROFILES = ("correlation", "concentration", "local_slope")
+
+
+@dataclass(frozen=True)
+class SavedTokens:
+    """What `gradstats tokens` left behind.
+
+    Attributes:
+        proxies: the frame of `gradstats.ProxyQuality`, with its ``.attrs``.
+        profiles: profile → its frame.
+        traces: tokens of three completions, at the quartile, median and ninth decile of length.
+        sample: at most 3000 tokens of all completions, drawn at random.
+    """
+
+    proxies: pd.DataFrame
+    profiles: dict[str, pd.DataFrame]
+    traces: pd.DataFrame
+    sample: pd.DataFrame
+
+
+def save_tokens(quality: Any, folder: Path, confidence_level: float = 0.95) -> list[Path]:
+    """Write the numbers of a `gradstats.ProxyQuality` to a folder; returns the paths."""
+    frame = quality.to_frame(confidence_level)
+    long = []
+    for name in PROFILES:
+        profile = getattr(quality, name)
+        table = profile.to_frame(confidence_level)
+        table.columns = ["first", "last", "value", "low", "high", "n_prompts"]
+        long.append(table.assign(profile=name, axis=profile.axis, quantity=profile.quantity))
+    tokens = quality.tokens
+    sample = tokens
+    if len(tokens) > MOST_TOKENS:
+        sample = tokens.sample(MOST_TOKENS, random_state=0).sort_index()
+    tables = {
+        "proxy_quality.csv": frame,
+        "token_profiles.csv": pd.concat(long, ignore_index=True),
+        "token_traces.csv": _traces(tokens, confidence_level),
+        "token_sample.csv": sample,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        with atomic_path(folder / name) as partial:
+            table.to_csv(partial, index=False, lineterminator="\n", float_format="%.7g")
+    write_json(folder / "proxy_quality.json", frame.attrs)
+    return [folder / name for name in FILES]
+
+
+def read_tokens(folder: Path) -> SavedTokens | None:
+    """Read what `save_tokens` wrote; None where there is nothing.
+
+    Raises:
+        ValueError: when a file is missing or broken.
+    """
+    if not (folder / FILES[0]).exists():
+        return None
+    try:
+        proxies, long, traces, sample = (
+            pd.read_csv(folder / name, dtype={"prompt_id": str}) for name in FILES if name.endswith(".csv")
+        )
+        proxies.attrs |= json.loads((folder / "proxy_quality.json").read_text(encoding="utf-8"))
+        profiles = {}
+        for name, rows in long.groupby("profile", sort=False):
+            axis, quantity = rows["axis"].iloc[0], rows["quantity"].iloc[0]
+            names = {"first": f"{axis}_first", "last": f"{axis}_last", "value": quantity}
+            names |= {end: f"{quantity}_{end}" for end in ("low", "high")}
+            profiles[str(name)] = rows.rename(columns=names)[[*names.values(), "n_prompts"]].reset_index(drop=True)
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(
+            f"the token results in {folder} cannot be read ({error}): make them again with `gradstats tokens {folder}`"
+        ) from error
+    return SavedTokens(proxies, profiles, traces, sample)
+
+
+def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
+    """Completions of typical lengths, with the intervals of their energies."""
+    from scipy import stats
+
+    keys = ["prompt_id", "sample_id"]
+    traces = sorted((rows for _, rows in tokens.groupby(keys, sort=False)), key=len)
+    places = sorted({round(share * (len(traces) - 1)) for share in TRACES_AT})
+    quantile = stats.norm.ppf(0.5 + confidence_level / 2.0)
+    found = []
+    for place in places:
+        rows = traces[place]
+        # An energy is a mean of squares: symmetric about its logarithm, and never below 0.
+        energy, error = rows["energy"].to_numpy(), rows["energy_stderr"].to_numpy()
+        width = np.exp(quantile * np.divide(error, energy, out=np.zeros(len(rows)), where=energy > 0))
+        label = f"{len(rows)} tokens"
+        found.append(rows.assign(sequence=label, energy_low=energy / width, energy_high=energy * width))
+    return pd.concat(found, ignore_index=True)

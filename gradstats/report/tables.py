@@ -1,0 +1,236 @@
+"""Tables for papers: number ± interval with sensible digits, as booktabs LaTeX, Markdown and CSV."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from gradstats.report.numbers import HEADINGS, common_exponent, number_with_interval
+from gradstats.stats.variance.winner import JUDGED, _frame, clear_winner, lowest
+from gradstats.system.files import atomic_path
+
+VARIANCE_COLUMNS = ("trace_cov", "ratio", "matched_ratio", "cosine", "bias_share", "kept_share")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its caption, ready to be written.
+
+    Attributes:
+        caption: one paragraph: what, n, level, method.
+        heading: of the first column, which names the rows.
+        rows: name of each row.
+        columns: for each column its heading and, for each row, ``(value, low, high)``.
+        bold: ``(row, column)`` positions set in bold.
+        source: the numbers in full, as they go into the CSV file.
+        label: what LaTeX refers to it by.
+    """
+
+    caption: str
+    heading: str
+    rows: tuple[str, ...]
+    columns: Mapping[str, Sequence[tuple[float, float, float]]]
+    source: pd.DataFrame = field(repr=False)
+    bold: frozenset[tuple[int, int]] = frozenset()
+    label: str = "tab:gradstats"
+
+    def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows of text, in ``"latex"`` or ``"markdown"``."""
+        escape = latex_escape if markup == "latex" else markdown_escape
+        headings, texts = [escape(self.heading)], [[escape(name)] for name in self.rows]
+        for at, (heading, triples) in enumerate(self.columns.items()):
+            exponent = common_exponent(triples)
+            headings.append(_in_powers(escape(heading), exponent, markup))
+            for row, triple in enumerate(triples):
+                text = number_with_interval(*triple, exponent=exponent, markup=markup)
+                if (row, at) in self.bold:
+                    text = rf"\textbf{{\boldmath {text}}}" if markup == "latex" else f"**{text}**"
+                texts[row].append(text)
+        return headings, texts
+
+    def to_latex(self) -> str:
+        r"""A ``table`` environment with booktabs rules; needs ``\usepackage{booktabs}``."""
+        headings, texts = self.cells("latex")
+        lines = [" & ".join(row) + r" \\" for row in texts]
+        return "\n".join(
+            [
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{latex_escape(self.caption)}}}",
+                rf"\label{{{self.label}}}",
+                rf"\begin{{tabular}}{{l{'c' * len(self.columns)}}}",
+                r"\toprule",
+                " & ".join(headings) + r" \\",
+                r"\midrule",
+                *lines,
+                r"\bottomrule",
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def to_markdown(self) -> str:
+        """A pipe table with its caption underneath."""
+        headings, texts = self.cells("markdown")
+        rules = [":--", *["--:"] * len(self.columns)]
+        lines = ["| " + " | ".join(row) + " |" for row in (headings, rules, *texts)]
+        return "\n".join([*lines, "", markdown_escape(self.caption), ""])
+
+    def save(self, path_stem: str | os.PathLike[str]) -> list[Path]:
+        """Write ``.tex``, ``.md`` and ``.csv`` (every digit of every number); returns the paths."""
+        stem = Path(path_stem)
+        csv = self.source.to_csv(index=False, lineterminator="\n")
+        paths = []
+        for suffix, text in ((".tex", self.to_latex()), (".md", self.to_markdown()), (".csv", csv)):
+            paths.append(stem.with_name(stem.name + suffix))
+            with atomic_path(paths[-1]) as partial:
+                partial.write_text(text, encoding="utf-8", newline="\n")
+        return paths
+
+
+def variance_table(
+    comparison: Any,
+    *,
+    columns: Sequence[str] = VARIANCE_COLUMNS,
+    paired: Any = None,
+    confidence_level: float | None = None,
+) -> Table:
+    """The variance of estimators, one row each, in the comparison's order.
+
+    The lowest matched ratio is set in bold where it is known to be the lowest: where the paired interval against
+    every other row excludes a tie. The comparison's own intervals are paired with its reference alone; a winner other
+    than the reference needs ``paired``, the same comparison with the winner as reference. Without it nothing is bold,
+    save in a table of two rows.
+
+    Args:
+        comparison: a `gradstats.stats.VarianceComparison` or its frame.
+        columns: quantities to show, each with its ``_low`` and ``_high``.
+        paired: the comparison whose reference is `lowest(comparison)`, or its frame.
+        confidence_level: of the intervals, for a `VarianceComparison`; a frame brings its own.
+
+    Raises:
+        ValueError: when the frame lacks a column, or ``paired`` has another reference or other rows.
+    """
+    frame = _frame(comparison, confidence_level)
+    needed = ["estimator", *(f"{name}{end}" for name in columns for end in ("", "_low", "_high"))]
+    missing = [name for name in needed if name not in frame]
+    if missing:
+        raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: give what compare() returns")
+    bold: frozenset[tuple[int, int]] = frozenset()
+    if JUDGED in columns:
+        winner = clear_winner(frame, None if paired is None else _frame(paired, confidence_level))
+        bold = frozenset() if winner is None else frozenset({(winner, list(columns).index(JUDGED))})
+    about = frame.attrs
+    reference = about.get("reference", "the reference")
+    return Table(
+        caption=_variance_caption(about, columns, None if lowest(frame) is None else bool(bold)),
+        heading="estimator",
+        rows=tuple(_row_names(frame)),
+        columns={HEADINGS[name].format(reference=reference): _triples(frame, name) for name in columns},
+        source=frame,
+        bold=bold,
+        label="tab:variance",
+    )
+
+
+def alpha_table(fits: Mapping[str, Any], *, confidence_level: float = 0.95) -> Table:
+    """The length exponent of one or several fits.
+
+    Args:
+        fits: name → `gradstats.stats.LengthScalingFit`.
+        confidence_level: of the intervals.
+
+    Raises:
+        ValueError: when ``fits`` is empty.
+    """
+    if not fits:
+        raise ValueError("fits is empty: give at least one name and its fit")
+    frame = pd.concat([fit.to_frame(confidence_level) for fit in fits.values()], ignore_index=True)
+    frame.insert(0, "run", list(fits))
+    kinds = " and ".join(dict.fromkeys(f"{fit.method}, {fit.interval} interval" for fit in fits.values()))
+    counts = [(float(value), math.nan, math.nan) for value in frame["n"]]
+    return Table(
+        caption=(
+            f"Length exponent α with {confidence_level:.0%} intervals ({kinds}): the norm of a completion's gradient "
+            f"grows like the power α of its length. n completions of {_listed(frame['n_prompts'])} prompts."
+        ),
+        heading="run",
+        rows=tuple(map(str, frame["run"])),
+        columns={
+            "α": _triples(frame, "alpha"),
+            "R²": [(round(value, 2), math.nan, math.nan) for value in frame["r_squared"]],
+            "n": counts,
+        },
+        source=frame,
+        label="tab:alpha",
+    )
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "α": r"$\alpha$", "∝": r"$\propto$", "∇": r"$\nabla$",
+    "‖": r"$\Vert$", "π": r"$\pi$", "δ": r"$\delta$", "τ": r"$\tau$", "γ": r"$\gamma$", "λ": r"$\lambda$",
+    "²": r"$^2$", "·": r"$\cdot$", "×": r"$\times$", "−": r"$-$", "–": "--", "|": r"$|$", "<": r"$<$", ">": r"$>$",
+    "ε": r"$\varepsilon$", "ĝ": r"$\hat g$",
+}  # fmt: skip
+
+
+def latex_escape(text: str) -> str:
+    """Text as LaTeX sets it."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def markdown_escape(text: str) -> str:
+    """Text that Markdown leaves alone."""
+    return "".join("\\" + character if character in r"\`*_{}[]<>|#" else character for character in text)
+
+
+def _row_names(frame: pd.DataFrame) -> list[str]:
+    names = [str(name) for name in frame["estimator"]]
+    if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
+        return [f"{name}, N={size:g}" for name, size in zip(names, frame["group_size"], strict=True)]
+    return names
+
+
+def _triples(frame: pd.DataFrame, name: str) -> list[tuple[float, float, float]]:
+    values = frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
+    return [(float(value), float(low), float(high)) for value, low, high in values]
+
+
+def _variance_caption(about: Mapping[Any, Any], columns: Sequence[str], has_winner: bool | None) -> str:
+    level = f"{about['confidence_level']:.0%} " if "confidence_level" in about else ""
+    n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
+    groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
+    sentences = [
+        f"Variance of one prompt group's gradient, {level}intervals by delete-one-prompt jackknife{n}{groups}; ratios "
+        f"to {about.get('reference', 'the reference')} are paired."
+    ]
+    if "bias_share" in columns and "prompts_per_batch" in about:
+        sentences.append(f"The share of bias is that of a batch of {about['prompts_per_batch']} prompts.")
+    if JUDGED in columns:
+        told = {
+            True: "Bold: lowest matched ratio, where the paired interval against every other row excludes a tie.",
+            False: "No row is bold: the paired intervals leave a tie for the lowest matched ratio.",
+            None: "No matched ratio is resolved.",
+        }
+        sentences.append(told[has_winner])
+    return " ".join(sentences)
+
+
+def _in_powers(heading: str, exponent: int, markup: str) -> str:
+    if exponent == 0:
+        return heading
+    if markup == "latex":
+        return rf"{heading} ($\times 10^{{{exponent}}}$)"
+    return f"{heading} (×10^{exponent})"
+
+
+def _listed(numbers: Any) -> str:
+    return ", ".join(str(number) for number in dict.fromkeys(numbers))

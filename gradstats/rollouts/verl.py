@@ -1,0 +1,122 @@
+"""The JSONL files of rollouts that verl's trainer writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradstats.rollouts.table import Rollouts
+from gradstats.rollouts.trainer_dumps import _Dump, _files, _in_template
+
+
+def read_verl_rollouts(
+    path: str | os.PathLike[str],
+    tokenizer: Any,
+    *,
+    reward: str = "score",
+    step: int | None = None,
+    max_completion_length: int | None = None,
+    system_prompt: str | None = None,
+    template_options: Mapping[str, Any] | None = None,
+) -> Rollouts:
+    """Read the JSONL files that verl writes to ``trainer.rollout_data_dir``.
+
+    verl writes prompts without the special tokens that set off the turns. They are restored where the text is that of a
+    single user message in the tokenizer's chat template; how many are not is said in a warning.
+
+    Args:
+        path: a ``STEP.jsonl``, or the folder.
+        tokenizer: that of the policy that was trained, with its chat template.
+        reward: the field of the reward.
+        step: keep this step alone; by default all, each of which another policy has sampled.
+        max_completion_length: the trainer's ``data.max_response_length``, see :func:`read_trl_completions`.
+        system_prompt: the system message that the prompts began with.
+        template_options: further variables of the chat template.
+
+    Raises:
+        FileNotFoundError: when nothing is there.
+        ValueError: for a line that cannot be read (named), a missing field, or a step that is not in it.
+    """
+    files = _files(Path(path), "*.jsonl", "verl's rollouts (STEP.jsonl)")
+    rows = [row for file in files for row in _json_lines(file, ("input", "output", "step", reward))]
+    encode = _VerlPrompts(tokenizer, system_prompt, dict(template_options or {}))
+    texts = [str(row["input"]) for row in rows]
+    encoded = {text: encode(text) for text in dict.fromkeys(texts)}
+    unrestored = sum(not restored for _, restored in encoded.values())
+    lost = ["token ids", "log-probabilities of the sampler", "special tokens"]
+    if unrestored:
+        lost.append(f"the chat template around {unrestored} of {len(encoded)} prompts")
+    return _Dump(
+        kind="verl",
+        source=Path(path).name,
+        steps=np.array([int(row["step"]) for row in rows]),
+        prompts=texts,
+        shown=texts,
+        encoded=[encoded[text][0] for text in texts],
+        completions=[str(row["output"]) for row in rows],
+        rewards=np.array([_number(row[reward]) for row in rows]),
+        lost=lost,
+    ).rollouts(tokenizer, step, max_completion_length)
+
+
+@dataclass(frozen=True)
+class _VerlPrompts:
+    """Token ids of a prompt whose special tokens verl left out, and whether the template could be put back."""
+
+    tokenizer: Any
+    system_prompt: str | None
+    options: dict[str, Any]
+
+    def __call__(self, text: str) -> tuple[list[int], bool]:
+        if self.tokenizer.chat_template:
+            mark = "xqzjprompt"  # plain letters, which every tokenizer gives back
+            before, found, after = self._stripped(self._encode(mark)).partition(mark)
+            if found and text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after):
+                tokens = self._encode(text[len(before) : len(text) - len(after)])
+                if self._stripped(tokens) == text:
+                    return tokens, True
+        return list(self.tokenizer(text)["input_ids"]), False
+
+    def _encode(self, content: str) -> list[int]:
+        system = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
+        return _in_template(self.tokenizer, [*system, {"role": "user", "content": content}], self.options)
+
+    def _stripped(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def _json_lines(file: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
+    rows = []
+    with file.open(encoding="utf-8", errors="strict") as lines:
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    rows.append(_json_line(line, number, file, needed))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not UTF-8 after line {len(rows)} ({error}): copy it again") from error
+    if not rows:
+        raise ValueError(f"{file} is empty: the trainer has written nothing to it yet")
+    return rows
+
+
+def _json_line(line: str, number: int, file: Path, needed: Sequence[str]) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        cut = ": the file is cut short, drop the line" if not line.endswith("\n") else ""
+        raise ValueError(f"line {number} of {file} is not JSON ({error}){cut}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"line {number} of {file} is not a JSON object: {line[:60]!r}")
+    if missing := [name for name in needed if name not in row]:
+        raise ValueError(f"line {number} of {file} has no field {missing[0]!r} (it has {', '.join(row)})")
+    return row
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("nan")

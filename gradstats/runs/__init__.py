@@ -1,0 +1,1 @@
+"""From an experiment file to a run directory: sampling, measuring, analysis, growth and regrading."""

@@ -1,0 +1,69 @@
+"""Where a run's variance comes from: tables by group size and by completion length."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from gradstats import estimators as families
+from gradstats.stats import compare, equivalent_group_sizes, variance_by_length
+
+if TYPE_CHECKING:
+    from gradstats.config.experiment import VarianceSection
+    from gradstats.estimators import Estimator
+    from gradstats.measurement.measurement import Measurement
+
+
+def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict[str, pd.DataFrame]:
+    """Tables beside the variance comparison, by name; a table that the data do not allow is missing.
+
+    Returns:
+        ``group_sizes``: the estimators that stay within their group at 2, 4, 8, … completions a group, with their
+        parts within and between prompts where a prompt has two groups; ``equivalent_group_size``: of each whose
+        expectation is a known multiple of the gradient, the group size of RLOO that is as quiet; ``length_bins``:
+        noise and signal of what completions of some lengths contribute to the reference.
+    """
+    most = int(np.unique(measured.rollouts.prompt_id, return_counts=True)[1].min())
+    sizes = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
+    level = section.confidence_level
+    makers = {
+        "group_sizes": lambda: _group_sizes(measured, section, sizes),
+        "equivalent_group_size": lambda: _equivalent(measured, section, max(sizes, default=0) // 2),
+        "length_bins": lambda: variance_by_length(measured, section.reference, rng=section.seed).to_frame(level),
+    }
+    found = {}
+    for name, make in makers.items():
+        with warnings.catch_warnings():  # the comparison itself has said what is not resolved
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                frame = make()
+            except ValueError:  # too few completions for groups, or too few prompts: no such table
+                continue
+        if len(frame):
+            found[name] = frame
+    return found
+
+
+def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
+    comparison = compare(measured, _local(section), group_size=sizes, reference=section.reference, rng=section.seed)
+    frame = comparison.to_frame(section.confidence_level)
+    if comparison.n_groups > sum(split.n_prompts for split in comparison.splits):
+        parts = comparison.prompt_parts(section.confidence_level)
+        frame = pd.concat([frame, parts.drop(columns=["estimator", "group_size"])], axis=1)
+    return frame
+
+
+def _equivalent(measured: Measurement, section: VarianceSection, size: int) -> pd.DataFrame:
+    if size < 3:
+        return pd.DataFrame()
+    answers = equivalent_group_sizes(measured, [one for one in _local(section) if one.expected_scale(size)], size)
+    return pd.concat([answer.to_frame(section.confidence_level) for answer in answers], ignore_index=True)
+
+
+def _local(section: VarianceSection) -> list[Estimator]:
+    """The estimators that stay within their group and weight whole completions."""
+    chosen = [families.get(label) for label in section.estimators]
+    return [one for one in chosen if one.level == "sequence" and not one.across_groups]

@@ -1,0 +1,169 @@
+"""What a run will cost: an upper bound of its time, memory and disk, from a small probe on this machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradstats.config.experiment import Experiment
+from gradstats.gradients.blocks import ParameterSelection, select_parameters
+from gradstats.gradients.chunking import default_memory_gib, plan_chunks
+from gradstats.gradients.engines.layers import supported_layers
+from gradstats.gradients.engines.registry import ENGINES
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.objective import make_chunk
+from gradstats.gradients.sketches import CountSketch
+from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
+from gradstats.measurement.disk_size import bytes_of_sequences
+from gradstats.policy.policy import Policy
+from gradstats.rollouts.table import Rollouts
+from gradstats.runs.loading import sampling_plan
+from gradstats.runs.revisions import resolve_revisions
+from gradstats.sampling import SamplerSettings
+from gradstats.sampling.plan import SamplingPlan
+from gradstats.sampling.transformers_sampler import generate
+
+_GIB = 1024**3
+_PROBE_TOKENS = 16
+# Of the random directions and of the exact tokens, so many are timed.
+_TIMED_PROBES, _TIMED_EXACT = 8, 2
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """Upper bounds, as if every completion ran to the cap of new tokens.
+
+    Attributes:
+        n_prompts: number of prompts.
+        n_sequences: number of completions.
+        n_tokens: tokens to be sampled.
+        n_batches: sampling batches, each written as one shard.
+        n_parameters: differentiated parameters.
+        sampling_seconds: extrapolated from a few tokens of one batch.
+        measuring_seconds: extrapolated from one chunk of short sequences.
+        memory_gib: parameters, per-sequence gradients of a chunk and its logits.
+        disk_gib: rollouts, sketches, token statistics and token scores.
+    """
+
+    n_prompts: int
+    n_sequences: int
+    n_tokens: int
+    n_batches: int
+    n_parameters: int
+    sampling_seconds: float
+    measuring_seconds: float
+    memory_gib: float
+    disk_gib: float
+
+
+def estimate_cost(experiment: Experiment) -> CostEstimate:
+    """Load the policy and the prompts, time a probe of each step, and extrapolate.
+
+    Raises:
+        ValueError, OSError, ImportError: as the run itself would, for wrong settings or missing weights.
+    """
+    plan = sampling_plan(experiment, resolve_revisions(experiment))
+    policy = plan.policy
+    cap = plan.settings.max_new_tokens
+    probe = SamplerSettings(min(_PROBE_TOKENS, cap), plan.settings.temperature)
+    rows = plan.rows[-1]
+    start = time.perf_counter()
+    generate(policy, [plan.prompt_tokens[index] for index, _ in rows], probe, 0)
+    per_step = (time.perf_counter() - start) / probe.max_new_tokens
+    selection = select_parameters(policy.model, experiment.measurement.params, experiment.measurement.blocks)
+    longest = _longest_rollouts(plan, cap)
+    engine = _engine_name(experiment.measurement.engine, policy, selection)
+    chunks = plan_chunks(
+        longest,
+        policy,
+        selection,
+        experiment.measurement.token_budget,
+        experiment.measurement.memory_gib,
+        gradients_held=int(engine == "vmap"),
+    )
+    measuring = _seconds_per_token(experiment, engine, policy, selection, longest, chunks) * cap * len(longest)
+    tokens = plan.n_completions * cap
+    item = policy.dtype.itemsize
+    largest = max(len(chunk) for chunk in chunks)
+    vocabulary = policy.model.get_output_embeddings().weight.shape[0]
+    # Gradients of whole sequences that are held at once; ghost holds a slice of one layer's.
+    held = {"ghost": 0, "loop": 1, "vmap": largest}[engine]
+    memory = item * (2 * selection.n_parameters * (1 + held) + 6 * largest * cap * vocabulary)
+    disk = bytes_of_sequences(cap, plan.n_completions, experiment.measurement)
+    return CostEstimate(
+        len(plan.problems),
+        plan.n_completions,
+        tokens,
+        plan.n_batches,
+        selection.n_parameters,
+        per_step * cap * plan.n_batches,
+        measuring,
+        memory / _GIB,
+        disk / _GIB,
+    )
+
+
+def _longest_rollouts(plan: SamplingPlan, cap: int) -> Rollouts:
+    """Stand-ins for the completions: each as long as the cap lets it be."""
+    rows = [row for batch in plan.rows for row in batch]
+    return Rollouts.from_sequences(
+        [plan.prompt_tokens[index] for index, _ in rows],
+        [[0] * cap] * len(rows),
+        np.zeros(len(rows)),
+        [plan.problems[index].prompt_id for index, _ in rows],
+        sample_ids=[number for _, number in rows],
+    )
+
+
+def _engine_name(name: str, policy: Policy, selection: ParameterSelection) -> str:
+    """The engine that ``auto`` is going to take, as far as that is known without the self-check."""
+    if name != "auto":
+        return name
+    try:
+        supported_layers(policy.model, selection)
+    except UnsupportedModuleError:
+        return "vmap"
+    return "ghost"
+
+
+def _seconds_per_token(
+    experiment: Experiment,
+    engine: str,
+    policy: Policy,
+    selection: ParameterSelection,
+    longest: Rollouts,
+    chunks: list[np.ndarray],
+) -> float:
+    """Time the engine on one chunk of as many sequences as the run's, cut short; of token scores, a few."""
+    length = min(8 * _PROBE_TOKENS, experiment.sampling.max_new_tokens)
+    frame = longest.frame.iloc[chunks[-1]]
+    frame = frame.assign(completion_tokens=[[0] * length] * len(frame)).reset_index(drop=True)
+    chunk = make_chunk(Rollouts(frame), np.arange(len(frame)), policy.device, policy.dtype)
+    section = experiment.measurement
+    sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim)
+    run = ENGINES[engine]
+    memory = default_memory_gib(policy.device) if section.memory_gib is None else section.memory_gib
+    # Validated by itself, so that a dry run refuses what the run would refuse.
+    TokenSettings.of(section.token_probes, section.token_exact, section.token_seed)
+    heavy = math.ceil(section.token_exact * length) if 0 < section.token_exact < 1 else int(section.token_exact)
+
+    def seconds(n_probes: int, n_exact: int) -> float:
+        start = time.perf_counter()
+        if n_probes or n_exact:
+            settings = TokenSettings(n_probes, n_exact, section.token_seed)
+            measure_tokens(policy, chunk, selection, sketch, run, settings, memory)
+        else:
+            run(policy, chunk, selection, sketch)
+        return time.perf_counter() - start
+
+    alone = total = seconds(0, 0)
+    if section.token_probes:
+        seconds(1, 0)  # the first forward derivative of a process takes longer
+        one = seconds(1, 0)
+        total += one - alone + (seconds(_TIMED_PROBES, 0) - one) / (_TIMED_PROBES - 1) * (section.token_probes - 1)
+    if heavy:
+        total += (seconds(0, _TIMED_EXACT) - alone) / _TIMED_EXACT * heavy
+    return max(total, alone) / (length * len(frame))

@@ -1,0 +1,164 @@
+"""The files of one run."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gradstats.config.experiment import Experiment
+from gradstats.measurement.measurement import Measurement
+from gradstats.rollouts.table import token_sources
+from gradstats.runs.growth import may_grow, read_plan, rounds_of
+from gradstats.runs.regrading import finish_regrading, read_regradings
+from gradstats.system.environment import environment
+from gradstats.system.files import atomic_path, remove_partials, write_json
+
+if TYPE_CHECKING:
+    from gradstats.stats import SamplerGap
+
+
+_INSTEAD = {
+    "prompts.n": "a run can grow and not shrink, so choose another directory (--out)",
+    "sampling.group_size": "a run can grow and not shrink, so choose another directory (--out)",
+    "sampling.reward": "score its completions anew with `gradstats regrade`, or choose another directory (--out)",
+}
+
+
+@dataclass
+class RunDirectory:
+    """The files of one run.
+
+    Attributes:
+        path: the folder; made when it is opened.
+        experiment: the resolved experiment.
+        timings: seconds spent in each step, summed over all the calls that worked on it.
+        remarks: sentences that steps gave as warnings, in order.
+    """
+
+    path: Path
+    experiment: Experiment
+    timings: dict[str, float] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, path: Path, experiment: Experiment) -> RunDirectory:
+        """Make a run directory, or take up one that was made with the same settings.
+
+        The number of prompts and the size of their groups may have grown: the run is then extended.
+
+        Raises:
+            ValueError: when the directory was made with other settings (the first is named), or holds something else.
+        """
+        previous = path / "experiment.yaml"
+        finish_regrading(path)
+        grows = False
+        # Before the first shard nothing rests on the settings: whoever mends a wrong path may go on in place.
+        if previous.exists() and any((path / "rollouts").glob("*.parquet")):
+            made = Experiment.model_validate(yaml.safe_load(previous.read_text(encoding="utf-8"))).settled_settings()
+            for name, value in experiment.settled_settings().items():
+                if made.get(name) == value:
+                    continue
+                if not may_grow(name, made.get(name), value):
+                    raise ValueError(
+                        f"the run directory {path} was made with {name}={made.get(name)!r}, not {value!r}: "
+                        f"{_INSTEAD.get(name, 'choose another directory (--out), or remove it to start anew')}"
+                    )
+                grows = True
+        elif not previous.exists() and path.is_dir() and any(path.iterdir()):
+            raise ValueError(f"the folder {path} is not empty and is no run directory: choose another (--out)")
+        run = cls(path, experiment)
+        run.rollouts.mkdir(parents=True, exist_ok=True)
+        run.measurement.mkdir(parents=True, exist_ok=True)
+        for folder in (path, run.rollouts, run.measurement):
+            remove_partials(folder)
+        run.timings = dict(run.read_manifest().get("timings", {}))
+        if not grows:  # else once the larger run is known to hold the smaller one
+            run.write_experiment()
+        return run
+
+    def write_experiment(self) -> None:
+        """Record the resolved experiment."""
+        with atomic_path(self.path / "experiment.yaml") as partial:
+            partial.write_text(self.experiment.to_yaml(), encoding="utf-8")
+
+    @property
+    def rollouts(self) -> Path:
+        """Folder of the rollout shards."""
+        return self.path / "rollouts"
+
+    @property
+    def measurement(self) -> Path:
+        """Folder of the measured shards."""
+        return self.path / "measurement"
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest so far; empty before the first is written."""
+        manifest = self.path / "manifest.json"
+        return yaml.safe_load(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a step and keep its warnings as remarks."""
+        start = time.monotonic()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                yield
+            finally:
+                self.timings[name] = round(self.timings.get(name, 0.0) + time.monotonic() - start, 2)
+                self.remarks += [str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning)]
+
+    def write_manifest(self, measured: Measurement, paths: list[Path], gap: SamplerGap | None) -> None:
+        """Record versions, commit, hardware, seeds, timings and results' files."""
+        experiment = self.experiment
+        write_json(
+            self.path / "manifest.json",
+            {
+                "experiment": experiment.name,
+                "policy": measured.metadata["policy"],
+                "prompts": {
+                    "source": experiment.prompts.source,
+                    "revision": read_plan(self.rollouts).get("revisions", {}).get("prompts"),
+                },
+                "sampler": measured.rollouts.metadata.get("sampler"),
+                "generation_config_not_followed": measured.rollouts.metadata.get("generation_config_not_followed"),
+                "engine": measured.metadata["engine"],
+                "self_check": measured.metadata["self_check"],
+                "n_prompts": len(set(measured.rollouts.prompt_id)),
+                "n_sequences": len(measured),
+                "n_truncated": int(measured.rollouts.truncated.sum()),
+                "token_sources": token_sources(measured.rollouts),
+                "sampler_gap": None if gap is None else gap.summary(),
+                "not_finite": measured.metadata.get("not_finite", []),
+                "mean_reward": float(measured.rollouts.rewards.mean()),
+                "reward": measured.rollouts.metadata.get("reward"),
+                "grading": measured.rollouts.metadata.get("grading"),
+                "regraded": read_regradings(self.path),
+                "rounds": [
+                    {"n_prompts": len(made.prompt_ids), "group_size": made.group_size, "n_drawn": sum(made.batches)}
+                    for made in rounds_of(self.rollouts)
+                ],
+                "seeds": {
+                    "prompts": experiment.prompts.seed,
+                    "sampling": experiment.sampling.seed,
+                    "sketch": experiment.measurement.sketch_seed,
+                    "variance": experiment.variance.seed,
+                },
+                **environment(),
+                "timings": self.timings,
+                "remarks": list(dict.fromkeys(self.remarks)),
+                "files": [str(path.relative_to(self.path)) for path in paths],
+            },
+        )
+
+
+def shard_path(folder: Path, number: int, suffix: str = "") -> Path:
+    """Where a shard is kept."""
+    return folder / f"shard-{number:05d}{suffix}"

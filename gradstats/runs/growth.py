@@ -1,0 +1,138 @@
+"""How a run grows: by more prompts or more completions a prompt, while what was drawn stays as it is.
+
+A round is what one setting of ``prompts.n`` and ``sampling.group_size`` added to the completions that were there. Its
+batches follow those of the earlier rounds, so that each keeps its number, its seed and its shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradstats.config.experiment import Experiment
+from gradstats.system.files import write_json
+from gradstats.system.shards import digest
+
+if TYPE_CHECKING:
+    from gradstats.sampling.plan import SamplingPlan
+
+#: Settings of a run directory that may grow.
+GROWING = ("prompts.n", "sampling.group_size")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of a run.
+
+    Attributes:
+        prompt_ids: the prompts that the run had then.
+        group_size: the completions of each that it had then.
+        batches: how many completions each batch of the round holds.
+        prompts: digest of the round's prompts, as token ids, and of which completions it drew.
+        answers: digest of their reference answers.
+    """
+
+    prompt_ids: list[str]
+    group_size: int
+    batches: list[int]
+    prompts: str
+    answers: str
+
+
+def may_grow(name: str, made: Any, wanted: Any) -> bool:
+    """Whether a run made with one value of a setting can be extended to another; None stands for all problems."""
+    return name in GROWING and made is not None and (wanted is None or wanted >= made)
+
+
+def size_of(experiment: Experiment) -> dict[str, int | None]:
+    """The settings that a run can grow in."""
+    return {"n": experiment.prompts.n, "group_size": experiment.sampling.group_size}
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """What a run's folder of rollouts records of how they were drawn: its rounds, and revisions on the hub."""
+    path = folder / "plan.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def rounds_of(folder: Path) -> list[Round]:
+    """The rounds of a run, in order."""
+    return [Round(**entry) for entry in read_plan(folder).get("rounds", [])]
+
+
+def grown_plan(plan: SamplingPlan, folder: Path, revisions: dict[str, str | None]) -> SamplingPlan:
+    """The batches of every round of a run, the last one with what the plan wants beyond the earlier ones.
+
+    Args:
+        plan: the plan of the whole run as it is wanted now.
+        folder: the run's rollouts; its ``plan.json`` is brought up to date.
+        revisions: what hub repositories were resolved to.
+
+    Raises:
+        ValueError: when prompts, tokenizer or answers are other than those that finished shards were drawn with.
+    """
+    drawn = any(folder.glob("*.parquet"))
+    rounds = rounds_of(folder) if drawn else []
+    if drawn and not rounds:
+        raise _changed(folder)
+    ids = [problem.prompt_id for problem in plan.problems]
+    waiting = [pair for batch in plan.rows for pair in batch]
+    rows: list[list[tuple[int, int]]] = []
+    for made in rounds:
+        members = set(made.prompt_ids)
+        chosen = [pair for pair in waiting if ids[pair[0]] in members and pair[1] < made.group_size]
+        again = _round(plan, made.prompt_ids, made.group_size, chosen, made.batches)
+        if again.prompts != made.prompts or sum(made.batches) != len(chosen):
+            raise _changed(folder)
+        if again.answers != made.answers:
+            raise ValueError(
+                f"the reference answers have changed since {folder.parent} was begun: score its completions anew first "
+                f"(gradstats regrade {folder.parent})"
+            )
+        rows += _cut(chosen, made.batches)
+        taken = set(chosen)
+        waiting = [pair for pair in waiting if pair not in taken]
+    if waiting:
+        size = len(plan.rows[0])
+        batches = [len(waiting[start : start + size]) for start in range(0, len(waiting), size)]
+        rounds.append(_round(plan, ids, plan.group_size, waiting, batches))
+        rows += _cut(waiting, batches)
+    write_plan(folder, rounds, revisions)
+    return replace(plan, rows=rows)
+
+
+def write_plan(folder: Path, rounds: Sequence[Round], revisions: dict[str, str | None]) -> None:
+    """Record a run's rounds and revisions."""
+    write_json(folder / "plan.json", {"revisions": revisions, "rounds": [asdict(made) for made in rounds]})
+
+
+def answers_digest(prompt_ids: Sequence[str], answers: Mapping[str, str]) -> str:
+    """A digest of the reference answers of a round's prompts; None for a prompt that has none any more."""
+    return digest([(name, answers.get(name)) for name in prompt_ids])
+
+
+def _round(
+    plan: SamplingPlan, prompt_ids: list[str], group_size: int, chosen: list[tuple[int, int]], batches: list[int]
+) -> Round:
+    tokens = {problem.prompt_id: ids for problem, ids in zip(plan.problems, plan.prompt_tokens, strict=True)}
+    prompts = [(name, tokens.get(name)) for name in prompt_ids]
+    named = [(plan.problems[index].prompt_id, number) for index, number in chosen]
+    answers = {problem.prompt_id: problem.answer for problem in plan.problems}
+    return Round(prompt_ids, group_size, batches, digest([prompts, named]), answers_digest(prompt_ids, answers))
+
+
+def _cut(pairs: list[tuple[int, int]], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    start = 0
+    for size in sizes:
+        yield pairs[start : start + size]
+        start += size
+
+
+def _changed(folder: Path) -> ValueError:
+    return ValueError(
+        f"the problems or the tokenizer have changed since {folder.parent} was begun: choose another directory "
+        "(--out), or remove it to start anew"
+    )

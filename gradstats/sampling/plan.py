@@ -1,0 +1,217 @@
+"""What is drawn in which batch, and how each batch is drawn and scored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from gradstats.policy.policy import Policy
+from gradstats.prompts.problem import Problem
+from gradstats.rewards.grading import Grader, RewardSpec
+from gradstats.rollouts.grading_counts import ungraded_sentence
+from gradstats.rollouts.table import Rollouts, retokenised_sentence
+from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.sampler import Completion, Sampler
+from gradstats.sampling.settings import SamplerSettings
+from gradstats.sampling.stop_tokens import stop_token_ids
+from gradstats.system.shards import digest
+
+
+def warn_of_rollouts(rollouts: Rollouts) -> None:
+    """Warn of completions that a reward could not score, and of those whose token ids are not what was sampled."""
+    for sentence in (ungraded_sentence(rollouts.metadata.get("grading")), retokenised_sentence(rollouts)):
+        if sentence:
+            warnings.warn(sentence, UserWarning, stacklevel=3)
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """Which completions are drawn together, fixed before the first is drawn.
+
+    Batches hold prompts of similar length (whose completions tend to be of similar length too), and each has a
+    seed of its own: any batch can be drawn alone, in any order, and comes out the same.
+
+    Attributes:
+        rows: for each batch, pairs of problem index and sample number.
+        sampler: the engine that draws.
+        greedy: whether each problem also gets a greedy completion; then a batch holds whole groups.
+    """
+
+    policy: Policy
+    problems: Sequence[Problem]
+    prompt_tokens: list[list[int]]
+    settings: SamplerSettings
+    group_size: int
+    seed: int
+    reward: Grader
+    rows: list[list[tuple[int, int]]]
+    metadata: dict[str, Any]
+    sampler: Sampler
+    greedy: bool = False
+
+    @classmethod
+    def make(
+        cls,
+        policy: Policy,
+        problems: Sequence[Problem],
+        settings: SamplerSettings,
+        group_size: int,
+        seed: int,
+        batch_size: int = 64,
+        system_prompt: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        reward: RewardSpec = None,
+        *,
+        sampler: Sampler | None = None,
+        greedy: bool = False,
+    ) -> SamplingPlan:
+        """Encode the prompts and form the batches; arguments as for :func:`sample`."""
+        for name, value in (("group_size", group_size), ("batch_size", batch_size)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}: it must be at least 1")
+        if not problems:
+            raise ValueError("problems is empty: there is nothing to sample")
+        if len({problem.prompt_id for problem in problems}) < len(problems):
+            raise ValueError("problems repeat a prompt_id: names must be unique, since groups are formed by them")
+        tokens = [
+            policy.encode_prompt(problem.prompt, system_prompt=system_prompt, template_options=template_options)
+            for problem in problems
+        ]
+        refuse_long_prompts(policy, problems, tokens, settings.max_new_tokens)
+        sampler = open_sampler("transformers", policy) if sampler is None else sampler
+        if greedy:
+            batch_size = max(batch_size // group_size, 1) * group_size
+        by_length = sorted(range(len(problems)), key=lambda index: (len(tokens[index]), index))
+        pairs = [(index, number) for index in by_length for number in range(group_size)]
+        rows = [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
+        grader = Grader.make(reward, problems)
+        metadata = {
+            "policy": policy.describe(),
+            "sampler": {**sampler.describe(), **asdict(settings)},
+            "group_size": group_size,
+            "batch_size": batch_size,
+            "seed": seed,
+            "greedy": greedy,
+            "reward": grader.describe(),
+            "system_prompt": system_prompt,
+            "template_options": dict(template_options or {}),
+            "stop_token_ids": stop_token_ids(policy),
+            "generation_config_not_followed": settings.overridden(policy.model.generation_config),
+            "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
+        }
+        return cls(policy, problems, tokens, settings, group_size, seed, grader, rows, metadata, sampler, greedy)
+
+    @property
+    def n_batches(self) -> int:
+        """Number of batches."""
+        return len(self.rows)
+
+    @property
+    def n_completions(self) -> int:
+        """Number of completions in all batches."""
+        return sum(map(len, self.rows))
+
+    def made_with(self) -> dict[str, Any]:
+        """Everything that decides what is drawn."""
+        names = [problem.prompt_id for problem in self.problems]
+        answers = [problem.answer for problem in self.problems]
+        return self.metadata | {"problems": digest([names, self.prompt_tokens, answers])}
+
+    def warn_overridden(self) -> None:
+        """Warn of what the model's generation_config would have changed."""
+        theirs = self.metadata["generation_config_not_followed"]
+        if theirs:
+            listed = ", ".join(f"{key}={value}" for key, value in theirs.items())
+            warnings.warn(
+                f"the model's generation_config asks for {listed}; it is not followed: pass these settings to sample() "
+                "to draw with them",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def draw(self, batch: int, on_tokens: Callable[[int], None] = lambda count: None) -> Rollouts:
+        """Draw and score one batch."""
+        rows = self.rows[batch]
+        # Its first word does not depend on how many are drawn: an engine with one seed a batch takes that.
+        seeds = np.random.SeedSequence([self.seed, batch]).generate_state(len(rows)).tolist()
+        prompts = [self.prompt_tokens[index] for index, _ in rows]
+        completions = self.sampler.draw(prompts, self.settings, seeds, on_tokens)
+        greedy = self._draw_greedy(rows, seeds, on_tokens) if self.greedy else None
+        return self._table(rows, completions, seeds, greedy)
+
+    def _draw_greedy(
+        self, rows: list[tuple[int, int]], seeds: list[int], on_tokens: Callable[[int], None]
+    ) -> dict[int, tuple[str, float]]:
+        """Text and reward of the greedy completion of each problem in a batch."""
+        indices = list(dict.fromkeys(index for index, _ in rows))
+        prompts = [self.prompt_tokens[index] for index in indices]
+        drawn = self.sampler.draw(prompts, self.settings.greedy(), seeds[: len(indices)], on_tokens)
+        texts = [self._decode(completion) for completion in drawn]
+        return {
+            index: (text, self.reward(text, self.problems[index])) for index, text in zip(indices, texts, strict=True)
+        }
+
+    def _decode(self, completion: Completion) -> str:
+        return self.policy.tokenizer.decode(completion.tokens, skip_special_tokens=True)
+
+    def _table(
+        self,
+        rows: list[tuple[int, int]],
+        completions: list[Completion],
+        seeds: list[int],
+        greedy: dict[int, tuple[str, float]] | None,
+    ) -> Rollouts:
+        texts = [self._decode(completion) for completion in completions]
+        problems = [self.problems[index] for index, _ in rows]
+        rewards, tally = self.reward.grade(texts, problems)
+        optional: dict[str, list[Any]] = {}
+        if any(completion.logprobs is not None for completion in completions):
+            optional["sampler_logprobs"] = [
+                [float("nan")] * len(completion.tokens) if completion.logprobs is None else completion.logprobs
+                for completion in completions
+            ]
+        if self.sampler.own_seeds:
+            optional["sampler_seed"] = seeds
+            optional["token_source"] = [completion.token_source for completion in completions]
+        if greedy is not None:
+            optional["greedy_text"] = [greedy[index][0] for index, _ in rows]
+            optional["greedy_reward"] = [float(greedy[index][1]) for index, _ in rows]
+        return Rollouts.from_sequences(
+            prompt_tokens=[self.prompt_tokens[index] for index, _ in rows],
+            completion_tokens=[completion.tokens for completion in completions],
+            rewards=rewards,
+            prompt_ids=[problem.prompt_id for problem in problems],
+            sample_ids=[number for _, number in rows],
+            finish_reason=[completion.finish_reason for completion in completions],
+            prompt_text=[problem.prompt for problem in problems],
+            completion_text=texts,
+            metadata=self.metadata | {"grading": tally},
+            **optional,
+        )
+
+
+def refuse_long_prompts(
+    policy: Policy, problems: Sequence[Problem], prompt_tokens: Sequence[list[int]], max_new_tokens: int
+) -> None:
+    """Refuse prompts that leave no room for ``max_new_tokens`` in the model's context, naming the longest.
+
+    Raises:
+        ValueError: likewise.
+    """
+    context = getattr(policy.model.config, "max_position_embeddings", None)
+    lengths = [len(tokens) for tokens in prompt_tokens]
+    longest = max(lengths)
+    if context is None or longest + max_new_tokens <= context:
+        return
+    too_long = sum(length + max_new_tokens > context for length in lengths)
+    name = problems[lengths.index(longest)].prompt_id
+    least = f"lower it to {context - longest} or less, or drop" if longest < context else "drop"
+    raise ValueError(
+        f"max_new_tokens is {max_new_tokens}, and with the {longest} tokens of prompt {name!r} that exceeds the "
+        f"model's context of {context}: {least} the {too_long} longest prompt(s)"
+    )

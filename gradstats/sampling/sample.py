@@ -1,0 +1,114 @@
+"""From prompts to rollouts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradstats.policy.policy import Policy
+from gradstats.prompts.problem import Problem
+from gradstats.rewards.grading import RewardSpec
+from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.plan import SamplingPlan, warn_of_rollouts
+from gradstats.sampling.sampler import Sampler
+from gradstats.sampling.settings import SamplerSettings
+from gradstats.system.progress import progress_bar
+from gradstats.system.shards import KeptParts
+
+
+def sample(
+    policy: Policy,
+    problems: Sequence[Problem],
+    *,
+    group_size: int = 8,
+    max_new_tokens: int = 1500,
+    temperature: float | None = None,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    reward: RewardSpec = None,
+    rng: int = 0,
+    batch_size: int = 64,
+    system_prompt: str | None = None,
+    template_options: Mapping[str, Any] | None = None,
+    sampler: str | Sampler = "transformers",
+    base_url: str | None = None,
+    sampler_options: Mapping[str, Any] | None = None,
+    greedy: bool = False,
+    keep_in: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Rollouts:
+    """Sample completions of each problem from a policy and score them.
+
+    By default every token is drawn from exactly the distribution whose log-probability is measured later.
+    Nothing is inherited from the model's ``generation_config``; what it would have changed is warned about once
+    and recorded.
+
+    Args:
+        policy: the policy.
+        problems: what to ask, see :func:`gradstats.load_prompts`.
+        group_size: completions of each problem.
+        max_new_tokens: cap on a completion's tokens.
+        temperature: the sampler's temperature; the policy's when None.
+        top_p: nucleus mass; 1 keeps every token.
+        top_k: number of tokens kept; 0 keeps all.
+        min_p: share of the likeliest token's probability below which tokens are dropped; 0 keeps all.
+        repetition_penalty: 1 leaves the logits alone.
+        reward: a name ("math", "exact", "embedded", "reasoning_gym"), "module:function", a function
+            ``(completion_text, problem) -> float``, several with weights (``{"math": 1.0, "module:format": 0.1}``,
+            or strings "name=weight"), or None for the one that suits the problem set.
+        rng: seed; the same seed on the same machine gives the same completions.
+        batch_size: completions drawn together.
+        system_prompt: a system message for the chat template.
+        template_options: further variables for the chat template.
+        sampler: the engine: "transformers", "continuous" (transformers' continuous batching), "vllm", "openai" (any
+            server of that API), or a :class:`Sampler` of your own.
+        base_url: the server's address for "openai", such as ``http://localhost:8000/v1``.
+        sampler_options: the engine's own options, see :mod:`gradstats.sampling.engines`.
+        greedy: also draw one greedy completion of each problem, whose reward is ReMax's baseline.
+        keep_in: a folder in which batches are kept as they finish; an interrupted call is taken up from them by the
+            same call, and the folder is yours to remove in the end.
+        progress: show a progress bar.
+
+    Returns:
+        The rollouts, ordered by problem and sample, with ``sampler_logprobs`` as far as the engine tells them and all
+        settings in the metadata.
+
+    Raises:
+        ValueError: for settings out of range, no problems, repeated prompt ids, or a prompt too long for the model.
+        ConnectionError, TimeoutError: when a server fails again and again.
+    """
+    settings = SamplerSettings(
+        max_new_tokens,
+        policy.temperature if temperature is None else temperature,
+        top_p,
+        top_k,
+        min_p,
+        repetition_penalty,
+    )
+    plan = SamplingPlan.make(
+        policy, problems, settings, group_size, rng, batch_size, system_prompt, template_options, reward,
+        sampler=open_sampler(sampler, policy, base_url, sampler_options), greedy=greedy,
+    )  # fmt: skip
+    plan.warn_overridden()
+    parts = []
+    kept = None if keep_in is None else KeptParts(keep_in, plan.made_with())
+    with progress_bar("sampling", plan.n_completions, shown=progress) as report:
+        for batch in range(plan.n_batches):
+            path = None if kept is None else kept.path(batch, ".parquet")
+            before = path is not None and path.exists()
+            parts.append(read_rollouts(path) if path is not None and before else plan.draw(batch, report.tokens))
+            if path is not None and not before:
+                parts[-1].to_parquet(path)
+            report.completions(parts[-1].rewards, parts[-1].lengths, before=before)
+    rollouts = Rollouts.concatenate(parts)
+    place = {problem.prompt_id: index for index, problem in enumerate(problems)}
+    by_problem = [
+        (place[prompt_id], sample_id)
+        for prompt_id, sample_id in zip(rollouts.prompt_id, rollouts.sample_id, strict=True)
+    ]
+    warn_of_rollouts(rollouts)
+    return rollouts.select(sorted(range(len(rollouts)), key=by_problem.__getitem__))

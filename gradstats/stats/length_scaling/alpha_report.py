@@ -1,0 +1,209 @@
+"""Everything that is said beside α: truncation, curvature, influence, blocks, energies, and the on-policy check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
+from gradstats.stats.length_scaling.diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
+from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
+from gradstats.stats.on_policy.check import OnPolicyCheck, check_on_policy
+from gradstats.stats.tokens.profiles import has_token_energies
+
+# Refitting without each prompt in turn is cheap for regressions, which have it in closed form.
+MOST_REFITS = 200
+BENDS_BELOW = 0.01
+# How much wider than Student's the interval has to be that allows for unequal noise, to be told.
+NOTICEABLY_WIDER = 1.2
+
+
+@dataclass(frozen=True)
+class AlphaReport:
+    """A length-scaling fit with what a reader has to know before believing its α.
+
+    Attributes:
+        fit: the fit.
+        confidence_level: of all intervals.
+        interval: how the interval of α was made.
+        low: lower end of it.
+        high: upper end of it.
+        mean_fit: for ``fit.method == "ols"``, the Poisson fit of E[‖S‖² | T], which the baseline needs; else None.
+        uncut_fit: the fit without completions that were cut off at the cap; None where none was, or too few remain.
+        curvature: whether one power law fits; None with too few lengths or prompts.
+        influence: frame of `alpha_without_each_prompt`; None where it would take too many refits.
+        by_block: frame of `length_scaling_by_block`; None for bare points, or a single block.
+        energy_fit: α of the summed token energies; None where they were not measured.
+        on_policy: the on-policy check; None for bare points, or fewer than 3 prompts.
+    """
+
+    fit: LengthScalingFit
+    confidence_level: float
+    interval: str
+    low: float
+    high: float
+    mean_fit: LengthScalingFit | None
+    uncut_fit: LengthScalingFit | None
+    curvature: CurvatureTest | None
+    influence: pd.DataFrame | None = field(repr=False)
+    by_block: pd.DataFrame | None = field(repr=False)
+    energy_fit: LengthScalingFit | None
+    on_policy: OnPolicyCheck | None
+
+    def confidence_interval(self, confidence_level: float | None = None) -> tuple[float, float]:
+        """The interval of α, by default at the report's level."""
+        level = self.confidence_level if confidence_level is None else confidence_level
+        return self.fit.confidence_interval(level, self.interval)
+
+    def to_frame(self, confidence_level: float | None = None) -> pd.DataFrame:
+        """One row: that of the fit, with the report's interval."""
+        level = self.confidence_level if confidence_level is None else confidence_level
+        low, high = self.confidence_interval(level)
+        return self.fit.to_frame(level).assign(alpha_low=low, alpha_high=high, interval=self.interval)
+
+    def summary(self) -> dict[str, Any]:
+        """All of it as nested numbers and sentences, as in ``alpha.json``; what was not found is None."""
+        level = self.confidence_level
+        influence = self.influence
+        return {
+            **self.to_frame().iloc[0].to_dict(),
+            "mean_scaling": _brief(self.mean_fit, level),
+            "without_truncated": _brief(self.uncut_fit, level),
+            "curvature": None if self.curvature is None else self.curvature.to_frame(level).iloc[0].to_dict(),
+            "most_influential_prompt": None if influence is None else _records(influence.head(1))[0],
+            "token_energy": _brief(self.energy_fit, level),
+            "by_block": None if self.by_block is None else _records(self.by_block),
+            "on_policy": None if self.on_policy is None else _records(self.on_policy.to_frame(level)),
+            "sentences": self.sentences(),
+        }
+
+    def sentences(self) -> list[str]:
+        """What to read beside α, one sentence each; the on-policy verdict is the first."""
+        said = ["Whether the samples are on-policy is not known: lengths and norms alone do not tell."]
+        if self.on_policy is not None:
+            said = [self.on_policy.verdict()]
+        if self.interval == "t":
+            low, high = self.fit.confidence_interval(self.confidence_level, "hc3")
+            if high - low > NOTICEABLY_WIDER * (self.high - self.low):
+                said.append(
+                    "The noise changes with length, which Student's interval does not allow for: take that of hc3, "
+                    f"[{low:.3f}, {high:.3f}]."
+                )
+        if self.mean_fit is not None:
+            said.append(
+                f"Of the mean E[‖S‖² | T], which a baseline's weights follow: {self._told(self.mean_fit)}, an interval "
+                "that is too narrow where the noise is large."
+            )
+        if self.energy_fit is not None:
+            said.append(
+                f"Of the summed token energies Σ‖s_t‖²: {self._told(self.energy_fit)}; the rest of α is correlation "
+                "between tokens."
+            )
+        if self.fit.n_truncated:
+            rest = "too few remain for a fit" if self.uncut_fit is None else self._told(self.uncut_fit)
+            said.append(
+                f"{self.fit.n_truncated} of {self.fit.n} completions were cut off at the cap; without them: {rest}."
+            )
+        if self.curvature is not None and self.curvature.pvalue < BENDS_BELOW:
+            way = "steepens" if self.curvature.curvature > 0 else "flattens"
+            said.append(
+                f"One power law does not fit: the line {way} with length (p = {self.curvature.pvalue:.1g}), so α is an "
+                "average over these lengths."
+            )
+        if self.influence is not None:
+            prompt, without, change = (self.influence[name].iloc[0] for name in ("prompt", "alpha", "change"))
+            inside = self.low <= without <= self.high
+            said.append(
+                f"Leaving out one prompt moves α by at most {abs(change):.2g} (prompt {prompt}, to {without:.3f})"
+                f"{'' if inside else ', outside the interval'}."
+            )
+        return said
+
+    def _told(self, fit: LengthScalingFit) -> str:
+        low, high = fit.confidence_interval(self.confidence_level)
+        return f"α = {fit.alpha:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def alpha_report(
+    measured: Any = None,
+    *,
+    method: str = "ols",
+    interval: str | None = None,
+    confidence_level: float = 0.95,
+    **arrays: Any,
+) -> AlphaReport:
+    """Fits the length exponent and asks everything that bears on it.
+
+    Args:
+        measured: a measurement; or give ``lengths``, ``sq_norms``, ``groups`` and ``truncated`` as to
+            `fit_length_scaling`.
+        method: of the fit, as in `fit_length_scaling`.
+        interval: kind of interval, as in `LengthScalingFit.confidence_interval`; None takes the fit's own.
+        confidence_level: of all intervals.
+        **arrays: instead of ``measured``.
+
+    Raises:
+        TypeError: as `fit_length_scaling`.
+        ValueError: likewise, or for an interval that this fit does not offer.
+    """
+    fit = fit_length_scaling(measured, method=method, **arrays)
+    low, high = fit.confidence_interval(confidence_level, interval)
+    mean_fit = None
+    if method == "ols":
+        mean_fit = fit_length_scaling(
+            lengths=fit.lengths, sq_norms=fit.sq_norms, groups=fit.clusters, method="ppml", truncated=fit.truncated
+        )
+    closed_form = method in ("ols", "within_prompt", "between_prompt")
+    return AlphaReport(
+        fit=fit,
+        confidence_level=confidence_level,
+        interval=interval or fit.interval,
+        low=low,
+        high=high,
+        mean_fit=mean_fit,
+        uncut_fit=_or_none(fit.without_truncated) if fit.n_truncated else None,
+        curvature=_or_none(lambda: curvature_test(fit)),
+        influence=_named_influence(fit, measured, arrays) if closed_form or fit.n <= MOST_REFITS else None,
+        by_block=_by_block(measured, method, confidence_level),
+        energy_fit=(fit_energy_scaling(measured, method=method) if has_token_energies(measured) else None),
+        on_policy=_or_none(lambda: check_on_policy(measured)) if hasattr(measured, "entropy") else None,
+    )
+
+
+def _named_influence(fit: LengthScalingFit, measured: Any, arrays: dict[str, Any]) -> pd.DataFrame | None:
+    """`alpha_without_each_prompt`, with the prompts' own names."""
+    frame = _or_none(lambda: alpha_without_each_prompt(fit))
+    groups = arrays.get("groups") if measured is None else measured.rollouts.prompt_id
+    if frame is None or groups is None:
+        return frame
+    names = np.unique(np.asarray(groups))
+    return frame.assign(prompt=[str(names[number]) for number in frame["prompt"]])
+
+
+def _by_block(measured: Any, method: str, confidence_level: float) -> pd.DataFrame | None:
+    blocks = getattr(measured, "sq_norms_by_block", None)
+    if blocks is None or blocks.shape[1] < 2:
+        return None
+    return length_scaling_by_block(measured, method=method, confidence_level=confidence_level)
+
+
+def _or_none(action: Any) -> Any:
+    """What a small data set does not allow is left out of the report; the fit itself has been made."""
+    try:
+        return action()
+    except ValueError:
+        return None
+
+
+def _brief(fit: LengthScalingFit | None, level: float) -> dict[str, Any] | None:
+    if fit is None:
+        return None
+    columns = ["alpha", "alpha_low", "alpha_high", "n", "n_prompts", "method", "interval"]
+    return fit.to_frame(level).iloc[0][columns].to_dict()
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]

@@ -1,0 +1,67 @@
+"""The length exponent of each block of parameters, and of the energy of single tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
+from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
+
+
+def length_scaling_by_block(measured: Any, *, method: str = "ols", confidence_level: float = 0.95) -> pd.DataFrame:
+    """α of each block's share of the gradient, and of the whole.
+
+    Args:
+        measured: a measurement with ``.sq_norms_by_block``.
+        method: as in `fit_length_scaling`.
+        confidence_level: of the intervals.
+
+    Returns:
+        The rows of `LengthScalingFit.to_frame` with a column ``block`` in front (``"total"`` last) and
+        ``share_of_sq_norm``, the block's part of Σ‖S‖². A block whose gradient vanishes on some sequence has
+        no logarithm and gets NaN.
+    """
+    by_block = measured.sq_norms_by_block
+    columns = {str(name): by_block[name].to_numpy(dtype=float) for name in by_block}
+    columns["total"] = np.asarray(measured.sq_norms, dtype=float)
+    rows = []
+    for name, sq_norms in columns.items():
+        row = pd.DataFrame([{"n": len(sq_norms), "method": method}])
+        if np.all(sq_norms > 0):
+            row = fit_length_scaling(
+                lengths=measured.lengths,
+                sq_norms=sq_norms,
+                groups=measured.rollouts.prompt_id,
+                method=method,
+                truncated=measured.rollouts.truncated,
+            ).to_frame(confidence_level)
+        row.insert(0, "block", name)
+        row["share_of_sq_norm"] = sq_norms.sum() / columns["total"].sum()
+        rows.append(row)
+    return pd.concat(rows, ignore_index=True)
+
+
+def fit_energy_scaling(measured: Any, *, method: str = "ols") -> LengthScalingFit:
+    r"""α_energy, the exponent of \(\sum_t‖s_t‖²\): how the summed energy of single tokens grows with length.
+
+    α_total less α_energy is what correlation between tokens adds.
+
+    Args:
+        measured: a measurement with ``.token_energy``.
+        method: as in `fit_length_scaling`.
+
+    Raises:
+        ValueError: without token energies.
+    """
+    if not has_token_energies(measured):
+        raise ValueError("the measurement has no token energies: measure with token_probes=…")
+    return fit_length_scaling(
+        lengths=measured.lengths,
+        sq_norms=summed_energy(measured)[0],
+        groups=measured.rollouts.prompt_id,
+        method=method,
+        truncated=measured.rollouts.truncated,
+    )

@@ -1,0 +1,180 @@
+"""Lines through (log T, log ‖S‖²) that are regressions: pooled, within prompts, between prompts."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy import stats
+
+from gradstats.stats.length_scaling.bootstrap import bootstrap_t_quantiles
+from gradstats.stats.length_scaling.regression import LeastSquares, least_squares
+
+REGRESSION_INTERVALS = ("t", "hc3", "cluster", "bootstrap")
+
+
+@dataclass(frozen=True)
+class RegressionLine:
+    """A fitted line with the (working) regression its errors come from.
+
+    Attributes:
+        slope: change of log‖S‖² with log T.
+        intercept: value at log T = 0.
+        r_squared: share of the variance explained; NaN when there is none to explain.
+        centre: the log T at which the design was centred.
+        regression: the least-squares fit; its last column is log T.
+        clusters: (rows,) prompt of each row of it, numbered from 0.
+        prompts: (clusters,) number of each of these prompts among all.
+        intervals: the interval methods it offers.
+        default_interval: the one used unless another is asked for.
+    """
+
+    slope: float
+    intercept: float
+    r_squared: float
+    centre: float
+    regression: LeastSquares
+    clusters: Int[np.ndarray, " rows"]
+    prompts: Int[np.ndarray, " clusters"]
+    intervals: tuple[str, ...]
+    default_interval: str
+
+    def slope_stderr(self) -> float:
+        """Standard error of the slope by the default interval method."""
+        return float(self._errors(self._slope_contrast(), self.default_interval)[0][0])
+
+    def slope_interval(
+        self, level: float, method: str, n_resamples: int, rng: np.random.Generator
+    ) -> tuple[float, float]:
+        """The interval of the slope."""
+        if method == "bootstrap":
+            return self._bootstrap(level, n_resamples, rng)
+        stderr, degrees = self._errors(self._slope_contrast(), method)
+        margin = float(stats.t.ppf(0.5 + level / 2.0, degrees[0]) * stderr[0])
+        return self.slope - margin, self.slope + margin
+
+    def band(
+        self, x: Float[np.ndarray, " points"], level: float, method: str
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The line at some log T, and the ends of its pointwise interval."""
+        contrasts = (x - self.centre)[:, None]
+        if self.regression.design.shape[1] == 2:
+            contrasts = np.column_stack([np.ones(len(x)), contrasts])
+        stderr, degrees = self._errors(contrasts, method)
+        value = self.intercept + self.slope * x
+        margin = stats.t.ppf(0.5 + level / 2.0, degrees) * stderr
+        return value, value - margin, value + margin
+
+    def _slope_contrast(self) -> Float[np.ndarray, "1 k"]:
+        return np.eye(self.regression.design.shape[1])[-1:]
+
+    def _errors(self, contrasts: Float[np.ndarray, "c k"], method: str) -> tuple[np.ndarray, np.ndarray]:
+        if method == "t":
+            return self.regression.classical(contrasts)
+        if method == "hc3":
+            return self.regression.hc3(contrasts)
+        if int(self.clusters.max()) + 1 < 3:
+            self._warn_few_prompts()
+            return np.full(len(contrasts), np.nan), np.full(len(contrasts), np.nan)
+        return self.regression.cr2(contrasts, self.clusters)
+
+    def _bootstrap(self, level: float, n_resamples: int, rng: np.random.Generator) -> tuple[float, float]:
+        design = self.regression.design
+        x = design[:, -1]
+        tails = (0.5 - level / 2.0, 0.5 + level / 2.0)
+        y = design @ self.regression.coefficients + self.regression.residuals
+        low_t, high_t, stderr = bootstrap_t_quantiles(
+            x, y, self.clusters, tails, n_resamples, rng, fit_intercept=design.shape[1] == 2
+        )
+        if not np.isfinite(low_t):
+            self._warn_few_prompts()
+        return self.slope - high_t * stderr, self.slope - low_t * stderr
+
+    def _warn_few_prompts(self) -> None:
+        warnings.warn(
+            f"the completions answer {int(self.clusters.max()) + 1} prompt(s), too few to tell how prompts "
+            "differ, so the interval of alpha is NaN: measure more prompts, or ask for method='t' if the "
+            "completions are independent",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def pooled_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> RegressionLine:
+    """Ordinary least squares on all sequences."""
+    alone = len(np.unique(clusters)) == len(x)
+    return _line(x, y, clusters, "t" if alone else "cluster")
+
+
+def between_prompt_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> RegressionLine:
+    """Ordinary least squares on the prompts' means: how prompts with longer answers differ."""
+    mean_x, mean_y = _prompt_means(x, clusters), _prompt_means(y, clusters)
+    # Means over different numbers of completions, or at different lengths, are not equally noisy.
+    return _line(mean_x, mean_y, np.arange(len(mean_x)), "t" if len(mean_x) == len(x) else "cluster")
+
+
+def within_prompt_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> RegressionLine:
+    """Least squares after taking each prompt's means out (prompt fixed effects).
+
+    Raises:
+        ValueError: when no prompt has completions of different lengths.
+    """
+    from_mean_x = x - _prompt_means(x, clusters)[clusters]
+    from_mean_y = y - _prompt_means(y, clusters)[clusters]
+    informative = np.bincount(clusters, weights=np.abs(from_mean_x) > 1e-12) > 0
+    if not informative.any():
+        raise ValueError(
+            "method='within_prompt' needs prompts with completions of different lengths, and here every "
+            "prompt has one completion or one length: sample several completions a prompt"
+        )
+    rows = informative[clusters]
+    kept = np.unique(clusters[rows], return_inverse=True)[1]
+    fit = least_squares(from_mean_x[rows, None], from_mean_y[rows], n_absorbed=int(informative.sum()))
+    slope = float(fit.coefficients[0])
+    return RegressionLine(
+        slope=slope,
+        intercept=float(y.mean() - slope * x.mean()),
+        r_squared=_r_squared(fit.residuals, from_mean_y[rows]),
+        centre=float(x.mean()),
+        regression=fit,
+        clusters=kept,
+        prompts=np.flatnonzero(informative),
+        intervals=REGRESSION_INTERVALS,
+        default_interval="cluster",
+    )
+
+
+def _line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"], default: str
+) -> RegressionLine:
+    centre = float(x.mean())
+    fit = least_squares(np.column_stack([np.ones_like(x), x - centre]), y)
+    slope = float(fit.coefficients[1])
+    return RegressionLine(
+        slope=slope,
+        intercept=float(fit.coefficients[0]) - slope * centre,
+        r_squared=_r_squared(fit.residuals, y - y.mean()),
+        centre=centre,
+        regression=fit,
+        clusters=clusters,
+        prompts=np.arange(int(clusters.max()) + 1),
+        intervals=REGRESSION_INTERVALS,
+        default_interval=default,
+    )
+
+
+def _prompt_means(values: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]) -> np.ndarray:
+    return np.bincount(clusters, weights=values) / np.bincount(clusters)
+
+
+def _r_squared(residuals: np.ndarray, deviations: np.ndarray) -> float:
+    total = float(deviations @ deviations)
+    return 1.0 - float(residuals @ residuals) / total if total > 0 else float("nan")

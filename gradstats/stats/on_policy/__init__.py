@@ -1,0 +1,1 @@
+"""Whether completions were drawn from the distribution that is scored."""

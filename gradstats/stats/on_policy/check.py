@@ -1,0 +1,201 @@
+r"""Were the tokens drawn from the distribution whose score is measured?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+
+from gradstats.stats.jackknife import Estimate, Statistic
+from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
+from gradstats.stats.variance.group_moments import prompt_moments, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.probe_error import probed_statistic
+from gradstats.stats.variance.sketch_error import SketchProbes
+
+NOT_MEASURED = Estimate(np.nan, np.nan, "raw", np.nan)
+FEWEST_ENERGY_PROMPTS = 10.0
+SAMPLER_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class OnPolicyCheck:
+    r"""Three consequences of drawing tokens from the scored distribution, each NaN where it was not measured.
+
+    Attributes:
+        surprise: mean over prompts of \(\sum_t(-\log π(y_t) - H_t)\) in nats a completion; 0 on-policy,
+            negative when the sampler prefers likely tokens (a lower temperature, a truncated tail).
+        mean_score_sq: \(‖E S‖²\), unbiased, from different prompts; 0 on-policy.
+        energy_ratio: \(E‖S‖² / \sum_t E‖s_t‖²\); 1 on-policy.
+        sampler: the sampler's settings, as far as recorded.
+        scorer_temperature: temperature of the scored distribution; None where not recorded.
+        n_prompts: prompts, the independent units.
+        energy_prompts: how many prompts of equal energy the energy ratio is worth, \((\sum_m x_m)²/\sum_m x_m²\) of
+            prompts' energies. Where a few hold nearly all, its interval is too narrow to speak against the sampler.
+    """
+
+    surprise: Estimate
+    mean_score_sq: Estimate
+    energy_ratio: Estimate
+    sampler: dict[str, Any]
+    scorer_temperature: float | None
+    n_prompts: int
+    energy_prompts: float = np.inf
+
+    def failures(self, confidence_level: float = 0.99) -> list[str]:
+        """Names of the quantities whose interval excludes what on-policy sampling gives."""
+        expected = {"surprise": 0.0, "mean_score_sq": 0.0, "energy_ratio": 1.0}
+        found = []
+        if self.energy_prompts < FEWEST_ENERGY_PROMPTS:
+            del expected["energy_ratio"]
+        for name, value in expected.items():
+            low, high = getattr(self, name).confidence_interval(confidence_level)
+            # ‖E S‖² cannot be below 0: only a positive one speaks against the sampler.
+            if low > value or (high < value and name != "mean_score_sq"):
+                found.append(name)
+        return found
+
+    def verdict(self, confidence_level: float = 0.99) -> str:
+        """One sentence: consistent with on-policy sampling or not, by what, and which settings explain it."""
+        estimates = {
+            name: getattr(self, name)
+            for name in ("surprise", "mean_score_sq", "energy_ratio")
+            if np.isfinite(getattr(self, name).stderr)
+        }
+        if not estimates:
+            return (
+                "Whether the samples are on-policy could not be checked: measure log-probabilities and "
+                "entropies on at least 3 prompts."
+            )
+        told = ", ".join(
+            f"{WORDS[name]} {estimate.value:.3g} [{low:.3g}, {high:.3g}]"
+            for name, estimate in estimates.items()
+            for low, high in [estimate.confidence_interval(confidence_level)]
+        )
+        if "energy_ratio" in estimates and self.energy_prompts < FEWEST_ENERGY_PROMPTS:
+            told += f", the last resting on {self.energy_prompts:.1f} prompts' worth of energy and not counted"
+        failures = self.failures(confidence_level)
+        if not failures:
+            return f"Consistent with on-policy sampling ({told}; {confidence_level:.0%} intervals)."
+        return (
+            f"Not on-policy: {' and '.join(WORDS[name] for name in failures)} off ({told}; "
+            f"{confidence_level:.0%} intervals). {self._explanation()} Alpha of such samples is inflated or "
+            "deflated by the drift."
+        )
+
+    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+        """One row a quantity: ``quantity, on_policy_value, estimate, low, high``."""
+        rows = []
+        for name, expected in (("surprise", 0.0), ("mean_score_sq", 0.0), ("energy_ratio", 1.0)):
+            estimate = getattr(self, name)
+            low, high = estimate.confidence_interval(confidence_level)
+            rows.append(
+                {
+                    "quantity": name,
+                    "on_policy_value": expected,
+                    "estimate": estimate.value,
+                    "low": low,
+                    "high": high,
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def _explanation(self) -> str:
+        departures = departures_of(self.sampler, self.scorer_temperature)
+        if departures:
+            scored = "" if self.scorer_temperature is None else f" at temperature {self.scorer_temperature:g}"
+            return (
+                f"The tokens were drawn with {', '.join(departures)} and scored{scored} without that: draw "
+                "with top_p=1, top_k=0 and score at the sampler's temperature."
+            )
+        return "The recorded settings do not explain it: check the weights and precision of sampler and scorer."
+
+
+WORDS = {
+    "surprise": "surprise over entropy",
+    "mean_score_sq": "squared mean score",
+    "energy_ratio": "energy ratio",
+}
+
+
+def departures_of(sampler: dict[str, Any], scorer_temperature: float | None) -> list[str]:
+    """Recorded settings of a sampler with which it does not draw from what is scored, as ``name=value``."""
+    neutral: dict[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    if scorer_temperature is not None:
+        neutral["temperature"] = scorer_temperature
+    return [f"{name}={sampler[name]}" for name, value in neutral.items() if sampler.get(name, value) != value]
+
+
+def check_on_policy(measured: Any, *, rng: int | np.random.Generator | None = 0) -> OnPolicyCheck:
+    r"""Tests whether samples come from the distribution that is scored.
+
+    If every token was drawn from exactly the scored distribution (a length cap is allowed), the token scores
+    and the surprises less their entropies are martingale differences. Then \(\sum_t(-\log π(y_t) - H_t)\) has
+    mean zero (a check that needs no gradient), E S = 0, and E‖S‖² = Σ_t E‖s_t‖². Intervals are by
+    delete-one-prompt jackknife.
+
+    Args:
+        measured: a measurement; what it lacks (sketches, token energies) is left out.
+        rng: for pricing the sketch's error.
+
+    Returns:
+        An `OnPolicyCheck`; its ``.verdict()`` is the sentence to print beside α.
+
+    Raises:
+        ValueError: for fewer than 3 prompts.
+    """
+    rollouts = measured.rollouts
+    prompts = np.unique(np.asarray(rollouts.prompt_id), return_inverse=True)[1]
+    n_prompts = int(prompts.max()) + 1
+    if n_prompts < 3:
+        raise ValueError(f"the on-policy check needs at least 3 prompts, got {n_prompts}: measure more")
+    masks = rollouts.masks
+    excess = np.array(
+        [
+            -float(np.sum(logprob[mask] + entropy[mask]))
+            for logprob, entropy, mask in zip(measured.logprobs, measured.entropy, masks, strict=True)
+        ]
+    )
+    ratio, energy_prompts = NOT_MEASURED, np.inf
+    if has_token_energies(measured):
+        energies, along = summed_energy(measured)
+        by_prompt = np.bincount(prompts, energies) / np.bincount(prompts)
+        energy_prompts = float(by_prompt.sum() ** 2 / np.sum(by_prompt**2))
+        ratio = (
+            _prompt_mean(np.asarray(measured.sq_norms), prompts) / _prompt_mean(energies, prompts, along)
+        ).estimate()
+    scorer = measured.metadata.get("policy") or {}
+    recorded = rollouts.metadata.get("sampler") or {}
+    return OnPolicyCheck(
+        surprise=_prompt_mean(excess, prompts).estimate(),
+        mean_score_sq=_mean_score(measured, prompts, np.random.default_rng(rng)),
+        energy_ratio=ratio,
+        sampler={name: recorded[name] for name in SAMPLER_SETTINGS if name in recorded},
+        scorer_temperature=scorer.get("temperature"),
+        n_prompts=n_prompts,
+        energy_prompts=energy_prompts,
+    )
+
+
+def _mean_score(measured: Any, prompts: Int[np.ndarray, " n"], rng: np.random.Generator) -> Estimate:
+    if measured.sketches is None:
+        return NOT_MEASURED
+    groups = split_into_groups(shuffled_prompts(prompts, rng), np.arange(len(prompts)), None)
+    scores = np.asarray(measured.sketches, dtype=np.float64)[groups.rows]
+    weights = 1.0 / groups.sizes[groups.group]
+    probes = SketchProbes(scores.shape[1], groups.n_prompts, rng)
+    return prompt_moments(scores, weights, groups, None, probes).signal.estimate()
+
+
+def _prompt_mean(
+    values: Float[np.ndarray, " n"], prompts: Int[np.ndarray, " n"], along: Float[np.ndarray, "n k"] | None = None
+) -> Statistic:
+    """The mean over prompts of their completions' means; ``along`` is what each probe gives of what they estimate."""
+    sizes = np.bincount(prompts)
+    per_probe = None
+    if along is not None:
+        per_probe = np.zeros((len(sizes), along.shape[1]))
+        np.add.at(per_probe, prompts, along / sizes[prompts][:, None])
+    return probed_statistic(np.bincount(prompts, weights=values) / sizes, per_probe)

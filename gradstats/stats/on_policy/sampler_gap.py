@@ -1,0 +1,223 @@
+r"""How far the engine that sampled is from the model that is scored, token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from gradstats.stats.jackknife import Estimate, mean_statistic
+from gradstats.stats.on_policy.check import SAMPLER_SETTINGS, departures_of
+
+LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+# Rounding in float32 moves a token's log-probability by less, other kernels and quantised weights by more.
+_ROUNDING = 1e-3
+# A mean of rewards between 0 and 1 that may be off by more than this is worth a warning.
+_NOTICEABLE = 0.02
+_ESTIMATED = ("mean_abs_gap", "token_kl", "token_distance", "mean_token_ratio", "sequence_kl", "sequence_distance")
+
+
+@dataclass(frozen=True)
+class SamplerGap:
+    r"""Log-ratios of the scored distribution π to the sampled one q, on tokens drawn from q.
+
+    With \(ρ_t = π(y_t)/q(y_t)\) and \(w = \prod_t ρ_t\) over a completion, everything is an average over draws from
+    q and needs no other draws: \(\mathrm{KL}(q‖π) = E_q[-\log ρ]\), and the total variation distance
+    \(\tfrac12\sum|π-q| = E_q[(1-ρ)_+]\), with w for ρ for whole completions. The expected values under π and q of
+    anything between 0 and 1, such as a success rate, differ by at most that distance.
+
+    Attributes:
+        gaps: for each completion, log π − log q of its counted tokens, in nats; NaN where q is not known.
+        mean_abs_gap: mean of |log π − log q| over tokens.
+        token_kl: KL(q‖π), a token.
+        token_distance: total variation distance, a token; 0 when on-policy.
+        mean_token_ratio: mean of ρ: 1 where q can draw every token; what is missing is the share of π's mass that
+            truncation (top-p, top-k, min-p) leaves out.
+        sequence_kl: KL(q‖π), a completion; NaN where some token of every completion is not known.
+        sequence_distance: total variation distance, a completion.
+        effective_sample_size: \((\sum w)^2/\sum w^2\) of the completions whose tokens are all known (a last token that
+            ended the completion excepted).
+        n_tokens: tokens whose q is known.
+        n_unknown: counted tokens whose q is not.
+        n_sequences: completions that enter the sequence quantities.
+        sampler: the sampler's settings, as far as recorded.
+        scorer_temperature: temperature of the scored distribution; None where not recorded.
+    """
+
+    gaps: list[np.ndarray]
+    mean_abs_gap: Estimate
+    token_kl: Estimate
+    token_distance: Estimate
+    mean_token_ratio: Estimate
+    sequence_kl: Estimate
+    sequence_distance: Estimate
+    effective_sample_size: float
+    n_tokens: int
+    n_unknown: int
+    n_sequences: int
+    sampler: dict[str, Any]
+    scorer_temperature: float | None
+
+    @property
+    def departures(self) -> list[str]:
+        """Settings that make the sampled distribution another than the scored one, as ``name=value``."""
+        return departures_of(self.sampler, self.scorer_temperature)
+
+    @property
+    def sequence_log_ratios(self) -> Float[np.ndarray, " n"]:
+        """Log w of the completions that enter the sequence quantities."""
+        return np.array([total for gap in self.gaps if np.isfinite(total := _total(gap))])
+
+    def quantiles(self) -> pd.DataFrame:
+        """One row a level: ``level, token_gap, token_ratio, sequence_log_ratio, sequence_ratio``."""
+        tokens = np.concatenate(self.gaps)
+        tokens = np.quantile(tokens[np.isfinite(tokens)], LEVELS)
+        sequences = self.sequence_log_ratios
+        whole = np.quantile(sequences, LEVELS) if sequences.size else np.full(len(LEVELS), np.nan)
+        with np.errstate(over="ignore"):
+            return pd.DataFrame(
+                {
+                    "level": LEVELS,
+                    "token_gap": tokens,
+                    "token_ratio": np.exp(tokens),
+                    "sequence_log_ratio": whole,
+                    "sequence_ratio": np.exp(whole),
+                }
+            )
+
+    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+        """One row a quantity: ``quantity, estimate, low, high``, with delete-one-prompt jackknife intervals."""
+        rows = []
+        for name in _ESTIMATED:
+            estimate = getattr(self, name)
+            low, high = estimate.confidence_interval(confidence_level)
+            rows.append({"quantity": name, "estimate": estimate.value, "low": low, "high": high})
+        size = self.effective_sample_size
+        rows.append({"quantity": "effective_sample_size", "estimate": size, "low": np.nan, "high": np.nan})
+        return pd.DataFrame(rows)
+
+    def summary(self, confidence_level: float = 0.95) -> dict[str, Any]:
+        """All of it as nested numbers, as in a run's manifest."""
+        frames = {"quantities": self.to_frame(confidence_level), "quantiles": self.quantiles()}
+        nested = {
+            name: [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+            for name, frame in frames.items()
+        }
+        counts = {name: getattr(self, name) for name in ("n_tokens", "n_unknown", "n_sequences")}
+        return {"sentence": self.sentence(confidence_level), "off_policy": self.off_policy, **nested, **counts}
+
+    @property
+    def off_policy(self) -> bool:
+        """Whether the settings differ, or completions are noticeably likelier under one engine than under the other."""
+        low, _ = self.sequence_distance.confidence_interval()
+        return bool(self.departures) or low > _NOTICEABLE
+
+    def sentence(self, confidence_level: float = 0.95) -> str:
+        """How far sampler and scorer are apart and, where they are, how much that may matter and what to do."""
+        tokens = np.concatenate(self.gaps)
+        tokens = np.abs(tokens[np.isfinite(tokens)])
+        told = (
+            f"the log-probabilities of sampler and scorer differ by {np.median(tokens):.2g} nats a token in the median "
+            f"and {np.quantile(tokens, 0.99):.2g} at the 99th percentile"
+        )
+        if not self.off_policy:
+            close = "as rounding does" if np.quantile(tokens, 0.99) < _ROUNDING else "as other kernels or precision do"
+            return f"Sampler and scorer agree: {told}, {close}."
+        drift = f"{told}; KL(sampler‖scorer) is {self.token_kl.value:.2g} nats a token"
+        if self.n_sequences:
+            low, high = self.sequence_distance.confidence_interval(confidence_level)
+            drift += (
+                f" and {self.sequence_kl.value:.3g} a completion, so that a success rate under the scored distribution "
+                f"may differ from the measured one by up to {self.sequence_distance.value:.2f} "
+                f"[{max(low, 0.0):.2f}, {min(high, 1.0):.2f}], and {self.n_sequences} completions are worth "
+                f"{self.effective_sample_size:.1f} of its own"
+            )
+        if self.mean_token_ratio.value < 1.0 - _ROUNDING and self._truncates:
+            drift += f"; truncation leaves out {1.0 - self.mean_token_ratio.value:.1%} of its mass a token"
+        if self.departures:
+            remedy = (
+                f"the tokens were drawn with {', '.join(self.departures)}, which is not scored: draw with top_p=1, "
+                "top_k=0 at the scorer's temperature"
+            )
+        else:
+            remedy = "the recorded settings do not explain it: check weights, precision and quantisation of the two"
+        return f"The samples are off-policy: {drift}; {remedy}."
+
+    @property
+    def _truncates(self) -> bool:
+        return any(name.startswith(("top_p", "top_k", "min_p")) for name in self.departures)
+
+
+def sampler_gap(measured: Any) -> SamplerGap:
+    """Compares the log-probabilities that the sampler recorded with those of the model that is scored.
+
+    Args:
+        measured: a measurement whose rollouts have ``sampler_logprobs``.
+
+    Raises:
+        ValueError: when the sampler recorded none.
+    """
+    if measured.old_logprobs is None or not any(np.isfinite(values).any() for values in measured.old_logprobs):
+        raise ValueError(
+            "the rollouts hold no log-probabilities of their sampler (sampler_logprobs): sample with an engine that "
+            "tells them, such as transformers or vllm"
+        )
+    rollouts = measured.rollouts
+    gaps = [
+        (np.asarray(scored, dtype=np.float64) - drawn)[mask]
+        for scored, drawn, mask in zip(measured.logprobs, measured.old_logprobs, rollouts.masks, strict=True)
+    ]
+    prompts = np.unique(np.asarray(rollouts.prompt_id), return_inverse=True)[1]
+    known = [gap[np.isfinite(gap)] for gap in gaps]
+    totals = np.array([_total(gap) for gap in gaps])
+    whole = np.isfinite(totals)
+
+    def token_mean(function: Any) -> Estimate:
+        return _ratio([float(np.sum(function(gap))) for gap in known], [gap.size for gap in known], prompts)
+
+    def sequence_mean(values: np.ndarray) -> Estimate:
+        return _ratio(np.where(whole, values, 0.0), whole.astype(float), prompts)
+
+    sampler = rollouts.metadata.get("sampler") or {}
+    scorer = measured.metadata.get("policy") or {}
+    with np.errstate(over="ignore", invalid="ignore"):
+        return SamplerGap(
+            gaps=gaps,
+            mean_abs_gap=token_mean(np.abs),
+            token_kl=token_mean(np.negative),
+            token_distance=token_mean(lambda gap: np.maximum(1.0 - np.exp(gap), 0.0)),
+            mean_token_ratio=token_mean(np.exp),
+            sequence_kl=sequence_mean(-totals),
+            sequence_distance=sequence_mean(np.maximum(1.0 - np.exp(totals), 0.0)),
+            effective_sample_size=_effective_sample_size(totals[whole]),
+            n_tokens=sum(gap.size for gap in known),
+            n_unknown=sum(gap.size for gap in gaps) - sum(gap.size for gap in known),
+            n_sequences=int(whole.sum()),
+            sampler={name: sampler[name] for name in SAMPLER_SETTINGS if name in sampler},
+            scorer_temperature=scorer.get("temperature"),
+        )
+
+
+def _total(gap: Float[np.ndarray, " t"]) -> float:
+    """Log w of a completion; servers leave out the token that ended it, which is forgiven where there are others."""
+    if gap.size > 1 and np.isnan(gap[-1]):
+        gap = gap[:-1]
+    return float(gap.sum())
+
+
+def _effective_sample_size(log_ratios: Float[np.ndarray, " n"]) -> float:
+    if not log_ratios.size:
+        return np.nan
+    ratios = np.exp(log_ratios - log_ratios.max())
+    return float(ratios.sum() ** 2 / np.sum(ratios**2))
+
+
+def _ratio(sums: Any, counts: Any, prompts: np.ndarray) -> Estimate:
+    """The mean of what sums and counts were collected of, jackknifed by prompt; NaN where there is nothing."""
+    sums, counts = (np.bincount(prompts, weights=np.asarray(values, dtype=np.float64)) for values in (sums, counts))
+    if len(sums) < 2:
+        return Estimate(float(sums.sum() / counts.sum()) if counts.sum() else np.nan, np.nan, "raw", np.nan)
+    return (mean_statistic(sums) / mean_statistic(counts)).estimate()

@@ -1,0 +1,1 @@
+"""The structure of gradients over single tokens."""

@@ -1,0 +1,1 @@
+"""Variance, bias and cosine of each estimator, with intervals."""

@@ -1,0 +1,353 @@
+r"""The variance of policy-gradient estimators, compared on the same rollouts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import index
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+
+from gradstats import estimators as families
+from gradstats.estimators.along_completions import along_completions
+from gradstats.estimators.estimator import Weighting
+from gradstats.stats.variance.comparison_inputs import ComparisonInputs, comparison_inputs
+from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.notes import remarks_about, warnings_about
+from gradstats.stats.variance.pooled_completions import Pool
+from gradstats.stats.variance.row import EstimatorVariance
+
+DEFAULT_PROMPTS_PER_BATCH = 128
+QUANTITIES = (
+    "trace_cov",
+    "signal_sq",
+    "noise_to_signal",
+    "ratio",
+    "matched_ratio",
+    "cosine",
+    "bias_share",
+    "kept_share",
+)
+
+
+@dataclass(frozen=True)
+class GroupSplit:
+    """How the completions were split into groups of one size.
+
+    Attributes:
+        group_size: completions a group; None when prompts have different numbers and all were used.
+        n_prompts: prompts that fill at least one group, the independent units.
+        n_groups: groups in all.
+        n_leftover: completions that filled no group.
+    """
+
+    group_size: int | None
+    n_prompts: int
+    n_groups: int
+    n_leftover: int
+
+
+@dataclass(frozen=True)
+class VarianceComparison:
+    """What `compare` found; `.to_frame()` is the table.
+
+    Attributes:
+        rows: one entry an estimator, in the order asked for, group size by group size.
+        splits: the split into groups, one for each group size.
+        reference: label of the estimator that ratios are taken to.
+        prompts_per_batch: B in bias_share.
+        sketch_dim: dimension of the random projection; None for exact scores.
+        notes: what a reader of the table has to know, one sentence each.
+    """
+
+    rows: tuple[EstimatorVariance, ...]
+    splits: tuple[GroupSplit, ...]
+    reference: str
+    prompts_per_batch: int
+    sketch_dim: int | None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def group_size(self) -> int | tuple[int | None, ...] | None:
+        """Completions a group; a tuple for several sizes."""
+        sizes = tuple(split.group_size for split in self.splits)
+        return sizes[0] if len(sizes) == 1 else sizes
+
+    @property
+    def n_prompts(self) -> int:
+        """Prompts that fill at least one group of every size."""
+        return min(split.n_prompts for split in self.splits)
+
+    @property
+    def n_groups(self) -> int:
+        """Groups in all, over all sizes."""
+        return sum(split.n_groups for split in self.splits)
+
+    @property
+    def n_leftover(self) -> int:
+        """Completions that filled no group, over all sizes."""
+        return sum(split.n_leftover for split in self.splits)
+
+    def confidence_interval(
+        self, confidence_level: float = 0.95, quantity: str = "trace_cov"
+    ) -> tuple[Float[np.ndarray, " estimators"], Float[np.ndarray, " estimators"]]:
+        """The interval of one quantity for every estimator, ``(low, high)``.
+
+        Raises:
+            ValueError: for an unknown quantity, or a level outside (0, 1).
+        """
+        if quantity not in QUANTITIES:
+            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(QUANTITIES)}")
+        frame = self.to_frame(confidence_level)
+        return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
+
+    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+        """One row an estimator: ``estimator, group_size``, each quantity with its ``_low`` and ``_high``.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        if not 0.0 < confidence_level < 1.0:
+            raise ValueError(f"confidence_level={confidence_level:g} must lie between 0 and 1, for example 0.95")
+        records = []
+        for row in self.rows:
+            record: dict[str, Any] = {
+                "estimator": row.label,
+                "group_size": np.nan if row.group_size is None else row.group_size,
+            }
+            for quantity, (value, low, high) in row.intervals(confidence_level, self.prompts_per_batch).items():
+                record |= {quantity: value, f"{quantity}_low": low, f"{quantity}_high": high}
+            records.append(record)
+        frame = pd.DataFrame(records)
+        frame.attrs |= {
+            "reference": self.reference,
+            "confidence_level": confidence_level,
+            "prompts_per_batch": self.prompts_per_batch,
+            "n_prompts": self.n_prompts,
+            "n_groups": self.n_groups,
+            "n_leftover": self.n_leftover,
+            "sketch_dim": self.sketch_dim,
+            "notes": list(self.notes),
+        }
+        return frame
+
+    def prompt_parts(self, confidence_level: float = 0.95) -> pd.DataFrame:
+        """trace_cov split into what differs within a prompt and what differs between prompts.
+
+        The within-prompt part falls as groups grow, the between-prompt part does not.
+
+        Returns:
+            One row an estimator: ``estimator, group_size``, ``within_prompt`` and ``between_prompt`` with their
+            ``_low`` and ``_high``; NaN for estimators that look across groups, and for group sizes of which every
+            prompt has a single group.
+
+        Raises:
+            ValueError: when every prompt has a single group, whatever the group size.
+        """
+        if all(split.n_groups == split.n_prompts for split in self.splits):
+            raise ValueError(
+                "every prompt has a single group, which cannot tell the parts apart: choose a group_size of at most "
+                "half of a prompt's completions"
+            )
+        records = []
+        for row in self.rows:
+            record: dict[str, Any] = {"estimator": row.label, "group_size": row.group_size}
+            for part in ("within_prompt", "between_prompt"):
+                estimate = getattr(row, part)
+                low, high = estimate.confidence_interval(confidence_level)
+                record |= {part: estimate.value, f"{part}_low": low, f"{part}_high": high}
+            records.append(record)
+        return pd.DataFrame(records)
+
+
+def compare(
+    measured_or_batch: Any,
+    estimators: Sequence[str | Weighting],
+    scores: ArrayLike | None = None,
+    group_size: int | Sequence[int] | None = None,
+    reference: str | Weighting = "rloo",
+    prompts_per_batch: int | None = None,
+    n_resamples: int = 256,
+    rng: int | np.random.Generator | None = 0,
+    *,
+    scores_are_sketches: bool | None = None,
+    **fields: Any,
+) -> VarianceComparison:
+    r"""Compares the variance of policy-gradient estimators on the same rollouts, with paired intervals.
+
+    With \(g_m = \sum_{i \in m} w_i S_i\) the gradient of a group of completions of prompt m, each row holds
+
+    - ``trace_cov``: \(\mathrm{tr\,Cov}(g) = E‖g‖² - ‖E g‖²\) of one group's gradient, over prompts and
+      completions;
+    - ``signal_sq``: \(‖E g‖²\), the mean of \(⟨g_m, g_{m'}⟩\) over different prompts: unbiased, may be
+      negative;
+    - ``noise_to_signal``: their quotient, in units of groups (McCandlish et al., 1812.06162);
+    - ``ratio``: trace_cov over the reference's;
+    - ``matched_ratio``: the same after scaling the estimator so that its expected gradient projects with
+      coefficient 1 on the reference's. Where both expectations are exact multiples of the true gradient (an
+      own-sample mean keeps (N−1)/N of it) that number is used, otherwise the coefficient is estimated;
+    - ``cosine``: between E g and the expected gradient of `rloo`, cross-fitted: each prompt's gradient is held
+      against `rloo`'s of all *other* prompts, so that no completion meets itself (as in ``signal_sq`` and
+      ``bias_share``);
+    - ``bias_share``: \(‖E d‖²/(‖E d‖² + \mathrm{trace\_cov}/B)\), d = g − g(`rloo`): the share of the mean
+      squared error of a batch of B prompts that is bias. The unbiased ‖E d‖² may be negative, and so may the
+      share;
+    - ``kept_share``: the share of groups with any non-zero weight.
+
+    **Intervals.** The prompt is the independent unit. Everything is a function of U-statistics over prompts
+    and gets a delete-one-prompt jackknife with Student quantiles (M − 1 degrees of freedom), on the log scale
+    for trace_cov and the ratios, on the raw scale for the rest (Wilson's for kept_share); ratios are
+    jackknifed as ratios, so they are paired. A naive bootstrap over prompts would duplicate them and shift ‖E
+    g‖² by trace_cov/M.
+
+    **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not,
+    noise_to_signal is NaN with its lower end given and its upper end infinite, cosine and an estimated
+    matched_ratio are NaN, and a warning says at least how many prompts would be needed.
+
+    **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
+    ‖S_i‖² are taken exactly where they were measured. A quadratic form tr(C·G) of the Gram matrix G
+    then has the variance (2/D)·tr(C G C G) over sketches. A jackknife over prompts sees the part of it that
+    differs between prompts, and not the part that all share, because one sketch serves them all: that part is
+    evaluated on the linearised form of every quantity, from disjoint folds of prompts, and added.
+
+    **Tokens.** Where random probes of the token scores were measured (``token_probes``), token-level estimators are
+    compared from them: whole completions and heavy tokens through their sketches, the light rest through the probes
+    (`gradstats.stats.variance.probed_sums.ProbedTokens`). The error that all prompts share is estimated from the
+    spread over probes and added likewise. Weights that rest on token energies (`otb(energy="exact")`,
+    `causal_optimal`) are made from three disjoint thirds of the probes, so that their noise does not count as the
+    estimator's.
+
+    **Estimators that look across groups** see batches of ``prompts_per_batch`` prompts drawn without
+    replacement; their trace_cov is B times that of the batch gradient, in the unit of the others.
+
+    Args:
+        measured_or_batch: a measurement, or a `Batch` (then ``scores`` is needed).
+        estimators: names (parameters allowed, ``"kimi(tau=0.5)"``), estimators or recipes; rows keep their
+            order.
+        scores: (N, D) scores of completions or (N, T, D) of tokens, in any coordinates that keep the
+            gradients' inner products; None takes the measurement's sketches, or its exact Gram matrix.
+        group_size: completions a group; a prompt with more is split, in sample order, into disjoint groups,
+            and leftovers are counted. None takes all completions of each prompt. Several sizes are compared
+            from one pool of completions, rows size by size, each with the reference at its own size; trace_cov
+            is of one group, so at equal completions in all compare group_size · trace_cov.
+        reference: the estimator that ratios are taken to.
+        prompts_per_batch: B for bias_share (128 by default) and for estimators that look across groups (by
+            default a quarter of the prompts, at most 128).
+        n_resamples: how often the prompts are dealt into batches for estimators that look across groups.
+        rng: for those batches and for pricing the sketch's error.
+        scores_are_sketches: whether ``scores`` are a random projection; None says yes for a measurement's
+            sketches and no for ``scores`` given by hand.
+        **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array a completion, or
+            (N, T)) or ``greedy_rewards`` for `remax`.
+
+    Returns:
+        A `VarianceComparison`.
+
+    Raises:
+        TypeError: for a Batch without scores, or fields beside a Batch.
+        ValueError: for fewer than 2 prompts, a group size larger than the pool, scores of a wrong shape, a
+            token-level estimator without token scores, an estimator whose inputs are missing, batches too
+            large.
+    """
+    generator = np.random.default_rng(rng)
+    chosen = [families.get(estimator) for estimator in estimators]
+    if not chosen:
+        raise ValueError(f"estimators is empty: name at least one of {', '.join(families.names())}")
+    base = families.get(reference)
+    if base.across_groups:
+        raise ValueError(
+            f"reference={base.label!r} looks across groups: choose one that stays within its group, such as 'rloo'"
+        )
+    sizes = _sizes(group_size)
+    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, [*chosen, base], fields)
+    if inputs.scores.ndim == 2:  # what weights a completion's tokens alike needs no scores of tokens
+        *chosen, base = [along_completions(estimator, inputs.batch) for estimator in (*chosen, base)]
+    prompts = shuffled_prompts(inputs.batch.group_index, generator)
+    shared: dict[str, Any] = {"prompts_per_batch": prompts_per_batch, "n_resamples": n_resamples}
+    parts: list[tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]] = []
+    seeds = generator.spawn(len(sizes))
+    for size, own in zip(sizes, seeds, strict=True):
+        groups = split_into_groups(prompts, inputs.order, size)
+        pool = _pool(inputs, groups, [*chosen, base], own, **shared)
+        parts.append(_compared(pool, chosen, base))
+    splits, rows, warned, remarks = zip(*parts, strict=True)
+    warned, remarks = _of_each_size(warned, sizes), _of_each_size(remarks, sizes)
+    for note in warned:
+        warnings.warn(note, UserWarning, stacklevel=2)
+    return VarianceComparison(
+        rows=tuple(chain.from_iterable(rows)),
+        splits=splits,
+        reference=base.label,
+        prompts_per_batch=prompts_per_batch or DEFAULT_PROMPTS_PER_BATCH,
+        sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
+        notes=(*warned, *remarks),
+    )
+
+
+def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
+    if group_size is None:
+        return [None]
+    sizes = [index(size) for size in np.atleast_1d(np.asarray(group_size)).tolist()]
+    if not sizes:
+        raise ValueError("group_size is empty: give one size, several, or None for all completions of a prompt")
+    return list(dict.fromkeys(sizes))
+
+
+def _pool(
+    inputs: ComparisonInputs,
+    groups: Groups,
+    estimators: Sequence[Weighting],
+    rng: np.random.Generator,
+    **shared: Any,
+) -> Pool:
+    """The completions of one split, checked against what the estimators need."""
+    if groups.n_prompts < 2:
+        raise ValueError(
+            "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
+        )
+    kept, scores, probes = inputs.with_coordinates(groups, rng)
+    for estimator in estimators:
+        if estimator.level == "token" and scores.tokens is None and scores.probed is None:
+            raise ValueError(
+                f"{estimator.label} weights each token, and only scores of whole completions are here: pass "
+                "scores=(N, T, D), or measure with token_probes=… so that token scores are known"
+            )
+    return Pool(kept, groups, scores, probes, deal_seed=int(rng.integers(2**63)), **shared)
+
+
+def _compared(
+    pool: Pool, estimators: Sequence[Weighting], reference: Weighting
+) -> tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]:
+    """The split, the rows, what to warn of and what to remark, at one group size."""
+    sizes = pool.groups.sizes
+    reference_moments = pool.local(reference)
+    unbiased_moments = pool.local(families.get("rloo" if sizes.max() > 1 else "reinforce"))
+    if np.array_equal(unbiased_moments.weights, reference_moments.weights):
+        unbiased_moments = reference_moments
+    size = int(sizes[0]) if sizes.min() == sizes.max() else None
+    rows = [
+        replace(pool.row(estimator, reference, reference_moments, unbiased_moments), group_size=size)
+        for estimator in estimators
+    ]
+    split = GroupSplit(size, pool.groups.n_prompts, pool.groups.n_groups, pool.groups.n_leftover)
+    return split, rows, warnings_about(pool, rows, estimators), remarks_about(pool, rows, estimators)
+
+
+def _of_each_size(notes: Sequence[Sequence[str]], sizes: Sequence[int | None]) -> list[str]:
+    """The notes of all group sizes, each telling its size where there are several; what all say is said once."""
+    if len(sizes) == 1:
+        return list(notes[0])
+    common = [note for note in notes[0] if all(note in others for others in notes)]
+    own = [
+        f"group_size={size}: {note}"
+        for size, mine in zip(sizes, notes, strict=True)
+        for note in mine
+        if note not in common
+    ]
+    return [*own, *common]

@@ -1,0 +1,142 @@
+r"""Which lengths the noise comes from: the parts of the gradient that completions of some lengths contribute."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from gradstats import estimators as families
+from gradstats.estimators import Batch
+from gradstats.estimators.estimator import Level, Weighting
+from gradstats.stats.variance.comparison import VarianceComparison, compare
+from gradstats.stats.variance.comparison_inputs import comparison_inputs
+
+
+@dataclass(frozen=True)
+class _OfLengths:
+    """An estimator whose completions outside a range of lengths get no weight; baselines still see the whole group."""
+
+    whole: Weighting
+    low: float
+    high: float
+
+    @property
+    def name(self) -> str:
+        return self.whole.name
+
+    @property
+    def label(self) -> str:
+        return f"{self.whole.label} of {self.low:g} to {self.high:g} tokens"
+
+    @property
+    def level(self) -> Level:
+        return self.whole.level
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.whole.needs
+
+    @property
+    def across_groups(self) -> bool:
+        return self.whole.across_groups
+
+    def expected_scale(self, group_size: int) -> float | None:
+        """None: the part that some lengths contribute has an expectation of its own."""
+        return None
+
+    def weights(self, batch: Batch) -> np.ndarray:
+        weights = self.whole.weights(batch)
+        inside = (batch.lengths >= self.low) & (batch.lengths <= self.high)
+        return np.where(inside if weights.ndim == 1 else inside[:, None], weights, 0.0)
+
+
+@dataclass(frozen=True)
+class LengthBins:
+    """What `variance_by_length` found.
+
+    Attributes:
+        estimator: label of the estimator.
+        bins: (n, 2) smallest and greatest length of each bin, in tokens, both inside.
+        n_completions: (n,) completions in each.
+        comparison: one row a bin, ratios to the whole estimator.
+    """
+
+    estimator: str
+    bins: np.ndarray
+    n_completions: np.ndarray
+    comparison: VarianceComparison
+
+    def confidence_interval(
+        self, confidence_level: float = 0.95, quantity: str = "noise_to_signal"
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The interval of one quantity for every bin, ``(low, high)``."""
+        return self.comparison.confidence_interval(confidence_level, quantity)
+
+    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+        """One row a bin: ``estimator, length_low, length_high, n_completions`` and what `compare` gives."""
+        frame = self.comparison.to_frame(confidence_level)
+        frame.insert(1, "length_low", self.bins[:, 0])
+        frame.insert(2, "length_high", self.bins[:, 1])
+        frame.insert(3, "n_completions", self.n_completions)
+        return frame.assign(estimator=self.estimator)
+
+
+def variance_by_length(
+    measured_or_batch: Any,
+    estimator: str | Weighting = "rloo",
+    scores: ArrayLike | None = None,
+    n_bins: int = 4,
+    group_size: int | None = None,
+    rng: int | np.random.Generator | None = 0,
+    *,
+    scores_are_sketches: bool | None = None,
+) -> LengthBins:
+    r"""Splits an estimator's gradient by completion length, and gives the noise and the signal of each part.
+
+    \(g_m = \sum_b g_m^b\) with \(g_m^b = \sum_{i \in m,\, T_i \in b} w_i S_i\): the weights are those of the whole
+    group, and completions of other lengths are left out of the sum. Each part is then a gradient estimator of its
+    own, with the trace_cov, signal_sq and noise_to_signal of `compare`; ``ratio`` is its share of the whole's
+    trace_cov (parts of one group covary, so that shares need not sum to 1).
+
+    Args:
+        measured_or_batch: as in `compare`.
+        estimator: whose gradient is split; one that stays within its group.
+        scores: as in `compare`.
+        n_bins: bins of about equally many completions; fewer where lengths tie.
+        group_size: as in `compare`.
+        rng: for pricing the sketch's error.
+        scores_are_sketches: as in `compare`.
+
+    Returns:
+        A `LengthBins`; where a bin's signal is not resolved, its noise_to_signal is NaN with a lower end.
+
+    Raises:
+        ValueError: for ``n_bins`` below 1, an estimator that looks across groups, and as in `compare`.
+    """
+    if n_bins < 1:
+        raise ValueError(f"n_bins={n_bins} must be at least 1")
+    chosen = families.get(estimator)
+    if chosen.across_groups:
+        raise ValueError(f"{chosen.label} looks across groups: choose one that stays within its group, such as 'rloo'")
+    lengths = np.sort(comparison_inputs(measured_or_batch, scores, scores_are_sketches).batch.lengths)
+    starts = np.unique(lengths[(np.arange(n_bins) * len(lengths)) // n_bins])
+    ends = [*(lengths[lengths < start].max() for start in starts[1:]), lengths[-1]]
+    bins = np.column_stack([starts, ends])
+    with warnings.catch_warnings():  # what is not resolved is told by the rows themselves
+        warnings.simplefilter("ignore", UserWarning)
+        comparison = compare(
+            measured_or_batch,
+            [_OfLengths(chosen, float(low), float(high)) for low, high in bins],
+            scores,
+            group_size,
+            reference=chosen,
+            rng=rng,
+            scores_are_sketches=scores_are_sketches,
+        )
+    counts = np.array([((lengths >= low) & (lengths <= high)).sum() for low, high in bins])
+    return LengthBins(chosen.label, bins, counts, comparison)

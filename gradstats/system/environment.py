@@ -1,0 +1,42 @@
+"""What numbers depend on besides settings: versions, commit, hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("gradstats", "torch", "transformers", "numpy", "scipy", "pandas", "matplotlib")
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware, as a manifest records them."""
+    return {
+        "versions": {name: version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "git_commit": git_commit(),
+        "hardware": hardware(),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree this package runs from, with "-dirty" where it has changes; None outside git."""
+    folder = Path(__file__).parents[1]
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(folder))
+        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, without its name."""
+    return {"machine": platform.machine(), "system": platform.system(), "cpu_count": os.cpu_count()}

@@ -1,0 +1,151 @@
+"""A process of its own for functions that may hang, eat memory, or depend on how this process was started.
+
+Timeouts by signal exist in the main thread only and do not interrupt a computation that never returns to the
+interpreter. A process can be killed from any thread, whatever it is doing, at the price of starting another. It is
+started with a fixed seed of string hashes, on which the order of sets depends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+#: Seconds for one call by default; then the process is killed.
+SECONDS = 30.0
+_STARTING_SECONDS = 120.0
+
+
+class IsolatedTimeoutError(TimeoutError):
+    """A call took longer than it is given."""
+
+
+class IsolatedError(RuntimeError):
+    """A function raised, or its process died."""
+
+
+class IsolatedProcess:
+    """One process, started at the first call and again after each death."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._owner = os.getpid()
+        self._imported: set[str] = set()
+
+    def call(self, function: str, *arguments: Any, seconds: float = SECONDS) -> Any:
+        """What a function returns in the other process.
+
+        Args:
+            function: "module:function" of this package.
+            *arguments: its arguments, of types that JSON keeps.
+            seconds: how long it may take; importing its module does not count.
+
+        Raises:
+            IsolatedTimeoutError: when it took longer; the process was killed.
+            IsolatedError: when it raised an exception of another package, or its process died.
+            RuntimeError: when the process does not start, or the module cannot be imported in it.
+            Exception: of this package's own types, what it raised.
+        """
+        module = function.partition(":")[0]
+        question = json.dumps({"call": function, "arguments": arguments})
+        with self._lock:
+            fresh = self._start(module)
+            text, timed_out = self._exchange(question, seconds)
+            if not text and not timed_out and not fresh:
+                # It may have died of an earlier call: this one deserves a process of its own.
+                self.close()
+                self._start(module)
+                text, timed_out = self._exchange(question, seconds)
+            if not text:
+                self.close()
+        if timed_out and not text:
+            raise IsolatedTimeoutError(f"it did not end within {seconds:g} s and was stopped")
+        if not text:
+            raise IsolatedError("the process that ran it died (out of memory?)")
+        answer = json.loads(text)
+        if "raised" in answer:
+            raise _exception(answer["raised"], answer["message"])
+        return answer["value"]
+
+    def close(self) -> None:
+        """End the process; the next call starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+        self._imported.clear()
+
+    def _start(self, module: str) -> bool:
+        """Start the process where there is none, and have it import a module; True when it was started now."""
+        if self._owner != os.getpid():  # a forked child must not share its parent's pipes
+            self._owner, self._process = os.getpid(), None
+        fresh = self._process is None or self._process.poll() is not None
+        if fresh:
+            self.close()
+            # It sees the modules that this process sees.
+            path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+            one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gradstats.system.worker_main"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # Ctrl-C is not for it: what is being scored may be finished
+                env=os.environ | one_thread | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"},
+            )
+        if module not in self._imported:
+            text, _ = self._exchange(json.dumps({"import": module}), _STARTING_SECONDS)
+            answer = json.loads(text) if text else {"raised": "", "message": "it ended at once"}
+            if "raised" in answer:
+                self.close()
+                raise RuntimeError(f"the process that runs {module} does not start: {answer['message']}")
+            self._imported.add(module)
+        return fresh
+
+    def _exchange(self, line: str, seconds: float) -> tuple[str, bool]:
+        """One line there and one back, or nothing and whether time ran out."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        killed = threading.Event()
+
+        def kill() -> None:
+            killed.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            text = process.stdout.readline()
+            return text if text.endswith("\n") else "", killed.is_set()
+        except OSError:
+            return "", killed.is_set()
+        except BaseException:  # Ctrl-C: an answer still under way would be taken for the next call's
+            self.close()
+            raise
+        finally:
+            timer.cancel()
+
+
+def _exception(name: str, message: str) -> Exception:
+    """An exception of this package by its name, with its message; others as an :class:`IsolatedError`."""
+    module, _, kind = name.partition(":")
+    if module.startswith("gradstats."):
+        return getattr(importlib.import_module(module), kind)(message)
+    return IsolatedError(f"{kind}: {message}")
+
+
+#: The process that goes with this one.
+PROCESS = IsolatedProcess()
+atexit.register(PROCESS.close)

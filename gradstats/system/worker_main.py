@@ -1,0 +1,51 @@
+"""The worker process of :mod:`gradstats.system.worker`: calls come in on standard input, one a line."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+_MEMORY_BYTES = 4 * 1024**3
+_LONGEST_MESSAGE = 300
+
+
+def serve() -> None:
+    """Answer calls until standard input closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act on
+    _limit_memory()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a function prints must not be taken for an answer
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """What is sent back: the value of a call, or what it raised."""
+    try:
+        if "import" in question:
+            importlib.import_module(question["import"])
+            return {"value": None}
+        module, _, function = question["call"].partition(":")
+        return {"value": getattr(importlib.import_module(module), function)(*question["arguments"])}
+    except Exception as error:
+        kind = type(error)
+        return {"raised": f"{kind.__module__}:{kind.__name__}", "message": str(error)[:_LONGEST_MESSAGE]}
+
+
+def _limit_memory() -> None:
+    """Let a function that builds ever larger numbers fail by itself, and not the machine."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _MEMORY_BYTES if most == resource.RLIM_INFINITY else min(_MEMORY_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+
+
+if __name__ == "__main__":
+    serve()

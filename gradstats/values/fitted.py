@@ -1,0 +1,218 @@
+r"""State values for PPO's baseline without a trained critic: a ridge value head on the policy's hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from gradstats.policy.policy import Policy, as_policy
+from gradstats.rollouts.table import Rollouts
+from gradstats.stats.jackknife import Estimate, mean_statistic
+from gradstats.system.progress import progress_bar
+
+PENALTIES = tuple(10.0 ** np.arange(-2, 7))
+INNER_FOLDS = 3
+
+
+@dataclass(frozen=True)
+class FittedValues:
+    r"""Cross-fitted state values, for ``gs.compare(measured, ["gae"], values=fitted.values)``.
+
+    Attributes:
+        values: for each completion, (T_i,) \(V(s_t)\), the value of the state before token t, from a head that never
+            saw a completion of the same prompt.
+        explained_variance: out of fold, over counted tokens: \(1 - \sum(G_t - V_t)² / \sum(G_t - \bar G)²\); 0 is no
+            better than a constant, below 0 worse.
+        penalties: the ridge penalty chosen in each fold.
+        n_folds: folds of prompts.
+    """
+
+    values: list[np.ndarray]
+    explained_variance: Estimate
+    penalties: tuple[float, ...]
+    n_folds: int
+
+    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+        """The interval of the explained variance, by delete-one-prompt jackknife."""
+        return self.explained_variance.confidence_interval(confidence_level)
+
+    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+        """One row: explained variance with its interval, folds, the median penalty."""
+        low, high = self.confidence_interval(confidence_level)
+        row = {
+            "explained_variance": self.explained_variance.value,
+            "explained_variance_low": low,
+            "explained_variance_high": high,
+            "n_folds": self.n_folds,
+            "penalty": float(np.median(self.penalties)),
+        }
+        return pd.DataFrame([row])
+
+
+def fit_values(
+    policy_or_model: Any,
+    rollouts: Rollouts,
+    *,
+    n_folds: int = 5,
+    tokens_per_completion: int = 64,
+    penalties: Sequence[float] = PENALTIES,
+    token_budget: int = 8192,
+    progress: bool = True,
+) -> FittedValues:
+    """Fits a ridge value head on the policy's last hidden states, cross-fitted by prompt.
+
+    Args:
+        policy_or_model: the policy whose hidden states are the features, usually the one that is measured.
+        rollouts: the completions.
+        n_folds: folds of prompts; the values of a fold come from a head fitted to the others.
+        tokens_per_completion: at most so many tokens of each completion are fitted to, evenly spaced; values are given
+            at all of them.
+        penalties: ridge penalties, of which one is chosen by cross-validation over prompts inside each fold.
+        token_budget: tokens that go through the model at once.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: for fewer prompts than folds, or fewer than 2 folds.
+    """
+    states = hidden_states(policy_or_model, rollouts, token_budget=token_budget, progress=progress)
+    return fit_values_to(
+        states, rollouts, n_folds=n_folds, tokens_per_completion=tokens_per_completion, penalties=penalties
+    )
+
+
+def fit_values_to(
+    features: Sequence[Float[np.ndarray, "_ features"]],
+    rollouts: Rollouts,
+    *,
+    n_folds: int = 5,
+    tokens_per_completion: int = 64,
+    penalties: Sequence[float] = PENALTIES,
+) -> FittedValues:
+    """The same from features that are given: one row a token, of the state before it.
+
+    Args:
+        features: for each completion, (T_i, D).
+        rollouts: the completions.
+        n_folds: as in `fit_values`.
+        tokens_per_completion: as in `fit_values`.
+        penalties: as in `fit_values`.
+
+    Raises:
+        ValueError: as `fit_values`, or for features of another shape.
+    """
+    from sklearn.linear_model import Ridge
+    from sklearn.model_selection import GridSearchCV, GroupKFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    masks = rollouts.masks
+    if [len(rows) for rows in features] != [len(mask) for mask in masks]:
+        raise ValueError("features do not have one row per completion token: give the state before every token")
+    prompts = np.unique(rollouts.prompt_id, return_inverse=True)[1]
+    n_prompts = int(prompts.max()) + 1
+    if n_folds < 2 or n_prompts < n_folds + 1:
+        raise ValueError(
+            f"n_folds={n_folds} needs at least {max(n_folds, 2) + 1} prompts and two folds, got {n_prompts} prompts: "
+            "choose fewer folds or sample more prompts"
+        )
+    returns = _returns(rollouts)
+    places = [_spread(np.flatnonzero(mask), tokens_per_completion) for mask in masks]
+    values: list[np.ndarray] = [np.zeros(len(mask)) for mask in masks]
+    chosen = []
+    for fitted, held_out in GroupKFold(n_folds).split(prompts, groups=prompts):
+        x = np.concatenate([features[row][places[row]] for row in fitted])
+        y = np.concatenate([returns[row][places[row]] for row in fitted])
+        groups = np.repeat(prompts[fitted], [len(places[row]) for row in fitted])
+        # Tokens of one completion share their return: choosing the penalty by rows would leak it.
+        inner = GroupKFold(min(INNER_FOLDS, len(set(groups))))
+        search = GridSearchCV(
+            make_pipeline(StandardScaler(), Ridge()),
+            {"ridge__alpha": list(penalties)},
+            cv=inner,
+            scoring="neg_mean_squared_error",
+        )
+        search.fit(x, y, groups=groups)
+        chosen.append(float(search.best_params_["ridge__alpha"]))
+        for row in held_out:
+            values[row] = np.where(masks[row], search.predict(features[row]), 0.0)
+    explained = _explained_variance(values, returns, masks, prompts)
+    return FittedValues(values, explained, tuple(chosen), n_folds)
+
+
+def hidden_states(
+    policy_or_model: Any, rollouts: Rollouts, *, token_budget: int = 8192, progress: bool = True
+) -> list[Float[np.ndarray, "_ hidden"]]:
+    """For each completion, (T_i, hidden size) last hidden states at the position *before* each token, in float32.
+
+    Args:
+        policy_or_model: a policy, or a transformers model.
+        rollouts: the completions.
+        token_budget: tokens that go through the model at once, padding included.
+        progress: show a progress bar.
+    """
+    import torch
+
+    from gradstats.gradients.objective import make_chunk
+
+    policy: Policy = as_policy(policy_or_model)
+    model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+    states: list[Any] = [None] * len(rollouts)
+    with torch.no_grad(), progress_bar("hidden states", len(rollouts), shown=progress) as report:
+        for rows in _chunks(rollouts, token_budget):
+            chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
+            hidden = model.base_model(chunk.input_ids, use_cache=False).last_hidden_state
+            before = hidden[:, -chunk.kept - 1 : -1].float().cpu().numpy()
+            for place, row in enumerate(rows):
+                start = chunk.starts[place]
+                states[row] = before[place, start : start + chunk.lengths[place]].copy()
+            report.advance(len(rows))
+            report.tokens(chunk.n_tokens)
+    return states
+
+
+def _chunks(rollouts: Rollouts, token_budget: int) -> Iterator[np.ndarray]:
+    """Rows of similar length, so that little is padding."""
+    frame = rollouts.frame
+    sizes = (frame["prompt_tokens"].map(len) + frame["completion_tokens"].map(len)).to_numpy()
+    start = 0
+    order = np.argsort(sizes, kind="stable")
+    for stop in range(1, len(order) + 1):
+        longer = stop < len(order) and sizes[order[stop]] * (stop + 1 - start) > token_budget
+        if stop == len(order) or longer:
+            yield order[start:stop]
+            start = stop
+
+
+def _returns(rollouts: Rollouts) -> list[np.ndarray]:
+    """G_t of every token."""
+    if "token_rewards" not in rollouts.frame:
+        return [np.full(len(mask), reward) for mask, reward in zip(rollouts.masks, rollouts.rewards, strict=True)]
+    return [
+        np.cumsum(np.where(mask, rewards, 0.0)[::-1])[::-1]
+        for mask, rewards in zip(rollouts.masks, rollouts.tokens("token_rewards"), strict=True)
+    ]
+
+
+def _spread(positions: np.ndarray, most: int) -> np.ndarray:
+    """At most so many positions, evenly spaced."""
+    if len(positions) <= most:
+        return positions
+    return positions[np.linspace(0, len(positions) - 1, most).round().astype(int)]
+
+
+def _explained_variance(
+    values: list[np.ndarray], returns: list[np.ndarray], masks: list[np.ndarray], prompts: np.ndarray
+) -> Estimate:
+    sums = np.zeros((4, int(prompts.max()) + 1))
+    for prompt, value, target, mask in zip(prompts, values, returns, masks, strict=True):
+        goal = target[mask]
+        sums[:, prompt] += [np.sum((goal - value[mask]) ** 2), len(goal), goal.sum(), goal @ goal]
+    error, count, total, squares = (mean_statistic(row) for row in sums)
+    spread = squares - total * total / count
+    left = (error / spread).estimate()
+    return Estimate(1.0 - left.value, left.stderr, "raw", left.degrees)

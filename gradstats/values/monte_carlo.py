@@ -1,0 +1,130 @@
+r"""VinePPO's values: the mean reward of fresh completions from the prefixes at which steps begin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gradstats.policy.policy import Policy
+from gradstats.policy.threads import suitable_threads
+from gradstats.prompts.problem import Problem
+from gradstats.rewards.registry import Reward, get_reward
+from gradstats.rollouts.table import Rollouts
+from gradstats.sampling.settings import SamplerSettings
+from gradstats.sampling.transformers_sampler import generate
+from gradstats.system.progress import progress_bar
+
+Steps = str | Callable[[list[str]], Sequence[int]]
+
+
+def monte_carlo_values(
+    policy: Policy,
+    rollouts: Rollouts,
+    problems: Sequence[Problem],
+    *,
+    k: int = 4,
+    steps: Steps = r"\n+",
+    reward: str | Reward | None = None,
+    rng: int = 0,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> list[np.ndarray]:
+    r"""\(\hat V\) at the beginning of every step, NaN inside steps: what `vine` takes. VinePPO, 2410.01679.
+
+    From each prefix k completions are drawn with the sampler's settings of the rollouts, up to what is left of their
+    cap; \(\hat V\) is the mean reward of prefix and continuation together. The value of the prompt itself is drawn once
+    a prompt. Costs k completions a step: for small k and samples of prompts.
+
+    Args:
+        policy: the policy that drew the rollouts.
+        rollouts: the completions, with the sampler's settings in their metadata.
+        problems: the problems, for their answers; found by ``prompt_id``.
+        k: completions a prefix.
+        steps: a regular expression that ends a step in the completion's text (a line break by default), or a function
+            from the texts of the tokens to the positions at which steps begin.
+        reward: as for `gradstats.sample`.
+        rng: seed.
+        batch_size: completions drawn together.
+        progress: show a progress bar.
+
+    Returns:
+        For each completion, (T_i,) values, for ``gs.compare(measured, ["vine"], values=…)``.
+
+    Raises:
+        ValueError: for k below 1, rollouts without sampler settings, or a prompt that is none of the problems.
+    """
+    if k < 1:
+        raise ValueError(f"k={k} must be at least 1: it is the number of completions behind each value")
+    sampler = rollouts.metadata.get("sampler")
+    if sampler is None:
+        raise ValueError(
+            "the rollouts do not tell how they were sampled (metadata['sampler']): values have to come from the same "
+            "sampler; sample with gradstats.sample, or put its settings there"
+        )
+    settings = SamplerSettings(**{key: sampler[key] for key in SamplerSettings.__dataclass_fields__ if key in sampler})
+    known = {problem.prompt_id: problem for problem in problems}
+    missing = sorted({str(prompt) for prompt in rollouts.prompt_id} - set(known))
+    if missing:
+        raise ValueError(
+            f"prompt {missing[0]!r} of the rollouts is none of the problems: pass those they were drawn for"
+        )
+    grade = get_reward(reward)
+    prompt_tokens, tokens = (rollouts.tokens(name) for name in ("prompt_tokens", "completion_tokens"))
+    begins = [step_starts(policy, list(map(int, row)), steps) for row in tokens]
+    first_of = {prompt: row for row, prompt in reversed(list(enumerate(rollouts.prompt_id)))}
+    wanted = [(row, 0) for row in sorted(first_of.values())]
+    wanted += [(row, start) for row, starts in enumerate(begins) for start in starts if start > 0]
+    # Prefixes of similar length go together, so that little is padding.
+    jobs = sorted(
+        (job for job in wanted for _ in range(k)), key=lambda job: len(prompt_tokens[job[0]]) + job[1], reverse=True
+    )
+    rewards: dict[tuple[int, int], list[float]] = {job: [] for job in wanted}
+    batches = [jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size)]
+    with progress_bar("values of prefixes", len(jobs), shown=progress) as report:
+        for number, batch in enumerate(batches):
+            seed = int(np.random.SeedSequence([rng, number]).generate_state(1)[0])
+            left = [settings.max_new_tokens - start for _, start in batch]
+            prefixes = [[*map(int, prompt_tokens[row]), *map(int, tokens[row][:start])] for row, start in batch]
+            with suitable_threads(policy):
+                drawn = generate(policy, prefixes, replace(settings, max_new_tokens=max(left)), seed, report.tokens)
+            for job, most, completion in zip(batch, left, drawn, strict=True):
+                row, start = job
+                whole = [*map(int, tokens[row][:start]), *completion.tokens[:most]]
+                text = policy.tokenizer.decode(whole, skip_special_tokens=True)
+                rewards[job].append(float(grade(text, known[rollouts.prompt_id[row]])))
+            report.advance(len(batch))
+    values = [np.full(len(row), np.nan) for row in tokens]
+    for row, starts in enumerate(begins):
+        values[row][0] = np.mean(rewards[first_of[rollouts.prompt_id[row]], 0])
+        for start in starts:
+            if start > 0:
+                values[row][start] = np.mean(rewards[row, start])
+    return values
+
+
+def step_starts(policy: Any, tokens: list[int], steps: Steps = r"\n+") -> list[int]:
+    """Positions of the tokens at which steps begin, the first token's among them.
+
+    Args:
+        policy: whose tokenizer reads the tokens.
+        tokens: a completion.
+        steps: as for `monte_carlo_values`. A token that reaches across the end of a step belongs to it.
+
+    Raises:
+        ValueError: for positions outside the completion.
+    """
+    texts = [policy.tokenizer.decode(tokens[: end + 1]) for end in range(len(tokens))]
+    if callable(steps):
+        pieces = [text[len(before) :] for before, text in zip(["", *texts], texts, strict=False)]
+        found = sorted({0, *map(int, steps(pieces))})
+    else:
+        ends = np.array([len(text) for text in texts])
+        after = [int(np.searchsorted(ends, match.end())) + 1 for match in re.finditer(steps, texts[-1])]
+        found = sorted({0, *(start for start in after if start < len(tokens))})
+    if found[0] < 0 or found[-1] >= len(tokens):
+        raise ValueError(f"steps gave positions {found[0]} to {found[-1]} in a completion of {len(tokens)} tokens")
+    return found

@@ -1,0 +1,146 @@
+"""The statistics commands: fits, plans, and the questions that are one command each."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import run
+
+import gradstats
+from gradstats import data
+from gradstats.measurement.measurement import Measurement
+from gradstats.rollouts.table import Rollouts
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A measurement of 30 prompts of 8 completions, in which longer answers are less often right."""
+    rng = np.random.default_rng(0)
+    n = 240
+    lengths = np.ceil(np.exp(rng.normal(2.5, 0.6, n))).astype(int)
+    rewards = (rng.random(n) < 0.9 - 0.25 * np.log(lengths) + 0.4 * rng.random(30)[np.arange(n) // 8]).astype(float)
+    sketches = rng.normal(size=(n, 32)) * np.sqrt(lengths)[:, None]
+    squares = (sketches**2).sum(axis=1)
+    rollouts = Rollouts.from_sequences(
+        [[1]] * n,
+        [[0] * length for length in lengths],
+        rewards,
+        [f"p{row // 8:02d}" for row in range(n)],
+        finish_reason=["length" if row % 20 == 0 else "stop" for row in range(n)],
+        metadata={"sampler": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}},
+    )
+    measurement = Measurement(
+        rollouts,
+        sq_norms_by_block=pd.DataFrame({"attention": 0.25 * squares, "mlp": 0.75 * squares}),
+        sketches=sketches,
+        logprobs=[np.log(0.125) + rng.normal(0.0, 0.2, length) for length in lengths],
+        entropy=[np.full(length, np.log(8.0)) for length in lengths],
+        sum_pi_squared=[np.full(length, 0.125) for length in lengths],
+        hidden_sq_norms=[np.ones(length) for length in lengths],
+        metadata={"policy": {"temperature": 1.0}},
+    )
+    folder = tmp_path_factory.mktemp("statistics") / "measurement"
+    measurement.save(folder)
+    rollouts.to_parquet(folder.with_name("rollouts.parquet"))
+    return folder
+
+
+@pytest.mark.parametrize("method", ["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"])
+def test_alpha_by_every_method(monkeypatch, capsys, measured, method):
+    fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured), method=method)
+    code, out, _ = run(monkeypatch, capsys, "alpha", measured, "--method", method)
+    assert code == 0
+    assert f"α = {fit.alpha:.4f}" in out
+    assert "Consistent with on-policy sampling" in out
+    assert "12 of 240 completions were cut off at the cap; without them: α =" in out
+    assert "mlp" in out
+    assert "75.0%" in out
+
+
+def test_alpha_by_another_interval(monkeypatch, capsys, points):
+    code, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "hc3", "--json")
+    summary = json.loads(out)
+    fit = gradstats.fit_length_scaling(
+        lengths=data.load("gloeckle2026").length, sq_norms=data.load("gloeckle2026").sq_norm
+    )
+    assert code == 0
+    assert (summary["alpha_low"], summary["alpha_high"]) == pytest.approx(fit.confidence_interval(method="hc3"))
+    assert summary["interval"] == "hc3"
+    assert summary["mean_scaling"]["alpha"] == pytest.approx(0.809, abs=1e-3)
+    code, _, err = run(monkeypatch, capsys, "alpha", points, "--interval", "rank")
+    assert code == 1
+    assert "method='rank' is not available here for a fit by 'ols': choose from t, hc3, cluster, bootstrap" in err
+
+
+def test_points_may_say_which_were_cut_off(monkeypatch, capsys, points):
+    frame = pd.read_csv(points)
+    frame.assign(truncated=np.arange(len(frame)) < 4).to_csv(points, index=False)
+    _, out, _ = run(monkeypatch, capsys, "alpha", points)
+    assert "4 of 29 completions were cut off at the cap" in out
+
+
+def test_plan(monkeypatch, capsys, points):
+    code, out, _ = run(monkeypatch, capsys, "plan", points)
+    assert code == 0
+    assert out.startswith("α ± 0.05 (95% interval) takes 1,043 sequences of 1,043 prompts")
+    _, out, _ = run(monkeypatch, capsys, "plan", "--noise", 1, "--length-spread", 0.5, "--half-width", 0.1, "--json")
+    assert json.loads(out)["n"] == 387
+    code, _, err = run(monkeypatch, capsys, "plan")
+    assert code == 1
+    assert "give either a pilot fit, or both noise= and length_spread=" in err
+
+
+def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path):
+    words = ("--estimators", "rloo", "group_mean", "--group-size", 2, 4, "--out", tmp_path / "v.csv")
+    code, out, _ = run(monkeypatch, capsys, "variance", measured, *words)
+    assert code == 0
+    assert list(pd.read_csv(tmp_path / "v.csv")["group_size"]) == [2, 2, 4, 4]
+    assert "rloo, N=2" in out
+
+
+def test_the_questions(monkeypatch, capsys, measured):
+    code, out, _ = run(monkeypatch, capsys, "group-size", measured, "rloo", "--group-size", 4)
+    assert code == 0
+    assert out.startswith("rloo at N = 4 is as noisy as rloo at N = 4 [4, 4]")
+    code, out, _ = run(monkeypatch, capsys, "shift", measured, "length_weighted(alpha=0.8)")
+    assert code == 0
+    assert out.startswith("The baseline of length_weighted(alpha=0.8) lies -0.")
+    code, out, _ = run(monkeypatch, capsys, "length-reward", measured.with_name("rollouts.parquet"))
+    assert code == 0
+    assert out.startswith("Longer answers to a prompt are less often right: the correlation")
+    _, out, _ = run(monkeypatch, capsys, "length-reward", measured.with_name("rollouts.parquet"), "--json")
+    assert json.loads(out)["n_prompts"] == 29  # in one prompt all are right
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["group-size", "rloo", "--group-size", 5], "only 0 prompts have the 10 completions that two groups of 5 need"),
+        (["group-size", "batch_mean"], "looks across groups"),
+        (["shift", "grpo"], "does not subtract one baseline"),
+        (["shift", "rlo"], "no estimator is called 'rlo'"),
+    ],
+)
+def test_questions_without_an_answer_end_in_one_sentence(monkeypatch, capsys, measured, words, message):
+    code, out, err = run(monkeypatch, capsys, words[0], measured, *words[1:])
+    assert code == 1
+    assert message in err
+    assert "Traceback" not in out + err
+
+
+def test_a_run_ends_with_the_on_policy_verdict_beside_alpha(monkeypatch, capsys, policy_folder, tmp_path):
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 6)))
+    (tmp_path / "tiny.yaml").write_text(
+        f"policy: {{name: {policy_folder}}}\nprompts: {{source: {tmp_path / 'p.jsonl'}}}\n"
+        "sampling: {group_size: 2, max_new_tokens: 10, reward: exact}\nmeasurement: {sketch_dim: 64}\n"
+    )
+    words = ("run", tmp_path / "tiny.yaml", "--out", tmp_path / "run", "--no-progress")
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert code == 0, err
+    summary = json.loads((tmp_path / "run" / "alpha.json").read_text())
+    assert "on-policy" in summary["sentences"][0]
+    assert summary["sentences"][0] in out
+    assert {"curvature", "without_truncated", "most_influential_prompt", "by_block", "mean_scaling"} <= set(summary)

@@ -1,0 +1,303 @@
+"""The parts of a recipe against their naive twins, and the named recipes as the papers compose them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from estimator_batches import batches
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from gradstats import estimators as est
+from gradstats.estimators import Batch, Recipe, recipes
+from gradstats.estimators.recipes.aggregation import constant
+from gradstats.estimators.recipes.ratio import token_clip
+from gradstats.reference import naive_recipe as naive
+
+FEW = settings(max_examples=40, deadline=None)
+GIVEN = {"kimi_k15": {"tau": 1.0}, "kimi": {"tau": 1.0}, "length_weighted": {"alpha": 0.8}}
+
+
+def on_policy(batch: Batch) -> Batch:
+    return batch.with_fields(old_logprobs=None)
+
+
+def loop(batch: Batch, advantage: np.ndarray, weight, aggregation: str) -> np.ndarray:
+    """Σ over counted tokens of weight(log ρ, A) times the aggregation's factor."""
+    expected = np.zeros(batch.mask.shape)
+    for i, t in np.argwhere(batch.mask).tolist():
+        log_ratio = batch.logprobs[i, t] - batch.old_logprobs[i, t]
+        factor = naive.aggregation_factor(batch, i, aggregation)
+        expected[i, t] = weight(math.exp(log_ratio), advantage[i]) * factor
+    return expected
+
+
+@FEW
+@given(batch=batches(), name=st.sampled_from(["sequence_sum", "sequence_mean", "token_mean", "constant"]))
+def test_aggregations(batch: Batch, name: str):
+    weights = Recipe("rloo", aggregation=name).weights(batch)
+    factors = [naive.aggregation_factor(batch, i, name) for i in range(len(batch.rewards))]
+    assert_allclose(weights, est.rloo().advantages(batch) * factors, atol=1e-12)
+
+
+def test_aggregation_parameters():
+    batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"])
+    capped = Recipe("rloo", aggregation=constant(max_tokens=10)).weights(batch)
+    assert_allclose(capped, est.rloo().weights(batch) / 10)
+    shared = Recipe("rloo", aggregation="token_mean(scope=batch)")
+    # the mean over two groups of Σ w s is Σ A s over the batch's 8 tokens
+    assert_allclose(shared.weights(batch) / 2, est.rloo().advantages(batch) / 8)
+    assert shared.across_groups
+    assert not Recipe("rloo", aggregation="token_mean").across_groups
+
+
+@FEW
+@given(batch=batches(), low=st.floats(0.05, 0.5), high=st.floats(0.05, 0.5), dual=st.sampled_from([None, 3.0]))
+def test_token_clip_is_the_gradient_of_the_clipped_objective(batch: Batch, low: float, high: float, dual):
+    recipe = Recipe("rloo", ratio=token_clip(eps_low=low, eps_high=high, dual_clip=dual))
+    expected = loop(
+        batch,
+        est.rloo().advantages(batch),
+        lambda ratio, advantage: naive.token_weight(ratio, advantage, low, high, dual),
+        "sequence_sum",
+    )
+    assert_allclose(recipe.weights(batch), expected, rtol=1e-5, atol=1e-8)
+
+
+def test_token_clip_by_hand():
+    rho = np.array([[1.1, 1.25, 1.35, 0.7], [1.1, 0.75, 3.5, 0.9]])
+    batch = Batch(
+        [1, 0], [4, 4], ["a", "a"], logprobs=np.log(rho) - 1, old_logprobs=-np.ones((2, 4))
+    )  # A = 1 and −1, N = 2
+    ppo = Recipe("rloo", ratio="token_clip").weights(batch)
+    assert_allclose(2 * ppo, [[1.1, 0, 0, 0.7], [-1.1, 0, -3.5, -0.9]])
+    higher = Recipe("rloo", ratio="token_clip(eps_high=0.28)").weights(batch)
+    assert_allclose(2 * higher, [[1.1, 1.25, 0, 0.7], [-1.1, 0, -3.5, -0.9]])
+    dual = Recipe("rloo", ratio="token_clip(dual_clip=3)").weights(batch)
+    assert_allclose(2 * dual, [[1.1, 0, 0, 0.7], [-1.1, 0, 0, -0.9]])
+
+
+@FEW
+@given(batch=batches())
+def test_sequence_clip(batch: Batch):
+    low, high = 0.3, 0.4
+    weights = Recipe("rloo", ratio=f"sequence_clip(eps_low={low}, eps_high={high})").weights(batch)
+    assert weights.shape == (len(batch.rewards),)
+    advantages = est.rloo().weights(batch)
+    for i in range(len(batch.rewards)):
+        gaps = [batch.logprobs[i, t] - batch.old_logprobs[i, t] for t in np.flatnonzero(batch.mask[i])]
+        ratio = naive.sequence_ratio(gaps)
+        clipped = ratio > 1 + high if advantages[i] > 0 else ratio < 1 - low
+        assert weights[i] == pytest.approx(0.0 if clipped else ratio * advantages[i], abs=1e-12)
+
+
+@FEW
+@given(batch=batches(), convention=st.sampled_from(["verl", "trl"]))
+def test_clipped_weight(batch: Batch, convention: str):
+    high = {"verl": 0.2, "trl": 5.0}[convention]
+    recipe = Recipe("rloo", ratio=f"clipped_weight(convention={convention})")
+    expected = loop(
+        batch,
+        est.rloo().advantages(batch),
+        lambda ratio, advantage: naive.cispo_weight(ratio, advantage, convention, 0.2, high),
+        "sequence_sum",
+    )
+    assert_allclose(recipe.weights(batch), expected, atol=1e-12)
+
+
+@FEW
+@given(batch=batches())
+def test_log_ratio_penalty(batch: Batch):
+    weights = recipes.get("kimi_k15", tau=0.7).weights(batch)
+    gaps = [
+        sum(batch.logprobs[i, t] - batch.old_logprobs[i, t] for t in np.flatnonzero(batch.mask[i]))
+        for i in range(len(batch.rewards))
+    ]
+    sizes = batch.group_sizes[batch.group_index]
+    advantages = est.kimi(tau=0.7).advantages(batch)
+    assert_allclose(weights, (advantages - 0.7 * np.array(gaps)) / sizes, atol=1e-12)
+
+
+@FEW
+@given(batch=batches(), kind=st.sampled_from(["k1", "k2", "k3"]))
+def test_kl_in_loss(batch: Batch, kind: str):
+    recipe = Recipe("rloo", kl=f"in_loss(beta=0.3, kind={kind})", aggregation="token_mean")
+    weights = recipe.weights(batch)
+    plain = est.rloo().advantages(batch)
+    for i, t in np.argwhere(batch.mask).tolist():
+        slope = naive.kl_slope(batch.logprobs[i, t] - batch.ref_logprobs[i, t], kind)
+        expected = (plain[i] - 0.3 * slope) * naive.aggregation_factor(batch, i, "token_mean")
+        assert weights[i, t] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert not weights[~batch.mask].any()
+
+
+@FEW
+@given(batch=batches(), beta=st.floats(0, 1))
+def test_kl_in_reward_passes_through_the_baseline(batch: Batch, beta: float):
+    penalty = beta * np.where(batch.mask, batch.logprobs - batch.ref_logprobs, 0.0)
+    lowered = batch.with_fields(rewards=batch.rewards - penalty.sum(axis=1))
+    recipe = Recipe("rloo", kl=f"in_reward(beta={beta})")
+    assert_allclose(recipe.weights(on_policy(batch)), est.rloo().weights(lowered), atol=1e-12)
+    tokens = np.where(batch.mask, 0.0, 0.0) if batch.token_rewards is None else batch.token_rewards.copy()
+    if batch.token_rewards is None:
+        last = batch.mask.shape[1] - 1 - batch.mask[:, ::-1].argmax(axis=1)
+        tokens[np.arange(len(last)), last] = batch.rewards
+    dense = batch.with_fields(token_rewards=tokens - penalty)
+    by_token = Recipe("gae(gamma=0.9)", kl=f"in_reward(beta={beta})")
+    assert_allclose(by_token.weights(batch), est.gae(gamma=0.9).weights(dense), atol=1e-10)
+
+
+@FEW
+@given(batch=batches())
+def test_dynamic_sampling(batch: Batch):
+    recipe = Recipe("reinforce", filter="dynamic_sampling")
+    kept = recipe.kept_groups(batch)
+    assert_allclose(kept, naive.differing_groups(batch))
+    weights = recipe.weights(batch)
+    assert_allclose(weights, est.reinforce().weights(batch) * kept[batch.group_index])
+
+
+@FEW
+@given(batch=batches(smallest=2))
+def test_scales(batch: Batch):
+    grpo = Recipe("group_mean", scale="group_std(eps=1e-4, ddof=0)").weights(batch)
+    assert_allclose(grpo, est.grpo(eps=1e-4, ddof=0).weights(batch), atol=1e-10)
+    max_rl = Recipe("group_mean", scale="group_mean").weights(batch)
+    assert_allclose(max_rl, est.max_rl().weights(batch), atol=1e-10)
+    batch_std = Recipe("rloo", scale="batch_std").weights(batch)
+    expected = est.rloo().weights(batch) / (batch.rewards.std(ddof=1) + 1e-6)
+    assert_allclose(batch_std, expected, rtol=1e-6, atol=1e-9)
+
+
+@FEW
+@given(batch=batches(smallest=2))
+def test_on_policy_ratios_do_nothing(batch: Batch):
+    fresh = on_policy(batch)
+    same = batch.with_fields(old_logprobs=batch.logprobs)
+    for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "kimi_k15"):
+        recipe = recipes.get(name, **GIVEN.get(name, {}))
+        plain = recipes.get(name, ratio="none", **GIVEN.get(name, {}))
+        assert recipe.weights(fresh).ndim == 1
+        assert_allclose(recipe.weights(fresh), plain.weights(batch), atol=1e-12)
+        assert_allclose(recipe.token_weights(same), plain.token_weights(batch), atol=1e-12)
+
+
+def test_the_table_of_recipes_is_what_the_papers_say():
+    rows = {
+        name: (r.advantage.name, r.scale.name, r.ratio.label, r.aggregation.name, r.filter.name)
+        for name in [
+            "reinforce",
+            "rloo",
+            "ppo",
+            "grpo",
+            "dr_grpo",
+            "dapo",
+            "gspo",
+            "cispo",
+            "kimi_k15",
+            "opo",
+            "otb",
+        ]
+        for r in [recipes.get(name, **GIVEN.get(name, {}))]
+    }
+    clip = "token_clip"
+    assert rows == {
+        "reinforce": ("reinforce", "none", "none", "sequence_sum", "none"),
+        "rloo": ("rloo", "none", "none", "sequence_sum", "none"),
+        "ppo": ("gae", "none", clip, "token_mean", "none"),
+        "grpo": ("group_mean", "group_std", clip, "sequence_mean", "none"),
+        "dr_grpo": ("group_mean", "none", clip, "constant", "none"),
+        "dapo": ("group_mean", "group_std", "token_clip(eps_high=0.28)", "token_mean", "dynamic_sampling"),
+        "gspo": ("group_mean", "group_std", "sequence_clip", "sequence_mean", "none"),
+        "cispo": ("group_mean", "group_std", "clipped_weight", "token_mean", "none"),
+        "kimi_k15": ("kimi", "none", "log_ratio_penalty(tau=1)", "sequence_sum", "none"),
+        "opo": ("token_mean", "none", "none", "sequence_sum", "none"),
+        "otb": ("otb", "none", "none", "sequence_sum", "none"),
+    }
+
+
+def test_every_recipe_composes_and_has_a_row():
+    batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"], logprobs=-np.ones((4, 3)),
+                  sum_pi_squared=np.full((4, 3), 0.5), values=np.zeros((4, 3)), greedy_rewards=np.ones(4),
+                  sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)))  # fmt: skip
+    table = recipes.table()
+    assert list(table["name"]) == recipes.names()
+    assert list(table.columns) == list(est.table().columns)
+    assert len(set(recipes.names())) == len(recipes.names())
+    for name in recipes.names():
+        recipe = recipes.get(name, **GIVEN.get(name, {}))
+        weights = recipe.token_weights(batch)
+        assert weights.shape == (4, 3)
+        assert np.isfinite(weights).all()
+        assert not weights[~batch.mask].any()
+        if recipe.level == "sequence":
+            assert_allclose(np.where(batch.mask, recipe.weights(batch)[:, None], 0), weights)
+
+
+def test_overrides():
+    assert recipes.get("grpo", eps=1e-4, loo=True, eps_high=0.28).parameters == {
+        "advantage": "group_mean(loo=True)",
+        "scale": "group_std(eps=0.0001)",
+        "ratio": "token_clip(eps_high=0.28)",
+        "aggregation": "sequence_mean",
+        "kl": "none",
+        "filter": "none",
+    }
+    kimi = recipes.get("kimi_k15", tau=0.5)
+    assert (kimi.advantage.parameters["tau"], kimi.ratio.parameters["tau"]) == (0.5, 0.5)
+    assert recipes.get("dapo", aggregation="constant", max_tokens=8).aggregation.label == "constant(max_tokens=8)"
+    assert recipes.get(kimi) is kimi
+    assert est.get(kimi) is kimi
+
+
+def test_expected_scale_and_needs():
+    assert recipes.get("rloo").expected_scale(4) == 1.0
+    assert recipes.get("group_mean").expected_scale(4) == 0.75
+    assert recipes.get("dr_grpo").expected_scale(4) is None
+    assert recipes.get("grpo", kl="in_loss").needs == ("logprobs", "ref_logprobs")
+    assert recipes.get("ppo").needs == ("values",)
+    assert recipes.get("grpo").level == "token"
+    assert recipes.get("gspo").level == "sequence"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: recipes.get("grop"), KeyError, "no recipe is called 'grop': did you mean 'grpo'"),
+        (
+            lambda: recipes.get("grpo", epshigh=1),
+            TypeError,
+            "no part or parameter 'epshigh': did you mean 'eps_high'",
+        ),
+        (
+            lambda: recipes.get("grpo", ratio="token_clp"),
+            KeyError,
+            "no ratio is called 'token_clp': did you mean",
+        ),
+        (lambda: recipes.get("kimi_k15"), TypeError, "needs a value for tau"),
+        (lambda: Recipe("rloo", ratio="token_clip(epsilon=1)"), TypeError, "has no parameter 'epsilon'"),
+        (
+            lambda: Recipe("rloo", ratio="token_clip(eps_low=-1)"),
+            ValueError,
+            "eps_low must be a finite number",
+        ),
+        (lambda: Recipe("rloo", kl="in_loss(kind=k4)"), ValueError, "kind must be 'k1' or 'k2' or 'k3'"),
+        (lambda: Recipe("rloo", aggregation="constant(max_tokens=0)"), ValueError, "max_tokens must be"),
+        (lambda: Recipe("rloo", scale=token_clip()), TypeError, "is a part of kind ratio, given as scale"),
+        (lambda: recipes.get(recipes.get("rloo"), loo=True), TypeError, "build rloo anew"),
+    ],
+)
+def test_bad_calls(call, error: type, message: str):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_missing_fields_are_named():
+    batch = Batch([1, 0], [1, 2], ["a", "a"], old_logprobs=-np.ones((2, 2)))
+    with pytest.raises(ValueError, match=r"grpo\[.*\] needs logprobs, which this batch lacks"):
+        recipes.get("grpo").weights(batch)
+    with pytest.raises(ValueError, match=r"needs logprobs and ref_logprobs.*measure with reference_policy="):
+        recipes.get("rloo", kl="in_reward").weights(batch)

@@ -1,0 +1,113 @@
+"""The full check of a model's engines, and the command that prints it."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import ragged_rollouts, tiny_model
+from gradient_models import any_model
+
+import gradstats.gradients as gradients
+from gradstats.gradients import check_engines
+from gradstats.gradients.engines.ghost import ghost_engine
+
+
+def test_every_comparison_of_a_sound_model_passes():
+    frame = check_engines(tiny_model("qwen2", tied=True, dtype=torch.float32))
+    assert frame.attrs["passed"]
+    assert set(frame["verdict"]) == {"ok", "not run", "for information"}
+    judged = frame[frame["verdict"] == "ok"]
+    assert len(judged) == 3 * 4 + 2
+    assert (judged["deviation"] <= judged["tolerance"]).all()
+    against = frame[frame["check"] == "against float64"].set_index("dtype")["deviation"]
+    assert against["float32"] < 1e-4 < against["bfloat16"] < 0.5
+
+
+def test_a_wrong_engine_fails(monkeypatch):
+    def wrong(policy, chunk, selection, sketch):
+        result = ghost_engine(policy, chunk, selection, sketch)
+        return type(result)(chunk, result.sq_norms_by_block * 1.5, None, result.statistics)
+
+    monkeypatch.setitem(gradients.ENGINES, "ghost", wrong)
+    frame = check_engines(tiny_model("llama"), ragged_rollouts(3), dtypes=["float64"])
+    assert not frame.attrs["passed"]
+    (row,) = frame[frame["verdict"] == "fails"].to_dict("records")
+    assert (row["engine"], row["check"]) == ("ghost", "against loop")
+    assert row["deviation"] == pytest.approx(0.5)
+
+
+def test_engines_that_do_not_know_a_model_are_named_and_do_not_fail():
+    frame = check_engines(any_model("qwen2_moe"), dtypes=["float64"])
+    assert frame.attrs["passed"]
+    unsupported = frame[frame["verdict"] == "not supported"].set_index("engine")["note"]
+    assert "Qwen2MoeTopKRouter" in unsupported["ghost"]
+    assert "batched_mm" in unsupported["vmap"]
+
+
+def test_the_model_keeps_its_dtype_and_attention():
+    model = tiny_model("qwen2", dtype=torch.float32)
+    kept = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    attention = model.config._attn_implementation
+    check_engines(model, ragged_rollouts(2), dtypes=["float32", "bfloat16"])
+    assert model.config._attn_implementation == attention
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.named_parameters())
+
+
+def test_a_dtype_that_does_not_fit_is_said_not_to_have_run(monkeypatch):
+    def full(policy, dtype):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("gradstats.gradients.checks.check_engines.with_dtype", full)
+    frame = check_engines(tiny_model("qwen2"), dtypes=["float32"])
+    assert frame["verdict"].tolist() == ["not run"]
+    assert frame["note"].tolist() == ["CUDA out of memory"]
+    assert not frame.attrs["passed"]  # nothing was checked
+
+
+def test_only_a_dtype_that_the_device_lacks_is_passed_over(monkeypatch):
+    def lacking(policy, dtype):
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+
+    def broken(*_given):
+        raise TypeError("an engine was called wrongly")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gradstats.gradients.checks.check_engines.with_dtype", lacking)
+        assert check_engines(tiny_model("qwen2"), dtypes=["float64"])["verdict"].tolist() == ["not run"]
+    monkeypatch.setattr("gradstats.gradients.checks.check_engines.loop_engine", broken)
+    with pytest.raises(TypeError, match="an engine was called wrongly"):
+        check_engines(tiny_model("qwen2"), dtypes=["float64"])
+
+
+def test_unknown_dtypes_and_random_models_are_refused():
+    with pytest.raises(ValueError, match="dtypes holds 'int8': choose from float64"):
+        check_engines(tiny_model("qwen2"), dtypes=["int8"])
+    model = tiny_model("gpt2")
+    model.transformer.drop.p = 0.5
+    with pytest.raises(ValueError, match="gives two answers for the same input"):
+        check_engines(model.train(), dtypes=["float64"])
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_command_prints_the_table_and_exits_by_the_verdict(wrong, policy_folder, monkeypatch, capsys):
+    from gradstats.cli.commands import main
+
+    def half(policy, chunk, selection, sketch):
+        result = ghost_engine(policy, chunk, selection, sketch)
+        return type(result)(chunk, result.sq_norms_by_block / np.float64(1 + wrong), None, result.statistics)
+
+    monkeypatch.setitem(gradients.ENGINES, "ghost", half)
+    monkeypatch.setattr(sys, "argv", ["gradstats", "check", policy_folder, "--dtypes", "float64", "float32"])
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    printed = capsys.readouterr()
+    assert code == int(wrong)
+    assert "alone against" in printed.out
+    assert ("passed" in printed.out) == (not wrong)
+    assert ("the check fails (ghost)" in printed.err) == wrong

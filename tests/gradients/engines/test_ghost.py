@@ -1,0 +1,284 @@
+"""Engine ghost against plain autograd: architectures, layer kinds, subsets, repeated modules, what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import ragged_rollouts
+from gradient_models import ARCHITECTURES, any_model, lora_model, oracle
+from torch import nn
+
+import gradstats.gradients as gradients
+from gradstats.gradients.engines.layers import KINDS, BroadcastLayer, EmbeddingRows
+from gradstats.gradients.engines.outer_products import OuterProducts, contract, gram_strips
+from gradstats.gradients.objective import make_chunk
+from gradstats.policy.policy import Policy
+
+
+def assert_exact(model, rollouts, temperature=1.0, **options):
+    """Norms of every parameter, in Gram or product form, and the sketches."""
+    policy = Policy(model, temperature=temperature)
+    loop = gradients.measure(
+        policy, rollouts, engine="loop", sketch_dim=256, blocks="parameter", progress=False, **options
+    )
+    expected = oracle(model, rollouts, temperature)
+    for sketch_dim in (None, 256):
+        measured = gradients.measure(
+            policy, rollouts, engine="ghost", sketch_dim=sketch_dim, blocks="parameter", progress=False, **options
+        )
+        for name, values in measured.sq_norms_by_block.items():
+            np.testing.assert_allclose(values, expected[name], rtol=1e-9, atol=1e-18, err_msg=name)
+        if sketch_dim is not None:
+            np.testing.assert_allclose(measured.sketches, loop.sketches, rtol=1e-9, atol=1e-11)
+    for name in ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms"):
+        for ours, theirs in zip(getattr(measured, name), getattr(loop, name), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+    return measured
+
+
+@pytest.mark.parametrize(("architecture", "tied"), ARCHITECTURES)
+def test_ghost_equals_autograd_for_every_parameter(architecture, tied):
+    model = any_model(architecture, tied)
+    measured = assert_exact(model, ragged_rollouts(6, masked=True), temperature=0.7)
+    assert set(measured.sq_norms_by_block) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("architecture", "tied"), ARCHITECTURES[::3])
+def test_auto_takes_ghost_and_says_nothing(architecture, tied, rollouts):
+    measured = gradients.measure(any_model(architecture, tied), rollouts, sketch_dim=None, progress=False)
+    assert measured.metadata["engine"] == "ghost"
+    assert measured.metadata["engines_passed_over"] == {}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        r"norm",
+        r"lm_head",
+        r"embed_tokens",
+        r"bias",
+        r"layers\.1\.",
+        r"layers\.0\.self_attn\.q_proj\.weight",
+        r"layers\.1\.mlp\.down",
+    ],
+)
+def test_subsets_of_parameters(params):
+    assert_exact(any_model("qwen2"), ragged_rollouts(4), params=params)
+
+
+@pytest.mark.parametrize("params", [r"wpe", r"wte", r"ln_1\.bias", r"c_attn\.(weight|bias)"])
+def test_subsets_of_gpt2(params):
+    assert_exact(any_model("gpt2", True), ragged_rollouts(4), params=params)
+
+
+def test_a_module_used_twice():
+    model = any_model("qwen3", tied=True)
+    model.model.layers[1] = model.model.layers[0]
+    measured = assert_exact(model, ragged_rollouts(5))
+    assert not any("layers.1" in name for name in measured.sq_norms_by_block)
+
+
+def test_rows_of_the_padding_token_stay_out_of_the_embedding():
+    model = any_model("llama")
+    model.model.embed_tokens.padding_idx = 7
+    rollouts = ragged_rollouts(6)
+    assert any(7 in tokens for tokens in rollouts.tokens("completion_tokens"))
+    assert_exact(model, rollouts)
+
+
+# peft asks transformers for an attribute that is about to be renamed.
+PEFT_WARNINGS = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
+
+@PEFT_WARNINGS
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_adapters_of_peft(architecture):
+    pytest.importorskip("peft")
+    targets = {"qwen2": ["q_proj", "down_proj"], "gpt2": ["c_attn"]}[architecture]
+    model = lora_model(architecture, target_modules=targets, fan_in_fan_out=architecture == "gpt2")
+    measured = assert_exact(model, ragged_rollouts(5, masked=True))
+    assert measured.metadata["n_parameters"] == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert all("lora_" in name for name in measured.sq_norms_by_block)
+
+
+@PEFT_WARNINGS
+def test_adapters_that_ghost_does_not_know_are_named():
+    pytest.importorskip("peft")
+    model = lora_model(target_modules=["q_proj"], use_dora=True)
+    with pytest.raises(gradients.UnsupportedModuleError, match=r"does not know the module .*lora_magnitude_vector"):
+        gradients.measure(model, ragged_rollouts(3), engine="ghost", progress=False)
+
+
+def test_layers_that_run_batch_and_time_together():
+    assert_exact(any_model("qwen2_moe"), ragged_rollouts(4), params=r"shared_expert|self_attn")
+
+
+def test_an_unknown_module_is_named_with_its_class(rollouts):
+    message = r"does not know the module model\.layers\.0\.mlp\.gate \(Qwen2MoeTopKRouter\)"
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        gradients.measure(any_model("qwen2_moe"), rollouts, engine="ghost", progress=False)
+
+
+def test_a_mixture_of_experts_is_measured_by_the_loop_in_auto(rollouts):
+    model = any_model("qwen2_moe")
+    with pytest.warns(UserWarning, match='measuring with engine "loop"') as caught:
+        measured = gradients.measure(model, rollouts, sketch_dim=None, progress=False)
+    said = [str(warning.message) for warning in caught]
+    assert any("Qwen2MoeTopKRouter" in sentence for sentence in said)
+    assert any('set_experts_implementation("batched_mm")' in sentence for sentence in said)
+    assert measured.metadata["engine"] == "loop"
+    assert set(measured.metadata["engines_passed_over"]) == {"ghost", "vmap"}
+    np.testing.assert_allclose(measured.sq_norms, sum(oracle(model, rollouts).values()), rtol=1e-9)
+
+
+def test_a_mixture_of_experts_in_float64_runs_without_the_grouped_product(rollouts):
+    model = any_model("qwen2_moe")
+    expected = sum(oracle(model, rollouts).values())
+    model.set_experts_implementation("grouped_mm")
+    measured = gradients.measure(model, rollouts, engine="loop", sketch_dim=None, progress=False)
+    np.testing.assert_allclose(measured.sq_norms, expected, rtol=1e-9)
+    assert model.config._experts_implementation == "grouped_mm"
+
+
+def test_a_mixture_of_experts_that_can_be_traced_is_measured_by_vmap_in_auto(rollouts):
+    model = any_model("qwen2_moe")
+    model.set_experts_implementation("batched_mm")
+    with pytest.warns(UserWarning, match='measuring with engine "vmap": engine="ghost" does not know the module'):
+        measured = gradients.measure(model, rollouts, sketch_dim=None, progress=False)
+    assert measured.metadata["engine"] == "vmap"
+    np.testing.assert_allclose(measured.sq_norms, sum(oracle(model, rollouts).values()), rtol=1e-9)
+
+
+def test_vmap_names_the_remedy_for_a_mixture_of_experts(rollouts):
+    with pytest.raises(
+        gradients.UnsupportedModuleError, match=r'cannot trace .*model\.set_experts_implementation\("batched'
+    ):
+        gradients.measure(any_model("qwen2_moe"), rollouts, engine="vmap", progress=False)
+
+
+def test_the_model_is_left_as_it_was(rollouts):
+    model = any_model("gemma", tied=True)
+    model.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
+    before = {name: (id(tensor), tensor.requires_grad) for name, tensor in model.named_parameters()}
+    gradients.measure(model, rollouts, engine="ghost", progress=False)
+
+    def fails(*_):
+        raise KeyError("in the middle of a forward pass")
+
+    handle = model.model.layers[1].input_layernorm.register_forward_pre_hook(fails)
+    chunk = make_chunk(rollouts, [0, 1], torch.device("cpu"), torch.float64)
+    with pytest.raises(KeyError):
+        gradients.ENGINES["ghost"](Policy(model), chunk, gradients.select_parameters(model), None)
+    handle.remove()
+    assert {name: (id(tensor), tensor.requires_grad) for name, tensor in model.named_parameters()} == before
+    assert all(tensor.grad is None for tensor in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_checkpointing_that_is_in_use_is_refused(rollouts):
+    model = any_model("qwen2")
+    model.activation_checkpointing_enable()
+    measured = gradients.measure(model, rollouts, engine="ghost", sketch_dim=None, progress=False)
+    np.testing.assert_allclose(measured.sq_norms, sum(oracle(model, rollouts).values()), rtol=1e-9)
+    model.train()
+    with pytest.raises(gradients.UnsupportedModuleError, match=r"cannot go through gradient checkpointing: call model"):
+        gradients.measure(model, rollouts, engine="ghost", progress=False)
+
+
+@pytest.mark.parametrize("time", [1, 5, 128, 300])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gram_form_product_form_and_autograd_agree(time, transposed):
+    rng = torch.Generator().manual_seed(time)
+    inputs = torch.randn(3, time, 2100, generator=rng, dtype=torch.float64)
+    term = OuterProducts(inputs, torch.randn(3, time, 7, generator=rng, dtype=torch.float64), transposed)
+    whole = torch.einsum("btr,btc->brc", term.left, term.right)
+    expected = whole.square().sum(dim=(1, 2))
+    gram = contract(gram_strips(term.gradients, torch.float64), gram_strips(term.inputs, torch.float64))
+    torch.testing.assert_close(gram, expected, rtol=1e-11, atol=0)
+    pieces = [(first, product.clone()) for first, product in term.products(torch.float64)]
+    torch.testing.assert_close(torch.cat([product for _, product in pieces], dim=1), whole)
+    assert [first for first, _ in pieces] == np.cumsum([0, *(p.shape[1] for _, p in pieces[:-1])]).tolist()
+
+
+def test_the_cheaper_form_is_chosen():
+    def term(time, inputs, outputs):
+        return OuterProducts(torch.zeros(1, time, inputs), torch.zeros(1, time, outputs))
+
+    assert term(128, 576, 1536).prefers_gram()
+    assert not term(2048, 576, 192).prefers_gram()
+    assert not term(512, 24, 40).prefers_gram()
+    # 512 tokens, 576 × 576: not by itself, but together with the keys' and values' layers, which share the inputs.
+    assert not term(512, 576, 576).prefers_gram()
+    assert term(512, 576, 576).prefers_gram(shared=3)
+
+
+class ScaledEmbedding(nn.Embedding):
+    embed_scale = 3.0
+
+    def forward(self, ids):
+        return super().forward(ids) * self.embed_scale
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(6, 4), (3, 5, 6)),
+        (nn.Linear(6, 4, bias=False), (3, 2, 5, 6)),
+        (nn.LayerNorm(6), (3, 5, 6)),
+        (nn.LayerNorm(6, bias=False), (3, 5, 6)),
+        (nn.LayerNorm((2, 6)), (3, 5, 2, 6)),
+        (nn.RMSNorm(6), (3, 5, 4, 6)),
+        (nn.Embedding(9, 4, padding_idx=2), None),
+        (ScaledEmbedding(9, 4), None),
+    ],
+)
+def test_terms_of_single_layers(module, shape):
+    torch.manual_seed(0)
+    module = module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    inputs = torch.randint(0, 9, (3, 5)) if shape is None else torch.randn(shape, dtype=torch.float64)
+    output = module(inputs)
+    gradient = torch.randn_like(output)
+    kind = next(kind for kind in KINDS if kind.handles(module))
+    layer = kind("somewhere", module, {name: name for name, _ in module.named_parameters()})
+    assert dict(layer.term_kinds()).keys() == dict(module.named_parameters()).keys()
+    for name, term in layer.terms(inputs, gradient.detach()):
+        if isinstance(term, OuterProducts):
+            found = torch.einsum("btr,btc->brc", term.left, term.right)
+        elif isinstance(term, EmbeddingRows):
+            found = torch.stack(
+                [
+                    torch.zeros_like(module.weight).index_add(0, ids, rows)
+                    for ids, rows in zip(term.ids, term.values, strict=True)
+                ]
+            )
+        else:
+            found = term
+        for row in range(3):
+            (expected,) = torch.autograd.grad(output[row], dict(module.named_parameters())[name], gradient[row], True)
+            torch.testing.assert_close(found[row], expected)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Embedding(9, 4, max_norm=1.0),
+        nn.Embedding(9, 4, scale_grad_by_freq=True),
+        nn.Bilinear(3, 3, 2),
+        nn.BatchNorm1d(3),
+    ],
+)
+def test_layers_that_compute_something_else_are_not_taken_for_known_ones(module):
+    assert not any(kind.handles(module) for kind in KINDS)
+
+
+def test_sequences_that_cannot_be_told_apart_are_refused():
+    layer = next(kind for kind in KINDS if kind.handles(nn.Linear(2, 2)))("experts.3.up", nn.Linear(2, 2), {})
+    with pytest.raises(gradients.UnsupportedModuleError, match=r"apart in experts\.3\.up \(Linear\), .* \(9, 2\)"):
+        layer.per_token(torch.zeros(9, 2), 3, (5,))
+    norm = BroadcastLayer("norm", torch.nn.Identity(), {})
+    with pytest.raises(gradients.UnsupportedModuleError, match=r"cannot tell sequences apart in norm"):
+        norm.stand_in(torch.zeros(9, 2), 3, (5,))

@@ -1,0 +1,261 @@
+"""The report: one file that asks nothing of the network, and works in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from html.parser import HTMLParser
+
+import matplotlib as mpl
+import pytest
+import yaml
+from saved_runs import ESTIMATORS, save_run
+
+from gradstats.cli import commands
+from gradstats.report.page import inline_svg, write_report
+
+mpl.use("Agg")
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory):
+    return save_run(tmp_path_factory.mktemp("report") / "saved-run")
+
+
+@pytest.fixture(scope="module")
+def page(run_directory):
+    return write_report(run_directory).read_text()
+
+
+class Structure(HTMLParser):
+    """Ids, references and nesting of a page."""
+
+    VOID = ("meta", "link", "br", "wbr", "path", "use", "rect")
+
+    def __init__(self):
+        super().__init__()
+        self.ids, self.references, self.open, self.tags = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        given = dict(attributes)
+        if "id" in given:
+            self.ids.append(given["id"])
+        for name, value in given.items():
+            if name in ("href", "xlink:href") and value.startswith("#"):
+                self.references.append(value[1:])
+            self.references += re.findall(r"url\(#([^)]+)\)", value or "")
+            if name in ("src", "href", "xlink:href"):
+                assert value.startswith(("#", "data:")), (tag, value)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_points_at_nothing_outside(page):
+    structure = Structure()
+    structure.feed(page)
+    assert structure.open == []
+    assert len(set(structure.ids)) == len(structure.ids)
+    assert set(structure.references) <= set(structure.ids)
+    assert structure.tags.count("figure") == 7
+    assert "@import" not in page
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
+
+
+def test_it_says_what_there_is_to_say(page, run_directory):
+    for text in (
+        "Not on-policy: &lt;script&gt;.", "Careful.", "a remark", "a note", "saved &lt;run&gt;",
+        "&lt;b&gt;mine&lt;/b&gt;",
+        "gradstats run saved-run/experiment.yaml", "top_k: 0", "&#34;numpy&#34;: &#34;2&#34;", "n = 15 prompts",
+    ):  # fmt: skip
+        assert text in page, text
+    alpha = json.loads((run_directory / "alpha.json").read_text())
+    assert f"[{alpha['alpha_low']:.3f}, {alpha['alpha_high']:.3f}]" in page
+    assert re.findall(r"<strong>(.*?)</strong>", page) == [
+        '0.93 <span class="sides"><span>+0.28</span> <span>−0.19</span></span>'
+    ]
+
+
+def test_two_builds_are_byte_identical(run_directory, page, tmp_path):
+    assert write_report(run_directory, tmp_path / "again.html").read_text() == page
+
+
+def test_a_run_without_a_fit_still_has_a_page(tmp_path):
+    folder = save_run(tmp_path / "run")
+    (folder / "alpha.json").unlink()
+    text = write_report(folder).read_text()
+    assert "the data allow no fit" in text
+    assert text.count("<figure") == 6
+
+
+def test_missing_numbers_name_the_command(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is no run directory: make one with `gradstats run"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(
+        FileNotFoundError, match=r"holds neither alpha\.json nor variance\.csv; `gradstats run EXPERIMENT"
+    ):
+        write_report(tmp_path)
+    folder = save_run(tmp_path / "unfinished")
+    (folder / "alpha.json").unlink()
+    (folder / "variance.csv").unlink()
+    with pytest.raises(FileNotFoundError, match="is an unfinished run.*`gradstats run .*experiment.yaml"):
+        write_report(folder)
+
+
+def test_broken_numbers_and_an_unwritable_place_are_said(tmp_path):
+    folder = save_run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="the report cannot be written to .*choose another with --out"):
+        write_report(folder, tmp_path / "file" / "report.html")
+    (folder / "alpha.json").write_text("{")
+    with pytest.raises(ValueError, match=r"alpha\.json cannot be read as JSON"):
+        write_report(folder)
+
+
+def test_the_command(run_directory, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["gradstats", "report", str(run_directory), "--out", str(tmp_path / "r.html")])
+    commands.main()
+    assert capsys.readouterr().out.strip() == str(tmp_path / "r.html")
+    assert yaml.safe_load((run_directory / "experiment.yaml").read_text())["name"] == "saved <run>"
+
+
+def test_ids_of_a_figure_are_its_own_and_its_inks_the_pages():
+    drawing = '<path id="a" style="stroke: #222222"/><use xlink:href="#a"/>'
+    svg = f'<?xml?><svg width="72pt" height="36pt" viewBox="0 0 72 36">{drawing}</svg>'
+    changed = inline_svg(svg, "one", 'a "title"')
+    assert 'id="one-a"' in changed
+    assert 'xlink:href="#one-a"' in changed
+    assert "stroke: currentColor" in changed
+    assert 'aria-label="a &quot;title&quot;"' in changed
+    assert "aspect-ratio: 72 / 36" in changed
+    assert "72pt" not in changed
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A headless Chromium that logs its console and its network."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for flag in (
+        "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
+        "disable-component-update", "disable-sync", "disable-dev-shm-usage",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):  # fmt: skip
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def opened(browser, run_directory, page):
+    browser.set_window_size(1200, 900)
+    browser.get((run_directory / "report.html").as_uri())
+    return browser
+
+
+def sort_by(browser, column):
+    browser.execute_script("document.querySelectorAll('thead button')[arguments[0]].click()", column)
+    cells = browser.execute_script(
+        "return [...document.querySelectorAll('tbody tr')].map(r => r.cells[arguments[0]].dataset.key)", column
+    )
+    states = browser.execute_script(
+        "return [...document.querySelectorAll('thead th')].map(h => h.getAttribute('aria-sort'))"
+    )
+    return cells, states
+
+
+@pytest.mark.browser
+def test_no_console_errors_and_no_requests(opened):
+    asked = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
+    # The browser's own start page asks for things too: only what this document asked for counts.
+    sent = [event["params"] for event in asked if event["method"] == "Network.requestWillBeSent"]
+    urls = [sending["request"]["url"] for sending in sent if sending["documentURL"] == opened.current_url]
+    assert [url for url in urls if not url.startswith("data:")] == [opened.current_url]
+    assert opened.get_log("browser") == []
+
+
+@pytest.mark.browser
+def test_the_table_sorts_both_ways_with_unresolved_rows_last(opened):
+    matched = 3
+    cells, states = sort_by(opened, matched)
+    assert cells == ["0.93", "1.0", "1.3", ""]
+    assert states[matched] == "ascending"
+    assert states.count("none") == len(states) - 1
+    cells, states = sort_by(opened, matched)
+    assert cells == ["1.3", "1.0", "0.93", ""]
+    assert states[matched] == "descending"
+    assert opened.find_element("id", "sorted").get_attribute("textContent").startswith("sorted by matched ratio")
+    names, _ = sort_by(opened, 0)
+    assert sorted(names) == sorted(ESTIMATORS)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [360, 1200])
+def test_figures_are_visible_and_nothing_is_wider_than_the_screen(opened, width):
+    device = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    boxes = opened.execute_script(
+        "return [...document.querySelectorAll('figure svg')].map(s => {const b = s.getBoundingClientRect();"
+        "return [b.width, b.height, s.querySelectorAll('path').length]})"
+    )
+    assert len(boxes) == 7
+    assert all(w > 0.7 * min(width, 400) and h > 80 and paths > 20 for w, h, paths in boxes)
+    assert opened.execute_script("return document.documentElement.scrollWidth") <= width
+    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.browser
+def test_a_figure_is_enlarged_and_put_back(opened):
+    def box():
+        return opened.execute_script("return document.querySelector('.stage svg').getBoundingClientRect().width")
+
+    opened.execute_script("document.querySelector('button.zoom').click()")
+    assert opened.execute_script("return document.getElementById('zoom').open")
+    before = box()
+    opened.execute_script("document.querySelector('[data-zoom=\"1.25\"]').click()")
+    assert box() == pytest.approx(1.25 * before, rel=0.01)
+    opened.execute_script("document.getElementById('close').click()")
+    # The dialog's close event comes after the call returns.
+    deadline = time.monotonic() + 5
+    while opened.execute_script("return document.querySelectorAll('.drawing svg').length") < 4:
+        assert time.monotonic() < deadline
+    assert opened.get_log("browser") == []
+
+
+@pytest.mark.browser
+def test_dark_mode_turns_page_and_figures(opened):
+    colours = (
+        "const style = (place) => getComputedStyle(document.querySelector(place));"
+        "return [style('body').backgroundColor, style('figure svg').color]"
+    )
+    light = opened.execute_script(colours)
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    assert opened.execute_script(colours) != light
+    assert opened.execute_script(colours)[0] == "rgb(21, 24, 28)"
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.mark.browser
+def test_what_a_screen_reader_is_told(opened):
+    tree = opened.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    told = {
+        (node.get("role", {}).get("value"), node.get("name", {}).get("value")) for node in tree if not node["ignored"]
+    }
+    roles = [role for role, _ in told]
+    assert {"main", "navigation", "table", "columnheader", "rowheader"} <= set(roles)
+    assert ("region", "Variance of each estimator") in told
+    pictures = [name for role, name in told if role in ("image", "img")]
+    assert "Length exponent" not in pictures
+    assert len([name for name in pictures if name]) == 7

@@ -1,0 +1,127 @@
+"""The rollouts table: what it refuses, and that files give back what went in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gradstats.rollouts.table import Rollouts, read_rollouts
+
+FULL = {
+    "completion_mask": [[True, False, True], [True]],
+    "token_rewards": [[0.0, 0.0, 1.0], [0.5]],
+    "sampler_logprobs": [[-0.5, -1.5, -0.25], [-2.0]],
+    "finish_reason": ["stop", "length"],
+    "prompt_text": ["one?", "two?"],
+    "completion_text": ["ünö", "b"],
+}
+
+
+def table(**changes):
+    given = {
+        "prompt_tokens": [[1, 2], [3]],
+        "completion_tokens": [[4, 5, 6], [7]],
+        "rewards": [1.0, 0.5],
+        "prompt_ids": ["a", "b"],
+    }
+    return Rollouts.from_sequences(**(given | changes))
+
+
+def test_parquet_gives_back_every_column_and_the_metadata(tmp_path):
+    rollouts = table(**FULL, metadata={"policy": {"name": "ünö"}, "seed": 3})
+    rollouts.to_parquet(tmp_path / "rollouts.parquet")
+    read = read_rollouts(tmp_path / "rollouts.parquet")
+    pd.testing.assert_frame_equal(read.frame, rollouts.frame)
+    assert read.metadata == rollouts.metadata
+    assert list(tmp_path.iterdir()) == [tmp_path / "rollouts.parquet"]
+
+
+def test_lengths_count_masked_in_tokens_only():
+    assert table(**FULL).lengths.tolist() == [2, 1]
+    assert table().lengths.tolist() == [3, 1]
+    assert table(**FULL).truncated.tolist() == [False, True]
+
+
+def test_sample_ids_count_within_a_prompt_in_order_of_appearance():
+    rollouts = table(
+        prompt_tokens=[[1]] * 4, completion_tokens=[[2]] * 4, rewards=[0.0] * 4, prompt_ids=[7, "x", 7, "x"]
+    )
+    assert rollouts.prompt_id.tolist() == ["7", "x", "7", "x"]
+    assert rollouts.sample_id.tolist() == [0, 0, 1, 1]
+
+
+def test_a_folder_of_shards_reads_in_the_order_of_their_names(tmp_path):
+    rollouts = table()
+    rollouts.select([1]).to_parquet(tmp_path / "shard-1.parquet")
+    rollouts.select([0]).to_parquet(tmp_path / "shard-0.parquet")
+    (tmp_path / ".shard-2.parquet.99.partial").write_bytes(b"half a file")
+    pd.testing.assert_frame_equal(read_rollouts(tmp_path).frame, rollouts.frame)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"completion_tokens": [[], [7]]}, r"row 0 \(prompt_id 'a', sample_id 0\) has no completion tokens"),
+        ({"prompt_tokens": [[1], []]}, "row 1 .* has no prompt tokens"),
+        ({"rewards": [1.0, float("nan")]}, "row 1 .* has a reward that is not finite"),
+        ({"rewards": [1.0]}, "reward has 1 entries but prompt_ids has 2"),
+        ({"completion_mask": [[True], [True]]}, "row 0 .* completion_mask of another length"),
+        ({"completion_mask": [[False] * 3, [True]]}, "row 0 .* completion_mask with no True"),
+        ({"sampler_logprobs": [[-1.0] * 3, [-1.0] * 2]}, "row 1 .* sampler_logprobs of another length"),
+        ({"finish_reason": ["stop", "eos"]}, "row 1 .* finish_reason that is none of stop, length"),
+        ({"prompt_ids": ["a", "a"], "sample_ids": [0, 0]}, "row 1 .* repeats its sample_id"),
+    ],
+)
+def test_invalid_tables_are_refused_with_the_row(changes, message):
+    with pytest.raises(ValueError, match=message):
+        table(**changes)
+
+
+def test_unknown_columns_are_refused():
+    with pytest.raises(TypeError, match="unknown column 'mask'; optional columns are completion_mask"):
+        table(mask=[[True], [True]])
+
+
+def test_empty_tables_are_refused():
+    with pytest.raises(ValueError, match="the rollouts are empty"):
+        table(prompt_tokens=[], completion_tokens=[], rewards=[], prompt_ids=[])
+
+
+def test_a_truncated_file_is_never_read_as_whole(tmp_path):
+    path = tmp_path / "rollouts.parquet"
+    table().to_parquet(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"rollouts\.parquet cannot be read as Parquet"):
+        read_rollouts(path)
+
+
+def test_missing_files_and_columns_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="absent.parquet does not exist"):
+        read_rollouts(tmp_path / "absent.parquet")
+    with pytest.raises(FileNotFoundError, match="holds no rollouts"):
+        read_rollouts(tmp_path)
+    pd.DataFrame({"prompt_id": ["a"]}).to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(ValueError, match=r"other\.parquet: the rollouts have no column 'sample_id'"):
+        read_rollouts(tmp_path / "other.parquet")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "rollouts.parquet"
+    table().to_parquet(path)
+    before = path.read_bytes()
+
+    def full_disk(_table, where, **_options):
+        where.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gradstats.rollouts.table.pq.write_table", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        table(rewards=[0.0, 0.0]).to_parquet(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_arrays_of_numpy_are_taken_too():
+    rollouts = table(rewards=np.array([1, 0]), prompt_ids=np.array([3, 3]))
+    assert rollouts.rewards.tolist() == [1.0, 0.0]

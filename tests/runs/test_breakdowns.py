@@ -1,0 +1,58 @@
+"""Tables beside a run's variance comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from gradstats import Rollouts, equivalent_group_size
+from gradstats.config.experiment import VarianceSection
+from gradstats.runs.breakdowns import variance_breakdowns
+
+
+@dataclass
+class Measured:
+    """What a comparison reads of a measurement."""
+
+    rollouts: Rollouts
+    sketches: np.ndarray
+    sq_norms: np.ndarray
+
+
+def measured(per_prompt, n_prompts=40, seed=0):
+    rng = np.random.default_rng(seed)
+    n = n_prompts * per_prompt
+    rewards = (rng.random(n) < 0.5).astype(float)
+    scores = rng.standard_normal((n, 64)) + 0.2 * rewards[:, None]
+    rollouts = Rollouts.from_sequences(
+        [[1]] * n,
+        [[2] * length for length in rng.integers(3, 30, n)],
+        rewards,
+        [f"p{i // per_prompt}" for i in range(n)],
+    )
+    return Measured(rollouts, scores, np.einsum("nd,nd->n", scores, scores))
+
+
+SECTION = VarianceSection(estimators=["rloo", "group_mean", "batch_mean", "token_mean(loo=True)"])
+
+
+def test_tables_of_eight_completions():
+    pool = measured(8)
+    found = variance_breakdowns(pool, SECTION)
+    assert list(found) == ["group_sizes", "equivalent_group_size", "length_bins"]
+    sizes = found["group_sizes"]
+    # What looks across groups has no group size of its own.
+    assert set(sizes["estimator"]) == {"rloo", "group_mean", "token_mean(loo=True)"}
+    assert sorted(set(sizes["group_size"])) == [2, 4, 8]
+    assert sizes["within_prompt"].notna().tolist() == (sizes["group_size"] < 8).tolist()
+    equal = found["equivalent_group_size"].set_index("estimator")
+    alone = equivalent_group_size(pool, "token_mean(loo=True)", 4)
+    assert equal.loc["token_mean(loo=True)", "equivalent_group_size"] == pytest.approx(alone.value)
+    assert equal.loc["rloo", "equivalent_group_size"] == pytest.approx(4.0)
+
+
+def test_what_the_data_do_not_allow_is_missing():
+    assert list(variance_breakdowns(measured(2), SECTION)) == ["group_sizes", "length_bins"]
+    assert list(variance_breakdowns(measured(1), SECTION)) == ["length_bins"]

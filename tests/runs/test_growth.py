@@ -1,0 +1,162 @@
+"""Extending a finished run: what was drawn and measured stays as it is, what is added is reproducible."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from small_runs import sampled_and_measured as run
+from small_runs import small_experiment
+
+from gradstats.gradients import MeasuringSession
+from gradstats.measurement.measurement import read_measurement
+from gradstats.rollouts.table import read_rollouts
+from gradstats.runs.growth import rounds_of
+from gradstats.runs.pipeline import run_experiment
+from gradstats.sampling.plan import SamplingPlan
+
+mpl.use("Agg")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("growth")
+
+
+@pytest.fixture(scope="module")
+def experiment(policy_folder, folder):
+    return lambda **changes: small_experiment(policy_folder, folder / "problems.jsonl", **changes)
+
+
+@pytest.fixture(scope="module")
+def begun(experiment, folder):
+    """A finished run of four prompts with two completions each."""
+    run(experiment(), folder / "begun")
+    return folder / "begun"
+
+
+@pytest.fixture
+def path(begun, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(begun, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def grown_twice(experiment, begun, folder):
+    """It, grown by prompts and then by completions."""
+    whole = shutil.copytree(begun, folder / "grown_twice")
+    run(experiment(prompts={"n": 6}), whole)
+    run(experiment(prompts={"n": 6}, sampling={"group_size": 3}), whole)
+    return whole
+
+
+def contents(path):
+    """Name → bytes of every shard."""
+    shards = [*path.glob("rollouts/*.parquet"), *path.glob("measurement/shard-*/*")]
+    return {str(shard.relative_to(path)): shard.read_bytes() for shard in shards}
+
+
+GROWTHS = {
+    "more prompts": {"prompts": {"n": 7}},
+    "all prompts": {"prompts": {"n": None}},
+    "more completions": {"sampling": {"group_size": 4}},
+    "both": {"prompts": {"n": 6}, "sampling": {"group_size": 3}},
+}
+
+
+@pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS.keys())
+def test_a_finished_run_grows_and_keeps_what_it_has(experiment, begun, path, tmp_path, growth):
+    before = contents(path)
+    larger = experiment(**growth)
+    measured = run(larger, path)
+    after = contents(path)
+    assert before.items() <= after.items()
+    n_prompts = growth.get("prompts", {"n": 4})["n"] or 8
+    group_size = larger.sampling.group_size
+    rollouts = read_rollouts(path / "rollouts")
+    sizes = rollouts.frame.groupby("prompt_id")["sample_id"].agg(lambda numbers: sorted(numbers))
+    assert len(sizes) == n_prompts
+    assert all(numbers == list(range(group_size)) for numbers in sizes)
+    assert len(measured) == len(rollouts) == n_prompts * group_size
+    rounds = rounds_of(path / "rollouts")
+    assert [(len(made.prompt_ids), made.group_size) for made in rounds] == [(4, 2), (n_prompts, group_size)]
+    # Each batch has a seed of its own: nothing that was added repeats what was there.
+    drawn = rollouts.frame.groupby("prompt_id")["completion_tokens"].agg(lambda rows: len({tuple(row) for row in rows}))
+    assert (drawn > 1).mean() > 0.5
+    # The same growth from the same start gives the same numbers.
+    shutil.copytree(begun, tmp_path / "again")
+    run(larger, tmp_path / "again")
+    assert contents(tmp_path / "again") == after
+
+
+def test_the_results_of_a_run_that_grew_are_of_all_its_completions(experiment, path):
+    run_experiment(experiment(sampling={"group_size": 4}), path, progress=False)
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["n_sequences"] == 16
+    assert manifest["rounds"] == [
+        {"n_prompts": 4, "group_size": 2, "n_drawn": 8},
+        {"n_prompts": 4, "group_size": 4, "n_drawn": 8},
+    ]
+    assert manifest["grading"]["completions"] == 16
+    assert len(pd.read_csv(path / "tables" / "length_scaling.csv")) == 16
+    assert json.loads((path / "alpha.json").read_text())["n"] == 16
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_an_interrupted_extension_goes_on_and_may_grow_further(experiment, grown_twice, path, monkeypatch, moment):
+    larger, largest = experiment(prompts={"n": 6}), experiment(prompts={"n": 6}, sampling={"group_size": 3})
+    draw, left = SamplingPlan.draw, [moment]
+
+    def interrupting(plan, *arguments):
+        left[0] -= 1
+        if left[0] == -1:
+            raise KeyboardInterrupt
+        return draw(plan, *arguments)
+
+    monkeypatch.setattr(SamplingPlan, "draw", interrupting)
+    if moment < 2:  # two batches are drawn for the larger run, two more for the largest
+        with pytest.raises(KeyboardInterrupt):
+            run(larger, path)
+    else:
+        run(larger, path)
+        with pytest.raises(KeyboardInterrupt):
+            run(largest, path)
+    run(largest, path)
+    ours, theirs = (read_measurement(each / "measurement") for each in (path, grown_twice))
+    pd.testing.assert_frame_equal(ours.rollouts.frame, theirs.rollouts.frame)
+    np.testing.assert_array_equal(ours.sketches, theirs.sketches)
+
+
+def test_a_finished_extension_is_not_sampled_or_measured_again(experiment, grown_twice, path, monkeypatch):
+    def never(*_arguments, **_options):
+        raise AssertionError("the model was touched")
+
+    monkeypatch.setattr(SamplingPlan, "make", never)
+    monkeypatch.setattr(MeasuringSession, "open", never)
+    run(experiment(prompts={"n": 6}, sampling={"group_size": 3}), grown_twice)
+    with pytest.raises(ValueError, match=r"made with prompts\.n=6, not 4: a run can grow and not shrink"):
+        run(experiment(), grown_twice)
+
+
+def test_problems_that_changed_keep_a_run_from_growing_and_it_stays_whole(experiment, path):
+    before = contents(path)
+    larger = experiment(prompts={"n": 6})
+    problems = Path(larger.prompts.source)
+    text = problems.read_text()
+    problems.write_text(text.replace("ab", "cd"))
+    with pytest.raises(ValueError, match="the problems or the tokenizer have changed since .*run was begun"):
+        run(larger, path)
+    problems.write_text(text.replace('"x"', '"y"'))
+    with pytest.raises(ValueError, match=r"the reference answers have changed since .*gradstats regrade"):
+        run(larger, path)
+    problems.write_text(text)
+    assert contents(path) == before
+    # The directory is still that of the smaller run.
+    run(experiment(), path)
+    run(larger, path)
+    assert len(read_measurement(path / "measurement")) == 12

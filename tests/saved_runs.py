@@ -1,0 +1,63 @@
+"""A run directory with the numbers of a finished run and none of its shards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from gradstats.config.experiment import Experiment
+from gradstats.stats import fit_length_scaling
+from gradstats.system.files import write_json
+
+ESTIMATORS = ("rloo", "reinforce", "length_weighted(alpha=0.8, loo=True)", "<b>mine</b>")
+
+
+def save_run(folder, name="saved <run>", seed=0, **settings):
+    """A run directory with the numbers of a finished run and none of its shards."""
+    rng = np.random.default_rng(seed)
+    (folder / "tables").mkdir(parents=True)
+    experiment = {"name": name, "policy": {"name": "models/p"}, "prompts": {"source": "embedded"}} | settings
+    (folder / "experiment.yaml").write_text(Experiment.model_validate(experiment).to_yaml())
+    points = pd.DataFrame({"prompt_id": np.repeat([f"p{i}" for i in range(15)], 4), "sample_id": np.tile(range(4), 15)})
+    points["length"] = np.ceil(np.exp(rng.normal(4, 0.7, 60))).astype(int)
+    points["sq_norm"] = points["length"] ** 1.6 * np.exp(rng.normal(0, 0.4, 60))
+    points["reward"] = rng.integers(0, 2, 60).astype(float)
+    points["truncated"] = False
+    points.to_csv(folder / "tables" / "length_scaling.csv", index=False)
+    fit = fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"], groups=points["prompt_id"])
+    write_json(
+        folder / "alpha.json",
+        fit.to_frame().iloc[0].to_dict() | {"sentences": ["Not on-policy: <script>.", "Careful."]},
+    )
+    frame = pd.DataFrame({"estimator": ESTIMATORS, "group_size": 4})
+    values = {
+        "trace_cov": [300.0, 390.0, 280.0, 310.0],
+        "ratio": [1.0, 1.3, 0.93, 1.03],
+        "matched_ratio": [1.0, 1.3, 0.93, np.nan],
+    }
+    for column in (
+        "trace_cov",
+        "signal_sq",
+        "noise_to_signal",
+        "ratio",
+        "matched_ratio",
+        "cosine",
+        "bias_share",
+        "kept_share",
+    ):
+        frame[column] = values.get(column, [0.5] * 4)
+        frame[f"{column}_low"], frame[f"{column}_high"] = 0.8 * frame[column], 1.3 * frame[column]
+    frame.to_csv(folder / "variance.csv", index=False)
+    sizes = pd.concat([frame.assign(group_size=size) for size in (2, 4)], ignore_index=True)
+    for part in ("within_prompt", "between_prompt"):
+        for end in ("", "_low", "_high"):
+            sizes[f"{part}{end}"] = sizes[f"trace_cov{end}"] / sizes["group_size"]
+    sizes.to_csv(folder / "tables" / "group_sizes.csv", index=False)
+    equal = pd.DataFrame({"estimator": ESTIMATORS[:2], "group_size": 4, "equivalent_group_size": [4.0, 3.1]})
+    equal.to_csv(folder / "tables" / "equivalent_group_size.csv", index=False)
+    bins = frame[:2].assign(estimator="rloo", length_low=[10, 61], length_high=[60, 300])
+    bins.to_csv(folder / "tables" / "length_bins.csv", index=False)
+    about = {"reference": "rloo", "confidence_level": 0.95, "n_prompts": 15, "n_groups": 15, "prompts_per_batch": 128}
+    write_json(folder / "variance.json", about | {"notes": ["a note"], "lowest_beyond_doubt": ESTIMATORS[2]})
+    write_json(folder / "manifest.json", {"experiment": name, "versions": {"numpy": "2"}, "remarks": ["a remark"]})
+    return folder

@@ -1,0 +1,206 @@
+"""Value heads against values that are known, and Monte-Carlo values against an enumerated policy."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import ragged_rollouts, tiny_model
+
+import gradstats as gs
+from gradstats.policy.policy import Policy
+from gradstats.prompts.problem import Problem
+from gradstats.reference import EnumeratedPolicy
+from gradstats.rollouts.table import Rollouts
+from gradstats.sampling.transformers_sampler import Completion
+from gradstats.values import monte_carlo
+from gradstats.values.fitted import fit_values, fit_values_to, hidden_states
+from gradstats.values.monte_carlo import monte_carlo_values, step_starts
+
+
+def table(lengths, rewards, prompts, **optional):
+    return Rollouts.from_sequences(
+        [[1]] * len(lengths), [[1] * length for length in lengths], rewards, prompts, **optional
+    )
+
+
+def linear(n_prompts=60, per_prompt=4, noise=0.5, seed=0):
+    """Completions whose return is linear in a feature, and noise beside."""
+    rng = np.random.default_rng(seed)
+    n = n_prompts * per_prompt
+    lengths = rng.integers(1, 12, n)
+    slope = rng.normal(size=6)
+    states = rng.normal(size=(n, 6))
+    rewards = states @ slope + noise * rng.normal(size=n)
+    features = [np.tile(state, (length, 1)) for state, length in zip(states, lengths, strict=True)]
+    prompts = np.repeat(np.arange(n_prompts), per_prompt)
+    return features, table(lengths, rewards, prompts), states @ slope
+
+
+def test_ridge_recovers_a_linear_value():
+    features, rollouts, truth = linear()
+    fitted = fit_values_to(features, rollouts)
+    found = np.array([values[0] for values in fitted.values])
+    assert np.corrcoef(found, truth)[0, 1] > 0.99
+    expected = 1.0 - 0.25 / np.var(rollouts.rewards)
+    low, high = fitted.confidence_interval(0.99)
+    assert low < expected < high
+    assert high - low < 0.2
+    assert fitted.n_folds == len(fitted.penalties) == 5
+    frame = fitted.to_frame()
+    assert frame["explained_variance_low"][0] < frame["explained_variance"][0] < frame["explained_variance_high"][0]
+
+
+def test_a_value_never_sees_its_own_prompt():
+    """Features that name the prompt, and rewards that depend on it alone: nothing can be learned from other prompts."""
+    rng = np.random.default_rng(0)
+    prompts = np.repeat(np.arange(20), 5)
+    rewards = rng.normal(size=20)[prompts]
+    features = [np.eye(20)[prompt][None].repeat(3, axis=0) for prompt in prompts]
+    assert fit_values_to(features, table([3] * 100, rewards, prompts)).explained_variance.value < 0.05
+
+
+def test_values_of_prefixes_are_those_of_the_enumerated_policy():
+    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=6, rng=1)
+    rows = np.random.default_rng(0).choice(len(policy.rewards), 4000, p=policy.probabilities)
+    prefixes = sorted({tokens[:end] for tokens in policy.trajectories for end in range(len(tokens))})
+    features = [
+        np.array([np.eye(len(prefixes))[prefixes.index(tokens[:end])] for end in range(len(tokens))])
+        for tokens in policy.trajectories
+    ]
+    rollouts = table(policy.lengths[rows], policy.rewards[rows], np.arange(4000) // 4)
+    fitted = fit_values_to([features[row] for row in rows], rollouts)
+    for values, row in zip(fitted.values[:200], rows[:200], strict=True):
+        np.testing.assert_allclose(values, policy.values[row, : policy.lengths[row]], atol=0.12)
+
+
+def test_returns_follow_token_rewards_and_masks():
+    features, _, _ = linear(8, 3)
+    lengths = [len(rows) for rows in features]
+    token_rewards = [np.arange(length, dtype=float).tolist() for length in lengths]
+    masks = [[place != 1 for place in range(length)] for length in lengths]
+    rollouts = table(
+        lengths,
+        [0.0] * 24,
+        np.repeat(np.arange(8), 3),
+        token_rewards=token_rewards,
+        completion_mask=masks,
+    )
+    # The return to go, less the masked token, is a function of the position from the end: give it as the feature.
+    goal = [
+        np.array([sum(u for u in range(t, length) if u != 1) for t in range(length)], dtype=float)[:, None]
+        for length in lengths
+    ]
+    fitted = fit_values_to(goal, rollouts, n_folds=3, penalties=[1e-6])
+    assert fitted.explained_variance.value == pytest.approx(1.0, abs=1e-6)
+    assert all(values[1] == 0.0 for values in fitted.values if len(values) > 1)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_hidden_states_are_those_before_each_token(architecture):
+    model, rollouts = tiny_model(architecture), ragged_rollouts(7)
+    states = hidden_states(model, rollouts, token_budget=40, progress=False)
+    for row in range(7):
+        prompt, completion = (rollouts.tokens(name)[row] for name in ("prompt_tokens", "completion_tokens"))
+        ids = torch.tensor([[*prompt, *completion]])
+        with torch.no_grad():
+            alone = model(ids, output_hidden_states=True).hidden_states[-1][0]
+        np.testing.assert_allclose(states[row], alone[len(prompt) - 1 : -1].numpy(), atol=1e-5)
+
+
+def test_values_go_into_a_comparison():
+    model, rollouts = tiny_model("qwen2"), ragged_rollouts(24)
+    fitted = fit_values(model, rollouts, n_folds=3, progress=False)
+    assert [len(values) for values in fitted.values] == rollouts.lengths.tolist()
+    batch = gs.estimators.Batch.from_measurement(SimpleNamespace(rollouts=rollouts), values=fitted.values)
+    np.testing.assert_allclose(batch.values[3, : rollouts.lengths[3]], fitted.values[3])
+
+
+def test_refused_value_heads():
+    features, rollouts, _ = linear(4, 2)
+    with pytest.raises(ValueError, match="n_folds=5 needs at least 6 prompts and two folds, got 4 prompts"):
+        fit_values_to(features, rollouts)
+    with pytest.raises(ValueError, match="do not have one row per completion token"):
+        fit_values_to(features[::-1], rollouts)
+
+
+WORDS = {0: "", 1: "a", 2: "\n"}
+READER = Policy(
+    torch.nn.Linear(1, 1),
+    SimpleNamespace(decode=lambda tokens, **options: "".join(WORDS[int(token)] for token in tokens)),
+)
+
+
+def test_monte_carlo_values_are_those_of_the_enumerated_policy(monkeypatch):
+    policy = EnumeratedPolicy(vocabulary=3, max_length=4, dimension=6, rng=3)
+    # No two trajectories read the same, so that a reward of texts is one of trajectories.
+    grades = {READER.tokenizer.decode(t): reward for t, reward in zip(policy.trajectories, policy.rewards, strict=True)}
+    assert len(grades) == len(policy.rewards)
+    rng = np.random.default_rng(0)
+
+    def draw(_policy, prefixes, settings, seed, on_tokens):
+        found = []
+        for prefix in prefixes:
+            start = tuple(prefix[1:])
+            ahead = [row for row, tokens in enumerate(policy.trajectories) if tokens[: len(start)] == start]
+            chance = policy.probabilities[ahead] / policy.probabilities[ahead].sum()
+            tokens = policy.trajectories[rng.choice(ahead, p=chance)]
+            found.append(Completion(list(tokens[len(start) :]), [], "stop"))
+        return found
+
+    monkeypatch.setattr(monte_carlo, "generate", draw)
+    tokens = (2, 1, 2, 0)
+    rollouts = Rollouts.from_sequences(
+        [[7], [7]], [list(tokens), [1, 0]], [0.0, 0.0], ["p", "p"], metadata={"sampler": {"max_new_tokens": 4}}
+    )
+    values = monte_carlo_values(
+        READER,
+        rollouts,
+        [Problem("p", "", "")],
+        k=3000,
+        reward=lambda text, problem: grades[text],
+        progress=False,
+    )
+    row = policy.trajectories.index(tokens)
+    assert np.isnan(values[0][2])
+    np.testing.assert_allclose(values[0][[0, 1, 3]], policy.values[row, [0, 1, 3]], atol=0.04)
+    assert values[1][0] == values[0][0]
+    assert np.isnan(values[1][1])
+
+
+def test_steps_by_regular_expression_and_by_function():
+    tokens = [1, 2, 2, 1, 1, 2, 0]
+    assert step_starts(READER, tokens) == [0, 3, 6]
+    assert step_starts(READER, tokens, r"a") == [0, 1, 4, 5]
+    assert step_starts(READER, tokens, lambda texts: [at for at, text in enumerate(texts) if text == "\n"]) == [
+        0,
+        1,
+        2,
+        5,
+    ]
+    with pytest.raises(ValueError, match="steps gave positions 0 to 9 in a completion of 7 tokens"):
+        step_starts(READER, tokens, lambda texts: [9])
+
+
+def test_refused_monte_carlo_values():
+    rollouts = table([3], [1.0], ["p"])
+    with pytest.raises(ValueError, match="k=0 must be at least 1"):
+        monte_carlo_values(READER, rollouts, [], k=0)
+    with pytest.raises(ValueError, match="do not tell how they were sampled"):
+        monte_carlo_values(READER, rollouts, [])
+    known = Rollouts(rollouts.frame, {"sampler": {"max_new_tokens": 4}})
+    with pytest.raises(ValueError, match="prompt 'p' of the rollouts is none of the problems"):
+        monte_carlo_values(READER, known, [])
+
+
+def test_monte_carlo_values_of_the_embedded_policy():
+    policy = gs.load_policy("embedded")
+    problems = gs.load_prompts("embedded", n=2, rng=0)
+    rollouts = gs.sample(policy, problems, group_size=2, max_new_tokens=60, rng=0, progress=False)
+    values = monte_carlo_values(policy, rollouts, problems, k=2, progress=False)
+    again = monte_carlo_values(policy, rollouts, problems, k=2, progress=False)
+    for row, (found, repeated) in enumerate(zip(values, again, strict=True)):
+        np.testing.assert_array_equal(found, repeated)
+        known = found[np.isfinite(found)]
+        assert np.isfinite(found[0])
+        assert set(known) <= {0.0, 0.5, 1.0}, row
