@@ -77,7 +77,7 @@ print(*paths, sep="\n")
 # ## Tables
 
 # %%
-from gradstats.report.tables import alpha_table
+from gradstats.tables import alpha_table
 
 print((runs[0] / "tables" / "variance.tex").read_text())
 print(alpha_table({"warm": warm.fit, "cool": cool.fit}).to_markdown())

@@ -17,6 +17,7 @@ from small_runs import consonants, sampled_and_measured, small_experiment, vowel
 from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import regrading
+from gradstats.runs.analysis import RunResult
 from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.runs.sources import load_measurement_of, load_rollouts_of
 from gradstats.system.files import remove_path
@@ -46,7 +47,10 @@ def finished(begun, tmp_path):
 @pytest.fixture
 def no_analysis(monkeypatch):
     """Leave out fits and figures, which take most of the time."""
-    monkeypatch.setattr("gradstats.runs.pipeline.analyse", lambda run: run)
+    monkeypatch.setattr(
+        "gradstats.runs.pipeline.analyse",
+        lambda run: RunResult(run, read_measurement(run.measurement), alpha=None, comparison=None, paths=[]),
+    )
 
 
 @pytest.fixture
