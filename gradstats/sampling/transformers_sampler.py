@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-import numpy as np
 import torch
 from transformers import (
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
+    PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.cache_utils import DynamicLayer
 
 from gradstats.policy.policy import Policy
 from gradstats.policy.threads import suitable_threads
@@ -69,14 +71,8 @@ def generate(
     Returns:
         Completions in the order of ``prompts``.
     """
-    longest = max(map(len, prompts))
     stop_tokens = stop_token_ids(policy)
     pad = _pad_token(policy, stop_tokens)
-    ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=policy.device)
-    attention = torch.tensor(
-        [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=policy.device
-    )
-    recorder = _Recorder(stop_tokens, on_tokens)
     devices = [policy.device] if policy.device.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=devices),
@@ -84,16 +80,84 @@ def generate(
         torch.no_grad(),
     ):
         torch.manual_seed(seed)
-        out = policy.model.generate(
-            input_ids=ids,
-            attention_mask=attention,
-            generation_config=_plain_sampling(settings, stop_tokens, pad),
-            logits_processor=_processors(settings, recorder),
+        return _Batch(policy, prompts, stop_tokens, pad).draw(settings, on_tokens)
+
+
+class _Batch:
+    """Completions that are drawn together; those that have ended leave the batch.
+
+    Lengths differ a lot, and a row costs the same in every step whether it has ended or not. So ``generate`` stops
+    whenever half of its rows have ended, and resumes with the others and their part of the key-value cache.
+    """
+
+    def __init__(self, policy: Policy, prompts: list[list[int]], stop_tokens: list[int], pad: int) -> None:
+        self._model = policy.model
+        self._stop_tokens, self._pad = stop_tokens, pad
+        longest = max(map(len, prompts))
+        padding = [longest - len(prompt) for prompt in prompts]
+        self._ids = torch.tensor(
+            [[pad] * n + prompt for n, prompt in zip(padding, prompts, strict=True)], device=policy.device
         )
-    drawn = out[:, longest:].cpu()
-    recorder.finish(drawn[:, -1])
-    logprobs = torch.stack(recorder.logprobs, dim=1).cpu().numpy()
-    return [_cut(drawn[row].tolist(), logprobs[row], stop_tokens) for row in range(len(prompts))]
+        self._attention = torch.tensor([[0] * n + [1] * (longest - n) for n in padding], device=policy.device)
+        self._tokens: list[list[int]] = [[] for _ in prompts]
+        self._logprobs: list[list[float]] = [[] for _ in prompts]
+        self._cache = _divisible_cache(policy.model)
+
+    def draw(self, settings: SamplerSettings, on_tokens: Callable[[int], None]) -> list[Completion]:
+        """Draw until every completion has ended or is as long as allowed."""
+        rows = list(range(len(self._tokens)))
+        left = settings.max_new_tokens
+        while rows and left:
+            running, drawn = self._draw_some(rows, replace(settings, max_new_tokens=left), on_tokens)
+            left -= drawn
+            rows = [row for row, runs in zip(rows, running.tolist(), strict=True) if runs]
+            if rows and left:
+                self._keep(running.nonzero()[:, 0])
+        return [
+            Completion(tokens, logprobs, "stop" if tokens and tokens[-1] in self._stop_tokens else "length")
+            for tokens, logprobs in zip(self._tokens, self._logprobs, strict=True)
+        ]
+
+    def _draw_some(
+        self, rows: list[int], settings: SamplerSettings, on_tokens: Callable[[int], None]
+    ) -> tuple[torch.Tensor, int]:
+        """Draw until half of the rows have ended; returns which are running and how many tokens each was given."""
+        recorder = _Recorder(self._stop_tokens, on_tokens)
+        before = self._ids.shape[1]
+        stages = {"past_key_values": self._cache, "stopping_criteria": [recorder.halved]}
+        self._ids = self._model.generate(
+            input_ids=self._ids,
+            attention_mask=self._attention,
+            generation_config=_plain_sampling(settings, self._stop_tokens, self._pad),
+            logits_processor=_processors(settings, recorder),
+            **(stages if self._cache is not None else {}),
+        )
+        recorder.finish(self._ids[:, -1])
+        drawn = self._ids[:, before:].cpu()
+        logprobs = torch.stack(recorder.logprobs, dim=1).cpu()
+        for row, tokens, values in zip(rows, drawn.tolist(), logprobs.tolist(), strict=True):
+            ends = [at for at, token in enumerate(tokens) if token in self._stop_tokens]
+            end = ends[0] + 1 if ends else len(tokens)
+            self._tokens[row] += tokens[:end]
+            self._logprobs[row] += values[:end]
+        return recorder.running, drawn.shape[1]
+
+    def _keep(self, rows: torch.Tensor) -> None:
+        """Leave the batch to some of its rows."""
+        assert self._cache is not None
+        self._cache.reorder_cache(cast("torch.LongTensor", rows))
+        self._ids = self._ids[rows]
+        more = self._ids.shape[1] - self._attention.shape[1]
+        self._attention = torch.nn.functional.pad(self._attention[rows], (0, more), value=1)
+
+
+def _divisible_cache(model: PreTrainedModel) -> DynamicCache | None:
+    """A key-value cache from which rows can be taken; None for models that keep another state than keys and values."""
+    if not getattr(model, "_supports_default_dynamic_cache", lambda: False)():
+        return None
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    attention_only = all(isinstance(layer, DynamicLayer) for layer in cache.layers)
+    return cache if attention_only else None
 
 
 def _pad_token(policy: Policy, stop_tokens: list[int]) -> int:
@@ -149,15 +213,21 @@ class _Recorder(LogitsProcessor):
         self._distribution: torch.Tensor | None = None
         self._running: torch.Tensor | None = None
 
+    @property
+    def running(self) -> torch.Tensor:
+        """Which rows have not ended."""
+        assert self._running is not None
+        return self._running
+
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if self._distribution is not None:
-            self.finish(input_ids[:, -1])
+        self.finish(input_ids[:, -1])
         self._distribution = scores.float().log_softmax(dim=-1)
         return scores
 
     def finish(self, tokens: torch.Tensor) -> None:
-        """Record the tokens that were drawn from the distribution in hand."""
-        assert self._distribution is not None
+        """Record the tokens that were drawn from the current distribution."""
+        if self._distribution is None:
+            return
         tokens = tokens.to(self._distribution.device)
         self.logprobs.append(self._distribution.gather(1, tokens[:, None])[:, 0])
         if self._running is None:
@@ -165,10 +235,17 @@ class _Recorder(LogitsProcessor):
         self._on_tokens(int(self._running.sum()))
         for stop in self._stop_tokens:
             self._running &= tokens != stop
+        self._distribution = None
+
+    def halved(self, input_ids: torch.Tensor, _scores: object, **_options: object) -> torch.Tensor:
+        """A stopping criterion: at most half of the rows are running."""
+        self.finish(input_ids[:, -1])
+        half = int(self.running.sum()) * 2 <= len(input_ids)
+        return torch.full((len(input_ids),), half, device=input_ids.device)
 
 
 @contextmanager
-def _bare_generation_config(model: Any, stop_tokens: list[int], pad: int) -> Iterator[None]:
+def _bare_generation_config(model: PreTrainedModel, stop_tokens: list[int], pad: int) -> Iterator[None]:
     """Hide the model's generation_config: ``generate`` fills every unset option from it, silently."""
     kept = model.generation_config
     model.generation_config = GenerationConfig(eos_token_id=stop_tokens or None, pad_token_id=pad)
@@ -176,11 +253,3 @@ def _bare_generation_config(model: Any, stop_tokens: list[int], pad: int) -> Ite
         yield
     finally:
         model.generation_config = kept
-
-
-def _cut(tokens: list[int], logprobs: np.ndarray, stop_tokens: list[int]) -> Completion:
-    for position, token in enumerate(tokens):
-        if token in stop_tokens:
-            end = position + 1
-            return Completion(tokens[:end], logprobs[:end].tolist(), "stop")
-    return Completion(tokens, logprobs.tolist(), "length")

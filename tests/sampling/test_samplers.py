@@ -11,16 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import tiny_tokenizer
+from conftest import tiny_model, tiny_tokenizer
 
 import gradstats
-from gradstats.policy.policy import load_policy
+from gradstats.policy.policy import as_policy, load_policy
 from gradstats.prompts import Problem
 from gradstats.rollouts.retokenise import restore_tokens
 from gradstats.rollouts.table import Rollouts
 from gradstats.sampling import Completion, Sampler, SamplerSettings
 from gradstats.sampling.engines import open_sampler
 from gradstats.sampling.sample import sample
+from gradstats.sampling.transformers_sampler import generate
 
 PROBLEMS = [Problem(f"p{k}", "ab" * k, "x", "exact") for k in range(1, 5)]
 
@@ -258,3 +259,24 @@ def test_recipes_that_need_every_logprob_are_told_that_one_is_missing(policy):
     batch = gradstats.estimators.Batch.from_measurement(measured)
     assert batch.old_logprobs is None
     assert pd.notna(batch.logprobs).all()
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_completions_that_have_ended_leave_the_batch_and_change_nothing(architecture):
+    # A fifth of the vocabulary ends a completion: lengths differ, and the batch is halved several times.
+    policy = as_policy(tiny_model(architecture))
+    policy.model.generation_config.eos_token_id = list(range(0, policy.model.config.vocab_size, 5))
+    settings = SamplerSettings(max_new_tokens=20)
+    prompts = [[2, 3, 4], [5, 6], [7, 8, 9, 10], [3], [11, 2], [4, 4, 4], [9, 2, 6], [12]] * 4
+    completions = generate(policy, prompts, settings, seed=3)
+    lengths = [len(completion.tokens) for completion in completions]
+    assert len(set(lengths)) > 3
+    for prompt, completion in zip(prompts, completions, strict=True):
+        stops = [token % 5 == 0 for token in completion.tokens]
+        assert not any(stops[:-1])
+        assert completion.finish_reason == ("stop" if stops[-1] else "length")
+        assert stops[-1] or len(completion.tokens) == 20
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([[*prompt, *completion.tokens]])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+        np.testing.assert_allclose(completion.logprobs, expected.numpy(), rtol=1e-4, atol=1e-5)
