@@ -1,16 +1,16 @@
-"""Rewards → weights: baselines, token-level advantages, and the recipes they are part of.
+"""Rewards → weights: baselines, token-level advantages and whole recipes.
 
 Every estimator is a factory of this module (``estimators.rloo()``), found by name with :func:`get`. The order
 of the imports is the order of :func:`names` and of :func:`table`.
 """
 
 # isort: off
-# the data an estimator sees, lookup, and your own
+# the data that an estimator uses, and finding or registering one
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.registry import get, names, register, table
 
-# one advantage a completion
+# one advantage per completion
 from gradstats.estimators.baselines.means import asymmetric, batch_mean, constant, dr_grpo, group_mean, reinforce, rloo
 from gradstats.estimators.baselines.weighted import length_weighted, norm_weighted, token_mean
 from gradstats.estimators.baselines.weighted_mean import optimal_constant
@@ -21,7 +21,7 @@ from gradstats.estimators.baselines.maximum_likelihood import max_rl
 from gradstats.estimators.baselines.shrinkage import james_stein
 from gradstats.estimators.baselines.whitening import reinforce_pp, reinforce_pp_baseline
 
-# one advantage a token
+# one advantage per token
 from gradstats.estimators.baselines.greedy import remax
 from gradstats.estimators.baselines.token_baseline import causal_optimal, otb, otb_turns
 from gradstats.estimators.baselines.value_baseline import gae, vine

@@ -1,4 +1,4 @@
-"""Token-level estimators whose weights are one per completion on the rewards at hand."""
+"""Token-level estimators whose weights are constant along each completion of a given batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gradstats.estimators.estimator import Level, Weighting
 
 @dataclass(frozen=True)
 class AlongCompletions:
-    """A token-level estimator taken at the level of completions, which needs the scores of completions alone.
+    """A token-level estimator used at the level of completions, which needs only the scores of completions.
 
     Attributes:
-        estimator: one whose weights do not differ between the tokens of a completion.
+        estimator: an estimator whose weights are constant along each completion.
     """
 
     estimator: Weighting
@@ -33,28 +33,28 @@ class AlongCompletions:
 
     @property
     def level(self) -> Level:
-        """Completions."""
+        """``"sequence"``."""
         return "sequence"
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the estimator needs."""
+        """The optional fields of the Batch that the estimator requires."""
         return self.estimator.needs
 
     @property
     def across_groups(self) -> bool:
-        """Whether the estimator looks across groups."""
+        """Whether the estimator is batch-level."""
         return self.estimator.across_groups
 
     def expected_scale(self, group_size: int) -> float | None:
-        """The estimator's."""
+        """The estimator's factor c in E[ĝ] = c·∇J."""
         return self.estimator.expected_scale(group_size)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"]:
         """The weight of each completion.
 
         Raises:
-            ValueError: when the weights differ along a completion after all.
+            ValueError: when the weights differ between the tokens of a completion.
         """
         weights = self.estimator.weights(batch)
         first = weights[np.arange(len(weights)), batch.mask.argmax(axis=1)]
@@ -64,9 +64,9 @@ class AlongCompletions:
 
 
 def along_completions(estimator: Weighting, batch: Batch) -> Weighting:
-    """The estimator at the level of completions where its weights on this batch allow it, else as it is.
+    """The estimator at the level of completions where its weights on this batch allow it, else unchanged.
 
-    ReMax with a terminal reward is one: its baseline is a number of the prompt.
+    ReMax with a terminal reward is an example: its baseline is one number per prompt.
     """
     if estimator.level != "token" or any(getattr(batch, need) is None for need in estimator.needs):
         return estimator

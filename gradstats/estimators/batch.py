@@ -1,13 +1,14 @@
-"""The Batch: what an estimator may look at, validated once."""
+"""The Batch: the data that an estimator uses, validated once."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
@@ -27,9 +28,9 @@ HOW_TO_GET = {
     "logprobs": "measure the policy, or pass the log-probabilities of the scored policy",
     "old_logprobs": "record the sampler's log-probabilities when sampling",
     "ref_logprobs": "measure with reference_policy=…",
-    "sum_pi_squared": "measure the policy: it is Σ_v π(v)² at every position",
+    "sum_pi_squared": "measure the policy (it is Σ_v π(v)² at every position)",
     "values": "pass the value of the state before each token (a value head's, or means of completions)",
-    "greedy_rewards": "sample with greedy=True, which adds one greedy completion a prompt, or pass its reward",
+    "greedy_rewards": "sample with greedy=True, which adds one greedy completion per prompt, or pass its reward",
     "sq_norms": "measure the squared gradient norm ‖S_i‖² of each completion",
     "token_energy": "measure with token_probes=…",
     "token_cross": "measure with token_probes=… (it is ⟨s_t, S⟩ at every position)",
@@ -37,19 +38,58 @@ HOW_TO_GET = {
 }
 
 
+@runtime_checkable
+class CompletionTable(Protocol):
+    """What a Batch uses of :class:`gradstats.Rollouts`."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per completion."""
+        ...
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """R_i, (N,)."""
+        ...
+
+    @property
+    def prompt_id(self) -> np.ndarray:
+        """The prompt of each completion, (N,)."""
+        ...
+
+    @property
+    def masks(self) -> list[np.ndarray]:
+        """Which tokens of each completion count."""
+        ...
+
+    def tokens(self, column: str) -> list[np.ndarray]:
+        """A column that holds one value per token."""
+        ...
+
+
+@runtime_checkable
+class MeasuredCompletions(Protocol):
+    """Completions with whatever was measured on them, such as a :class:`gradstats.Measurement`."""
+
+    @property
+    def rollouts(self) -> CompletionTable:
+        """The completions."""
+        ...
+
+
 @dataclass(frozen=True, eq=False, init=False)
 class Batch:
     r"""N completions with their rewards, in any order, and whatever was measured on them.
 
-    Lists are converted to arrays. Token fields are right-padded to a common width T; what stands at
-    masked-out positions is never read and is stored as 0.
+    Lists are converted to arrays. Token fields are right-padded to a common width T; values at masked-out
+    positions are never read and are stored as 0.
 
     Attributes:
         rewards: R_i, shape (N,). NaN or infinite rewards are refused rather than left out: dropping a
             completion changes the size of its group, and with it the estimator that is being studied.
         lengths: T_i, the number of counted tokens, shape (N,), at least 1 each.
-        groups: the prompt of each completion, integers or strings, shape (N,); interleaved and uneven is
-            fine.
+        groups: the prompt of each completion, integers or strings, shape (N,); they may be
+            interleaved and of different sizes.
         mask: (N, T), True where a token counts; holes are allowed, and each row sums to ``lengths``.
             Without it the first T_i positions count.
         token_rewards: r_{i,t}, (N, T). Without it R_i sits on the last counted token.
@@ -68,6 +108,16 @@ class Batch:
     Raises:
         ValueError: on shapes that disagree, an empty batch, lengths below 1, masks that disagree with the
             lengths, and values that are not finite.
+
+    Example:
+        >>> from gradstats.estimators import Batch
+        >>> batch = Batch(rewards=[1, 0, 1], lengths=[2, 3, 1], groups=["a", "a", "b"])
+        >>> batch.group_sizes
+        array([2, 1])
+        >>> batch.mask
+        array([[ True,  True, False],
+               [ True,  True,  True],
+               [ True, False, False]])
     """
 
     rewards: Float[np.ndarray, "n"]
@@ -117,31 +167,40 @@ class Batch:
             "token_cross": token_cross,
             "importance": importance,
         }
-        checked: dict[str, Any] = {"rewards": _sequence_field("rewards", rewards, None)}
-        n = checked["rewards"].size
-        checked["lengths"] = _lengths(lengths, n)
-        checked["groups"] = _groups(groups, n)
-        width = _width(per_token, checked["lengths"])
-        checked["mask"] = _mask(mask, checked["lengths"], width)
+        reward_array = _sequence_field("rewards", rewards, None)
+        n = reward_array.size
+        length_array = _lengths(lengths, n)
+        group_array = _groups(groups, n)
+        mask_array = _mask(mask, length_array, _width(per_token, length_array))
+        labels, index = np.unique(group_array, return_inverse=True)
+        checked: dict[str, np.ndarray | None] = {
+            "rewards": reward_array,
+            "lengths": length_array,
+            "groups": group_array,
+            "mask": mask_array,
+            "group_labels": labels,
+            "group_index": index.reshape(-1),
+        }
         for name, value in per_token.items():
-            checked[name] = None if value is None else _token_field(name, value, checked["mask"])
+            checked[name] = None if value is None else _token_field(name, value, mask_array)
         for name, value in (("greedy_rewards", greedy_rewards), ("sq_norms", sq_norms)):
             checked[name] = None if value is None else _sequence_field(name, value, n)
-        labels, index = np.unique(checked["groups"], return_inverse=True)
-        checked |= {"group_labels": labels, "group_index": index.reshape(-1)}
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
     @classmethod
-    def from_measurement(cls, measured: Any, **fields_given: Any) -> Batch:
+    def from_measurement(cls, measured: MeasuredCompletions, **given: ArrayLike | Sequence[np.ndarray] | None) -> Batch:
         """Build the batch of a measurement: its rollouts' rewards and prompts, and every field it measured.
 
         Args:
-            measured: anything with ``.rollouts`` and, as far as measured, ``.sq_norms`` and the ragged
-                ``.logprobs``, ``.old_logprobs``, ``.ref_logprobs``, ``.sum_pi_squared``, ``.token_energy``,
-                ``.token_cross``: one array a completion, one value a token.
-            **fields_given: further fields of the Batch (``greedy_rewards``, ``values``, …), which win; token fields
-                as (N, T) or as one array a completion.
+            measured: anything with ``.rollouts`` and, where measured, ``.sq_norms`` and the ragged ``.logprobs``,
+                ``.old_logprobs``, ``.ref_logprobs``, ``.sum_pi_squared``, ``.token_energy``, ``.token_cross``: one
+                array per completion, one value per token.
+            **given: further fields of the Batch (``greedy_rewards``, ``values``, …), which replace measured ones;
+                token fields as (N, T) or as one array per completion.
+
+        Returns:
+            The batch, its completions in the order of the rollouts.
 
         Raises:
             TypeError: for a field that a Batch does not have.
@@ -149,29 +208,30 @@ class Batch:
         """
         rollouts = measured.rollouts
         masks = rollouts.masks
-        found: dict[str, Any] = {"sq_norms": getattr(measured, "sq_norms", None)}
+        mask = _pad_ragged("mask", masks, masks).astype(bool)
+        collected: dict[str, ArrayLike | Sequence[np.ndarray] | None] = {
+            "rewards": rollouts.rewards,
+            "lengths": mask.sum(axis=1),
+            "groups": rollouts.prompt_id,
+            "mask": mask,
+            "sq_norms": getattr(measured, "sq_norms", None),
+        }
         if "token_rewards" in rollouts.frame:
-            found["token_rewards"] = _pad_ragged("token_rewards", rollouts.tokens("token_rewards"), masks)
+            collected["token_rewards"] = _pad_ragged("token_rewards", rollouts.tokens("token_rewards"), masks)
         for name in TOKEN_FIELDS:
             rows = _measured_rows(measured, name)
             if rows is not None and (name != "old_logprobs" or _all_known(rows, masks)):
-                found[name] = _pad_ragged(name, rows, masks)
-        known = {entry.name for entry in fields(cls) if entry.init}
-        for name, value in fields_given.items():
-            if name not in known:
-                raise TypeError(f"{name!r} is no field of a Batch: choose from {', '.join(sorted(known))}")
-            if (
-                name in TOKEN_FIELDS
-                and value is not None
-                and np.ndim(value[0]) == 1
-                and not isinstance(value, np.ndarray)
-            ):
-                fields_given[name] = _pad_ragged(name, value, masks)
-        mask = _pad_ragged("mask", masks, masks).astype(bool)
-        found |= {"rewards": rollouts.rewards, "lengths": mask.sum(axis=1), "groups": rollouts.prompt_id}
+                collected[name] = _pad_ragged(name, rows, masks)
         if "greedy_reward" in rollouts.frame:
-            found["greedy_rewards"] = rollouts.frame["greedy_reward"].to_numpy(dtype=np.float64)
-        return cls(**{"mask": mask, **found, **fields_given})
+            collected["greedy_rewards"] = rollouts.frame["greedy_reward"].to_numpy(dtype=np.float64)
+        known = {entry.name for entry in fields(cls) if entry.init}
+        for name, value in given.items():
+            if name not in known:
+                raise TypeError(f"{name!r} is not a field of a Batch: choose from {', '.join(sorted(known))}")
+            if name in TOKEN_FIELDS and isinstance(value, Sequence) and np.ndim(value[0]) == 1:
+                value = _pad_ragged(name, [np.asarray(row) for row in value], masks)
+            collected[name] = value
+        return cls(**collected)  # pyright: ignore[reportArgumentType]  # the constructor checks every field
 
     @property
     def n_groups(self) -> int:
@@ -184,11 +244,11 @@ class Batch:
         return np.bincount(self.group_index, minlength=self.n_groups)
 
     def require(self, needs: Iterable[str], name: object) -> None:
-        """Raise unless every field an estimator needs is there.
+        """Raise unless every field that an estimator needs is present.
 
         Args:
             needs: names of Batch fields.
-            name: the estimator that needs them, or what it is called, for the message.
+            name: the estimator that needs them, or its name, for the message.
 
         Raises:
             ValueError: naming each missing field and how to get it.
@@ -210,13 +270,13 @@ class Batch:
         Raises:
             ValueError: when no completion is picked.
         """
-        # What is checked already is not checked again: comparisons draw thousands of batches from one.
-        chosen: dict[str, Any] = {
+        # Checked fields are not checked again: comparisons draw thousands of batches from one.
+        chosen: dict[str, np.ndarray | None] = {
             entry.name: None if (value := getattr(self, entry.name)) is None else value[keep]
             for entry in fields(self)
             if entry.init
         }
-        if not len(chosen["rewards"]):
+        if not self.rewards[keep].size:
             raise ValueError("keep picks no completion: a batch needs at least one")
         present, index = np.unique(self.group_index[keep], return_inverse=True)
         chosen |= {"group_labels": self.group_labels[present], "group_index": index.reshape(-1)}
@@ -225,14 +285,14 @@ class Batch:
             object.__setattr__(selected, name, value)
         return selected
 
-    def with_fields(self, **changes: Any) -> Batch:
-        """Return a copy with some fields replaced, checked again."""
+    def with_fields(self, **changes: ArrayLike | None) -> Batch:
+        """Return a copy with some fields replaced; the copy is checked like a new Batch."""
         return replace(self, **changes)
 
 
-def _measured_rows(measured: Any, name: str) -> Sequence[np.ndarray] | None:
+def _measured_rows(measured: MeasuredCompletions, name: str) -> Sequence[np.ndarray] | None:
     """A ragged field of a measurement; None where it was not measured, or not at every token."""
-    with warnings.catch_warnings():  # energies of some tokens alone: NaN on the others, which is told elsewhere
+    with warnings.catch_warnings():  # energies of some tokens only: the rest are NaN, which the measurement reports
         warnings.simplefilter("ignore", RuntimeWarning)
         rows = getattr(measured, name, None)
     partial = (
@@ -242,12 +302,12 @@ def _measured_rows(measured: Any, name: str) -> Sequence[np.ndarray] | None:
 
 
 def _all_known(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> bool:
-    """Whether a sampler told the log-probability of every counted token; some leave out the last."""
+    """Whether the log-probability of every counted token was recorded; some samplers leave out the last."""
     return all(not np.isnan(row[mask]).any() for row, mask in zip(rows, masks, strict=True))
 
 
 def _pad_ragged(name: str, rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> Float[np.ndarray, "n t"]:
-    """Rows of one value a token as one right-padded array."""
+    """Rows of one value per token as one right-padded array."""
     widths = [len(mask) for mask in masks]
     if [len(row) for row in rows] != widths:
         raise ValueError(f"the measurement's {name} does not have one value per completion token")
@@ -256,7 +316,7 @@ def _pad_ragged(name: str, rows: Sequence[np.ndarray], masks: Sequence[np.ndarra
     return padded
 
 
-def _sequence_field(name: str, value: Any, n: int | None) -> Float[np.ndarray, "n"]:
+def _sequence_field(name: str, value: ArrayLike, n: int | None) -> Float[np.ndarray, "n"]:
     array = np.array(value, dtype=np.float64)
     if array.ndim != 1 or (n is not None and array.size != n):
         raise ValueError(f"{name} has shape {array.shape}, expected ({'N' if n is None else n},)")
@@ -264,13 +324,13 @@ def _sequence_field(name: str, value: Any, n: int | None) -> Float[np.ndarray, "
         raise ValueError(f"{name} is empty: a batch needs at least one completion")
     bad = np.flatnonzero(~np.isfinite(array))
     if bad.size:
-        remedy = "leave those completions out of batch and gradients alike, or give them a value"
+        remedy = "leave those completions out of both batch and gradients, or give them a value"
         first = f"the first, {array[bad[0]]}, at completion {bad[0]}"
         raise ValueError(f"{name} holds {bad.size} values that are not finite ({first}): {remedy}")
     return array
 
 
-def _groups(value: Any, n: int) -> np.ndarray:
+def _groups(value: ArrayLike, n: int) -> np.ndarray:
     array = np.asarray(value)
     if array.shape != (n,):
         remedy = "give one group per completion"
@@ -278,13 +338,13 @@ def _groups(value: Any, n: int) -> np.ndarray:
     return array
 
 
-def _width(per_token: Mapping[str, Any], lengths: np.ndarray) -> int:
+def _width(per_token: Mapping[str, ArrayLike | None], lengths: np.ndarray) -> int:
     """T: the width of the first token field given, or the greatest length."""
     widths = [np.shape(value)[1] for value in per_token.values() if value is not None and np.ndim(value) == 2]
     return widths[0] if widths else int(lengths.max())
 
 
-def _lengths(value: Any, n: int) -> Int[np.ndarray, "n"]:
+def _lengths(value: ArrayLike, n: int) -> Int[np.ndarray, "n"]:
     array = np.asarray(value)
     if array.shape != (n,):
         raise ValueError(f"lengths has shape {array.shape}, but rewards has shape ({n},)")
@@ -298,12 +358,10 @@ def _lengths(value: Any, n: int) -> Int[np.ndarray, "n"]:
     return array.astype(np.int64)
 
 
-def _mask(value: Any, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"]:
+def _mask(value: ArrayLike | None, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"]:
     if value is None:
         if width < lengths.max():
-            raise ValueError(
-                f"lengths goes up to {lengths.max()}, but the token fields are only {width} wide: pad them"
-            )
+            raise ValueError(f"lengths reaches {lengths.max()}, but the token fields are only {width} wide: pad them")
         return np.arange(width) < lengths[:, None]
     mask = np.asarray(value)
     if mask.ndim != 2 or len(mask) != lengths.size:
@@ -315,13 +373,13 @@ def _mask(value: Any, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"
     if bad.size:
         first = bad[0]
         raise ValueError(
-            f"mask counts {mask[first].sum()} tokens at completion {first}, but lengths says "
-            f"{lengths[first]}: lengths must be the sum of the mask"
+            f"mask counts {mask[first].sum()} tokens at completion {first}, but lengths is "
+            f"{lengths[first]} there: lengths must be the sum of the mask"
         )
     return mask
 
 
-def _token_field(name: str, value: Any, mask: np.ndarray) -> Float[np.ndarray, "n t"]:
+def _token_field(name: str, value: ArrayLike, mask: np.ndarray) -> Float[np.ndarray, "n t"]:
     array = np.array(value, dtype=np.float64)
     if array.shape != mask.shape:
         raise ValueError(f"{name} has shape {array.shape}, but the mask has shape {mask.shape}")

@@ -1,41 +1,40 @@
-"""What stands for an estimator: its definition, the object with its parameters, and what both share with recipes."""
+"""Estimators: the definition behind a name, the object with its parameters, and the protocol shared with recipes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.parameters import describe
+from gradstats.estimators.parameters import Parameters, describe
 
-Parameters = Mapping[str, Any]
 Level = Literal["sequence", "token"]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """What is known about a named estimator, whatever its parameters.
+    """A named estimator, whatever its parameters.
 
     Attributes:
         name: canonical name.
         function: ``Batch`` (and parameters) → advantages, (N,) or (N, T).
         baseline: what is subtracted, in words, for the table.
         scale: what it is divided by, in words.
-        bias: whether E[ĝ] is the true gradient, a multiple of it, or neither, in words.
+        bias: whether E[ĝ] is the true gradient ∇J, a multiple of it, or biased in direction, in words.
         source: paper or code.
         level: "sequence" for (N,) advantages, "token" for (N, T).
-        needs: Batch fields that have to be present, given the parameters.
-        across_groups: whether it looks beyond the prompt's own group, given the parameters.
+        needs: Batch fields that are required, given the parameters.
+        across_groups: whether it is batch-level, that is, uses other groups than the prompt's, given the parameters.
         expected_scale: c with E[ĝ] = c·∇J, given the group size and the parameters; None where unknown.
-        checked: whether parameters of common names are held to their common meaning.
+        checked: whether values are checked against :data:`gradstats.estimators.parameters.RULES`.
     """
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., np.ndarray]
     baseline: str
     scale: str
     bias: str
@@ -51,8 +50,8 @@ class Definition:
 class Estimator:
     """One estimator with its parameters: rewards in, weights of the scores out.
 
-    Its gradient on group m of N_m completions is ``g_m = Σ_{i in m} w_i S_i`` with ``w = weights(batch)``
-    (``Σ_{i,t} w_{i,t} s_{i,t}`` at token level), the ``sequence_sum`` aggregation 1/N Σ_i Σ_t; the gradient
+    On group m of N_m completions its gradient is ``g_m = Σ_{i in m} w_i S_i`` with ``w = weights(batch)``
+    (``Σ_{i,t} w_{i,t} s_{i,t}`` at token level): the ``sequence_sum`` aggregation, 1/N Σ_i Σ_t. The gradient
     of a batch is the mean over its groups.
 
     Attributes:
@@ -61,7 +60,7 @@ class Estimator:
     """
 
     definition: Definition
-    parameters: dict[str, Any]
+    parameters: Parameters
 
     @property
     def name(self) -> str:
@@ -85,22 +84,28 @@ class Estimator:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The optional fields of the Batch that have to be there."""
+        """The optional fields of the Batch that are required."""
         return self.definition.needs(self.parameters)
 
     def expected_scale(self, group_size: int) -> float | None:
-        """The c of E[ĝ] = c·∇J for on-policy samples in groups of this size, where that is known exactly.
+        """The factor c in E[ĝ] = c·∇J for on-policy samples in groups of this size, where it is known exactly.
 
         Args:
             group_size: completions per group.
 
         Returns:
-            1.0 for an unbiased estimator, (N−1)/N for the own-sample mean, None where none is known.
+            1.0 for an unbiased estimator, (N−1)/N for the own-sample mean, None where c is unknown.
         """
         return self.definition.expected_scale(group_size, self.parameters)
 
     def advantages(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
-        """The advantage of each completion, (N,), or of each token, (N, T), 0 where masked out.
+        """The advantage of each completion or of each token.
+
+        Args:
+            batch: the completions.
+
+        Returns:
+            (N,) at sequence level; (N, T) at token level, 0 where masked out.
 
         Raises:
             ValueError: when the batch lacks a field, or a user's function returns another shape.
@@ -144,21 +149,21 @@ class Weighting(Protocol):
 
     @property
     def level(self) -> Level:
-        """Whether weights differ between the tokens of a completion."""
+        """``"token"`` where weights may differ between the tokens of a completion, else ``"sequence"``."""
         ...
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The optional fields of the Batch that have to be there."""
+        """The optional fields of the Batch that are required."""
         ...
 
     @property
     def across_groups(self) -> bool:
-        """Whether a group's weights depend on other groups."""
+        """Whether a group's weights depend on other groups of the batch."""
         ...
 
     def expected_scale(self, group_size: int) -> float | None:
-        """The c of E[ĝ] = c·∇J, where it is known."""
+        """The factor c in E[ĝ] = c·∇J, where it is known."""
         ...
 
     def weights(self, batch: Batch) -> np.ndarray:

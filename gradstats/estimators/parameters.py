@@ -1,18 +1,21 @@
-"""Parameters that mean the same in every estimator and part, and what values they take."""
+"""Parameters that mean the same in every estimator and recipe component, and the values that they accept."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
-Rule = tuple[Callable[[Any], bool], str]
+#: Values by name; a user's own estimator may take values of any type.
+Parameters = Mapping[str, Any]
+#: Whether a value is accepted, and what is accepted, in words.
+Rule = tuple[Callable[[object], bool], str]
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
@@ -21,8 +24,8 @@ def _one_of(*choices: str) -> Rule:
 
 
 def _whole(least: int) -> Rule:
-    said = f"a whole number of at least {least}"
-    return lambda value: isinstance(value, int | np.integer) and bool(value >= least), said
+    accepted = f"a whole number of at least {least}"
+    return lambda value: isinstance(value, int | np.integer) and bool(value >= least), accepted
 
 
 SWITCH: Rule = (lambda value: isinstance(value, bool | np.bool_), "True or False")
@@ -60,29 +63,32 @@ RULES: dict[str, Rule] = {
 
 
 def suggest(name: str, known: list[str]) -> str:
-    """A sentence that offers the nearest known name, or all of them."""
+    """Suggest the nearest known name, or list all of them."""
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
 
 
 def bind_parameters(
     what: str,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    keywords: Mapping[str, Any],
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
+    keywords: Parameters,
     skip: int,
-) -> dict[str, Any]:
-    """All parameters of ``function`` after its first ``skip`` (its data), with defaults filled in.
+) -> dict[str, object]:
+    """Bind values to the parameters of ``function`` and fill in the defaults.
 
     Args:
-        what: how the function is called in messages, as in "estimator kimi".
-        function: the function whose signature counts.
+        what: the name of the function in messages, as in "estimator kimi".
+        function: the function whose signature is used.
         arguments: positional values.
         keywords: values by name.
-        skip: how many leading arguments are data and no parameters.
+        skip: how many leading arguments are data rather than parameters.
+
+    Returns:
+        Every parameter with its value.
 
     Raises:
-        TypeError: for an unknown parameter or one that is required and missing, by name.
+        TypeError: for an unknown parameter, or one that is required and missing; it is named.
     """
     declared = list(inspect.signature(function).parameters.values())[skip:]
     names = [parameter.name for parameter in declared]
@@ -102,36 +108,36 @@ def bind_parameters(
     return {p.name: _as_declared(p, given.get(p.name, p.default)) for p in declared}
 
 
-def _as_declared(parameter: inspect.Parameter, value: Any) -> Any:
-    """Whole numbers given where a ``float`` is declared become one, so that labels and types do not vary."""
+def _as_declared(parameter: inspect.Parameter, value: object) -> object:
+    """Convert whole numbers to ``float`` where that is declared, so that labels and types do not vary."""
     declared = str(parameter.annotation).startswith("float") or parameter.annotation is float
     if declared and isinstance(value, int | float | np.number) and not isinstance(value, bool):
         return float(value)
     return value
 
 
-def check_parameters(what: str, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
-    """Refuse values outside what a parameter of that name means anywhere in the family.
+def check_parameters(what: str, function: Callable[..., object], parameters: Parameters) -> None:
+    """Refuse values outside the range that a parameter of that name has in every estimator.
 
     Raises:
-        ValueError: naming the parameter, its value and what it takes.
+        ValueError: naming the parameter, its value and what is accepted.
     """
     declared = inspect.signature(function).parameters
     for name, value in parameters.items():
         left_out = value is None and declared[name].default is None
-        allowed, said = RULES[name]
+        allowed, accepted = RULES[name]
         if not left_out and not allowed(value):
-            raise ValueError(f"{what}: {name} must be {said}, got {value!r}")
+            raise ValueError(f"{what}: {name} must be {accepted}, got {value!r}")
 
 
-def describe(name: str, function: Callable[..., Any], parameters: Mapping[str, Any]) -> str:
-    """``name(parameter=value, …)`` with the parameters that have no default or differ from it."""
+def describe(name: str, function: Callable[..., object], parameters: Parameters) -> str:
+    """Format ``name(parameter=value, …)`` with the parameters that have no default or differ from it."""
     signature = inspect.signature(function).parameters
-    told = [f"{key}={_short(value)}" for key, value in parameters.items() if value != signature[key].default]
-    return f"{name}({', '.join(told)})" if told else name
+    stated = [f"{key}={_short(value)}" for key, value in parameters.items() if value != signature[key].default]
+    return f"{name}({', '.join(stated)})" if stated else name
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, float | np.floating):
         return f"{float(value):.6g}"
     return str(value)

@@ -1,22 +1,23 @@
-"""Estimators by name: the decorators that register one, and the lookup."""
+"""Estimators by name: the decorators that register one, and the functions that find it."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
+from typing import Concatenate, ParamSpec, TypeVar, cast, overload
 
 import numpy as np
 import pandas as pd
 
 from gradstats.config.labels import read_label
 from gradstats.estimators.batch import HOW_TO_GET, Batch
-from gradstats.estimators.estimator import Definition, Estimator, Level, Parameters, Weighting
-from gradstats.estimators.parameters import bind_parameters, check_parameters, suggest
+from gradstats.estimators.estimator import Definition, Estimator, Level, Weighting
+from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, suggest
 
 P = ParamSpec("P")
 V = TypeVar("V")
 W = TypeVar("W", bound=Weighting)
+F = TypeVar("F", bound=Callable[..., np.ndarray])
 
 
 DEFINITIONS: dict[str, Definition] = {}
@@ -36,7 +37,7 @@ def estimator(
     expected_scale: Callable[[int, Parameters], float | None] = lambda group_size, parameters: None,
     aliases: tuple[str, ...] = (),
 ) -> Callable[[Callable[Concatenate[Batch, P], np.ndarray]], Callable[P, Estimator]]:
-    """Register an estimator of the family and turn its function into the factory of that name."""
+    """Register a built-in estimator and turn its function into the factory of that name."""
 
     def decorate(function: Callable[Concatenate[Batch, P], np.ndarray]) -> Callable[P, Estimator]:
         definition = Definition(
@@ -55,7 +56,7 @@ def estimator(
         _add(definition)
         ALIASES.update(dict.fromkeys(aliases, name))
 
-        def factory(*arguments: Any, **keywords: Any) -> Estimator:
+        def factory(*arguments: object, **keywords: object) -> Estimator:
             return _make(definition, arguments, keywords)
 
         factory.__name__ = factory.__qualname__ = name
@@ -77,28 +78,28 @@ def register(
     scale: str = "–",
     bias: str = "not stated",
     source: str = "user's own",
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register your own estimator: a decorator for a function ``Batch → advantages``.
+) -> Callable[[F], F]:
+    """Register an estimator of your own: a decorator for a function ``Batch → advantages``.
 
-    Parameters of the function after the batch become parameters of the estimator.
+    The function's parameters after the batch become parameters of the estimator.
 
     Args:
-        name: how :func:`get` finds it.
+        name: the name under which :func:`get` finds it.
         level: "sequence" when it returns (N,), "token" when it returns (N, T).
-        needs: Batch fields that have to be there; their absence is then explained to the caller.
-        across_groups: say True when a group's advantages depend on other groups: its variance is then
+        needs: Batch fields that are required; a batch without them is refused with the remedy.
+        across_groups: True when a group's advantages depend on other groups of the batch; its variance is then
             measured from whole batches.
-        expected_scale: c with E[ĝ] = c·∇J at every group size, if you know it (1.0: unbiased).
-        baseline: for the table, what is subtracted.
-        scale: for the table, what it is divided by.
-        bias: for the table, what E[ĝ] is.
-        source: for the table.
+        expected_scale: c with E[ĝ] = c·∇J at every group size, where it is known (1.0: unbiased).
+        baseline: what is subtracted, in words, for the table.
+        scale: what the difference is divided by, in words, for the table.
+        bias: what E[ĝ] is, in words, for the table.
+        source: paper or code, for the table.
 
     Returns:
-        A decorator that leaves the function as it is.
+        A decorator that returns the function unchanged.
 
     Raises:
-        ValueError: when the name is taken, or ``needs`` or ``level`` name something that does not exist.
+        ValueError: when the name is taken, or ``needs`` or ``level`` is unknown.
 
     Example:
         >>> from gradstats import estimators
@@ -111,11 +112,11 @@ def register(
     unknown = [need for need in needs if need not in HOW_TO_GET]
     if unknown:
         remedy = suggest(unknown[0], list(HOW_TO_GET))
-        raise ValueError(f"needs names {unknown[0]!r}, which is no optional field of Batch: {remedy}")
+        raise ValueError(f"needs names {unknown[0]!r}, which is not an optional field of Batch: {remedy}")
     if level not in ("sequence", "token"):
         raise ValueError(f"level must be 'sequence' or 'token', got {level!r}")
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: F) -> F:
         _add(
             Definition(
                 name=name,
@@ -137,32 +138,43 @@ def register(
 
 
 @overload
-def get(name: str, **parameters: Any) -> Estimator: ...
+def get(name: str, **parameters: object) -> Estimator: ...
 @overload
-def get(name: W, **parameters: Any) -> W: ...
-def get(name: str | Weighting, **parameters: Any) -> Weighting:
+def get(name: W, **parameters: object) -> W: ...
+def get(name: str | Weighting, **parameters: object) -> Weighting:
     """Find an estimator by name.
 
     Args:
         name: a canonical name or an alias ("opo"), or a label with its parameters in brackets, as in
-            ``"length_weighted(alpha=0.8, loo=True)"``; an estimator or recipe object is returned as it is.
+            ``"length_weighted(alpha=0.8, loo=True)"``; an estimator or recipe is returned unchanged.
         **parameters: its parameters; unknown ones are refused.
+
+    Returns:
+        The estimator; ``advantages(batch)`` gives A, ``weights(batch)`` the weights of the scores.
 
     Raises:
         KeyError: for an unknown name, with the nearest known one.
         TypeError: for unknown or missing parameters, or parameters beside an object.
         ValueError: for parameters outside their range, or a label that cannot be read.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[10, 20, 30, 40], groups=["a", "a", "b", "b"])
+        >>> estimators.get("rloo").advantages(batch)
+        array([ 1., -1., -1.,  1.])
+        >>> estimators.get("length_weighted(alpha=0.5)", loo=True)
+        length_weighted(alpha=0.5, loo=True)
     """
     if not isinstance(name, str):
         if parameters:
             raise TypeError(f"{name.label} has its parameters already: give {', '.join(parameters)} with a name")
         return name
-    base, told = read_label(name)
-    return _make(get_definition(base), (), {**told, **parameters})
+    base, from_label = read_label(name)
+    return _make(get_definition(base), (), {**from_label, **parameters})
 
 
 def get_definition(name: str) -> Definition:
-    """What is registered under a canonical name or an alias.
+    """The definition registered under a canonical name or an alias.
 
     Raises:
         KeyError: for an unknown name, with the nearest known one.
@@ -174,14 +186,30 @@ def get_definition(name: str) -> Definition:
 
 
 def names() -> list[str]:
-    """The canonical names of all registered estimators, in the order of the table."""
+    """The canonical names of all registered estimators, in the order of the table.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> estimators.names()[:6]
+        ['reinforce', 'constant', 'batch_mean', 'group_mean', 'rloo', 'dr_grpo']
+    """
     return list(DEFINITIONS)
 
 
 def table() -> pd.DataFrame:
-    """All registered estimators, one row each: name, four parts, what it needs, bias, source.
+    """All registered estimators, one row each.
 
-    As baselines they are all compared at one aggregation, ``sequence_sum``, so that they share a unit.
+    As baselines they are all compared at one aggregation, ``sequence_sum``.
+
+    Returns:
+        A frame with the columns ``name``, ``baseline``, ``scale``, ``ratio + clip``, ``aggregation``, ``needs``
+        (fields of the Batch), ``bias`` (what E[ĝ] is) and ``source``.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> frame = estimators.table().set_index("name")
+        >>> frame.loc["norm_weighted", ["baseline", "needs"]].to_list()
+        ['group mean weighted by ‖S‖²', 'sq_norms']
     """
     rows = []
     for definition in DEFINITIONS.values():
@@ -201,20 +229,20 @@ def table() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def default_parameters(definition: Definition) -> dict[str, Any]:
+def default_parameters(definition: Definition) -> dict[str, object]:
     """The parameters of an estimator that have defaults."""
     declared = list(inspect.signature(definition.function).parameters.values())[1:]
     return {p.name: p.default for p in declared if p.default is not inspect.Parameter.empty}
 
 
 def _as_function(value: V | Callable[[Parameters], V]) -> Callable[[Parameters], V]:
-    """A function of the parameters, from one or from a value that depends on none of them."""
+    """Turn a value that depends on no parameter into a function of the parameters; leave a function unchanged."""
     if callable(value):
         return cast("Callable[[Parameters], V]", value)
     return lambda parameters: value
 
 
-def _make(definition: Definition, arguments: tuple[Any, ...], keywords: Parameters) -> Estimator:
+def _make(definition: Definition, arguments: tuple[object, ...], keywords: Parameters) -> Estimator:
     what = f"estimator {definition.name}"
     parameters = bind_parameters(what, definition.function, arguments, keywords, skip=1)
     if definition.checked:

@@ -1,1 +1,1 @@
-"""Rewards → advantages: one family of baselines a file."""
+"""Rewards → advantages: one family of baselines per file."""

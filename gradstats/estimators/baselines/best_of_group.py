@@ -1,4 +1,4 @@
-r"""Pass@k training: only the best completion of the group counts, by its lead over the second."""
+r"""Pass@k training: only the best completion of a group counts, with its lead over the second best."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradstats.estimators.registry import estimator
     "pass_at_k",
     baseline="best of the others, for the best alone",
     scale="– (normalize: group std + ε)",
-    bias="neither: E[ĝ] = 1/N·∇E[max R of the group]",
+    bias="another objective: E[ĝ] = 1/N·∇E[max R of the group]",
     source="Tang et al. 2025, 2503.19595",
 )
 def pass_at_k(
@@ -25,11 +25,11 @@ def pass_at_k(
     r"""A_i = r_max − r_second for the best completion of the group, 0 for the rest. 2503.19595.
 
     Equal to max(R_i − max_{j≠i} R_j, 0), a leave-one-out baseline for the objective E[max_j R_j]: E[ĝ] is 1/N
-    of *its* gradient, without bias, and neither ∇J nor a multiple of it. A tie for the best gives 0 to all.
+    of the gradient of that objective, and not a multiple of ∇J. A tie for the best gives 0 to all.
 
     Args:
         batch: the completions.
-        normalize: divide by the group's standard deviation + ε, as verl does; E[ĝ] is then neither.
+        normalize: divide by the group's standard deviation + ε, as verl does, which adds a bias.
         ddof: the divisor of that variance is N − ddof.
         eps: ε.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").

@@ -23,7 +23,7 @@ from gradstats.estimators.registry import estimator
 def remax(batch: Batch) -> Float[np.ndarray, "n t"]:
     r"""A_{i,t} = G_{i,t} − R(greedy completion of the prompt). ReMax, 2310.10505.
 
-    Needs ``greedy_rewards``, one per completion. The baseline is no function of the samples, so E[ĝ] = ∇J.
+    Needs ``greedy_rewards``, one per completion. The baseline does not depend on the samples, so E[ĝ] = ∇J.
     """
     assert batch.greedy_rewards is not None
     return rewards_to_go(batch) - batch.greedy_rewards[:, None]

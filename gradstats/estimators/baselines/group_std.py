@@ -16,7 +16,7 @@ from gradstats.estimators.registry import estimator
 def standard_deviation(
     values: Float[np.ndarray, "n"], index: Int[np.ndarray, "n"], n_sets: int, ddof: int
 ) -> Float[np.ndarray, "n"]:
-    """The standard deviation over each completion's set: NaN where it has ``ddof`` members or fewer."""
+    """The standard deviation over each completion's set; NaN where the set has at most ``ddof`` members."""
     centred = values - first_of_group(values, index, n_sets)
     sizes = np.bincount(index, minlength=n_sets)
     mean = reduce_by_group(centred, index, n_sets) / sizes
@@ -35,7 +35,7 @@ def divide_by_deviation(
     if not defined.all():
         warnings.warn(
             f"{what} is NaN for {int((~defined).sum())} completions: the standard deviation of their rewards "
-            "is zero or undefined there and eps does not help; give eps > 0, or drop groups without spread",
+            "is zero or undefined and eps is 0; give eps > 0, or drop groups without spread",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -46,7 +46,7 @@ def divide_by_deviation(
     "grpo",
     baseline="group mean",
     scale="group std + ε",
-    bias="neither: each prompt is rescaled by its own spread, own or LOO",
+    bias="biased: each prompt is rescaled by the spread of its rewards, also with LOO",
     source="Shao et al. 2024, 2402.03300",
 )
 def grpo(
@@ -54,18 +54,18 @@ def grpo(
 ) -> Float[np.ndarray, "n"]:
     r"""A_i = (R_i − R̄)/(std + ε). GRPO, 2402.03300.
 
-    Codes disagree on the standard deviation and ε: verl takes the unbiased one (N−1) and 1e-6, the defaults
-    here; TRL ``ddof=1, eps=1e-4``; rllm ``ddof=0, eps=1e-6``; open-instruct ``ddof=0, eps=1e-8``.
-    E[ĝ] is neither ∇J nor a multiple of it: each prompt is rescaled by its own spread. ``loo=True`` takes the
-    mean of the others; the standard deviation keeps every sample, so that is no remedy for the bias.
+    Implementations differ in the standard deviation and ε: verl uses ``ddof=1, eps=1e-6``, the defaults here;
+    TRL ``ddof=1, eps=1e-4``; rllm ``ddof=0, eps=1e-6``; open-instruct ``ddof=0, eps=1e-8``.
+    E[ĝ] is not a multiple of ∇J: each prompt is rescaled by the spread of its rewards. ``loo=True`` takes the
+    mean of the others; the standard deviation still includes every sample, so the bias remains.
 
     Args:
         batch: the completions.
         ddof: the divisor of the variance is N − ddof.
         eps: ε, added to the standard deviation.
         loo: leave sample i out of its own mean.
-        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan"). (verl's own
-            code gives R/(1+ε).)
+        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan"). (verl
+            gives R/(1+ε).)
     """
     advantages = weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
     alone = batch.group_sizes[batch.group_index] == 1

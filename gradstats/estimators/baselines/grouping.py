@@ -9,7 +9,7 @@ from gradstats.estimators.batch import Batch
 
 
 def reference_sets(batch: Batch, scope: str) -> tuple[Int[np.ndarray, "n"], int]:
-    """The set each completion's baseline is taken over: its group, or (``scope="batch"``) the whole batch.
+    """The set over which each completion's baseline is taken: its group or, with ``scope="batch"``, the batch.
 
     Returns:
         The index of each completion's set, shape (N,), and the number of sets.
@@ -25,7 +25,7 @@ def reduce_by_group(
     n_groups: int,
     operation: np.ufunc = np.add,
 ) -> Float[np.ndarray, "groups ..."]:
-    """Reduce the rows of each group with ``operation`` (a sum unless told); no group is empty."""
+    """Reduce the rows of each group with ``operation``, by default a sum; no group may be empty."""
     order = np.argsort(index, kind="stable")
     starts = np.searchsorted(index[order], np.arange(n_groups))
     return operation.reduceat(values[order], starts, axis=0)
@@ -38,10 +38,10 @@ def reduce_others(
     operation: np.ufunc = np.add,
     identity: float = 0.0,
 ) -> Float[np.ndarray, "n ..."]:
-    """Reduce, for each row, the other rows of its group: ``identity`` where it is alone.
+    """Reduce, for each row, the other rows of its group; ``identity`` where it is alone.
 
-    What comes before a row and what comes after it are accumulated apart, since subtracting the row's own
-    share from the total would lose digits where that share dominates.
+    The rows before and the rows after it are accumulated separately: subtracting the row itself from the total
+    would lose digits where that row dominates.
     """
     if n_groups == 1:
         index, position, sizes = np.zeros(len(values), dtype=np.int64), np.arange(len(values)), np.array([len(values)])
@@ -63,8 +63,8 @@ def first_of_group(
 ) -> Float[np.ndarray, "n"]:
     """For each completion, the value of the first completion of its group.
 
-    Baselines move with the rewards, so subtracting this first changes no advantage; it makes those of a
-    group whose rewards are all equal exactly 0, whatever the rounding.
+    A baseline shifts with the rewards, so subtracting this value from all rewards of a group changes no
+    advantage. It makes the advantages of a group whose rewards are all equal exactly 0, whatever the rounding.
     """
     first = np.empty(n_groups)
     first[index[::-1]] = values[::-1]

@@ -26,20 +26,19 @@ def reinforce(batch: Batch) -> Float[np.ndarray, "n"]:
 @estimator(
     "constant",
     baseline="constant b, or b* = E[R‖S‖²]/E‖S‖²",
-    bias='b given: E[ĝ] = ∇J; b="optimal": neither, by O(1/pool)',
+    bias='b given: E[ĝ] = ∇J; b="optimal": biased by O(1/pool)',
     source="Weaver & Tao 2001; Greensmith et al. 2004",
     needs=lambda parameters: ("sq_norms",) if parameters["b"] == "optimal" else (),
     across_groups=lambda parameters: parameters["b"] == "optimal",
     expected_scale=lambda group_size, parameters: None if parameters["b"] == "optimal" else 1.0,
 )
 def constant(batch: Batch, b: float | str = "optimal") -> Float[np.ndarray, "n"]:
-    r"""A_i = R_i − b, for a given b or the best one on this pool.
+    r"""A_i = R_i − b, with a given b or the optimal constant of this pool.
 
-    With a number it is unbiased (E[ĝ] = ∇J) and looks at no group. With ``b="optimal"`` b is
-    b* = Σ R_j‖S_j‖² / Σ‖S_j‖² over the whole pool, own sample included: it needs ``sq_norms``, looks across
-    groups, and E[ĝ] differs from ∇J by a term of order 1/pool. To hold b* fixed instead, compute it once with
-    :func:`optimal_constant` and pass the number; ``norm_weighted(scope="batch", loo=True)`` is its
-    unbiased twin.
+    With a number it is unbiased, E[ĝ] = ∇J. With ``b="optimal"``, b is b* = Σ R_j‖S_j‖² / Σ‖S_j‖² over the
+    whole pool, the own sample included: it needs ``sq_norms``, is batch-level, and E[ĝ] differs from ∇J by a
+    term of order 1/pool. To hold b* fixed instead, compute it once with :func:`optimal_constant` and pass the
+    number; ``norm_weighted(scope="batch", loo=True)`` is the unbiased counterpart.
 
     Weaver & Tao, UAI 2001; Greensmith, Bartlett & Baxter, JMLR 5, 2004.
 
@@ -56,7 +55,7 @@ def constant(batch: Batch, b: float | str = "optimal") -> Float[np.ndarray, "n"]
 @estimator(
     "batch_mean",
     baseline="mean of the batch",
-    bias="own: (n−1)/n·∇J for n in the batch; LOO: ∇J",
+    bias="own sample: (n−1)/n·∇J for n in the batch; LOO: ∇J",
     source="common practice",
     across_groups=True,
     expected_scale=lambda group_size, parameters: 1.0 if parameters["loo"] else None,
@@ -64,13 +63,13 @@ def constant(batch: Batch, b: float | str = "optimal") -> Float[np.ndarray, "n"]
 def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − mean of R over the whole batch.
 
-    Own by default: E[ĝ] = (n−1)/n·∇J with n completions in the batch, a multiple that the group size does not
-    tell; ``loo=True`` leaves R_i out and is unbiased.
+    By default R_i enters its own baseline: E[ĝ] = (n−1)/n·∇J with n completions in the batch, a factor that the
+    group size does not determine. ``loo=True`` leaves R_i out and is unbiased.
 
     Args:
         batch: the completions.
         loo: leave sample i out of its own baseline.
-        singleton: what a batch of one completion gets.
+        singleton: what a batch of one completion gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
     """
     return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "batch", singleton)
 
@@ -85,7 +84,8 @@ def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Floa
 def group_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − R̄, the mean over the N completions of the prompt.
 
-    Own by default: (N−1)/N times :func:`rloo`, so E[ĝ] = (N−1)/N·∇J. ``loo=True`` is :func:`rloo`.
+    The mean includes R_i: A is (N−1)/N times that of :func:`rloo`, so E[ĝ] = (N−1)/N·∇J. ``loo=True`` is
+    :func:`rloo`.
 
     Args:
         batch: the completions.
@@ -107,8 +107,16 @@ def rloo(batch: Batch, loo: bool = True, singleton: str = "zero") -> Float[np.nd
 
     Args:
         batch: the completions.
-        loo: ``False`` keeps sample i in, which is :func:`group_mean`.
+        loo: ``False`` includes sample i, which is :func:`group_mean`.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0], lengths=[10, 20, 30], groups=["a", "a", "a"])
+        >>> estimators.rloo().advantages(batch)
+        array([ 1. , -0.5, -0.5])
+        >>> estimators.rloo().expected_scale(group_size=3)
+        1.0
     """
     return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
 
@@ -123,8 +131,8 @@ def rloo(batch: Batch, loo: bool = True, singleton: str = "zero") -> Float[np.nd
 def dr_grpo(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − R̄: as a baseline the same as :func:`group_mean`.
 
-    What sets Dr. GRPO (2503.20783) apart, the constant length in its aggregation, belongs to the recipe.
-    Own by default, E[ĝ] = (N−1)/N·∇J; ``loo=True`` is unbiased.
+    The constant length that distinguishes Dr. GRPO (2503.20783) is the aggregation of the recipe. By default
+    E[ĝ] = (N−1)/N·∇J; ``loo=True`` is unbiased.
 
     Args:
         batch: the completions.
@@ -144,7 +152,7 @@ def dr_grpo(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[n
 def asymmetric(batch: Batch, delta: float = -0.1, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − (R̄ + δ). Arnal et al. 2506.20520, δ = −0.1 for 0/1 rewards.
 
-    The shift δ is a constant, so it moves the variance and not the mean: own by default, E[ĝ] = (N−1)/N·∇J;
+    The shift δ is a constant, so it changes the variance and not the mean: by default E[ĝ] = (N−1)/N·∇J;
     ``loo=True`` takes the mean of the others and is unbiased.
 
     Args:

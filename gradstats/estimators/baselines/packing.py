@@ -1,4 +1,4 @@
-r"""Token arrays without their holes, and rewards-to-go, which skip masked-out positions."""
+r"""Token arrays without masked-out positions, and rewards-to-go."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gradstats.estimators.batch import Batch
 
 
 def packing_order(mask: Bool[np.ndarray, "n t"]) -> Int[np.ndarray, "n t"]:
-    """For each row, its columns with the counted ones first, both in their order."""
+    """For each row, the indices of its counted columns followed by the others, each in ascending order."""
     return np.argsort(~mask, axis=1, kind="stable")
 
 
 def pack(values: np.ndarray, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
-    """Move the counted entries of each row to its left; what is masked out follows."""
+    """Move the counted entries of each row to its left; masked-out entries follow."""
     return np.take_along_axis(values, packing_order(mask), axis=1)
 
 

@@ -15,7 +15,7 @@ from gradstats.estimators.registry import estimator
 @estimator(
     "james_stein",
     baseline="leave-one-out mean shrunk to the other prompts' mean",
-    bias="LOO: E[ĝ] = ∇J; own: neither",
+    bias="LOO: E[ĝ] = ∇J; own sample: biased",
     source="2511.03710",
     across_groups=True,
     expected_scale=lambda group_size, parameters: unbiased(group_size, parameters) if parameters["loo"] else None,
@@ -28,13 +28,13 @@ def james_stein(
     2511.03710. With n groups, λ = ((n−1)/n)·v/(v+s), where, over the *other* groups k of m_k completions,
     v is the mean of Σ_j (r_kj − μ_k)²/(m_k(m_k−1)) and s that of (μ_k − μ̄)², with μ̄ the mean of their μ_k.
     λ = 0 when v + s = 0 or n = 1.
-    Groups of one tell nothing about v and are left out of its mean; v = 0 where no other group has two.
-    λ comes from other groups alone, so the estimator is unbiased: E[ĝ] = ∇J. It looks across groups.
+    Groups of one carry no information about v and are left out of its mean; v = 0 where no other group has two.
+    λ depends on other groups only, so the estimator is unbiased, E[ĝ] = ∇J. It is batch-level.
 
     Args:
         batch: the completions.
-        loo: ``False`` takes the group's own mean, sample i included (neither ∇J nor a known multiple).
-        shrink_factor: ``False`` leaves out (n−1)/n, as the authors' code does.
+        loo: ``False`` takes the mean of the whole group, sample i included, which is biased.
+        shrink_factor: ``False`` omits (n−1)/n, as the authors' code does.
         eps: added to v + s; the authors' code has 1e-6.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
     """
@@ -51,7 +51,7 @@ def james_stein(
 def _shrinkage(
     batch: Batch, shrink_factor: bool, eps: float
 ) -> tuple[Float[np.ndarray, "groups"], Float[np.ndarray, "groups"]]:
-    """λ and μ̄ of every group, from the other groups alone."""
+    """λ and μ̄ of every group, from the other groups only."""
     n, m = batch.n_groups, batch.group_sizes
     one_set = np.zeros(n, dtype=np.int64)
     mean = reduce_by_group(batch.rewards, batch.group_index, n) / m

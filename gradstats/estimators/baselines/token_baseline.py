@@ -2,19 +2,15 @@ r"""Baselines that change from token to token: the optimal token baseline and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from jaxtyping import Bool, Float
 
-from gradstats.estimators.baselines.expectations import looks_across_groups
+from gradstats.estimators.baselines.expectations import WEIGHTED_BIAS, is_batch_level
 from gradstats.estimators.baselines.grouping import reduce_by_group, reduce_others, reference_sets
 from gradstats.estimators.baselines.packing import pack, rewards_to_go, unpack
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.parameters import Parameters
 from gradstats.estimators.registry import estimator
-
-TOKEN_BIAS = "own: neither (shrunk and turned); LOO: ∇J"
 
 
 def token_energy(batch: Batch, energy: str) -> Float[np.ndarray, "n t"]:
@@ -39,12 +35,12 @@ def logit_energy(batch: Batch) -> Float[np.ndarray, "n t"]:
     return 1 - 2 * np.exp(batch.logprobs) + batch.sum_pi_squared
 
 
-def _otb_needs(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+def _otb_needs(parameters: Parameters) -> tuple[str, ...]:
     return ("token_energy",) if parameters["energy"] == "exact" else ("logprobs", "sum_pi_squared")
 
 
-def _unbiased_with_loo(group_size: int, parameters: Mapping[str, Any]) -> float | None:
-    # a group of one keeps its raw return
+def _unbiased_with_loo(group_size: int, parameters: Parameters) -> float | None:
+    # the advantage in a group of one is its return
     return 1.0 if parameters["loo"] or group_size == 1 else None
 
 
@@ -56,7 +52,7 @@ def _otb_advantages(
     zero_tail: bool,
     loo: bool,
 ) -> Float[np.ndarray, "n t"]:
-    """(G − B)·m on the columns given, which are positions (``otb``) or counted tokens (``otb_turns``)."""
+    """(G − B)·m by column: columns are positions (``otb``) or counted tokens (``otb_turns``)."""
     index, n_groups = batch.group_index, batch.n_groups
     weight = np.cumsum(energy, axis=1) * mask
     if loo:
@@ -77,7 +73,7 @@ def _otb_advantages(
 @estimator(
     "otb",
     baseline="token baseline weighted by cumulative energy",
-    bias=TOKEN_BIAS,
+    bias=WEIGHTED_BIAS,
     source="2602.07078",
     level="token",
     needs=_otb_needs,
@@ -90,16 +86,17 @@ def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool =
     W_t = Σ_{u≤t} ‖s_u‖² is the energy so far; with ``importance`` in the batch, W_t = Σ_{u≤t} ρ_u²‖s_u‖²
     (ρ enters W only). B_t minimises Σ_t E[W_t(G_t − B_t)²], not tr Cov itself. A group of one has B = 0.
 
-    Own by default: E[ĝ] is neither ∇J nor a multiple of it. With ``loo=True`` B_t is built from the others
-    alone (0 where none is alive) and E[ĝ] = ∇J, exactly so when ``zero_tail`` is off or masks have no holes.
+    By default sample i enters its own baseline and E[ĝ] is not a multiple of ∇J. With ``loo=True``, B_t sums
+    over the others (0 where none is alive) and E[ĝ] = ∇J, exactly when ``zero_tail`` is off or masks have no
+    holes.
 
     Args:
         batch: the completions.
         energy: ``"logit"`` replaces ‖s_u‖² by w_u = 1 − 2π(y_u) + Σ_v π(v)² and needs ``logprobs`` and
             ``sum_pi_squared``; ``"exact"`` needs ``token_energy``.
         zero_tail: where exactly one completion counts the most tokens, B_t = 0 for it from the column
-            (0-based) equal to the second-greatest count: verl's rule, not in the paper. Without it that
-            tail's own-sample advantage is 0.
+            (0-based) equal to the second-greatest count: verl's rule, not in the paper. Without it the
+            own-sample advantage on that tail is 0.
         loo: leave sample i out of its own baseline.
     """
     returns, energies = rewards_to_go(batch), token_energy(batch, energy)
@@ -109,7 +106,7 @@ def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool =
 @estimator(
     "otb_turns",
     baseline="as otb, aligned by counted token",
-    bias=TOKEN_BIAS,
+    bias=WEIGHTED_BIAS,
     source="2602.07078",
     level="token",
     needs=_otb_needs,
@@ -121,8 +118,8 @@ def otb_turns(
     r"""The advantage of ``otb`` after each completion's counted tokens are packed to the left. 2602.07078.
 
     Completions then align by counted token instead of by position (several turns, tool outputs masked out);
-    equal to ``otb`` when masks have no holes. Own by default, E[ĝ] neither; ``loo=True``: E[ĝ] = ∇J, since
-    masks are prefixes once packed.
+    equal to ``otb`` when masks have no holes. By default E[ĝ] is not a multiple of ∇J; with ``loo=True``
+    E[ĝ] = ∇J, since packed masks have no holes.
 
     Args:
         batch: the completions.
@@ -138,11 +135,11 @@ def otb_turns(
 @estimator(
     "causal_optimal",
     baseline="B_t = E[R⟨s_t, S⟩]/E‖s_t‖²",
-    bias=TOKEN_BIAS,
+    bias=WEIGHTED_BIAS,
     source="Greensmith et al. 2004",
     level="token",
     needs=("token_energy", "token_cross"),
-    across_groups=looks_across_groups,
+    across_groups=is_batch_level,
     expected_scale=lambda group_size, parameters: (
         1.0 if parameters["loo"] or (group_size == 1 and parameters["scope"] == "group") else None
     ),
@@ -152,12 +149,12 @@ def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> Flo
 
     In expectation B_t is the exact minimiser of tr Cov among baselines that depend on t alone, on-policy and
     for a terminal reward: setting the derivative of E‖Σ_t (R − B_t)s_t‖² to zero, with E⟨s_t, s_u⟩ = 0.
-    (The argument of Greensmith, Bartlett & Baxter, JMLR 5, 2004, one position at a time.) Estimated on few
-    completions it is noisy: prefer ``scope="batch"``. With ``loo=True`` a position at which no other completion has
-    energy to speak of divides by next to nothing: trust it only where its interval is narrow.
+    (The argument of Greensmith, Bartlett & Baxter, JMLR 5, 2004, one position at a time.) Estimated from few
+    completions it is noisy: prefer ``scope="batch"``. With ``loo=True`` the denominator is close to zero at
+    positions where the other completions have little energy: use the result only where its interval is narrow.
 
-    B_t = 0 where no completion of the sum has energy (then no score multiplies it, or nobody else is alive)
-    and for a set of one. Own by default, E[ĝ] neither; ``loo=True``: E[ĝ] = ∇J.
+    B_t = 0 where no completion of the sum has energy (every score is zero there, or no other completion is
+    alive) and for a set of one. By default E[ĝ] is not a multiple of ∇J; with ``loo=True``, E[ĝ] = ∇J.
 
     Args:
         batch: the completions, with ``token_energy`` and ``token_cross``.

@@ -14,7 +14,7 @@ from gradstats.estimators.registry import estimator
 @estimator(
     "gae",
     baseline="value, GAE",
-    bias="γ = λ = 1: E[ĝ] = ∇J; else neither, unless V is exact and γ = 1",
+    bias="γ = λ = 1: E[ĝ] = ∇J; else biased, unless V is exact and γ = 1",
     source="Schulman et al. 2015, 1506.02438",
     level="token",
     needs=("values",),
@@ -27,8 +27,8 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
     r"""A_t = Σ_l (γλ)^l δ_{t+l} with δ_t = r_t + γV_{t+1} − V_t. Schulman et al. 1506.02438.
 
     Sums and V_{t+1} run over counted tokens, and V_{T+1} = 0. γ = λ = 1 gives G_t − V_t, for which E[ĝ] = ∇J
-    if the values were not fitted to the same completions. Other γ or λ trade bias for variance; whitening
-    looks across groups, and E[ĝ] is then neither.
+    if the values were not fitted to the same completions. Other γ or λ trade bias for variance; whitening is
+    batch-level and adds a bias.
 
     Args:
         batch: the completions, with ``values`` at every counted token.
@@ -41,7 +41,7 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
     """
     assert batch.values is not None
     if np.isnan(batch.values).any():
-        raise ValueError("gae needs a value at every counted token, but some values are NaN: only vine takes those")
+        raise ValueError("gae needs a value at every counted token, but some values are NaN: only vine accepts those")
     values = pack(batch.values, batch.mask)
     following = np.pad(values[:, 1:], ((0, 0), (0, 1)))
     advantages = discounted_sums(packed_rewards(batch) + gamma * following - values, gamma * lam)
@@ -52,23 +52,23 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
 @estimator(
     "vine",
     baseline="Monte-Carlo value of the step",
-    bias="E[ĝ] = ∇J, as the completions behind the values are fresh",
+    bias="E[ĝ] = ∇J, since the values come from independent completions",
     source="Kazemnejad et al. 2024, 2410.01679",
     level="token",
     needs=("values",),
     expected_scale=lambda group_size, parameters: 1.0,
 )
 def vine(batch: Batch, k: int = 9) -> Float[np.ndarray, "n t"]:
-    r"""A_t = V̂(s_{t+1}) − V̂(s_t) + r_t, with V̂ the mean reward of k fresh completions. VinePPO, 2410.01679.
+    r"""A_t = V̂(s_{t+1}) − V̂(s_t) + r_t, with V̂ the mean reward of k independent completions. VinePPO, 2410.01679.
 
     ``values`` holds V̂ of the state before each token. Where it is NaN the position lies inside a step: every
     token of the step that runs from a to b gets V̂(s_b) − V̂(s_a) + Σ_{a≤u<b} r_u. V̂ = 0 past the end. Since
-    V̂ is unbiased and independent of the completion that goes on from there, E[ĝ] = ∇J for every k.
+    V̂ is unbiased and independent of how this completion continues, E[ĝ] = ∇J for every k.
 
     Args:
         batch: the completions, with ``values`` at least at each one's first counted token.
-        k: how many fresh completions stand behind each value; told in the label, since the variance depends
-            on it.
+        k: the number of completions averaged in each value. It appears in the label only: the variance depends
+            on it, the formula does not.
 
     Raises:
         ValueError: when a completion's first counted token has no value.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from gradstats.estimators.baselines.expectations import WEIGHTED_BIAS, looks_across_groups, unbiased_if_loo
+from gradstats.estimators.baselines.expectations import WEIGHTED_BIAS, is_batch_level, unbiased_if_loo
 from gradstats.estimators.baselines.grouping import reduce_by_group, reference_sets
 from gradstats.estimators.baselines.weighted_mean import weighted_mean_advantages
 from gradstats.estimators.batch import Batch
@@ -17,7 +17,7 @@ from gradstats.estimators.registry import estimator
     baseline="length-weighted group mean",
     bias=WEIGHTED_BIAS,
     source="Hao et al. 2025, 2505.23585 (OPO); CWM 2025, 2510.02387",
-    across_groups=looks_across_groups,
+    across_groups=is_batch_level,
     expected_scale=unbiased_if_loo,
     aliases=("opo", "cwm"),
 )
@@ -26,8 +26,8 @@ def token_mean(
 ) -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − Σ_j T_j R_j / Σ_j T_j. OPO (2505.23585), CWM (2510.02387).
 
-    The optimal constant if ‖S‖² grew in proportion to T (α = ½). Own by default: E[ĝ] is neither ∇J nor a
-    multiple of it, since a sample weighs in its own baseline by its length; ``loo=True`` is unbiased.
+    The optimal constant if ‖S‖² is proportional to T (α = ½). By default R_i enters its own baseline, weighted
+    by its length, and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
 
     Args:
         batch: the completions.
@@ -43,7 +43,7 @@ def token_mean(
     baseline="group mean weighted by T^{2α}",
     bias=WEIGHTED_BIAS,
     source="Gloeckle 2026",
-    across_groups=looks_across_groups,
+    across_groups=is_batch_level,
     expected_scale=unbiased_if_loo,
 )
 def length_weighted(
@@ -52,17 +52,25 @@ def length_weighted(
     r"""A_i = R_i − Σ_j T_j^{2α} R_j / Σ_j T_j^{2α}.
 
     The optimal constant if ‖S‖ ∝ T^α: the weight is T^{2α}. α = 0 is the group mean and α = ½ the token mean.
-    Gloeckle, "Length-controlled Baselines in RL with Language Models", 2026. Own by default: E[ĝ] is neither
-    ∇J nor a multiple of it; ``loo=True`` is unbiased.
+    Gloeckle, "Length-controlled Baselines in RL with Language Models", 2026. By default R_i enters its own
+    baseline and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
 
     Args:
         batch: the completions.
-        alpha: the exponent α of ‖S‖ ∝ T^α; there is no default, since it is a property of the policy.
+        alpha: the exponent α of ‖S‖ ∝ T^α; there is no default because it is a property of the policy.
         loo: leave sample i out of its own baseline.
         scope: average over the group or over the whole batch.
         singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0], lengths=[10, 30], groups=["a", "a"])
+        >>> estimators.length_weighted(alpha=0.5).advantages(batch)
+        array([ 0.75, -0.25])
+        >>> estimators.length_weighted(alpha=0.5, loo=True).advantages(batch)
+        array([ 1., -1.])
     """
-    # only ratios of weights matter: the greatest of each set is 1, so that no power overflows or all vanish
+    # only ratios of weights matter: scaling the greatest of each set to 1 avoids overflow and underflow
     log_weights = 2 * alpha * np.log(batch.lengths)
     index, n_sets = reference_sets(batch, scope)
     greatest = reduce_by_group(log_weights, index, n_sets, np.maximum)[index]
@@ -75,7 +83,7 @@ def length_weighted(
     bias=WEIGHTED_BIAS,
     source="Weaver & Tao 2001; Greensmith et al. 2004",
     needs=("sq_norms",),
-    across_groups=looks_across_groups,
+    across_groups=is_batch_level,
     expected_scale=unbiased_if_loo,
     aliases=("ogb",),
 )
@@ -84,8 +92,8 @@ def norm_weighted(
 ) -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − Σ_j ‖S_j‖² R_j / Σ_j ‖S_j‖², with the measured norms (``sq_norms``).
 
-    The sample version of the optimal constant b* on one group (the optimal group baseline, OGB). Own by
-    default: E[ĝ] is neither ∇J nor a multiple of it; ``loo=True`` is unbiased.
+    The sample version of the optimal constant b* on one group (the optimal group baseline, OGB). By default
+    R_i enters its own baseline and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
 
     Args:
         batch: the completions.

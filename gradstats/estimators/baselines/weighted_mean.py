@@ -1,4 +1,4 @@
-r"""The weighted mean of rewards as a baseline, Σ w_j R_j / Σ w_j over a group or the batch."""
+r"""The weighted mean of rewards as a baseline: Σ w_j R_j / Σ w_j over a group or the batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def weighted_mean_advantages(
     undefined = (denominator == 0) & ~alone
     if undefined.any():
         warnings.warn(
-            f"the baseline of {int(undefined.sum())} completions is NaN: all weights of its average are zero",
+            f"the baseline of {int(undefined.sum())} completions is NaN: all weights of its average are zero; "
+            "check the lengths or norms that weight it",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -49,7 +50,7 @@ def weighted_mean_advantages(
 def apply_singleton(
     advantages: Float[np.ndarray, "n"], alone: np.ndarray, rewards: Float[np.ndarray, "n"], singleton: str
 ) -> Float[np.ndarray, "n"]:
-    """Give completions that are alone in their set what the ``singleton`` rule says."""
+    """Set the advantages of completions that are alone in their set by the ``singleton`` rule."""
     rule = {"zero": np.zeros_like(rewards), "reward": rewards, "nan": np.full_like(rewards, np.nan)}
     return np.where(alone, rule[singleton], advantages)
 

@@ -18,7 +18,7 @@ def whiten(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
     Args:
         values: (N, T) with the mask as weights, or (N,) with the lengths as weights.
-        weights: how many tokens each entry stands for.
+        weights: the number of tokens that each entry represents.
 
     Returns:
         The same shape; NaN, with a warning, for a batch of one token, whose variance is undefined.
@@ -40,7 +40,7 @@ def whiten(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     "reinforce_pp",
     baseline="token mean of the batch's returns",
     scale="batch token std",
-    bias="neither: own mean and std of the batch",
+    bias="biased: mean and std of the batch include the sample",
     source="Hu et al. 2025, 2501.03262",
     level="token",
     across_groups=True,
@@ -48,8 +48,8 @@ def whiten(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
     r"""A_{i,t} = G_{i,t} whitened over the batch's tokens. REINFORCE++, 2501.03262.
 
-    Token-weighted mean, unbiased variance, divided by √(var + 1e-8). Own-sample and across groups: E[ĝ] is
-    neither ∇J nor a known multiple.
+    Token-weighted mean, unbiased variance, divided by √(var + 1e-8). Batch-level; mean and variance include the
+    sample itself, and E[ĝ] is not a known multiple of ∇J.
 
     Args:
         batch: the completions; with ``token_rewards``, G sums them, else G is R_i at every counted token.
@@ -62,15 +62,15 @@ def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
     "reinforce_pp_baseline",
     baseline="group mean, then token mean of the batch",
     scale="batch token std",
-    bias="neither: own mean and std of the batch",
+    bias="biased: mean and std of the batch include the sample",
     source="Hu et al. 2025, 2501.03262",
     across_groups=True,
 )
 def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − R̄, whitened over the batch's tokens. REINFORCE++-baseline, 2501.03262.
 
-    Every token of a completion has the same value, so the result is (N,), and T_i tokens weigh T_i times in
-    mean and variance. Own-sample and across groups: E[ĝ] is neither ∇J nor a known multiple.
+    Every token of a completion has the same value, so the result is (N,), and a completion counts T_i times in
+    mean and variance. Batch-level; both include the sample itself, and E[ĝ] is not a known multiple of ∇J.
 
     Args:
         batch: the completions.

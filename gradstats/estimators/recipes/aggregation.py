@@ -1,4 +1,4 @@
-r"""How token terms are summed up: the factor of each completion's tokens within its group's gradient.
+r"""How token terms are aggregated: the factor of each completion's tokens in the gradient of its group.
 
 A batch's gradient is the mean over its groups. ``scope="group"`` normalises each group by itself, as the
 papers write it; ``scope="batch"`` by the whole batch, as trainers do, which ties the groups together.
@@ -9,30 +9,30 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from gradstats.estimators.baselines.expectations import looks_across_groups
+from gradstats.estimators.baselines.expectations import is_batch_level
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.recipes.components import part
+from gradstats.estimators.recipes.components import component
 
 
-@part("aggregation", "sequence_sum")
+@component("aggregation", "sequence_sum")
 def sequence_sum(batch: Batch) -> Float[np.ndarray, "n"]:
     """1/N Σ_i Σ_t, with N the completions of the group."""
     return 1.0 / batch.group_sizes[batch.group_index]
 
 
-@part("aggregation", "sequence_mean")
+@component("aggregation", "sequence_mean")
 def sequence_mean(batch: Batch) -> Float[np.ndarray, "n"]:
     """1/N Σ_i 1/T_i Σ_t. GRPO, 2402.03300."""
     return 1.0 / (batch.group_sizes[batch.group_index] * batch.lengths)
 
 
-@part("aggregation", "token_mean", across_groups=looks_across_groups)
+@component("aggregation", "token_mean", across_groups=is_batch_level)
 def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
     """1/ΣT Σ_i Σ_t. DAPO, 2503.14476.
 
     Args:
         batch: the completions.
-        scope: ``"group"`` takes ΣT over the group; ``"batch"`` over the batch, as verl and TRL do.
+        scope: ``"group"`` sums T over the group; ``"batch"`` over the batch, as verl and TRL do.
     """
     if scope == "batch":
         return np.full(batch.rewards.size, batch.n_groups / batch.lengths.sum())
@@ -40,14 +40,14 @@ def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
     return 1.0 / totals[batch.group_index]
 
 
-@part("aggregation", "constant")
+@component("aggregation", "constant")
 def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray, "n"]:
     """1/(N·L) Σ_i Σ_t, with one L for all. Dr. GRPO, 2503.20783.
 
     Args:
         batch: the completions.
         max_tokens: L, the cap on the completion's length; without it the width T of the batch, as in verl.
-            It moves the unit alone.
+            It changes only the unit.
     """
     width = batch.mask.shape[1] if max_tokens is None else max_tokens
     return 1.0 / (batch.group_sizes[batch.group_index] * width)

@@ -1,53 +1,53 @@
-"""The parts of an estimator other than its advantage: scale, ratio, aggregation, KL, filter."""
+"""The components of a recipe other than its advantage: scale, ratio, aggregation, KL, filter."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from gradstats.config.labels import read_label
 from gradstats.estimators.estimator import Level
-from gradstats.estimators.parameters import bind_parameters, check_parameters, describe, suggest
+from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, describe, suggest
 
 Kind = Literal["scale", "ratio", "aggregation", "kl", "filter"]
 
 
 @dataclass(frozen=True)
-class PartDefinition:
-    """A named part, whatever its parameters.
+class ComponentDefinition:
+    """A named component, whatever its parameters.
 
     Attributes:
-        kind: which of the parts it is.
+        kind: which of the components it is.
         name: how recipes name it.
-        function: its data, by position, then its parameters.
+        function: takes its data, by position, then its parameters.
         skip: how many leading arguments are data.
         level: "token" when it makes weights differ between the tokens of a completion.
-        needs: Batch fields it cannot do without.
-        across_groups: whether it looks beyond a prompt's own group, given its parameters.
+        needs: Batch fields that it requires.
+        across_groups: whether it is batch-level, that is, uses other groups than the prompt's, given its parameters.
     """
 
     kind: Kind
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     skip: int
     level: Level
     needs: tuple[str, ...]
-    across_groups: Callable[[Mapping[str, Any]], bool]
+    across_groups: Callable[[Parameters], bool]
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part with its parameters; calling it applies it to its data.
+class Component:
+    """One component with its parameters; calling it applies it to its data.
 
     Attributes:
         definition: what the name stands for.
         parameters: every parameter, defaults included.
     """
 
-    definition: PartDefinition
-    parameters: dict[str, Any]
+    definition: ComponentDefinition
+    parameters: Parameters
 
     @property
     def name(self) -> str:
@@ -61,36 +61,38 @@ class Part:
 
     @property
     def across_groups(self) -> bool:
-        """Whether it looks beyond the prompt's own group."""
+        """Whether it is batch-level: uses other groups than the prompt's."""
         return self.definition.across_groups(self.parameters)
 
-    def __call__(self, *data: Any) -> Any:
-        """Apply the part to its data."""
+    def __call__(self, *data: object) -> Any:
+        """Apply the component to its data; what it returns depends on its kind."""
         return self.definition.function(*data, **self.parameters)
 
     def __repr__(self) -> str:
         return self.label
 
 
-PARTS: dict[str, dict[str, PartDefinition]] = {kind: {} for kind in ("scale", "ratio", "aggregation", "kl", "filter")}
+COMPONENTS: dict[str, dict[str, ComponentDefinition]] = {
+    kind: {} for kind in ("scale", "ratio", "aggregation", "kl", "filter")
+}
 
 
-def part(
+def component(
     kind: Kind,
     name: str,
     *,
     skip: int = 1,
     level: Level = "sequence",
     needs: tuple[str, ...] = (),
-    across_groups: Callable[[Mapping[str, Any]], bool] = lambda parameters: False,
-) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
-    """Register a part and turn its function into the factory of that name."""
+    across_groups: Callable[[Parameters], bool] = lambda parameters: False,
+) -> Callable[[Callable[..., object]], Callable[..., Component]]:
+    """Register a component and turn its function into the factory of that name."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Part]:
-        definition = PartDefinition(kind, name, function, skip, level, needs, across_groups)
-        PARTS[kind][name] = definition
+    def decorate(function: Callable[..., object]) -> Callable[..., Component]:
+        definition = ComponentDefinition(kind, name, function, skip, level, needs, across_groups)
+        COMPONENTS[kind][name] = definition
 
-        def factory(*arguments: Any, **keywords: Any) -> Part:
+        def factory(*arguments: object, **keywords: object) -> Component:
             return _make(definition, arguments, keywords)
 
         factory.__name__ = factory.__qualname__ = name
@@ -101,36 +103,36 @@ def part(
     return decorate
 
 
-def get_part(kind: Kind, name: str | Part, **parameters: Any) -> Part:
-    """Find a part by kind and by name or label, as in ``get_part("ratio", "token_clip(eps_high=0.28)")``.
+def get_component(kind: Kind, name: str | Component, **parameters: object) -> Component:
+    """Find a component by kind and by name or label, as in ``get_component("ratio", "token_clip(eps_high=0.28)")``.
 
     Raises:
         KeyError: for an unknown name, with the nearest known one.
-        TypeError: for unknown parameters, or a part of another kind.
+        TypeError: for unknown parameters, or a component of another kind.
         ValueError: for parameters outside their range.
     """
-    if isinstance(name, Part):
+    if isinstance(name, Component):
         if name.definition.kind != kind:
-            raise TypeError(f"{name.label} is a part of kind {name.definition.kind}, given as {kind}")
+            raise TypeError(f"{name.label} is a component of kind {name.definition.kind}, given as {kind}")
         return name
-    base, told = read_label(name)
-    return _make(_find(kind, base), (), {**told, **parameters})
+    base, from_label = read_label(name)
+    return _make(_find(kind, base), (), {**from_label, **parameters})
 
 
 def parameter_names(kind: Kind, name: str) -> list[str]:
-    """The parameters that a part of that name takes."""
+    """The names of the parameters that a component takes."""
     definition = _find(kind, name)
     return list(inspect.signature(definition.function).parameters)[definition.skip :]
 
 
-def _find(kind: Kind, name: str) -> PartDefinition:
-    if name not in PARTS[kind]:
-        raise KeyError(f"no {kind} is called {name!r}: {suggest(name, list(PARTS[kind]))}")
-    return PARTS[kind][name]
+def _find(kind: Kind, name: str) -> ComponentDefinition:
+    if name not in COMPONENTS[kind]:
+        raise KeyError(f"no {kind} is called {name!r}: {suggest(name, list(COMPONENTS[kind]))}")
+    return COMPONENTS[kind][name]
 
 
-def _make(definition: PartDefinition, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Part:
+def _make(definition: ComponentDefinition, arguments: tuple[object, ...], keywords: Parameters) -> Component:
     what = f"{definition.kind} {definition.name}"
     parameters = bind_parameters(what, definition.function, arguments, keywords, skip=definition.skip)
     check_parameters(what, definition.function, parameters)
-    return Part(definition, cast("dict[str, Any]", parameters))
+    return Component(definition, parameters)

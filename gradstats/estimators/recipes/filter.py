@@ -7,18 +7,18 @@ from jaxtyping import Bool
 
 from gradstats.estimators.baselines.grouping import reduce_by_group
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.recipes.components import part
+from gradstats.estimators.recipes.components import component
 
 
-@part("filter", "none")
+@component("filter", "none")
 def none(batch: Batch) -> Bool[np.ndarray, "groups"]:
     """Every group."""
     return np.ones(batch.n_groups, dtype=bool)
 
 
-@part("filter", "dynamic_sampling")
+@component("filter", "dynamic_sampling")
 def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "groups"]:
-    """Groups whose rewards are not all equal. DAPO, 2503.14476, which draws others in their place."""
+    """Groups whose rewards are not all equal. DAPO, 2503.14476, draws other prompts in their place."""
     greatest = reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, np.maximum)
     least = reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, np.minimum)
     return greatest > least

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from gradstats.estimators.baselines.packing import packed_rewards, unpack
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.recipes.components import part
+from gradstats.estimators.recipes.components import component
 
 NEEDS = ("logprobs", "ref_logprobs")
 
@@ -25,15 +25,15 @@ def log_ratio_to_reference(batch: Batch) -> Float[np.ndarray, "n t"]:
     return batch.logprobs - batch.ref_logprobs
 
 
-@part("kl", "none")
+@component("kl", "none")
 def none(batch: Batch) -> tuple[Batch, float]:
-    """No KL term: the batch as it is, and nothing added to the weights."""
+    """No KL term: the batch unchanged, and nothing added to the weights."""
     return batch, 0.0
 
 
-@part("kl", "in_reward", needs=NEEDS)
+@component("kl", "in_reward", needs=NEEDS)
 def in_reward(batch: Batch, beta: float = 0.05) -> tuple[Batch, float]:
-    """The batch with r_t − β·k1 for rewards, and nothing for the loss.
+    """Replace the token rewards by r_t − β·k1 and add nothing to the loss.
 
     Args:
         batch: the completions, with ``logprobs`` and ``ref_logprobs``.
@@ -44,9 +44,9 @@ def in_reward(batch: Batch, beta: float = 0.05) -> tuple[Batch, float]:
     return batch.with_fields(rewards=batch.rewards - penalty.sum(axis=1), token_rewards=token_rewards), 0.0
 
 
-@part("kl", "in_loss", level="token", needs=NEEDS)
+@component("kl", "in_loss", level="token", needs=NEEDS)
 def in_loss(batch: Batch, beta: float = 0.001, kind: str = "k3") -> tuple[Batch, Float[np.ndarray, "n t"]]:
-    """−β·dk/dk1 as a weight of s_t, beside the policy's own; rewards are left alone.
+    """Add −β·dk/dk1 to the weight of s_t; the rewards stay as they are.
 
     Args:
         batch: the completions, with ``logprobs`` and ``ref_logprobs``.

@@ -1,7 +1,7 @@
 """The named recipes: whole policy-gradient estimators, found by name.
 
-Every registered estimator without a row of its own is a recipe as well: nothing but its advantage, summed up
-by ``sequence_sum``. Recipes differ in unit (scale and aggregation change it): compare noise-to-signal.
+Every registered estimator that no row names is a recipe as well: its advantage alone, aggregated by
+``sequence_sum``. Recipes differ in unit (scale and aggregation change it): compare noise-to-signal ratios.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pandas as pd
 from gradstats.config.labels import read_label
 from gradstats.estimators import registry
 from gradstats.estimators.parameters import suggest
-from gradstats.estimators.recipes.components import Kind, get_part, parameter_names
+from gradstats.estimators.recipes.components import Kind, get_component, parameter_names
 from gradstats.estimators.recipes.named import RECIPES
 from gradstats.estimators.recipes.recipe import Recipe
 
-DEFAULT_PARTS = {
+DEFAULT_COMPONENTS = {
     "scale": "none",
     "ratio": "none",
     "aggregation": "sequence_sum",
@@ -32,43 +32,71 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
 
     Args:
         name: a name of :func:`names`; a Recipe is returned as it is when nothing is overridden.
-        **overrides: another part (``aggregation="token_mean"``, ``kl="in_loss(beta=0.01)"``), or parameters,
-            which go to every part that takes one of that name (``eps_high=0.28``, ``tau=1.0``).
+        **overrides: another component (``aggregation="token_mean"``, ``kl="in_loss(beta=0.01)"``), or
+            parameters, which go to every component that takes one of that name (``eps_high=0.28``, ``tau=1.0``).
+
+    Returns:
+        The recipe.
 
     Raises:
-        KeyError: for an unknown recipe or part, with the nearest known one.
-        TypeError: for a parameter that no part takes, or one that is required and missing.
+        KeyError: for an unknown recipe or component, with the nearest known one.
+        TypeError: for a parameter that no component takes, or one that is required and missing.
+
+    Example:
+        >>> from gradstats.estimators import Batch, recipes
+        >>> recipes.get("dr_grpo")
+        dr_grpo[group_mean · token_clip · constant]
+        >>> mean_over_tokens = recipes.get("dr_grpo", aggregation="token_mean", eps_high=0.28)
+        >>> mean_over_tokens
+        dr_grpo[group_mean · token_clip(eps_high=0.28) · token_mean]
+        >>> mean_over_tokens.weights(Batch(rewards=[1, 0], lengths=[3, 5], groups=["a", "a"]))
+        array([ 0.0625, -0.0625])
     """
     if isinstance(name, Recipe):
         if overrides:
-            raise TypeError(f"overrides change a recipe found by name; build {name.name} anew with Recipe(…)")
+            raise TypeError(
+                f"overrides change a recipe that is found by name: build a variant of {name.name} with Recipe(…)"
+            )
         return name
     row = _row(name)
-    chosen = {"advantage": row["advantage"]} | {kind: row.get(kind, default) for kind, default in DEFAULT_PARTS.items()}
+    chosen = {"advantage": row["advantage"]} | {
+        kind: row.get(kind, default) for kind, default in DEFAULT_COMPONENTS.items()
+    }
     chosen |= {kind: overrides.pop(kind) for kind in list(overrides) if kind in chosen}
     takers = {kind: _parameters_of(kind, value) for kind, value in chosen.items() if isinstance(value, str)}
     for parameter in overrides:
         if not any(parameter in taken for taken in takers.values()):
             known = sorted({*chosen, *(taken for names in takers.values() for taken in names)})
-            raise TypeError(f"recipe {name} has no part or parameter {parameter!r}: {suggest(parameter, known)}")
+            raise TypeError(f"recipe {name} has no component or parameter {parameter!r}: {suggest(parameter, known)}")
     built = {}
     for kind, value in chosen.items():
         parameters = {key: overrides[key] for key in takers.get(kind, []) if key in overrides}
         if kind == "advantage":
             built[kind] = registry.get(value, **parameters)
         else:
-            built[kind] = get_part(kind, value, **parameters)  # type: ignore[arg-type]  # kinds of DEFAULT_PARTS
+            built[kind] = get_component(kind, value, **parameters)  # type: ignore[arg-type]  # kinds of DEFAULT_COMPONENTS
     return Recipe(**built, name=name)
 
 
 def names() -> list[str]:
-    """The names of all recipes: the rows of the table, then every other estimator by itself."""
-    alone = {row["advantage"] for row in RECIPES.values() if not set(row) & set(DEFAULT_PARTS)}
+    """The names of all recipes: the rows of :data:`RECIPES`, then every other estimator by itself."""
+    alone = {row["advantage"] for row in RECIPES.values() if not set(row) & set(DEFAULT_COMPONENTS)}
     return [*RECIPES, *(name for name in registry.names() if name not in RECIPES and name not in alone)]
 
 
 def table() -> pd.DataFrame:
-    """All recipes, one row each: name, baseline, scale, ratio + clip, aggregation, needs, bias, source."""
+    """All recipes, one row each.
+
+    Returns:
+        A frame with the columns ``name``, ``baseline``, ``scale``, ``ratio + clip``, ``aggregation``, ``needs``
+        (fields of the Batch), ``bias`` (what E[ĝ] is) and ``source``.
+
+    Example:
+        >>> from gradstats.estimators import recipes
+        >>> frame = recipes.table().set_index("name")
+        >>> frame.loc["grpo", ["baseline", "scale", "ratio + clip", "aggregation"]].to_list()
+        ['group mean', 'group_std', 'token_clip', 'sequence_mean']
+    """
     baselines = registry.table().set_index("name")
     rows = []
     for name in names():

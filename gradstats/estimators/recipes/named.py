@@ -1,4 +1,4 @@
-"""The named recipes, as data: one row a recipe, one entry a part; parts left out do nothing."""
+"""The named recipes, as data: one row per recipe, one entry per component; components left out do nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "advantage": "gae",
         "ratio": "token_clip",
         "aggregation": "token_mean",
-        "bias": "neither: tokens share one average",
+        "bias": "biased: all tokens share one average",
         "source": "Schulman et al. 2017, 1707.06347",
     },
     "grpo": {
@@ -25,7 +25,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "scale": "group_std",
         "ratio": "token_clip",
         "aggregation": "sequence_mean",
-        "bias": "neither: by group spread and 1/T",
+        "bias": "biased: by group spread and 1/T",
         "source": "Shao et al. 2024, 2402.03300",
     },
     "dr_grpo": {
@@ -41,7 +41,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "ratio": "token_clip(eps_high=0.28)",
         "aggregation": "token_mean",
         "filter": "dynamic_sampling",
-        "bias": "neither: by group spread and 1/ΣT",
+        "bias": "biased: by group spread and 1/ΣT",
         "source": "Yu et al. 2025, 2503.14476",
     },
     "gspo": {
@@ -49,7 +49,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "scale": "group_std",
         "ratio": "sequence_clip",
         "aggregation": "sequence_mean",
-        "bias": "neither: by group spread and 1/T",
+        "bias": "biased: by group spread and 1/T",
         "source": "Zheng et al. 2025, 2507.18071",
     },
     "cispo": {
@@ -57,18 +57,18 @@ RECIPES: dict[str, dict[str, str]] = {
         "scale": "group_std",
         "ratio": "clipped_weight",
         "aggregation": "token_mean",
-        "bias": "neither: by group spread and 1/ΣT",
+        "bias": "biased: by group spread and 1/ΣT",
         "source": "MiniMax 2025, 2506.13585",
     },
     "kimi_k15": {
         "advantage": "kimi",
         "ratio": "log_ratio_penalty",
-        "bias": "neither: own soft maximum, and the penalty off-policy",
+        "bias": "biased: own-sample soft maximum, and the penalty off-policy",
         "source": "Kimi Team 2025, 2501.12599",
     },
     "opo": {
         "advantage": "token_mean",
-        "bias": "neither (shrunk and turned)",
+        "bias": "biased in scale and direction (own sample)",
         "source": "Hao et al. 2025, 2505.23585",
     },
 }

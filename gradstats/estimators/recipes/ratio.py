@@ -1,7 +1,7 @@
 r"""Ratio and clip: from advantages and ρ = π/π_old to the weights of the token scores.
 
-The surrogate objectives differ in value, but the gradient of each is Σ w_t s_t, and w is what is computed
-here. ``log_ratio`` is log ρ_t, (N, T), 0 where masked out; on-policy it is 0 throughout and w = A.
+The gradient of every surrogate objective is Σ w_t s_t; these functions compute w. ``log_ratio`` is log ρ_t,
+(N, T), 0 where masked out; on-policy it is 0 everywhere and w = A.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import numpy as np
 from jaxtyping import Float
 
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.recipes.components import part
+from gradstats.estimators.recipes.components import component
 
 
-@part("ratio", "none", skip=3)
+@component("ratio", "none", skip=3)
 def none(
     advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch
 ) -> Float[np.ndarray, "n t"]:
-    """A alone, whatever ρ is."""
+    """Ignore the ratio: w = A."""
     return advantages
 
 
-@part("ratio", "token_clip", skip=3, level="token")
+@component("ratio", "token_clip", skip=3, level="token")
 def token_clip(
     advantages: Float[np.ndarray, "n t"],
     log_ratio: Float[np.ndarray, "n t"],
@@ -40,8 +40,8 @@ def token_clip(
         batch: the completions.
         eps_low: tokens with A < 0 are clipped below 1 − ε_low.
         eps_high: tokens with A > 0 are clipped above 1 + ε_high.
-        dual_clip: c of max(·, cA) for A < 0 (Ye et al. 1912.09729; 3 is usual): such tokens are clipped
-            above ρ = c too.
+        dual_clip: c of max(·, cA) for A < 0 (Ye et al. 1912.09729; 3 is usual): such tokens are also
+            clipped above ρ = c.
     """
     ratio = np.exp(log_ratio)
     clipped = np.where(advantages > 0, ratio > 1 + eps_high, ratio < 1 - eps_low)
@@ -50,7 +50,7 @@ def token_clip(
     return np.where(clipped, 0.0, ratio * advantages)
 
 
-@part("ratio", "sequence_clip", skip=3)
+@component("ratio", "sequence_clip", skip=3)
 def sequence_clip(
     advantages: Float[np.ndarray, "n t"],
     log_ratio: Float[np.ndarray, "n t"],
@@ -75,7 +75,7 @@ def sequence_clip(
     return np.where(clipped, 0.0, ratio * advantages)
 
 
-@part("ratio", "clipped_weight", skip=3, level="token")
+@component("ratio", "clipped_weight", skip=3, level="token")
 def clipped_weight(
     advantages: Float[np.ndarray, "n t"],
     log_ratio: Float[np.ndarray, "n t"],
@@ -91,8 +91,8 @@ def clipped_weight(
         log_ratio: log ρ, (N, T).
         batch: the completions.
         convention: "verl" clamps ρ to [1−ε_low, 1+ε_high]; "trl" takes min(ρ, ε_high), an absolute cap.
-        eps_low: ε_low, read by "verl" alone.
-        eps_high: ε_high; 0.2 for "verl" and 5 for "trl" unless given.
+        eps_low: ε_low, used by "verl" only.
+        eps_high: ε_high; by default 0.2 for "verl" and 5 for "trl".
     """
     ratio = np.exp(log_ratio)
     if convention == "trl":
@@ -100,7 +100,7 @@ def clipped_weight(
     return np.clip(ratio, 1 - eps_low, 1 + (0.2 if eps_high is None else eps_high)) * advantages
 
 
-@part("ratio", "log_ratio_penalty", skip=3)
+@component("ratio", "log_ratio_penalty", skip=3)
 def log_ratio_penalty(
     advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch, tau: float
 ) -> Float[np.ndarray, "n t"]:

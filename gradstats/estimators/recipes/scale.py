@@ -8,20 +8,20 @@ from jaxtyping import Float
 from gradstats.estimators.baselines.group_std import divide_by_deviation, standard_deviation
 from gradstats.estimators.baselines.maximum_likelihood import group_mean_scale
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.recipes.components import part
+from gradstats.estimators.recipes.components import component
 
 
-@part("scale", "none", skip=2)
+@component("scale", "none", skip=2)
 def none(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray, "..."]:
-    """A as it is."""
+    """A, unchanged."""
     return advantages
 
 
-@part("scale", "group_std", skip=2)
+@component("scale", "group_std", skip=2)
 def group_std(
     advantages: Float[np.ndarray, "..."], batch: Batch, ddof: int = 1, eps: float = 1e-6
 ) -> Float[np.ndarray, "..."]:
-    r"""A/(std of the group's rewards + ε). GRPO, 2402.03300; a group of one is left as it is.
+    r"""A/(std of the group's rewards + ε). GRPO, 2402.03300; a group of one is left unchanged.
 
     Args:
         advantages: (N,) or (N, T).
@@ -34,11 +34,11 @@ def group_std(
     return _divide(advantages, np.where(alone, 1.0, deviation), np.where(alone, 0.0, eps))
 
 
-@part("scale", "batch_std", skip=2, across_groups=lambda parameters: True)
+@component("scale", "batch_std", skip=2, across_groups=lambda parameters: True)
 def batch_std(
     advantages: Float[np.ndarray, "..."], batch: Batch, ddof: int = 1, eps: float = 1e-6
 ) -> Float[np.ndarray, "..."]:
-    r"""A/(std of the whole batch's rewards + ε); looks across groups.
+    r"""A/(std of the whole batch's rewards + ε); batch-level.
 
     Args:
         advantages: (N,) or (N, T).
@@ -51,7 +51,7 @@ def batch_std(
     return _divide(advantages, deviation, np.full_like(deviation, eps))
 
 
-@part("scale", "group_mean", skip=2)
+@component("scale", "group_mean", skip=2)
 def group_mean(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray, "..."]:
     r"""A/R̄, and 0 for a group whose rewards are all zero. MaxRL, 2602.02710."""
     return advantages / _column(group_mean_scale(batch), advantages)

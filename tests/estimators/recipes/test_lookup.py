@@ -270,7 +270,7 @@ def test_expected_scale_and_needs():
         (
             lambda: recipes.get("grpo", epshigh=1),
             TypeError,
-            "no part or parameter 'epshigh': did you mean 'eps_high'",
+            "no component or parameter 'epshigh': did you mean 'eps_high'",
         ),
         (
             lambda: recipes.get("grpo", ratio="token_clp"),
@@ -286,8 +286,8 @@ def test_expected_scale_and_needs():
         ),
         (lambda: Recipe("rloo", kl="in_loss(kind=k4)"), ValueError, "kind must be 'k1' or 'k2' or 'k3'"),
         (lambda: Recipe("rloo", aggregation="constant(max_tokens=0)"), ValueError, "max_tokens must be"),
-        (lambda: Recipe("rloo", scale=token_clip()), TypeError, "is a part of kind ratio, given as scale"),
-        (lambda: recipes.get(recipes.get("rloo"), loo=True), TypeError, "build rloo anew"),
+        (lambda: Recipe("rloo", scale=token_clip()), TypeError, "is a component of kind ratio, given as scale"),
+        (lambda: recipes.get(recipes.get("rloo"), loo=True), TypeError, "build a variant of rloo with Recipe"),
     ],
 )
 def test_bad_calls(call, error: type, message: str):
