@@ -37,7 +37,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         session = MeasuringSession.open(
             experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {})),
             rollouts,
-            **section.model_dump(exclude={"token_dtype"}),
+            section,
         )
         finished = sum(
             len(read_rollouts(source)) for source, target in zip(sources, targets, strict=True) if target.exists()

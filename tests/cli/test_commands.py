@@ -260,8 +260,8 @@ def test_settings_of_an_experiment_can_be_changed_from_the_command(monkeypatch, 
     _, out, _ = run(monkeypatch, capsys, *words, "prompts.n=3", "sampling.group_size=2", "sampling.reward={exact: 1}")
     assert "would sample 6 completions of 3 prompts" in out
     for wrong, message in (
-        ("prompts.m=3", "prompts.m: Extra inputs are not permitted"),
-        ("prompts.n", "'prompts.n' is no setting: write it as name=value"),
+        ("prompts.m=3", "prompts has no setting 'm': it has source, n, seed, settings"),
+        ("prompts.n", "'prompts.n' is not a setting: write it as name=value"),
         ("sampling.reward={exact", "the value of sampling.reward is '{exact', which is not YAML"),
     ):
         code, _, err = run(monkeypatch, capsys, *words, wrong)

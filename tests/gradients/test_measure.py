@@ -12,6 +12,7 @@ from conftest import ragged_rollouts, tiny_config, tiny_model
 from transformers import AutoModelForCausalLM
 
 import gradstats.gradients as gradients
+from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.batch import Batch
 from gradstats.gradients.checks.self_check import two_rows
 from gradstats.gradients.chunking import plan_chunks
@@ -187,7 +188,9 @@ def test_a_folder_of_shards_reads_as_one_measurement(tmp_path):
         reference_policy=reference,
         progress=False,
     )
-    session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, sketch_dim=32, reference_policy=reference)
+    session = gradients.MeasuringSession.open(
+        tiny_model("qwen2"), rollouts, MeasurementSection(sketch_dim=32), reference_policy=reference
+    )
     for number, rows in enumerate(([0, 1], [2, 3, 4], [5])):
         some = {name: [weights[row] for row in rows] for name, weights in weightings.items()}
         session.measure(rollouts.select(rows), token_weights=some).save(tmp_path / f"shard-{number}")
@@ -209,7 +212,7 @@ def assert_same(left: Measurement, right: Measurement):
 
 def test_measurements_of_different_weightings_or_references_are_not_joined():
     rollouts = ragged_rollouts(3)
-    session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, sketch_dim=None)
+    session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, MeasurementSection(sketch_dim=None))
     plain = session.measure(rollouts)
     weighted = session.measure(rollouts, token_weights=random_weightings(rollouts))
     with pytest.raises(ValueError, match="differ in the names of their token_weights"):
@@ -319,7 +322,9 @@ def test_memory_that_runs_out_halves_the_chunks(monkeypatch, error):
 
     rollouts = ragged_rollouts(12, longest=6)
     whole = gradients.measure(tiny_model("qwen2"), rollouts, sketch_dim=32, progress=False)
-    session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, engine="ghost", sketch_dim=32)
+    session = gradients.MeasuringSession.open(
+        tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=32)
+    )
     session.engine = small
     monkeypatch.setattr("gradstats.gradients.chunking.MOST_PADDING", 1.0)
     with pytest.warns(RuntimeWarning, match=r"memory ran out on \d+ sequences of \d+ tokens together: going on with"):
@@ -329,7 +334,9 @@ def test_memory_that_runs_out_halves_the_chunks(monkeypatch, error):
 
 
 def test_memory_that_runs_out_on_one_sequence_ends_the_run(rollouts):
-    session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, engine="ghost", sketch_dim=None)
+    session = gradients.MeasuringSession.open(
+        tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=None)
+    )
 
     def never(*_):
         raise torch.OutOfMemoryError("out of memory")
@@ -340,7 +347,9 @@ def test_memory_that_runs_out_on_one_sequence_ends_the_run(rollouts):
 
 
 def test_other_errors_of_an_engine_are_not_taken_for_memory(rollouts):
-    session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, engine="ghost", sketch_dim=None)
+    session = gradients.MeasuringSession.open(
+        tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=None)
+    )
 
     def broken(*_):
         raise RuntimeError("shapes do not match")
@@ -392,7 +401,7 @@ def test_a_gram_matrix_needs_sketches():
 
 def test_progress_counts_every_sequence_and_token():
     rollouts = ragged_rollouts(6)
-    session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, token_budget=40)
+    session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, MeasurementSection(token_budget=40))
     counted = np.zeros(2, dtype=int)
     session.measure(rollouts, lambda n_sequences, n_tokens: counted.__iadd__([n_sequences, n_tokens]))
     assert counted[0] == 6

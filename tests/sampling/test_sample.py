@@ -10,9 +10,9 @@ import pytest
 import torch
 from scipy import stats
 
+from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
-from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.sample import sample
 
@@ -117,7 +117,11 @@ def test_rows_come_back_by_problem_and_sample(policy):
 
 def test_any_batch_can_be_drawn_alone(policy):
     def plan():
-        return SamplingPlan.make(policy, PROBLEMS, SamplerSettings(8), 4, seed=3, batch_size=5, reward="exact")
+        return SamplingPlan.make(
+            policy,
+            PROBLEMS,
+            SamplingSection(group_size=4, max_new_tokens=8, seed=3, batch_size=5, reward="exact"),
+        )
 
     whole = plan()
     in_order = [whole.draw(batch) for batch in range(whole.n_batches)]
@@ -162,10 +166,10 @@ def test_the_prompt_is_what_the_chat_template_gives(policy):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0.0}, "temperature is 0.0: it must be above 0"),
-        ({"top_p": 0.0}, r"top_p is 0.0: it must be in \(0, 1\]"),
-        ({"top_k": -1}, r"top_k is -1: it must be 0 \(no limit\) or more"),
-        ({"min_p": 1.0}, r"min_p is 1.0: it must be in \[0, 1\)"),
+        ({"temperature": 0.0}, r"temperature is 0.0: it must be a number above 0, or None \(the sampler's temperature"),
+        ({"top_p": 0.0}, r"top_p is 0.0: it must be a number in \(0, 1\] \(nucleus mass; 1 keeps every token\)"),
+        ({"top_k": -1}, r"top_k is -1: it must be an integer of at least 0 \(.*; 0 keeps all\)"),
+        ({"min_p": 1.0}, r"min_p is 1.0: it must be a number in \[0, 1\)"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"group_size": 0}, "group_size is 0"),
