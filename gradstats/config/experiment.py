@@ -22,6 +22,7 @@ from gradstats.config.sections import (
 )
 from gradstats.config.validation import Section, WrongSettingsError
 
+
 class Experiment(Section):
     """An experiment, with every default filled in.
 
@@ -33,14 +34,16 @@ class Experiment(Section):
     title: ClassVar[str] = "an experiment"
 
     name: str = Field(description="the experiment's name; that of its file by default.")
-    description: str = Field("", description="what the experiment does, in a sentence or two.")
+    description: str = Field(default="", description="what the experiment does, in a sentence or two.")
     policy: PolicySection = Field(description="the policy, as in {name: embedded}.")
     prompts: PromptsSection = Field(description="the problems, as in {source: embedded, n: 32}.")
-    sampling: SamplingSection = Field(SamplingSection(), description="how completions are drawn and scored.")
-    measurement: MeasurementSection = Field(MeasurementSection(), description="which gradients are measured, and how.")
-    length_scaling: LengthScalingSection = Field(LengthScalingSection(), description="the fit of α.")
-    variance: VarianceSection = Field(VarianceSection(), description="which estimators are compared, and how.")
-    figures: FiguresSection = Field(FiguresSection(), description="the figures' appearance.")
+    sampling: SamplingSection = Field(default=SamplingSection(), description="how completions are drawn and scored.")
+    measurement: MeasurementSection = Field(
+        default=MeasurementSection(), description="which gradients are measured, and how."
+    )
+    length_scaling: LengthScalingSection = Field(default=LengthScalingSection(), description="the fit of α.")
+    variance: VarianceSection = Field(default=VarianceSection(), description="which estimators are compared, and how.")
+    figures: FiguresSection = Field(default=FiguresSection(), description="the figures' appearance.")
 
     def to_yaml(self) -> str:
         """The resolved experiment as YAML."""
@@ -71,9 +74,10 @@ def load_experiment(name_or_path: str | os.PathLike[str], overrides: Sequence[st
         raise ValueError(f"the experiment file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ValueError(f"the experiment file {path} does not hold settings")
-    data = with_settings(data, overrides)
+    settings: dict[str, Any] = {"name": path.stem}
+    settings |= {str(key): value for key, value in with_settings(data, overrides).items()}
     try:
-        return Experiment(**{"name": path.stem} | {str(key): value for key, value in data.items()})
+        return Experiment(**settings)
     except WrongSettingsError as error:
         raise ValueError(f"the experiment file {path} has wrong settings: {error}") from error
 

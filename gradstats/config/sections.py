@@ -48,16 +48,18 @@ class PolicySection(Section):
 
     name: str = Field(description='"embedded", a local folder, a .gguf file or a hub id.')
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
-        "float32", description="type of the weights and gradients."
+        default="float32",
+        description="type of the weights and gradients: float32 (the default), float64, bfloat16 or float16.",
     )
     temperature: PositiveFloat = Field(
-        1.0, description="temperature of the distribution whose log-probability is differentiated."
+        default=1.0,
+        description="temperature of the distribution whose log-probability is differentiated; 1 by default.",
     )
-    device: str = Field("auto", description='"auto" (CUDA where there is one), "cpu", "cuda" or "mps".')
-    revision: str | None = Field(None, description="commit, tag or branch on the hub.")
-    adapter: str | None = Field(None, description="a peft adapter to put on the model: a folder or a hub id.")
-    trust_remote_code: bool = Field(False, description="run model code that comes with the weights.")
-    allow_pickle: bool = Field(False, description="read pickled weights, which may run code.")
+    device: str = Field(default="auto", description='"auto" (CUDA where there is one), "cpu", "cuda" or "mps".')
+    revision: str | None = Field(default=None, description="commit, tag or branch on the hub.")
+    adapter: str | None = Field(default=None, description="a peft adapter to put on the model: a folder or a hub id.")
+    trust_remote_code: bool = Field(default=False, description="run model code that comes with the weights.")
+    allow_pickle: bool = Field(default=False, description="read pickled weights, which may run code.")
 
 
 class PromptsSection(Section):
@@ -68,8 +70,8 @@ class PromptsSection(Section):
     source: str = Field(
         description='"embedded", a .jsonl, .csv or .parquet file, reasoning-gym/TASK or a hub data set.'
     )
-    n: Count | None = Field(None, description="number of prompts; all of a file or data set by default.")
-    seed: NonNegativeInt = Field(0, description="seed of the subset, or of the generator.")
+    n: Count | None = Field(default=None, description="number of prompts; all of a file or data set by default.")
+    seed: NonNegativeInt = Field(default=0, description="seed of the subset, or of the generator.")
     settings: FreeOptions = Field(
         default_factory=dict, description="options of the source, as in prompt_column=question answer_format=hashes."
     )
@@ -80,39 +82,42 @@ class SamplingSection(Section):
 
     title: ClassVar[str] = "sampling"
 
-    group_size: Count = Field(8, description="completions of each prompt.")
-    max_new_tokens: Count = Field(1500, description="cap on a completion's tokens.")
+    group_size: Count = Field(default=8, description="completions of each prompt.")
+    max_new_tokens: Count = Field(default=1500, description="cap on a completion's tokens.")
     temperature: PositiveFloat | None = Field(
-        None, description="the sampler's temperature; the policy's own by default."
+        default=None, description="the sampler's temperature; the policy's own by default."
     )
-    top_p: Annotated[float, Gt(0), Le(1)] = Field(1.0, description="nucleus mass; 1 keeps every token.")
-    top_k: NonNegativeInt = Field(0, description="number of tokens kept; 0 keeps all.")
+    top_p: Annotated[float, Gt(0), Le(1)] = Field(default=1.0, description="nucleus mass; 1 keeps every token.")
+    top_k: NonNegativeInt = Field(default=0, description="number of tokens kept; 0 keeps all.")
     min_p: Annotated[float, Ge(0), Lt(1)] = Field(
-        0.0, description="share of the likeliest token's probability below which tokens are dropped; 0 keeps all."
+        default=0.0,
+        description="share of the likeliest token's probability below which tokens are dropped; 0 keeps all.",
     )
-    repetition_penalty: PositiveFloat = Field(1.0, description="1 leaves the logits unchanged.")
+    repetition_penalty: PositiveFloat = Field(default=1.0, description="1 leaves the logits unchanged.")
     reward: RewardNames = Field(
-        None,
+        default=None,
         description="name of the reward, or module:function, or several as name=weight; the problem set's own by "
         "default.",
     )
-    seed: NonNegativeInt = Field(0, description="seed of the sampler; on the command line also of the problems.")
-    batch_size: Count = Field(64, description="completions drawn together.")
-    system_prompt: str | None = Field(None, description="a system message for the chat template.")
+    seed: NonNegativeInt = Field(
+        default=0, description="seed of the sampler; on the command line also of the problems."
+    )
+    batch_size: Count = Field(default=64, description="completions drawn together.")
+    system_prompt: str | None = Field(default=None, description="a system message for the chat template.")
     template_options: FreeOptions = Field(
         default_factory=dict, description="variables of the chat template, as in enable_thinking=false."
     )
     sampler: Literal["transformers", "continuous", "vllm", "openai"] = Field(
-        "transformers",
+        default="transformers",
         description="the engine: transformers, continuous (its continuous batching), vllm, or openai for a server of "
         "that API.",
     )
-    base_url: str | None = Field(None, description="the server's address, as in http://localhost:8000/v1.")
+    base_url: str | None = Field(default=None, description="the server's address, as in http://localhost:8000/v1.")
     sampler_options: FreeOptions = Field(
         default_factory=dict, description="options of the engine, as in model=NAME concurrency=16 timeout_seconds=60."
     )
     greedy: bool = Field(
-        False, description="also draw one greedy completion of each prompt, whose reward is ReMax's baseline."
+        default=False, description="also draw one greedy completion of each prompt, whose reward is ReMax's baseline."
     )
 
 
@@ -122,34 +127,36 @@ class MeasurementSection(Section):
     title: ClassVar[str] = "the measurement"
     not_arguments: ClassVar[frozenset[str]] = frozenset({"token_dtype"})
 
-    engine: Literal["auto", "ghost", "vmap", "loop"] = Field("auto", description="how gradients are computed.")
+    engine: Literal["auto", "ghost", "vmap", "loop"] = Field(default="auto", description="how gradients are computed.")
     params: str | None = Field(
-        None, description="regular expression of the parameters to differentiate; all trainable ones by default."
+        default=None,
+        description="regular expression of the parameters to differentiate; all trainable ones by default.",
     )
-    blocks: BlockNames = Field("layer", description="how squared norms are split: layer, kind or parameter.")
+    blocks: BlockNames = Field(default="layer", description="how squared norms are split: layer, kind or parameter.")
     sketch_dim: Count | None = Field(
-        16384, description="dimension of the random projections, which variance comparisons need; None for none."
+        default=16384,
+        description="dimension of the random projections, which variance comparisons need; None for none.",
     )
     sketch_seed: NonNegativeInt = Field(
-        0, description="seed of the projections; measurements to be compared need the same."
+        default=0, description="seed of the projections; measurements to be compared need the same."
     )
     token_probes: NonNegativeInt = Field(
-        0, description="random directions that every token's gradient is projected on; 0 for none."
+        default=0, description="random directions that every token's gradient is projected on; 0 for none."
     )
     token_exact: NonNegativeInt | Annotated[float, Ge(0)] = Field(
-        0,
+        default=0,
         description="tokens of each sequence measured exactly, the heaviest by the forward-only proxy: their number, "
         "or the share of the proxy that they hold.",
     )
-    token_seed: NonNegativeInt = Field(0, description="seed of the random directions.")
+    token_seed: NonNegativeInt = Field(default=0, description="seed of the random directions.")
     token_dtype: Literal["float32", "float16"] = Field(
-        "float32", description="type in which token projections are saved."
+        default="float32", description="type in which token projections are saved."
     )
     token_budget: Count | None = Field(
-        None, description="most tokens that go through the model at once, padding included; 4096 by default."
+        default=None, description="most tokens that go through the model at once, padding included; 4096 by default."
     )
     memory_gib: PositiveFloat | None = Field(
-        None,
+        default=None,
         description="most memory for logits and per-sequence gradients; a quarter of the machine's, at most 4 GiB, "
         "by default.",
     )
@@ -172,9 +179,9 @@ class LengthScalingSection(Section):
 
     title: ClassVar[str] = "length_scaling"
 
-    confidence_level: ConfidenceLevel = Field(0.95, description="level of the interval.")
+    confidence_level: ConfidenceLevel = Field(default=0.95, description="level of the interval.")
     published: str | None = Field(
-        None, description="a data set to draw over the figure, see `gradstats list data`."
+        default=None, description="a data set to draw over the figure, see `gradstats list data`."
     )
 
 
@@ -189,19 +196,21 @@ class VarianceSection(Section):
         description='names, with parameters as in "length_weighted(alpha=0.8, loo=True)".',
     )
     group_size: GroupSizes = Field(
-        None, description="completions per group, one size or several; all of a prompt by default."
+        default=None,
+        description="completions per group, one size or several; all of a prompt by default. Single tokens are studied "
+        "at the first.",
     )
-    reference: str = Field("rloo", description="estimator that ratios are taken to.")
+    reference: str = Field(default="rloo", description="estimator that ratios are taken to.")
     prompts_per_batch: Count | None = Field(
-        None,
+        default=None,
         description="prompts of a batch, for the share of bias (128 by default) and for batch-level estimators (by "
         "default a quarter of the prompts, at most 128).",
     )
     n_resamples: Count = Field(
-        256, description="how often the prompts are dealt into batches for batch-level estimators."
+        default=256, description="how often the prompts are dealt into batches for batch-level estimators."
     )
-    confidence_level: ConfidenceLevel = Field(0.95, description="level of the intervals.")
-    seed: NonNegativeInt = Field(0, description="seed of the comparison.")
+    confidence_level: ConfidenceLevel = Field(default=0.95, description="level of the intervals.")
+    seed: NonNegativeInt = Field(default=0, description="seed of the comparison.")
 
 
 class FiguresSection(Section):
@@ -210,12 +219,12 @@ class FiguresSection(Section):
     title: ClassVar[str] = "the figures"
 
     venue: Literal["icml", "neurips", "iclr", "colm", "acl", "jmlr", "slide"] = Field(
-        "icml", description="whose column widths to use."
+        default="icml", description="whose column widths to use."
     )
     column: Literal["half", "full"] | None = Field(
-        None, description="half or full width; one column of the venue by default."
+        default=None, description="half or full width; one column of the venue by default."
     )
-    theme: Literal["light", "dark"] = Field("light", description="light, or dark for slides.")
+    theme: Literal["light", "dark"] = Field(default="light", description="light, or dark for slides.")
     formats: list[Literal["pdf", "svg", "png", "pgf"]] = Field(
         default_factory=lambda: ["pdf", "png"], description="file formats of each figure."
     )

@@ -86,19 +86,19 @@ def measure(
             of range, token ids outside the model's vocabulary, weights of a wrong length, a reference of another
             vocabulary, or when no gradient is finite.
     """
-    section = MeasurementSection(
-        engine=engine,
-        params=params,
-        blocks=blocks if isinstance(blocks, str) else dict(blocks),
-        sketch_dim=sketch_dim,
-        sketch_seed=sketch_seed,
-        token_probes=token_probes,
-        token_exact=token_exact,
-        token_seed=token_seed,
-        token_budget=token_budget,
-        memory_gib=memory_gib,
-    )
-    session = MeasuringSession.open(policy, rollouts, section, reference_policy=reference_policy)
+    options: dict[str, Any] = {
+        "engine": engine,
+        "params": params,
+        "blocks": blocks if isinstance(blocks, str) else dict(blocks),
+        "sketch_dim": sketch_dim,
+        "sketch_seed": sketch_seed,
+        "token_probes": token_probes,
+        "token_exact": token_exact,
+        "token_seed": token_seed,
+        "token_budget": token_budget,
+        "memory_gib": memory_gib,
+    }
+    session = MeasuringSession.open(policy, rollouts, MeasurementSection(**options), reference_policy=reference_policy)
     with progress_bar("measuring", len(rollouts), shown=progress) as report:
 
         def finished(n_sequences: int, n_tokens: int) -> None:

@@ -35,6 +35,4 @@ def experiment_policy(experiment: Experiment, revisions: dict[str, str | None]) 
     from gradstats.policy.policy import load_policy
 
     section = experiment.policy
-    return load_policy(
-        section.name, **section.arguments(revision=revisions.get("policy") or section.revision)
-    )
+    return load_policy(section.name, **section.arguments(revision=revisions.get("policy") or section.revision))

@@ -109,7 +109,17 @@ class SamplingPlan:
             "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
         }
         return cls(
-            policy, problems, tokens, settings, group_size, section.seed, grader, rows, metadata, sampler, section.greedy
+            policy,
+            problems,
+            tokens,
+            settings,
+            group_size,
+            section.seed,
+            grader,
+            rows,
+            metadata,
+            sampler,
+            section.greedy,
         )
 
     @property

@@ -80,28 +80,28 @@ def sample(
         ValueError: for settings out of range, no problems, repeated prompt ids, or a prompt too long for the model.
         ConnectionError, TimeoutError: when a server fails repeatedly.
     """
-    engine = {"sampler": sampler, "base_url": base_url} if isinstance(sampler, str) else {}
-    section = SamplingSection(
-        group_size=group_size,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        reward=None if callable(reward) else reward,
-        seed=rng,
-        batch_size=batch_size,
-        system_prompt=system_prompt,
-        template_options=dict(template_options or {}),
-        sampler_options=dict(sampler_options or {}),
-        greedy=greedy,
-        **engine,
-    )
+    options: dict[str, Any] = {
+        "group_size": group_size,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "reward": None if callable(reward) else reward,
+        "seed": rng,
+        "batch_size": batch_size,
+        "system_prompt": system_prompt,
+        "template_options": dict(template_options or {}),
+        "sampler_options": dict(sampler_options or {}),
+        "greedy": greedy,
+    }
+    if isinstance(sampler, str):
+        options |= {"sampler": sampler, "base_url": base_url}
     plan = SamplingPlan.make(
         policy,
         problems,
-        section,
+        SamplingSection(**options),
         sampler=None if isinstance(sampler, str) else sampler,
         reward=reward if callable(reward) else None,
     )

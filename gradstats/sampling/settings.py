@@ -37,8 +37,10 @@ class SamplerSettings:
     @classmethod
     def of(cls, section: SamplingSection, policy_temperature: float) -> SamplerSettings:
         """The settings of a section; without a temperature of its own it draws at the policy's."""
-        named = {field.name: getattr(section, field.name) for field in fields(cls)}
-        return cls(**named | {"temperature": policy_temperature if section.temperature is None else section.temperature})
+        named: dict[str, Any] = {field.name: getattr(section, field.name) for field in fields(cls)}
+        if section.temperature is None:
+            named["temperature"] = policy_temperature
+        return cls(**named)
 
     def greedy(self) -> SamplerSettings:
         """The settings that always take the likeliest token: only one token is kept."""

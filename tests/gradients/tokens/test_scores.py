@@ -264,10 +264,16 @@ def test_measurements_of_other_directions_are_not_joined():
     ("options", "message"),
     [
         ({"token_probes": -1}, "token_probes is -1: it must be an integer of at least 0 .random directions"),
-        ({"token_exact": -2}, "token_exact is -2: it must be an integer of at least 0, or a number of at least 0 .tokens of each sequence"),
+        (
+            {"token_exact": -2},
+            "token_exact is -2: it must be an integer of at least 0, or a number of at least 0 .tokens of each",
+        ),
         ({"token_exact": 1.5}, r"token_exact is 1\.5: give a number of tokens, or a share"),
         ({"token_exact": 1.0}, r"token_exact is 1\.0, neither a share below 1 nor a whole number"),
-        ({"token_probes": 2, "token_seed": -1}, "token_seed is -1: it must be an integer of at least 0 .seed of the random directions"),
+        (
+            {"token_probes": 2, "token_seed": -1},
+            "token_seed is -1: it must be an integer of at least 0 .seed of the random directions",
+        ),
     ],
 )
 def test_bad_token_settings_are_refused(options, message, rollouts):
