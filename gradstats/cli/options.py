@@ -1,4 +1,4 @@
-"""How the sections' options are written on the command line, under their own names."""
+"""Sections as options of a command: ``--group-size 4``, ``--reward a b=0.5``, ``--template-options k=v``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def policy_section(name: str, settings: Settings, **options: object) -> PolicySe
     Args:
         name: the policy.
         settings: words of ``--policy-settings``.
-        **options: the same by options of their own; None where they were not given.
+        **options: the same settings given by separate options; None where they were not given.
 
     Raises:
         ValueError: when a setting is given in both ways, or is wrong.

@@ -44,7 +44,7 @@ def measure(
     r"""Measure the gradient :math:`S_i = \sum_t \nabla_\theta \log\pi(y_{i,t})` of every rollout.
 
     Begins with a self-check on two sequences (the engine against one backward pass per sequence, alone against
-    padded) and refuses to go on past the tolerance of the model's dtype.
+    padded) and stops where they differ by more than the tolerance of the model's dtype.
 
     Args:
         policy: a :class:`gradstats.Policy`, or a transformers model (scored at temperature 1).
@@ -71,13 +71,13 @@ def measure(
         token_seed: seed of the directions; measurements to be compared need the same.
         token_budget: most tokens that go through the model at once, padding included (4096 when None).
         memory_gib: most memory for logits and, with vmap, for per-sequence gradients; at most 4 GiB by default.
-        keep_in: a folder in which sequences are kept, some at a time, as they are measured; an interrupted call is
-            taken up from them by the same call, and the folder is yours to remove in the end.
+        keep_in: a folder in which sequences are kept, some at a time, as they are measured. The same call resumes an
+            interrupted one from them; removing the folder afterwards is left to you.
         progress: show a progress bar.
 
     Returns:
         The measurement. Sequences whose gradient is not finite are left out, warned about, and listed in its metadata.
-        When memory runs out, the token budget is halved with a warning, and the run goes on.
+        When memory runs out, the token budget is halved with a warning, and measuring continues.
 
     Raises:
         SelfCheckError: when the self-check fails.

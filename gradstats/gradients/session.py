@@ -181,8 +181,8 @@ class MeasuringSession:
             ) from error
         self.token_budget = max(chunk.n_tokens // 2, 1)
         warnings.warn(
-            f"memory ran out on {len(chunk.rows)} sequences of {chunk.n_tokens} tokens together: going on with at most "
-            f"{self.token_budget} tokens at once",
+            f"memory ran out on {len(chunk.rows)} sequences of {chunk.n_tokens} tokens together: continuing with at "
+            f"most {self.token_budget} tokens at once",
             RuntimeWarning,
             stacklevel=4,
         )

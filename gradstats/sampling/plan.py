@@ -129,7 +129,7 @@ class SamplingPlan:
 
     @property
     def n_completions(self) -> int:
-        """Number of completions in all batches."""
+        """Total number of completions."""
         return sum(map(len, self.rows))
 
     def made_with(self) -> dict[str, Any]:

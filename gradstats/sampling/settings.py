@@ -1,4 +1,4 @@
-"""The sampler's parameters, all explicit, and what a model's own generation settings would have changed."""
+"""The sampler's parameters, all explicit, and what a model's generation settings would have changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SamplerSettings:
 
     @classmethod
     def of(cls, section: SamplingSection, policy_temperature: float) -> SamplerSettings:
-        """The settings of a section; without a temperature of its own it draws at the policy's."""
+        """The settings of a section; one that states no temperature draws at the policy's."""
         named: dict[str, Any] = {field.name: getattr(section, field.name) for field in fields(cls)}
         if section.temperature is None:
             named["temperature"] = policy_temperature
@@ -58,7 +58,7 @@ class SamplerSettings:
         return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
 
     def overridden(self, generation_config: Any) -> dict[str, Any]:
-        """What the model's own ``generation_config`` would have changed, had it been followed.
+        """What the model's ``generation_config`` would have changed, had it been followed.
 
         Args:
             generation_config: the model's ``transformers.GenerationConfig``, or None.

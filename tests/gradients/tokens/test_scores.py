@@ -313,7 +313,7 @@ def test_a_weight_read_outside_its_module_is_refused_by_the_self_check(rollouts)
 
 
 def test_running_out_of_memory_takes_fewer_directions_then_fewer_sequences(monkeypatch, rollouts):
-    projector = token_projections._Projector
+    projector = projections._Projector
     whole = gradients.measure(tiny_model("gpt2"), rollouts, token_probes=8, sketch_dim=None, progress=False)
     call = projector.__call__
 
