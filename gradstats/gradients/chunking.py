@@ -45,14 +45,7 @@ def plan_chunks(
             at most 4 GiB, when None. A single sequence always forms a chunk.
         gradients_held: how many gradients of the whole selection the engine holds for each sequence.
         rows: which of the rollouts to plan for; all when None.
-
-    Raises:
-        ValueError: for a budget that is not positive.
     """
-    if token_budget is not None and token_budget < 1:
-        raise ValueError(f"token_budget is {token_budget}: it must be at least 1")
-    if memory_gib is not None and not memory_gib > 0:
-        raise ValueError(f"memory_gib is {memory_gib}: it must be above 0")
     budget = (default_memory_gib(policy.device) if memory_gib is None else memory_gib) * _GIB
     item = policy.dtype.itemsize
     # Gradients of a chunk exist twice while they are reduced: as such, and signed for the sketch.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.blocks import Blocks
 from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
@@ -43,7 +44,7 @@ def measure(
     r"""Measure the gradient :math:`S_i = \sum_t \nabla_\theta \log\pi(y_{i,t})` of every rollout.
 
     Begins with a self-check on two sequences (the engine against one backward pass per sequence, alone against
-    padded) and refuses to go on past the tolerance of the model's dtype.
+    padded) and stops where they differ by more than the tolerance of the model's dtype.
 
     Args:
         policy: a :class:`gradstats.Policy`, or a transformers model (scored at temperature 1).
@@ -70,13 +71,13 @@ def measure(
         token_seed: seed of the directions; measurements to be compared need the same.
         token_budget: most tokens that go through the model at once, padding included (4096 when None).
         memory_gib: most memory for logits and, with vmap, for per-sequence gradients; at most 4 GiB by default.
-        keep_in: a folder in which sequences are kept, some at a time, as they are measured; an interrupted call is
-            taken up from them by the same call, and the folder is yours to remove in the end.
+        keep_in: a folder in which sequences are kept, some at a time, as they are measured. The same call resumes an
+            interrupted one from them; removing the folder afterwards is left to you.
         progress: show a progress bar.
 
     Returns:
         The measurement. Sequences whose gradient is not finite are left out, warned about, and listed in its metadata.
-        When memory runs out, the token budget is halved with a warning, and the run goes on.
+        When memory runs out, the token budget is halved with a warning, and measuring continues.
 
     Raises:
         SelfCheckError: when the self-check fails.
@@ -85,21 +86,19 @@ def measure(
             of range, token ids outside the model's vocabulary, weights of a wrong length, a reference of another
             vocabulary, or when no gradient is finite.
     """
-    session = MeasuringSession.open(
-        policy,
-        rollouts,
-        engine=engine,
-        params=params,
-        blocks=blocks,
-        sketch_dim=sketch_dim,
-        sketch_seed=sketch_seed,
-        reference_policy=reference_policy,
-        token_probes=token_probes,
-        token_exact=token_exact,
-        token_seed=token_seed,
-        token_budget=token_budget,
-        memory_gib=memory_gib,
-    )
+    options: dict[str, Any] = {
+        "engine": engine,
+        "params": params,
+        "blocks": blocks if isinstance(blocks, str) else dict(blocks),
+        "sketch_dim": sketch_dim,
+        "sketch_seed": sketch_seed,
+        "token_probes": token_probes,
+        "token_exact": token_exact,
+        "token_seed": token_seed,
+        "token_budget": token_budget,
+        "memory_gib": memory_gib,
+    }
+    session = MeasuringSession.open(policy, rollouts, MeasurementSection(**options), reference_policy=reference_policy)
     with progress_bar("measuring", len(rollouts), shown=progress) as report:
 
         def finished(n_sequences: int, n_tokens: int) -> None:

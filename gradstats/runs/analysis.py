@@ -116,9 +116,7 @@ def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Pat
     section = run.experiment.variance
 
     def compared(reference: str) -> Any:
-        return gradstats.compare(
-            measured, section.estimators, group_size=section.group_size, reference=reference, rng=section.seed
-        )
+        return gradstats.compare(measured, **section.arguments(reference=reference))
 
     comparison = compared(section.reference)
     run.remarks += comparison.notes
@@ -144,7 +142,8 @@ def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) ->
     from gradstats.report.saved_tokens import save_tokens
 
     section = run.experiment.variance
-    quality = gradstats.proxy_quality(measured, group_size=section.group_size, rng=section.seed)
+    size = section.group_size[0] if isinstance(section.group_size, list) else section.group_size
+    quality = gradstats.proxy_quality(measured, group_size=size, rng=section.seed)
     run.remarks += quality.notes
     paths += save_tokens(quality, run.path, section.confidence_level)
 

@@ -48,7 +48,7 @@ def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict
 
 
 def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
-    comparison = compare(measured, _local(section), group_size=sizes, reference=section.reference, rng=section.seed)
+    comparison = compare(measured, **section.arguments(estimators=_local(section), group_size=sizes))
     frame = comparison.to_frame(section.confidence_level)
     if comparison.n_groups > sum(split.n_prompts for split in comparison.splits):
         parts = comparison.prompt_parts(section.confidence_level)

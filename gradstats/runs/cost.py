@@ -146,8 +146,6 @@ def _seconds_per_token(
     sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim)
     run = ENGINES[engine]
     memory = default_memory_gib(policy.device) if section.memory_gib is None else section.memory_gib
-    # Validated by itself, so that a dry run refuses what the run would refuse.
-    TokenSettings.of(section.token_probes, section.token_exact, section.token_seed)
     heavy = math.ceil(section.token_exact * length) if 0 < section.token_exact < 1 else int(section.token_exact)
 
     def seconds(n_probes: int, n_exact: int) -> float:

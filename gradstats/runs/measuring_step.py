@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.rollouts.table import read_rollouts
+from gradstats.runs.directory import RunDirectory, shard_path
 from gradstats.runs.growth import read_plan
 from gradstats.runs.loading import experiment_policy
 from gradstats.system.files import write_json
 from gradstats.system.interrupts import finishing_in_hand
 from gradstats.system.progress import progress_bar
-
-if TYPE_CHECKING:
-    pass
-from gradstats.runs.directory import RunDirectory, shard_path
 
 
 def measure_shards(run: RunDirectory, progress: bool) -> None:
@@ -37,7 +33,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         session = MeasuringSession.open(
             experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {})),
             rollouts,
-            **section.model_dump(exclude={"token_dtype"}),
+            section,
         )
         finished = sum(
             len(read_rollouts(source)) for source, target in zip(sources, targets, strict=True) if target.exists()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from gradstats.rollouts.table import read_rollouts
+from gradstats.runs.directory import RunDirectory, shard_path
 from gradstats.runs.growth import grown_plan, read_plan, size_of
 from gradstats.runs.loading import sampling_plan
 from gradstats.runs.revisions import resolve_revisions
 from gradstats.system.files import write_json
 from gradstats.system.interrupts import finishing_in_hand
 from gradstats.system.progress import progress_bar
-
-if TYPE_CHECKING:
-    pass
-from gradstats.runs.directory import RunDirectory, shard_path
 
 
 def sample_shards(run: RunDirectory, progress: bool) -> None:
@@ -26,7 +22,7 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
     with run.step("sampling"):
         from gradstats.sampling.plan import warn_of_rollouts
 
-        # What the hub's names stood for when the run began is what it goes on with.
+        # The run keeps the revisions to which the hub's names were resolved when it began.
         revisions = read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment)
         plan = sampling_plan(run.experiment, revisions)
         plan.warn_overridden()

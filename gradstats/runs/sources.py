@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.regrading import refuse_half_regraded
-
-if TYPE_CHECKING:
-    pass
 
 
 def load_rollouts_of(path: Path) -> Rollouts:
@@ -50,7 +47,7 @@ def load_points(path: Path) -> dict[str, Any]:
         if column not in frame:
             raise ValueError(f"{path} has no column {column!r} (it has {', '.join(map(str, frame))})")
         if not pd.api.types.is_numeric_dtype(frame[column]):
-            raise ValueError(f"the column {column!r} of {path} holds something that is no number")
+            raise ValueError(f"the column {column!r} of {path} holds something that is not a number")
     groups = frame["prompt_id"].to_numpy() if "prompt_id" in frame else None
     points = {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
     return points | ({"truncated": frame["truncated"].to_numpy(dtype=bool)} if "truncated" in frame else {})

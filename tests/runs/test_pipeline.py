@@ -237,14 +237,14 @@ def test_data_that_allow_no_fit_become_a_remark_and_cost_nothing_else(experiment
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("policy: {name: x}", "prompts: Field required"),
-        ("policy: {name: x, size: 3}\nprompts: {source: y}", r"policy\.size: Extra inputs are not permitted"),
+        ("policy: {name: x}", "prompts is missing: give the problems"),
+        ("policy: {name: x, size: 3}\nprompts: {source: y}", "policy has no setting 'size': it has name, dtype"),
         (
             "policy: {name: x}\nprompts: {source: y}\nsampling: {group_size: many}",
-            r"sampling\.group_size: Input should be",
+            r"sampling\.group_size is 'many': it must be an integer of at least 1 \(completions of each prompt",
         ),
         ("policy: {name: x", "is not YAML"),
-        ("- a\n- b", "holds no settings"),
+        ("- a\n- b", "does not hold settings"),
     ],
 )
 def test_wrong_experiment_files_name_the_setting(tmp_path, text, message):

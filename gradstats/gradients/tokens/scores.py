@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.engines.loop import loop_engine
@@ -37,26 +38,11 @@ class TokenSettings:
     seed: int
 
     @classmethod
-    def of(cls, token_probes: int, token_exact: int | float, token_seed: int) -> TokenSettings | None:
-        """The settings, or None where no token scores are wanted.
-
-        Raises:
-            ValueError: for a negative number, or a share that is not between 0 and 1.
-        """
-        if token_probes < 0 or token_probes != int(token_probes):
-            raise ValueError(f"token_probes is {token_probes}: give a number of random directions, 0 for none")
-        if token_exact < 0 or (token_exact > 1 and token_exact != int(token_exact)):
-            raise ValueError(
-                f"token_exact is {token_exact}: give a number of tokens, or a share of the proxy between 0 and 1"
-            )
-        if token_exact == 1 and isinstance(token_exact, float):
-            raise ValueError(
-                "token_exact is 1.0, neither a share below 1 nor a whole number of tokens: give 1 for one token of "
-                "each sequence, or a number as large as the longest completion for all"
-            )
-        if token_seed < 0:
-            raise ValueError(f"token_seed is {token_seed}: give a seed of 0 or more")
-        return cls(int(token_probes), token_exact, token_seed) if token_probes or token_exact else None
+    def of(cls, section: MeasurementSection) -> TokenSettings | None:
+        """The settings of a section, or None where no token scores are wanted."""
+        if not section.token_probes and not section.token_exact:
+            return None
+        return cls(section.token_probes, section.token_exact, section.token_seed)
 
     @property
     def tangents(self) -> Tangents:
