@@ -104,7 +104,7 @@ def sample(
     """
     import gradstats
     from gradstats.config.experiment import with_settings
-    from gradstats.system.shards import parts_folder, remove_parts
+    from gradstats.system.shards import remove_shards, shards_folder
 
     rollouts = gradstats.sample(
         gradstats.load_policy(policy, dtype=dtype, **with_settings({}, policy_settings)),
@@ -125,11 +125,11 @@ def sample(
         base_url=base_url,
         sampler_options=with_settings({}, sampler_options),
         greedy=greedy,
-        keep_in=parts_folder(out),
+        keep_in=shards_folder(out),
         progress=progress,
     )
     rollouts.to_parquet(out)
-    remove_parts(out)
+    remove_shards(out)
     terminal.show_rollouts(rollouts, out)
 
 
@@ -202,7 +202,7 @@ def measure(
     from gradstats.measurement.disk_size import measured_bytes, require_space
     from gradstats.measurement.token_scores import remark_on_precision
     from gradstats.runs.sources import load_rollouts_of
-    from gradstats.system.shards import parts_folder, remove_parts
+    from gradstats.system.shards import remove_shards, shards_folder
 
     loaded = gradstats.load_policy(policy, dtype=dtype, temperature=temperature, **with_settings({}, policy_settings))
     if rollouts_format == "gradstats":
@@ -225,11 +225,11 @@ def measure(
         token_probes=token_probes,
         token_exact=token_exact,
         token_seed=token_seed,
-        keep_in=parts_folder(out),
+        keep_in=shards_folder(out),
         progress=progress,
     )
     measured.save(out, token_dtype)
-    remove_parts(out)
+    remove_shards(out)
     terminal.console.print(f"{len(measured)} sequences measured with {measured.metadata['engine']} → {out}")
     if measured.old_logprobs is not None:
         terminal.console.print(gradstats.sampler_gap(measured).sentence(), markup=False)

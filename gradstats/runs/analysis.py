@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
 from gradstats.system.files import atomic_path, write_json
 

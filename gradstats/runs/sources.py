@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.regrading import refuse_half_regraded
 

@@ -170,8 +170,7 @@ def hidden_states(
             for place, row in enumerate(rows):
                 start = chunk.starts[place]
                 states[row] = before[place, start : start + chunk.lengths[place]].copy()
-            report.advance(len(rows))
-            report.tokens(chunk.n_tokens)
+            report.chunk(len(rows), chunk.n_tokens)
     return states
 
 

@@ -16,7 +16,8 @@ from gradstats.estimators.batch import Batch
 from gradstats.gradients.checks.self_check import two_rows
 from gradstats.gradients.chunking import plan_chunks
 from gradstats.gradients.engines.ghost import ghost_engine
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 

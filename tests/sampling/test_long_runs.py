@@ -19,7 +19,7 @@ from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.sampling_step import sample_shards
 from gradstats.sampling.plan import SamplingPlan
-from gradstats.system.interrupts import finishing_in_hand
+from gradstats.system.interrupts import finishing_current_shard
 from gradstats.system.progress import ProgressReport
 
 SAMPLE = (
@@ -95,7 +95,7 @@ def press_ctrl_c():
 
 
 @pytest.mark.filterwarnings("ignore:the model's generation_config")
-def test_ctrl_c_finishes_the_shard_in_hand(experiment, tmp_path, monkeypatch, capfd):
+def test_ctrl_c_finishes_the_current_shard(experiment, tmp_path, monkeypatch, capfd):
     draw = SamplingPlan.draw
 
     def pressed_during(plan, batch, *args):
@@ -111,7 +111,7 @@ def test_ctrl_c_finishes_the_shard_in_hand(experiment, tmp_path, monkeypatch, ca
         "shard-00000.parquet",
         "shard-00001.parquet",
     ]
-    assert "stopping when the shard in hand is finished; Ctrl-C again stops at once" in capfd.readouterr().err
+    assert "stopping when the current shard is finished; Ctrl-C again stops at once" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.setattr(SamplingPlan, "draw", draw)
     sample_shards(run, progress=False)
@@ -134,13 +134,13 @@ def test_a_second_ctrl_c_stops_at_once(experiment, tmp_path, monkeypatch):
 
 def test_without_ctrl_c_nothing_stops_and_other_threads_are_left_alone():
     said: list[str] = []
-    with finishing_in_hand(said.append) as stop_if_asked:
+    with finishing_current_shard(said.append) as stop_if_asked:
         stop_if_asked()
     before = signal.getsignal(signal.SIGINT)
     seen = []
 
     def elsewhere():
-        with finishing_in_hand(said.append) as stop_if_asked:
+        with finishing_current_shard(said.append) as stop_if_asked:
             stop_if_asked()
             seen.append(signal.getsignal(signal.SIGINT))
 

@@ -15,7 +15,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 import gradstats.gradients as gradients
 from gradstats.gradients.tokens import projections
 from gradstats.gradients.tokens.tangents import Tangents
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.policy.policy import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
