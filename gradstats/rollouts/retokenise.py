@@ -40,8 +40,8 @@ def restore_tokens(
         counts: the numbers of tokens that the completion may have; any number where None.
     """
     tokens = [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    if pieces is not None and (found := _from_pieces(tokenizer, pieces, tokens)) is not None:
-        return RestoredTokens(found, "pieces")
+    if pieces is not None and (drawn := _from_pieces(tokenizer, pieces, tokens)) is not None:
+        return RestoredTokens(drawn, "pieces")
     same = tokenizer.decode(tokens) == text and (counts is None or len(tokens) in counts)
     return RestoredTokens(tokens, "text" if same else "mismatch")
 
@@ -58,7 +58,7 @@ def _from_pieces(tokenizer: Tokenizer, pieces: Sequence[str], tokens: list[int])
 
 @functools.lru_cache(maxsize=4)
 def _ids_by_text(tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
-    found = defaultdict(list)
+    ids: defaultdict[str, list[int]] = defaultdict(list)
     for token in range(len(tokenizer)):
-        found[tokenizer.decode([token])].append(token)
-    return {text: tuple(tokens) for text, tokens in found.items()}
+        ids[tokenizer.decode([token])].append(token)
+    return {text: tuple(tokens) for text, tokens in ids.items()}

@@ -58,7 +58,8 @@ class Rollouts:
             ``completion_mask`` list of bool, False for tokens that the policy did not choose (tool output);
             ``reward`` float; ``token_rewards`` list of float; ``sampler_logprobs`` list of float, log-probabilities
             under the distribution that was sampled, NaN where the sampler did not record them; ``finish_reason``
-            "stop" or "length"; ``prompt_text``, ``completion_text``; ``sampler_seed`` int, where each completion has its own;
+            "stop" or "length"; ``prompt_text``, ``completion_text``; ``sampler_seed`` int, where each completion has
+            its own;
             ``token_source``, one of :data:`TOKEN_SOURCES`, where token ids may have been restored from text;
             ``greedy_reward`` and ``greedy_text``, of the prompt's greedy completion.
         metadata: policy, revision, sampler parameters, seed, versions; travels in the Parquet file.

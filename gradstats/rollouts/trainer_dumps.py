@@ -98,7 +98,7 @@ class TrainerDump:
 
 
 def encode_chat(
-    tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, object]], options: Mapping[str, Any]
+    tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
 ) -> list[int]:
     """The token ids of messages in the tokenizer's chat template, up to where the policy begins to write.
 

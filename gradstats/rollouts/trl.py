@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +28,7 @@ def read_trl_completions(
     reward: str | Mapping[str, float] | None = None,
     step: int | None = None,
     max_completion_length: int | None = None,
-    template_options: Mapping[str, Any] | None = None,
+    template_options: Mapping[str, object] | None = None,
 ) -> Rollouts:
     """Read the Parquet files that TRL's GRPO and RLOO trainers write with ``log_completions=True``.
 
@@ -82,7 +81,7 @@ class _TrlPrompts:
     """Token ids of a prompt as TRL encodes it: plain text as it is, messages in the chat template."""
 
     tokenizer: ChatTokenizer
-    options: dict[str, Any]
+    options: dict[str, object]
 
     def __call__(self, prompt: str | list[dict[str, object]]) -> list[int]:
         if isinstance(prompt, str):

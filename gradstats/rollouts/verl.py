@@ -24,7 +24,7 @@ def read_verl_rollouts(
     step: int | None = None,
     max_completion_length: int | None = None,
     system_prompt: str | None = None,
-    template_options: Mapping[str, Any] | None = None,
+    template_options: Mapping[str, object] | None = None,
 ) -> Rollouts:
     """Read the JSONL files that verl writes to ``trainer.rollout_data_dir``.
 
@@ -76,7 +76,7 @@ class _VerlPrompts:
 
     tokenizer: ChatTokenizer
     system_prompt: str | None
-    options: dict[str, Any]
+    options: dict[str, object]
 
     def __call__(self, text: str) -> tuple[list[int], bool]:
         if self.tokenizer.chat_template:
