@@ -68,7 +68,7 @@ def sample(
         progress: show a progress bar.
     """
     import gradstats
-    from gradstats.system.shards import parts_folder, remove_parts
+    from gradstats.system.shards import remove_shards, shards_folder
 
     model = policy_section(policy, policy_settings, dtype=dtype)
     source = PromptsSection(source=prompts, n=n, seed=settings.seed, settings=with_settings({}, prompt_settings))
@@ -76,11 +76,11 @@ def sample(
         gradstats.load_policy(model.name, **model.arguments()),
         gradstats.load_prompts(source.source, source.n, rng=source.seed, **source.settings),
         **settings.arguments(),
-        keep_in=parts_folder(out),
+        keep_in=shards_folder(out),
         progress=progress,
     )
     rollouts.to_parquet(out)
-    remove_parts(out)
+    remove_shards(out)
     terminal.show_rollouts(rollouts, out)
 
 
@@ -137,7 +137,7 @@ def measure(
     from gradstats.measurement.disk_size import measured_bytes, require_space
     from gradstats.measurement.token_scores import remark_on_precision
     from gradstats.runs.sources import load_rollouts_of
-    from gradstats.system.shards import parts_folder, remove_parts
+    from gradstats.system.shards import remove_shards, shards_folder
 
     model = policy_section(policy, policy_settings, temperature=temperature, dtype=dtype)
     loaded = gradstats.load_policy(model.name, **model.arguments())
@@ -148,9 +148,9 @@ def measure(
 
         table = READERS[rollouts_format](rollouts, loaded.tokenizer, **with_settings({}, rollouts_options))
     require_space(out, measured_bytes(table, settings))
-    measured = gradstats.measure(loaded, table, **settings.arguments(), keep_in=parts_folder(out), progress=progress)
+    measured = gradstats.measure(loaded, table, **settings.arguments(), keep_in=shards_folder(out), progress=progress)
     measured.save(out, settings.token_dtype)
-    remove_parts(out)
+    remove_shards(out)
     terminal.console.print(f"{len(measured)} sequences measured with {measured.metadata['engine']} → {out}")
     if measured.old_logprobs is not None:
         terminal.console.print(gradstats.sampler_gap(measured).sentence(), markup=False)

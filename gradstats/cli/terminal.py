@@ -184,7 +184,7 @@ def show_regrading(path: Path) -> None:
     change = read_regradings(path)[-1]
     console.print(
         f"scored with {change['reward']} instead of {change['old_reward']}: {change['n_changed']} rewards changed; the "
-        f"old ones are in {path / 'regraded' / change['table']}"
+        f"old ones are in {path / 'regraded' / str(change['table'])}"
     )
 
 

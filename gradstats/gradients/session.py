@@ -28,7 +28,8 @@ from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.check import check_projections
 from gradstats.gradients.tokens.scores import TokenResult, TokenSettings, measure_tokens
 from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
-from gradstats.measurement.measurement import Measurement, WeightedGradients
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.policy.threads import suitable_threads
 from gradstats.rollouts.table import Rollouts

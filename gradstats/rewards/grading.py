@@ -88,7 +88,7 @@ class Grader:
         """Score completions, one problem each.
 
         Returns:
-            The weighted sums, and a tally (see :func:`gradstats.rollouts.grading_counts.merge_tallies`).
+            The weighted sums, and a tally (see :func:`gradstats.rollouts.grading_counts.merge_grading_counts`).
 
         Raises:
             ValueError: when a reward of the user's own failed on every one of eight or more completions.

@@ -1,11 +1,12 @@
-"""What a command reads from a path: rollouts, a measurement, or points of a length-scaling fit."""
+"""Reading a command's input from a path: rollouts, a measurement, or points of a length-scaling fit."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.regrading import refuse_half_regraded
 
@@ -23,14 +24,17 @@ def load_measurement_of(path: Path) -> Measurement:
 
 
 def load_points(path: Path) -> dict[str, Any]:
-    """What a length-scaling fit needs, from a CSV file or from what was measured.
+    """The input of a length-scaling fit, from a CSV file or from a measurement.
+
+    Args:
+        path: a CSV file, a measurement folder or a run directory.
 
     Returns:
         Arguments of :func:`gradstats.fit_length_scaling`: ``measured``, or ``lengths``, ``sq_norms``, ``groups`` and,
         where the CSV has them, ``truncated``.
 
     Raises:
-        FileNotFoundError: when nothing is there.
+        FileNotFoundError: when there is no such file or folder.
         ValueError: when the CSV cannot be read or lacks a column.
     """
     if path.is_dir():

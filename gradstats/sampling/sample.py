@@ -11,10 +11,10 @@ from gradstats.policy.policy import Policy
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.grading import RewardSpec
 from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.sampling.draw_batches import draw_batches
 from gradstats.sampling.plan import SamplingPlan, warn_of_rollouts
 from gradstats.sampling.sampler import Sampler
-from gradstats.system.progress import progress_bar
-from gradstats.system.shards import KeptParts
+from gradstats.system.shards import Shards
 
 
 def sample(
@@ -106,17 +106,10 @@ def sample(
         reward=reward if callable(reward) else None,
     )
     plan.warn_overridden()
-    parts = []
-    kept = None if keep_in is None else KeptParts(keep_in, plan.made_with())
-    with progress_bar("sampling", plan.n_completions, shown=progress) as report:
-        for batch in range(plan.n_batches):
-            path = None if kept is None else kept.path(batch, ".parquet")
-            before = path is not None and path.exists()
-            parts.append(read_rollouts(path) if path is not None and before else plan.draw(batch, report.tokens))
-            if path is not None and not before:
-                parts[-1].to_parquet(path)
-            report.completions(parts[-1].rewards, parts[-1].lengths, before=before)
-    rollouts = Rollouts.concatenate(parts)
+    shards = None
+    if keep_in is not None:
+        shards = Shards.resume(keep_in, plan.made_with(), ".parquet", read_rollouts, Rollouts.to_parquet)
+    rollouts = Rollouts.concatenate(draw_batches(plan, shards, progress=progress))
     place = {problem.prompt_id: index for index, problem in enumerate(problems)}
     by_problem = [
         (place[prompt_id], sample_id)

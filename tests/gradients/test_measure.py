@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.batch import Batch
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.policy.policy import Policy
 
 

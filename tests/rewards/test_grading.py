@@ -11,7 +11,7 @@ from gradstats.prompts.load import load_prompts
 from gradstats.rewards.errors import ScoringTimeoutError
 from gradstats.rewards.final_answer import final_answer
 from gradstats.rewards.grading import Grader
-from gradstats.rollouts.grading_counts import merge_tallies, ungraded_sentence
+from gradstats.rollouts.grading_counts import merge_grading_counts, ungraded_sentence
 from gradstats.system.worker import PROCESS, IsolatedError
 
 PROBLEMS = [Problem("a", "?", "7"), Problem("b", "?", "8"), Problem("c", "?", "9")]
@@ -121,7 +121,7 @@ def test_failures_and_timeouts_count_nothing_and_are_counted(monkeypatch):
         "failures": 1,
         "first_failure": "the process that ran it died (out of memory?)",
     }
-    sentence = ungraded_sentence(merge_tallies([tally, tally]))
+    sentence = ungraded_sentence(merge_grading_counts([tally, tally]))
     assert "of 6 completions" in sentence
     assert "math: 2 timed out, 2 failed (the first: the process that ran it died (out of memory?))" in sentence
     assert "gradstats regrade" in sentence
@@ -139,7 +139,7 @@ def test_a_reward_of_ones_own_that_never_works_is_refused():
 
 def test_tallies_add_up_and_a_clean_one_says_nothing():
     _, first = Grader.make(["math", "exact"], PROBLEMS).grade(TEXTS, PROBLEMS)
-    both = merge_tallies([first, first])
+    both = merge_grading_counts([first, first])
     assert both["completions"] == 6
     assert both["disagreements"] == {"math | exact": 2}
     assert ungraded_sentence(both) is None

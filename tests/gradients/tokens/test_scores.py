@@ -16,7 +16,8 @@ import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.tokens import projections
 from gradstats.gradients.tokens.tangents import Tangents
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.policy.policy import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
