@@ -38,10 +38,10 @@ def quietly(function, *arguments, **keywords):
         return function(*arguments, **keywords)
 
 
-def test_parts_equal_loops():
+def test_variance_components_equal_loops():
     batch, scores = make(n_prompts=12, size=8)
     result = quietly(compare, batch, ["rloo", "token_mean"], scores, group_size=4)
-    frame = result.prompt_parts()
+    frame = result.variance_components()
     for position, name in enumerate(["rloo", "token_mean"]):
         spreads = []
         for prompt in range(12):
@@ -58,10 +58,10 @@ def test_parts_equal_loops():
     np.testing.assert_allclose(total, result.to_frame()["trace_cov"], rtol=1e-10)
 
 
-def test_parts_need_two_groups_of_a_prompt():
+def test_variance_components_need_two_groups_of_a_prompt():
     batch, scores = make(n_prompts=12, size=4)
     with pytest.raises(ValueError, match="every prompt has a single group.*at most half"):
-        quietly(compare, batch, ["rloo"], scores).prompt_parts()
+        quietly(compare, batch, ["rloo"], scores).variance_components()
 
 
 def test_rloo_is_equivalent_to_itself():
@@ -82,7 +82,7 @@ def test_pairs_follow_the_u_statistic():
     batch, scores = make(n_prompts=1500)
     parts = {}
     for size in (2, 4, 8):
-        frame = quietly(compare, batch, ["rloo"], scores, group_size=size).prompt_parts()
+        frame = quietly(compare, batch, ["rloo"], scores, group_size=size).variance_components()
         parts[size] = size * frame["within_prompt"].item()
     price = (parts[2] - parts[8]) * 7 / 6
     assert 1 + price / (parts[4] - (parts[2] - price)) == pytest.approx(4.0, rel=0.15)
@@ -112,12 +112,12 @@ def test_group_size_refusals():
         equivalent_group_size(batch, "rloo", 2, scores)
     with pytest.raises(ValueError, match="only 0 prompts have the 10 completions"):
         equivalent_group_size(batch, "rloo", 5, scores)
-    with pytest.raises(ValueError, match="looks across groups"):
+    with pytest.raises(ValueError, match="is a batch-level estimator"):
         equivalent_group_size(batch, "batch_mean", 4, scores)
     with pytest.raises(ValueError, match="gives no completion any weight in groups of 2"):
         equivalent_group_size(batch.with_fields(rewards=np.ones(40)), "rloo", 4, scores)
     batch, scores = make()
-    with pytest.warns(UserWarning, match=r"no known multiple.*loo=True"):
+    with pytest.warns(UserWarning, match=r"not a known multiple.*loo=True"):
         equivalent_group_size(batch, "token_mean", 4, scores)
 
 
@@ -212,13 +212,13 @@ def test_a_plan_from_noise_and_spread_of_lengths():
 def test_answers_are_sentences():
     batch, scores = make()
     told = equivalent_group_size(batch, "rloo", 4, scores).sentence()
-    assert told.startswith("rloo at N = 4 is as noisy as rloo at N = 4 [4, 4], at equal completions in all (95%")
+    assert told.startswith("rloo at N = 4 is as noisy as rloo at N = 4 [4, 4], at the same total number of completions (95%")
     told = implied_shift(batch, est.asymmetric(delta=-0.1)).sentence(0.9)
     assert told.startswith("The baseline of asymmetric lies -0.1 [-0.1, -0.1] from the group mean")
     assert "90% interval, 200 prompts" in told
     assert length_reward_correlation(batch).sentence().startswith("Longer answers to a prompt are less often right")
     unrelated = batch.with_fields(rewards=np.random.default_rng(0).permutation(batch.rewards))
-    assert length_reward_correlation(unrelated).sentence().startswith("No link of length and reward")
+    assert length_reward_correlation(unrelated).sentence().startswith("No correlation of length and reward")
 
 
 def test_plan_refusals():

@@ -86,5 +86,7 @@ def test_blocks():
 
 def test_energy_that_is_the_same_at_every_token_has_exponent_one_half():
     assert fit_energy_scaling(measured()).alpha == pytest.approx(0.5)
+    without = measured()
+    without.token_energy = None
     with pytest.raises(ValueError, match="no token energies: measure with token_probes"):
-        fit_energy_scaling(SimpleNamespace())
+        fit_energy_scaling(without)

@@ -308,7 +308,7 @@ def test_two_prompts_have_no_interval():
 
 
 def across(name):
-    """A group-local estimator that claims to look across groups."""
+    """A group-level estimator that claims to be batch-level."""
     local = est.get(name)
     definition = dataclasses.replace(local.definition, across_groups=lambda parameters: True)
     return est.Estimator(definition, local.parameters)
@@ -339,7 +339,7 @@ def test_batches_of_several_prompts_agree_with_the_closed_form(group_size):
     assert dealt["kept_share"] == pytest.approx(local["kept_share"], abs=0.01)
 
 
-def test_an_estimator_that_looks_across_groups_sees_whole_batches():
+def test_a_batch_level_estimator_sees_whole_batches():
     batch, scores = make([4] * 24)
     sizes = []
     local = est.reinforce()
@@ -433,7 +433,7 @@ def test_refusals():
         (ValueError, r"scores has shape \(40,\)", {"scores": scores[:, 0]}),
         (ValueError, "scores holds 2 tokens a completion", {"scores": np.zeros((40, 2, 3))}),
         (ValueError, "not finite: measure it again", {"scores": np.where(scores > 3, np.nan, scores)}),
-        (ValueError, "reference='batch_mean' looks across groups", {"reference": "batch_mean"}),
+        (ValueError, "reference='batch_mean' is a batch-level estimator", {"reference": "batch_mean"}),
         (
             ValueError,
             "prompts_per_batch=6 must be between 1 and half the 10 prompts",

@@ -10,7 +10,7 @@ from gradstats.estimators import Batch
 from gradstats.stats import compare
 from gradstats.stats.variance.reduced_coordinates import in_fewer_coordinates
 from gradstats.stats.variance.score_vectors import Scores
-from gradstats.stats.variance.sketch_error import SketchProbes
+from gradstats.stats.variance.sketch_error import SketchError
 
 
 def make(n_prompts=20, size=8, dim=6, seed=0):
@@ -44,7 +44,7 @@ def test_sizes_in_one_call_are_the_rows_of_each_size_alone():
         assert alone.group_size == size
         rows = frame.iloc[2 * position : 2 * position + 2].reset_index(drop=True)
         pd.testing.assert_frame_equal(rows, alone.to_frame(), check_dtype=False)
-    parts = together.prompt_parts()
+    parts = together.variance_components()
     assert list(parts["within_prompt"].isna()) == [False] * 4 + [True] * 2
 
 
@@ -70,7 +70,7 @@ def test_repeated_and_missing_sizes():
 def test_fewer_coordinates_keep_every_inner_product():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(12, 90))
-    probes = SketchProbes(90, 12, rng)
+    probes = SketchError(90, 12, rng)
     scores, turned = in_fewer_coordinates(Scores(values, None, True, None), probes)
     assert scores.sequence.shape == (12, 12 + probes.directions.shape[1])
     assert turned.dim == 90

@@ -13,8 +13,8 @@ from gradstats.stats import compare, equivalent_group_size
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
 from gradstats.stats.variance.group_moments import Groups, cross_signal, prompt_moments
-from gradstats.stats.variance.probe_error import TokenProbes
-from gradstats.stats.variance.probed_sums import probe_blocks, probe_parts
+from gradstats.stats.variance.probe_error import TokenProbeError
+from gradstats.stats.variance.probed_sums import probe_blocks, probe_thirds
 
 EVERY_LEVEL = [
     "rloo",
@@ -154,7 +154,7 @@ def test_masked_tokens_have_no_part():
 
 def test_parts_and_blocks_hold_every_probe_once():
     for n_probes in (1, 2, 3, 7, 32, 100):
-        parts = np.concatenate(probe_parts(n_probes))
+        parts = np.concatenate(probe_thirds(n_probes))
         blocks = np.concatenate([block for blocks in probe_blocks(n_probes) for block in blocks])
         np.testing.assert_array_equal(parts, np.arange(n_probes))
         np.testing.assert_array_equal(blocks, np.arange(n_probes))
@@ -191,7 +191,7 @@ def test_standard_errors_with_probes_are_those_of_repetition(n_probes):
         along = gradients @ rng.normal(size=(dim, n_probes)) / np.sqrt(n_probes)
         features = np.concatenate([known, along, 0.3 * along], axis=1)
         signs = np.repeat([1.0, 1.0, -1.0], [dim, n_probes, n_probes])
-        probes = TokenProbes(dim, n_prompts, rng, n_probes, sketched=False)
+        probes = TokenProbeError(dim, n_prompts, rng, n_probes, sketched=False)
         pair = [
             prompt_moments(features, weights, groups, None, probes, signs=signs)
             for weights in (np.ones(n_prompts), rng.normal(1, 0.2, n_prompts))
@@ -277,7 +277,7 @@ def test_products_take_sides_from_different_parts_and_probes_from_the_third(n_he
             mine, theirs = single[first], single[second]
             expected += mine[:, :dim] @ theirs[:, :dim].T / 6.0
             # Each probe of the third part stands for itself: the six orders meet it twice.
-            along = dim + probe_parts(8)[3 - first - second]
+            along = dim + probe_thirds(8)[3 - first - second]
             expected += (mine[:, along] @ theirs[:, along].T - mine[:, along + 8] @ theirs[:, along + 8].T) / 2.0
     found = (features * tokens.signs[: features.shape[1]]) @ features.T
     np.testing.assert_allclose(found, 0.5 * (expected + expected.T), rtol=1e-9, atol=1e-9)
