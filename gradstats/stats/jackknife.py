@@ -37,7 +37,7 @@ class Estimate:
             return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
 
 
-#: What stands for a quantity that the data do not allow to estimate.
+#: In place of a quantity that cannot be estimated from the data.
 NOT_ESTIMATED = Estimate(np.nan, np.nan, "raw", np.nan)
 
 

@@ -70,7 +70,7 @@ def length_reward_correlation(
 ) -> LengthRewardCorrelation:
     """Correlates length and reward within prompts.
 
-    Between prompts the two go together because hard problems take long and fail often, which says nothing about
+    Between prompts the two go together because hard problems take long and fail often, which is irrelevant to
     baselines: only the correlation among answers to one prompt shifts a length-weighted baseline away from the mean.
 
     Args:

@@ -149,7 +149,7 @@ def alpha_report(
     Args:
         measured: a measurement; or give the arrays.
         method: of the fit, as in `fit_length_scaling`.
-        interval: kind of interval, as in `LengthScalingFit.confidence_interval`; None takes the fit's own.
+        interval: kind of interval, as in `LengthScalingFit.confidence_interval`; None for the fit's default.
         confidence_level: of all intervals.
         lengths: as in `fit_length_scaling`, instead of ``measured``.
         sq_norms: likewise.
@@ -207,7 +207,7 @@ def alpha_report(
 def _named_influence(
     fit: LengthScalingFit, measured: MeasuredNorms | None, groups: ArrayLike | None
 ) -> pd.DataFrame | None:
-    """`alpha_without_each_prompt`, with the prompts' own names."""
+    """`alpha_without_each_prompt`, with the names of the prompts."""
     frame = _or_none(lambda: alpha_without_each_prompt(fit))
     groups = groups if measured is None else measured.rollouts.prompt_id
     if frame is None or groups is None:

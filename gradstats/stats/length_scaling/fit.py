@@ -271,7 +271,7 @@ def _positive(values: ArrayLike, name: str) -> Float[np.ndarray, " n"]:
     if len(bad):
         raise ValueError(
             f"{name} must be finite and positive to take logarithms, but {len(bad)} of {len(array)} are not "
-            f"(the first is {array[bad[0]]} at position {bad[0]}): drop those sequences and say so"
+            f"(the first is {array[bad[0]]} at position {bad[0]}): drop those sequences and report that"
         )
     return array
 

@@ -157,8 +157,8 @@ def proxy_quality(
 
     The proxies are ``logit``, :math:`w_t = 1 - 2π(y_t) + \sum_v π(v)²` (the squared norm of the gradient with respect
     to the logits, 2602.07078); ``last_layer``, :math:`w_t‖h_t‖²` (with respect to the output embedding); ``entropy``;
-    and ``surprisal``, :math:`-\log π(y_t)`. The noise of the probes in light tokens' energies lowers rank correlations and
-    raises ``factor`` a little: at K probes each such energy is off by :math:`\sqrt{2/K}`.
+    and ``surprisal``, :math:`-\log π(y_t)`. The noise of the probes in light tokens' energies lowers rank correlations
+    and raises ``factor`` a little: at K probes each such energy is off by :math:`\sqrt{2/K}`.
 
     Args:
         measured: a measurement with ``token_projections``.
@@ -208,7 +208,7 @@ def proxy_quality(
 
 
 def _proxies(measured: MeasuredTokens) -> dict[str, list[np.ndarray]]:
-    """Each proxy, one array a completion, in the completions' own positions."""
+    """Each proxy, one array a completion, by position in the completion."""
     logit = [
         np.maximum(1 - 2 * np.exp(np.asarray(logprobs)) + squares, 0.0)  # negative by rounding only
         for logprobs, squares in zip(measured.logprobs, measured.sum_pi_squared, strict=True)

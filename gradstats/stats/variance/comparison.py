@@ -212,12 +212,12 @@ def compare(
 
     **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not,
     noise_to_signal is NaN with its lower end given and its upper end infinite, cosine and an estimated
-    matched_ratio are NaN, and a warning says at least how many prompts would be needed.
+    matched_ratio are NaN, and a warning gives a lower bound on the number of prompts needed.
 
     **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
-    ‖S_i‖² are taken exactly where they were measured. A quadratic form tr(C·G) of the Gram matrix G
-    then has the variance (2/D)·tr(C G C G) over sketches. A jackknife over prompts sees the part of it that
-    differs between prompts, and not the part that all share, because one sketch serves them all: that part is
+    ‖S_i‖² are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G
+    then has the variance (2/D)·tr(C G C G) over sketches. A jackknife over prompts sees the component of it
+    that differs between prompts, but not the one that all share, because one sketch serves them all: the latter is
     estimated for the linearised form of every quantity, from disjoint folds of prompts, and added.
 
     **Tokens.** Where random probes of the token scores were measured (``token_probes``), token-level estimators are
@@ -246,8 +246,8 @@ def compare(
             the prompts, at most 128).
         n_resamples: how often the prompts are dealt into batches for batch-level estimators.
         rng: for those batches and for estimating the sketch's error.
-        scores_are_sketches: whether ``scores`` are a random projection; None says yes for a measurement's
-            sketches and no for ``scores`` given by hand.
+        scores_are_sketches: whether ``scores`` are a random projection; by default True for a
+            measurement's sketches and False for ``scores`` given here.
         **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array a completion, or
             (N, T)) or ``greedy_rewards`` for `remax`.
 

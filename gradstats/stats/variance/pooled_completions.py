@@ -50,7 +50,7 @@ class PooledCompletions:
         return min(LARGEST_DEFAULT_BATCH, max(1, self.groups.n_prompts // 4))
 
     def weights(self, estimator: Weighting, rows: Int[np.ndarray, " rows"] | None = None) -> np.ndarray:
-        """The weights of all completions, or of some as a batch of their own, as `Scores.weighted` takes them.
+        """The weights of all completions, or of some as a separate batch, as `Scores.weighted` takes them.
 
         An estimator that uses token energies gets them from each third of the probes in turn.
         """

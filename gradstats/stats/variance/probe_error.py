@@ -17,7 +17,7 @@ class TokenProbeError(SketchError):
     probes. The probes are shared by all prompts, so that a jackknife over prompts does not see the error of the mean
     in the *expectation* over prompts: its variance is :math:`\frac{1}{K}\mathrm{Var}_k(E\,q_k)`, estimated from the
     covariance over k of the :math:`q_k` of disjoint folds of prompts. This holds for probes of any distribution. The
-    sketch's part of the form, ⟨Z_a, Z_b⟩, is estimated as in `SketchError`.
+    sketched term of the form, ⟨Z_a, Z_b⟩, is estimated as in `SketchError`.
 
     Where weights were themselves estimated from the probes, the effect of each probe through the weights is added to
     :math:`q_k`, as far as the features hold it (`ProbedTokens.influence`).
@@ -83,7 +83,7 @@ class TokenProbeError(SketchError):
         return np.mean(deals, axis=0)
 
     def _split(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """The known part Z, the projections P and P^Z, and (rows, blocks, k) influences of blocks, if any."""
+        """The known Z, the projections P and P^Z, and (rows, blocks, k) influences of blocks, if any."""
         d, k = len(self.directions), self.n_probes
         shifts = vectors[:, 3 * d + 4 * k :] if vectors.shape[1] > 3 * d + 4 * k else None
         by_block = None if shifts is None else shifts.reshape(len(shifts), -1, k)

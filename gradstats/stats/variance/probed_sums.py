@@ -15,7 +15,7 @@ from gradstats.estimators.baselines.token_baseline import logit_energy
 from gradstats.stats.measured import MeasuredTokens
 
 # Weights that were estimated from probes need three disjoint thirds of them: one for each side of a product, and one
-# for the product itself. How a probe affects them is found by leaving out one block of a third at a time.
+# for the product itself. The influence of a probe on them follows from leaving out one block of a third at a time.
 N_THIRDS = 3
 MOST_BLOCKS = 10
 FEWEST_PROBES = 2 * N_THIRDS

@@ -20,7 +20,7 @@ class Contributions:
         vectors: (n, d) vectors.
         weights: (n,) weights still to be applied to them.
         surplus_sq: (n,) exact ‖·‖² of each vector less that in these coordinates; None when unknown or exact.
-        exact_squares: whether ``surplus_sq`` makes the squares exact in full, or only in part.
+        exact_squares: whether ``surplus_sq`` makes the squares exact; otherwise they keep some of the sketch's error.
     """
 
     vectors: Float[np.ndarray, "n d"]

@@ -20,10 +20,10 @@ class SketchError:
 
     .. math:: \frac{2}{D}\,\mathrm{tr}(C G C G) = \frac{2}{D}\,‖K‖_F², \qquad K = V^T C V, \quad G = V V^T
 
-    (an upper bound for CountSketch, tight unless a few coordinates carry everything). Part of it is noise
-    that differs from prompt to prompt, and a jackknife over prompts sees that part. It does not see the
-    sketch's error in the *expectation* of q, because one sketch serves all prompts: by the law of total
-    variance :math:`\frac{2}{D}‖E K‖_F²` has to be added. :math:`‖E K‖_F²` is estimated without bias by the inner
+    (an upper bound for CountSketch, tight unless a few coordinates carry everything). One component of it is
+    noise that differs from prompt to prompt, which a jackknife over prompts sees. It does not see the sketch's error
+    in the *expectation* of q, because one sketch serves all prompts: by the law of total variance
+    :math:`\frac{2}{D}‖E K‖_F²` has to be added. :math:`‖E K‖_F²` is estimated without bias by the inner
     product of the K of disjoint folds of prompts, :math:`⟨K_f, K_{f'}⟩ ≈ \frac1R\sum_r ⟨K_f z_r, K_{f'} z_r⟩` along R
     random sign directions (Hutchinson), which needs neither G nor K. In the sketch itself ‖K‖_F² comes out too large
     by (tr K)²/D, which removing the trace corrects.

@@ -32,8 +32,8 @@ def test_pairs_follow_the_u_statistic():
     for size in (2, 4, 8):
         frame = quietly(compare, batch, ["rloo"], scores, group_size=size).variance_components()
         parts[size] = size * frame["within_prompt"].item()
-    price = (parts[2] - parts[8]) * 7 / 6
-    assert 1 + price / (parts[4] - (parts[2] - price)) == pytest.approx(4.0, rel=0.15)
+    cost = (parts[2] - parts[8]) * 7 / 6
+    assert 1 + cost / (parts[4] - (parts[2] - cost)) == pytest.approx(4.0, rel=0.15)
 
 
 def test_a_nearly_perfect_baseline_is_worth_a_large_group():
