@@ -7,7 +7,7 @@ from comparison_batches import interleaved_batch, quiet_compare, sized_batch, wa
 from gradstats.stats import compare
 
 
-def test_unresolved_signal_is_said_and_bounded():
+def test_unresolved_signal_is_reported_and_bounded():
     batch, scores = interleaved_batch([4] * 30, dim=200)
     with pytest.warns(UserWarning, match=r"not resolved for rloo and grpo.*at least about [\d,]+ prompts.*now 30"):
         result = compare(batch, ["rloo", "grpo"], scores)
@@ -57,7 +57,7 @@ def test_two_batches_have_no_interval():
     assert np.isnan(frame["signal_sq_low"].item())
 
 
-def test_notes_tell_their_size_and_are_not_repeated():
+def test_notes_name_their_size_and_are_not_repeated():
     batch, scores = sized_batch(size=6)
     result = quiet_compare(batch, ["rloo", "group_mean"], scores, group_size=(4, 3), scores_are_sketches=True)
     notes = list(result.notes)

@@ -59,7 +59,7 @@ def test_inner_products_of_weighted_sums_are_unbiased(n_heavy):
 
 
 def test_noise_of_estimated_weights_does_not_count():
-    """Weights that are noise along the probes: products across parts give the square of their mean."""
+    """Weights that are noise along the probes: products across thirds give the square of their mean."""
     batch, scores = drawn(3)
     rng = np.random.default_rng(2)
     mean = rng.normal(size=batch.mask.shape) * batch.mask
@@ -128,7 +128,7 @@ def test_equivalent_group_size_takes_token_estimators():
     assert found.value == pytest.approx(exact.value, rel=1e-6)
 
 
-def test_masked_tokens_have_no_part():
+def test_masked_tokens_do_not_enter():
     batch, scores = drawn(40)
     mask = batch.mask & ((np.arange(4) != 1) | (batch.lengths < 3)[:, None])
     holed = Batch(
@@ -146,7 +146,7 @@ def test_masked_tokens_have_no_part():
     )
 
 
-def test_parts_and_blocks_hold_every_probe_once():
+def test_thirds_and_blocks_hold_every_probe_once():
     for n_probes in (1, 2, 3, 7, 32, 100):
         parts = np.concatenate(probe_thirds(n_probes))
         blocks = np.concatenate([block for blocks in probe_blocks(n_probes) for block in blocks])
@@ -193,7 +193,7 @@ def test_intervals_from_probes_cover_enumerated_variances(n_probes, n_heavy, ske
         assert hits[name] >= 0.88 * replications, (name, hits, reference)
 
 
-def test_a_fast_look_at_enumerated_variances():
+def test_one_large_sample_agrees_with_enumerated_variances():
     """One large sample: 99.9 % intervals from probes hold the exact traces, and are narrow."""
     names = ["otb", "otb(energy=exact)", "gae", "causal_optimal"]
     batch, scores = drawn(1500, 3, 11)
@@ -225,8 +225,8 @@ def test_energies_of_some_tokens_alone_are_left_out_of_the_batch():
 
 
 @pytest.mark.parametrize("n_heavy", [1, 4])
-def test_products_take_sides_from_different_parts_and_probes_from_the_third(n_heavy):
-    """The signed features against the average written out over parts of the probes."""
+def test_products_take_sides_from_different_thirds_and_probes_from_the_remaining_one(n_heavy):
+    """The signed features against the average written out over thirds of the probes."""
     batch, scores = drawn(5)
     rng = np.random.default_rng(3)
     tokens = prepared(probed(batch, scores, 8, n_heavy, rng), "otb")[1]
@@ -239,7 +239,7 @@ def test_products_take_sides_from_different_parts_and_probes_from_the_third(n_he
         for second in {0, 1, 2} - {first}:
             mine, theirs = single[first], single[second]
             expected += mine[:, :dim] @ theirs[:, :dim].T / 6.0
-            # Each probe of the third part stands for itself: the six orders meet it twice.
+            # Each probe belongs to one remaining third, which two of the six ordered pairs share.
             along = dim + probe_thirds(8)[3 - first - second]
             expected += (mine[:, along] @ theirs[:, along].T - mine[:, along + 8] @ theirs[:, along + 8].T) / 2.0
     found = (features * tokens.signs[: features.shape[1]]) @ features.T
