@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gradstats.gradients.blocks import ParameterSelection
+from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 
@@ -58,7 +59,7 @@ def plan_chunks(
     # Gradients of a chunk exist twice while they are reduced: as such, and signed for the sketch.
     per_sequence = 2 * item * selection.n_parameters * gradients_held
     most_sequences = max(1, int(budget // per_sequence)) if per_sequence else len(rollouts)
-    vocabulary = policy.model.get_output_embeddings().weight.shape[0]
+    vocabulary = n_logits(policy.model)
     most_tokens = min(token_budget or DEFAULT_TOKEN_BUDGET, int(budget // (_LOGIT_COPIES * max(item, 4) * vocabulary)))
     frame = rollouts.frame
     times = frame["prompt_tokens"].map(len).to_numpy() + frame["completion_tokens"].map(len).to_numpy()

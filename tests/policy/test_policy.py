@@ -140,7 +140,7 @@ def test_model_code_is_run_on_request_only(policy_folder, tmp_path):
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text("raise RuntimeError('it ran')")
-    with pytest.raises(ValueError, match="brings model code of its own: read it, then pass trust_remote_code=True"):
+    with pytest.raises(ValueError, match="contains its own model code: read it, then pass trust_remote_code=True"):
         load_policy(folder)
     with pytest.raises(RuntimeError, match="it ran"):
         load_policy(folder, trust_remote_code=True)
@@ -212,7 +212,7 @@ def test_an_adapter_is_sampled_and_measured(adapter_folder):
 
 def test_adapters_that_cannot_be_used_are_named(policy_folder, adapter_folder, tmp_path):
     folder, _ = adapter_folder
-    with pytest.raises(FileNotFoundError, match=r"the adapter .*absent is no folder with an adapter_config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"the adapter .*absent is not a folder with an adapter_config\.json"):
         load_policy(policy_folder, adapter=tmp_path / "absent")
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["query"]}))

@@ -191,7 +191,7 @@ def test_embedded_problems_are_seeded():
     assert problems == load_prompts("embedded", 30, rng=4)
     assert len({problem.prompt_id for problem in problems}) == 30
     assert {problem.reward for problem in problems} == {"embedded"}
-    with pytest.raises(ValueError, match="the embedded problems refuse the settings"):
+    with pytest.raises(ValueError, match="the embedded problems do not accept the settings"):
         load_prompts("embedded", 3, colour="red")
 
 

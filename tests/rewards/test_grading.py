@@ -76,7 +76,7 @@ def test_each_problems_own_reward_where_they_differ():
         ({"math": math.inf}, "the weight of reward 'math' is inf"),
         ({"math": True}, "the weight of reward 'math' is True"),
         ([], "reward is empty: name at least one"),
-        (["math", "math=2"], "reward names math, math, one of them twice"),
+        (["math", "math=2"], "reward repeats a name .math, math."),
         ("reasoning_gym(thresh=1)", "the reward 'reasoning_gym' has no parameter 'thresh'; it has threshold"),
         ("math(strict=True)", "the reward 'math' has no parameter 'strict'; it has none"),
         ("test_grading:without_value(value=", "cannot read .* write it as name"),
@@ -131,7 +131,7 @@ def test_a_reward_of_ones_own_that_never_works_is_refused():
     texts, problems = 8 * TEXTS[:1], 8 * PROBLEMS[:1]
     with pytest.raises(ValueError, match="'test_grading:without_value' failed on all of 8 completions; .*None"):
         Grader.make("test_grading:without_value", PROBLEMS).grade(texts, problems)
-    with pytest.raises(ValueError, match="it gave nan, which is no finite number"):
+    with pytest.raises(ValueError, match="it returned nan, which is not a finite number"):
         Grader.make(lambda text, problem: math.nan, PROBLEMS).grade(texts, problems)
     _, tally = Grader.make("test_grading:without_value", PROBLEMS).grade(texts[:7], problems[:7])
     assert tally["rewards"]["test_grading:without_value"]["failures"] == 7
@@ -176,5 +176,5 @@ def test_partial_credit_is_cut_off_at_the_threshold():
     assert Grader.make(None, [problem])(f"so it is {problem.answer}", problem) == 1.0
     with pytest.raises(ValueError, match=r"threshold is 1\.5: give a credit in \(0, 1\]"):
         Grader.make("reasoning_gym(threshold=1.5)", [problem])(wrong, problem)
-    with pytest.raises(ValueError, match="problem 'a' is no reasoning-gym problem"):
+    with pytest.raises(ValueError, match="problem 'a' is not a reasoning-gym problem"):
         Grader.make("reasoning_gym", PROBLEMS)("7", PROBLEMS[0])

@@ -17,6 +17,7 @@ from gradstats.gradients.engines.loop import loop_engine
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.memory import is_out_of_memory
+from gradstats.policy.model import CausalModel, vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts
 
@@ -161,7 +162,7 @@ def _row(
 
 
 def _random_rollouts(policy: Policy, rng: np.random.Generator) -> Rollouts:
-    vocabulary = policy.model.get_input_embeddings().weight.shape[0]
+    vocabulary = vocabulary_size(policy.model)
     n = len(_LENGTHS)
     prompts = [rng.integers(0, vocabulary, size=_PROMPT_LENGTH).tolist() for _ in range(n)]
     completions = [rng.integers(0, vocabulary, size=length).tolist() for length in _LENGTHS]
