@@ -1,11 +1,10 @@
-"""Sampling with transformers' ``generate``, with every parameter explicit and log-probabilities recorded."""
+"""Sampling with ``generate`` of transformers: every parameter is explicit, and log-probabilities are recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy
 from gradstats.policy.threads import suitable_threads
 from gradstats.sampling.sampler import Completion
@@ -29,12 +29,12 @@ from gradstats.sampling.stop_tokens import stop_token_ids
 
 @dataclass(frozen=True)
 class TransformersSampler:
-    """Batches of left-padded prompts through the policy's own ``generate``, one seed a batch."""
+    """Batches of left-padded prompts through the policy's ``generate``, one seed per batch."""
 
     policy: Policy
     own_seeds = False
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """The engine's name."""
         return {"engine": "transformers"}
 
@@ -60,8 +60,8 @@ def generate(
     """Draw one completion for each prompt, as one batch.
 
     Args:
-        policy: the policy; its own temperature plays no role here, the settings' does.
-        prompts: token ids, one list per completion wanted (repeat a prompt to draw from it again).
+        policy: the policy; the temperature is that of the settings, not of the policy.
+        prompts: token ids, one list per completion (repeat a prompt to draw several completions from it).
         settings: the sampler's parameters.
         seed: seed of torch's generators; the caller's generator states are restored.
         on_tokens: called after each step with the number of tokens drawn in it.
@@ -84,7 +84,7 @@ def generate(
         torch.no_grad(),
     ):
         torch.manual_seed(seed)
-        out = policy.model.generate(
+        out = policy.model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # decorated in transformers
             input_ids=ids,
             attention_mask=attention,
             generation_config=_plain_sampling(settings, stop_tokens, pad),
@@ -104,7 +104,7 @@ def _pad_token(policy: Policy, stop_tokens: list[int]) -> int:
 
 
 def _plain_sampling(settings: SamplerSettings, stop_tokens: list[int], pad: int) -> GenerationConfig:
-    """Plain ancestral sampling: all reshaping of the distribution is left to :func:`_processors`."""
+    """Plain ancestral sampling: :func:`_processors` makes all changes to the distribution."""
     return GenerationConfig(
         do_sample=True,
         num_beams=1,
@@ -119,10 +119,10 @@ def _plain_sampling(settings: SamplerSettings, stop_tokens: list[int], pad: int)
 
 
 def _processors(settings: SamplerSettings, recorder: LogitsProcessor) -> LogitsProcessorList:
-    """The warpers of transformers in its own order, with the recorder after the last.
+    """The warpers of transformers in their usual order, followed by the recorder.
 
-    Given to ``generate`` explicitly because its built-in ones run after any custom processor, where the recorder
-    would not see them.
+    They are passed to ``generate`` explicitly because its built-in ones run after any custom processor, so that the
+    recorder would not see their effect.
     """
     processors = LogitsProcessorList()
     if settings.repetition_penalty != 1.0:
@@ -156,7 +156,7 @@ class _Recorder(LogitsProcessor):
         return scores
 
     def finish(self, tokens: torch.Tensor) -> None:
-        """Record the tokens that were drawn from the distribution in hand."""
+        """Record the tokens that were drawn from the current distribution."""
         assert self._distribution is not None
         tokens = tokens.to(self._distribution.device)
         self.logprobs.append(self._distribution.gather(1, tokens[:, None])[:, 0])
@@ -168,8 +168,8 @@ class _Recorder(LogitsProcessor):
 
 
 @contextmanager
-def _bare_generation_config(model: Any, stop_tokens: list[int], pad: int) -> Iterator[None]:
-    """Hide the model's generation_config: ``generate`` fills every unset option from it, silently."""
+def _bare_generation_config(model: CausalModel, stop_tokens: list[int], pad: int) -> Iterator[None]:
+    """Hide the model's generation_config, from which ``generate`` silently fills every unset option."""
     kept = model.generation_config
     model.generation_config = GenerationConfig(eos_token_id=stop_tokens or None, pad_token_id=pad)
     try:

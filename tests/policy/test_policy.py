@@ -146,6 +146,17 @@ def test_model_code_is_run_on_request_only(policy_folder, tmp_path):
         load_policy(folder, trust_remote_code=True)
 
 
+class Embedding(torch.nn.Module):
+    """Of a model, its input embedding alone."""
+
+    def __init__(self, n_rows: int) -> None:
+        super().__init__()
+        self.rows = torch.nn.Embedding(n_rows, 2)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.rows
+
+
 def test_a_tokenizer_of_another_vocabulary_is_refused(policy_folder, tmp_path):
     larger = copied(policy_folder, tmp_path / "larger")
     tokenizer = tiny_tokenizer()
@@ -157,12 +168,10 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(policy_folder, tmp_path):
     without = copied(policy_folder, tmp_path / "without", ["tokenizer.json", "tokenizer_config.json"])
     with pytest.raises(ValueError, match="does not belong to its model: it has 1 tokens"):
         load_policy(without)
-    padded = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(64, 2))
-    check_vocabulary("padded", tiny_tokenizer(), padded)
+    check_vocabulary("padded", tiny_tokenizer(), Embedding(64))
     tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 5999})
-    padded = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(9000, 2))
     with pytest.warns(UserWarning, match="embeds 9000 tokens and its tokenizer knows only 6000"):
-        check_vocabulary("padded", tokenizer, padded)
+        check_vocabulary("padded", tokenizer, Embedding(9000))
 
 
 @pytest.fixture

@@ -277,8 +277,8 @@ def test_layers_that_compute_something_else_are_not_taken_for_known_ones(module)
 
 def test_sequences_that_cannot_be_told_apart_are_refused():
     layer = next(kind for kind in KINDS if kind.handles(nn.Linear(2, 2)))("experts.3.up", nn.Linear(2, 2), {})
-    with pytest.raises(gradients.UnsupportedModuleError, match=r"apart in experts\.3\.up \(Linear\), .* \(9, 2\)"):
+    with pytest.raises(gradients.UnsupportedModuleError, match=r"sequences in experts\.3\.up \(Linear\), .* \(9, 2\)"):
         layer.per_token(torch.zeros(9, 2), 3, (5,))
     norm = BroadcastLayer("norm", torch.nn.Identity(), {})
-    with pytest.raises(gradients.UnsupportedModuleError, match=r"cannot tell sequences apart in norm"):
+    with pytest.raises(gradients.UnsupportedModuleError, match=r"cannot distinguish sequences in norm"):
         norm.stand_in(torch.zeros(9, 2), 3, (5,))
