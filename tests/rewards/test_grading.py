@@ -9,7 +9,6 @@ import pytest
 from gradstats.prompts import Problem
 from gradstats.prompts.load import load_prompts
 from gradstats.rewards.errors import ScoringTimeoutError
-from gradstats.rewards.final_answer import final_answer
 from gradstats.rewards.grading import Grader
 from gradstats.rollouts.grading_counts import merge_tallies, ungraded_sentence
 from gradstats.system.worker import PROCESS, IsolatedError
@@ -144,23 +143,6 @@ def test_tallies_add_up_and_a_clean_one_says_nothing():
     assert both["disagreements"] == {"math | exact": 2}
     assert ungraded_sentence(both) is None
     assert ungraded_sentence(None) is None
-
-
-@pytest.mark.parametrize(
-    ("completion", "expected"),
-    [
-        ("<answer> 4 </answer> or <answer>5</answer> 6", "5"),
-        (r"\boxed{3} so \boxed{\frac{1}{2}} 9", r"\frac{1}{2}"),
-        (r"12 and \boxed{3", "3"),
-        ("from 5-3 to 1,204.50 apples", "1204.50"),
-        ("<answer>a,b</answer>", "a,b"),
-        ("  yes ", "yes"),
-        ("1,2,3", "3"),
-        ("-4", "-4"),
-    ],
-)
-def test_the_final_answer_of_a_completion(completion, expected):
-    assert final_answer(completion) == expected
 
 
 def test_partial_credit_is_cut_off_at_the_threshold():
