@@ -30,6 +30,7 @@ from gradstats.gradients.tokens.scores import TokenResult, TokenSettings, measur
 from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.weighted_gradients import WeightedGradients
+from gradstats.policy.model import vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.policy.threads import suitable_threads
 from gradstats.rollouts.table import Rollouts
@@ -258,7 +259,7 @@ def _choose_engine(
 
 
 def _check_vocabulary(policy: Policy, rollouts: Rollouts) -> None:
-    size = policy.model.get_input_embeddings().weight.shape[0]
+    size = vocabulary_size(policy.model)
     for column in ("prompt_tokens", "completion_tokens"):
         largest = max(max(tokens) for tokens in rollouts.frame[column])
         smallest = min(min(tokens) for tokens in rollouts.frame[column])
