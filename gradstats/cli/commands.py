@@ -464,7 +464,8 @@ def figures(
         out: the folder; by default that of the run, or figures/NAME+NAME for several.
     """
     from gradstats.config.experiment import FiguresSection
-    from gradstats.report.figures import draw_overlay, draw_run
+    from gradstats.report.figures import draw_run
+    from gradstats.report.overlay import draw_overlay
     from gradstats.report.saved_results import read_results
 
     if not runs:

@@ -15,6 +15,9 @@ from gradstats.estimators.parameters import describe
 Parameters = Mapping[str, Any]
 Level = Literal["sequence", "token"]
 
+# The unit of a plain baseline: rewards times the scores summed over the tokens of a completion.
+SEQUENCE_SUM = "sequence_sum"
+
 
 @dataclass(frozen=True)
 class Definition:
@@ -32,6 +35,8 @@ class Definition:
         across_groups: whether it looks beyond the prompt's own group, given the parameters.
         expected_scale: c with E[ĝ] = c·∇J, given the group size and the parameters; None where unknown.
         checked: whether parameters of common names are held to their common meaning.
+        unit: what the gradient is measured in, given the parameters: ``"sequence_sum"``, followed by what the
+            advantages are divided by, as in ``"sequence_sum / group_std"``.
     """
 
     name: str
@@ -45,6 +50,7 @@ class Definition:
     across_groups: Callable[[Parameters], bool]
     expected_scale: Callable[[int, Parameters], float | None]
     checked: bool
+    unit: Callable[[Parameters], str] = lambda parameters: SEQUENCE_SUM
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,11 @@ class Estimator:
     def needs(self) -> tuple[str, ...]:
         """The optional fields of the Batch that have to be there."""
         return self.definition.needs(self.parameters)
+
+    @property
+    def unit(self) -> str:
+        """What the gradient is measured in; variances of different units are not compared."""
+        return self.definition.unit(self.parameters)
 
     def expected_scale(self, group_size: int) -> float | None:
         """The c of E[ĝ] = c·∇J for on-policy samples in groups of this size, where that is known exactly.
@@ -164,3 +175,8 @@ class Weighting(Protocol):
     def weights(self, batch: Batch) -> np.ndarray:
         """The weights of the scores in the gradient of each group."""
         ...
+
+
+def unit_of(estimator: Weighting) -> str:
+    """What an estimator's gradient is measured in; an object that states no ``unit`` is taken as a plain sum."""
+    return getattr(estimator, "unit", SEQUENCE_SUM)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from gradstats.config.labels import read_label
 from gradstats.estimators.batch import HOW_TO_GET, Batch
-from gradstats.estimators.estimator import Definition, Estimator, Level, Parameters, Weighting
+from gradstats.estimators.estimator import SEQUENCE_SUM, Definition, Estimator, Level, Parameters, Weighting
 from gradstats.estimators.parameters import bind_parameters, check_parameters, suggest
 
 P = ParamSpec("P")
@@ -35,6 +35,7 @@ def estimator(
     across_groups: bool | Callable[[Parameters], bool] = False,
     expected_scale: Callable[[int, Parameters], float | None] = lambda group_size, parameters: None,
     aliases: tuple[str, ...] = (),
+    unit: str | Callable[[Parameters], str] = SEQUENCE_SUM,
 ) -> Callable[[Callable[Concatenate[Batch, P], np.ndarray]], Callable[P, Estimator]]:
     """Register an estimator of the family and turn its function into the factory of that name."""
 
@@ -51,6 +52,7 @@ def estimator(
             across_groups=_as_function(across_groups),
             expected_scale=expected_scale,
             checked=True,
+            unit=_as_function(unit),
         )
         _add(definition)
         ALIASES.update(dict.fromkeys(aliases, name))
@@ -77,6 +79,7 @@ def register(
     scale: str = "–",
     bias: str = "not stated",
     source: str = "user's own",
+    unit: str = SEQUENCE_SUM,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register your own estimator: a decorator for a function ``Batch → advantages``.
 
@@ -93,6 +96,8 @@ def register(
         scale: for the table, what it is divided by.
         bias: for the table, what E[ĝ] is.
         source: for the table.
+        unit: what the gradient is measured in. Leave it where advantages have the unit of the rewards; otherwise name
+            what they are divided by, as in ``"sequence_sum / group_std"``. Figures of variances show one unit.
 
     Returns:
         A decorator that leaves the function as it is.
@@ -129,6 +134,7 @@ def register(
                 across_groups=_as_function(across_groups),
                 expected_scale=lambda group_size, parameters: expected_scale,
                 checked=False,
+                unit=_as_function(unit),
             )
         )
         return function

@@ -6,6 +6,9 @@ papers write it; ``scope="batch"`` by the whole batch, as trainers do, which tie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
 
@@ -40,7 +43,11 @@ def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
     return 1.0 / totals[batch.group_index]
 
 
-@part("aggregation", "constant")
+def _with_its_length(parameters: Mapping[str, Any]) -> str:
+    return "constant" if parameters["max_tokens"] is None else f"constant(max_tokens={parameters['max_tokens']:g})"
+
+
+@part("aggregation", "constant", unit=_with_its_length)
 def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray, "n"]:
     """1/(N·L) Σ_i Σ_t, with one L for all. Dr. GRPO, 2503.20783.
 

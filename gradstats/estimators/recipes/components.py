@@ -26,6 +26,7 @@ class PartDefinition:
         level: "token" when it makes weights differ between the tokens of a completion.
         needs: Batch fields it cannot do without.
         across_groups: whether it looks beyond a prompt's own group, given its parameters.
+        unit: what a scale divides by, and what an aggregation measures gradients in, given its parameters.
     """
 
     kind: Kind
@@ -35,6 +36,7 @@ class PartDefinition:
     level: Level
     needs: tuple[str, ...]
     across_groups: Callable[[Mapping[str, Any]], bool]
+    unit: Callable[[Mapping[str, Any]], str]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ class Part:
         """Whether it looks beyond the prompt's own group."""
         return self.definition.across_groups(self.parameters)
 
+    @property
+    def unit(self) -> str:
+        """What a scale divides by, and what an aggregation measures gradients in."""
+        return self.definition.unit(self.parameters)
+
     def __call__(self, *data: Any) -> Any:
         """Apply the part to its data."""
         return self.definition.function(*data, **self.parameters)
@@ -83,11 +90,14 @@ def part(
     level: Level = "sequence",
     needs: tuple[str, ...] = (),
     across_groups: Callable[[Mapping[str, Any]], bool] = lambda parameters: False,
+    unit: Callable[[Mapping[str, Any]], str] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a part and turn its function into the factory of that name."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Part]:
-        definition = PartDefinition(kind, name, function, skip, level, needs, across_groups)
+        definition = PartDefinition(
+            kind, name, function, skip, level, needs, across_groups, unit or (lambda parameters: name)
+        )
         PARTS[kind][name] = definition
 
         def factory(*arguments: Any, **keywords: Any) -> Part:
