@@ -105,6 +105,8 @@ def _draw(run: SavedResults, folder: Path, look: FiguresSection, svg: bool) -> D
     for listed, figure, table in run_figures(run, look):
         drawn.paths.extend(plots.save_figure(figure, folder / listed.name, look.formats, source=table))
         if svg:
+            if look.formats:  # writing the files has settled the layout
+                figure.set_layout_engine("none")
             drawn.svgs[listed.name] = _svg(figure)
     if not drawn.paths:
         raise FileNotFoundError(

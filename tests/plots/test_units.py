@@ -39,7 +39,7 @@ def test_units_come_from_the_registry():
     assert estimator_unit("nothing is called so") == "sequence_sum"
 
 
-@pytest.mark.parametrize("value", [name for name in ("ratio", "trace_cov", "signal_sq")])
+@pytest.mark.parametrize("value", ["ratio", "trace_cov", "signal_sq"])
 def test_rows_in_another_unit_are_left_out_with_a_sentence(value):
     frame = variance("ordinary")
     frame.loc[1, "estimator"] = RECIPE

@@ -67,6 +67,10 @@ class VarianceComparison:
     notes: tuple[str, ...] = field(default=())
     paired: PairedWithLowest | None = field(default=None, repr=False, compare=False)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Everything but the completions: a pickled copy decides on the lowest estimator from its intervals alone."""
+        return self.__dict__ | {"paired": None}
+
     @property
     def group_size(self) -> int | tuple[int | None, ...] | None:
         """Completions a group; a tuple for several sizes."""

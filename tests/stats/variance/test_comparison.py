@@ -154,7 +154,7 @@ def test_columns_and_order():
     batch, scores = make([4] * 10)
     frame = quiet_compare(batch, [est.rloo(), "reinforce"], scores).to_frame()
     quantities = [*QUANTITIES, "kept_share"]
-    expected = ["estimator", "group_size", *[q + end for q in quantities for end in ("", "_low", "_high")]]
+    expected = ["estimator", "group_size", "unit", *[q + end for q in quantities for end in ("", "_low", "_high")]]
     assert list(frame.columns) == expected
     assert list(frame["estimator"]) == ["rloo", "reinforce"]
     assert set(frame["group_size"]) == {4}
@@ -202,7 +202,7 @@ def test_symmetries():
     batch, scores = make([4, 3, 5, 2] * 4, signal=3.0)
     names = ["rloo", "token_mean", "norm_weighted", "kimi(tau=0.5)"]
     plain = quiet_compare(batch, names, scores).to_frame()
-    number = [c for c in plain.columns if c not in ("estimator", "group_size")]
+    number = [c for c in plain.columns if c not in ("estimator", "group_size", "unit")]
     columns = [c for c in number if not c.startswith("kept_share")]
 
     order = np.random.default_rng(1).permutation(len(batch.rewards))
@@ -320,7 +320,9 @@ def test_batches_of_one_prompt_give_the_closed_form():
     dealt = quiet_compare(
         batch, [across("token_mean")], scores, reference="reinforce", prompts_per_batch=1, n_resamples=3
     )
-    number = [c for c in local.columns if c not in ("estimator", "group_size") and not c.startswith("bias_share")]
+    number = [
+        c for c in local.columns if c not in ("estimator", "group_size", "unit") and not c.startswith("bias_share")
+    ]
     np.testing.assert_allclose(dealt.to_frame()[number].astype(float), local[number].astype(float), rtol=1e-8)
     assert "batches of 1 prompts, dealt 3 times" in " ".join(dealt.notes)
 
@@ -408,7 +410,7 @@ def test_a_measurement_is_split_by_sample_id_and_its_sketches_are_used():
     batch = Batch.from_measurement(measured).select(order)
     by_hand = quiet_compare(batch, ["rloo", "norm_weighted"], vectors[order], group_size=2, scores_are_sketches=True)
     np.testing.assert_allclose(
-        result.to_frame().iloc[:, 2:].astype(float), by_hand.to_frame().iloc[:, 2:].astype(float), rtol=1e-8
+        result.to_frame().iloc[:, 3:].astype(float), by_hand.to_frame().iloc[:, 3:].astype(float), rtol=1e-8
     )
 
 
@@ -418,7 +420,7 @@ def test_a_measurement_without_sketches_uses_its_gram_matrix():
     assert result.sketch_dim is None
     direct = quiet_compare(measured, ["rloo"], vectors)
     np.testing.assert_allclose(
-        result.to_frame().iloc[:, 2:].astype(float), direct.to_frame().iloc[:, 2:].astype(float), rtol=1e-6
+        result.to_frame().iloc[:, 3:].astype(float), direct.to_frame().iloc[:, 3:].astype(float), rtol=1e-6
     )
 
 
@@ -460,7 +462,7 @@ def test_rows_do_not_depend_on_each_other():
     keywords = {"scores": scores, "n_resamples": 5, "scores_are_sketches": True}
     together = quiet_compare(batch, ["batch_mean", "rloo", "constant"], **keywords).to_frame()
     alone = quiet_compare(batch, ["constant"], **keywords).to_frame()
-    number = list(together.columns[2:])
+    number = list(together.columns[3:])
     np.testing.assert_array_equal(together[number].iloc[2].astype(float), alone[number].iloc[0].astype(float))
     again = quiet_compare(batch, ["batch_mean", "rloo", "constant"], **keywords).to_frame()
     np.testing.assert_array_equal(together[number].astype(float), again[number].astype(float))
