@@ -67,7 +67,7 @@ class VarianceComparison:
     notes: tuple[str, ...] = field(default=())
     paired: PairedWithLowest | None = field(default=None, repr=False, compare=False)
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, Any]:
         """Everything but the completions: a pickled copy decides on the lowest estimator from its intervals alone."""
         return self.__dict__ | {"paired": None}
 
