@@ -1,7 +1,7 @@
-"""How often the 95 % intervals hold the truth: of α on simulated lengths, of variances on an enumerated policy.
+"""How often the 95 % intervals cover the truth: of α on simulated lengths, of variances on an enumerated policy.
 
 Writes figures/statistics/coverage_alpha.csv and coverage_variance.csv, and the tables of docs/statistics.md from them.
-``tests/stats/test_coverage.py`` holds the same simulations to their bands.
+``tests/stats/test_coverage.py`` checks the same simulations against their bands.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import tyro
+from jaxtyping import Float
+from safetensors.numpy import load_file
 
+from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import compare
 from gradstats.stats.length_scaling.fit import METHODS
 from gradstats.system.files import atomic_path
 
+POPULATION = Path(__file__).parent / "data" / "heavy_tailed_population.safetensors"
 FOLDER = Path(__file__).parents[1] / "figures" / "statistics"
 PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
 BAND = (0.92, 0.98)
@@ -46,10 +50,10 @@ def methods_of(scenario: str) -> list[str]:
 
 
 def claimed(scenario: str, method: str, interval: str) -> bool:
-    """Whether an interval is meant to hold the truth: what it assumes is so.
+    """Whether an interval is claimed to cover: whether its assumptions hold in the scenario.
 
-    No interval of the Poisson fit is: single norms carry it, and noise as large as here is beyond the normal
-    approximation at a thousand sequences still.
+    No interval of the Poisson fit is: it rests on single norms, and noise as large as here makes the normal
+    approximation poor even at a thousand sequences.
     """
     if method == "ppml":
         return False
@@ -63,10 +67,10 @@ def claimed(scenario: str, method: str, interval: str) -> bool:
 def bounds_claimed(row: dict[str, Any]) -> tuple[bool, bool]:
     """Whether the coverage of a variance quantity is meant to reach the band, and to stay within it.
 
-    Thirty pairs are too few for two things. Whatever the signal is, its interval is on the wide side where it is all
-    but nil: the jackknife counts the part of a U-statistic twice that is left then. And nearly half of all pairs
-    carry no weight, so that a ratio to an estimator that is not nearly proportional has an interval that is too narrow.
-    A ratio that is the same in every data set is always held.
+    Thirty pairs are too few in two respects. Where the signal is nearly zero its interval is too wide, because the
+    jackknife counts the remaining part of the U-statistic twice. And nearly half of all pairs carry no weight, so that
+    the interval of a ratio to an estimator that is not nearly proportional is too narrow. A ratio that is the same in
+    every data set is always covered.
     """
     few = (row["group_size"], row["n_prompts"]) == (2, 30)
     reaches = not (few and row["quantity"] == "ratio" and row["estimator"] == "token_mean")
@@ -92,18 +96,18 @@ def draw(scenario: str, method: str, n: int, rng: np.random.Generator) -> tuple[
     m = -(-n // repeat)
     prompt = np.repeat(np.arange(m), repeat)[:n]
     centre = rng.normal(0.0, SD_BETWEEN, m)[prompt]
-    own = rng.normal(0.0, SD_WITHIN, n)
-    x = centre + own
+    deviation = rng.normal(0.0, SD_WITHIN, n)
+    x = centre + deviation
     scale = np.ones(n) if scenario == "equal noise" else 0.4 + 0.6 * np.abs(x)
     noise = scale * (0.6 * rng.normal(size=m)[prompt] + 0.7 * rng.normal(size=n))
-    if method == "ppml":  # then it is the mean of ‖S‖², and not of its logarithm, that follows a power law
+    if method == "ppml":  # here the mean of ‖S‖² follows a power law, not the mean of its logarithm
         noise = noise - scale**2 * (0.6**2 + 0.7**2) / 2.0
-    own_slope = ALPHA_WITHIN if scenario == "prompts repeat" else ALPHA_BETWEEN
-    return x + 4.5, 2.0 * ALPHA_BETWEEN * centre + 2.0 * own_slope * own + noise, prompt
+    within = ALPHA_WITHIN if scenario == "prompts repeat" else ALPHA_BETWEEN
+    return x + 4.5, 2.0 * ALPHA_BETWEEN * centre + 2.0 * within * deviation + noise, prompt
 
 
 def alpha_coverage(scenario: str, method: str, n: int, replications: int) -> pd.DataFrame:
-    """Share of intervals that hold the true α, one row an interval kind."""
+    """Share of intervals that cover the true α, one row an interval kind."""
     truth = 2.0 * true_alpha(scenario, method, n)
     offered = list(INTERVALS[method])
     if method == "theil_sen" and scenario == "prompts repeat":
@@ -139,25 +143,32 @@ def alpha_coverage(scenario: str, method: str, n: int, replications: int) -> pd.
     )
 
 
+def heavy_tailed_population() -> tuple[Batch, Float[np.ndarray, "n n"]]:
+    """The completions of benchmarks/data, with the inner products of their scores, few of which hold most of Σ‖S‖²."""
+    arrays = load_file(POPULATION)
+    gram = arrays["gram"].astype(np.float64)
+    return Batch(arrays["rewards"], arrays["lengths"], arrays["groups"], sq_norms=np.diag(gram)), gram
+
+
 def policy() -> EnumeratedPolicy:
     """Twenty prompts of fifteen trajectories, of 1 to 3 tokens."""
     return EnumeratedPolicy(vocabulary=3, max_length=3, dimension=6, n_prompts=20, rng=3)
 
 
 def variance_coverage(group_size: int, n_prompts: int, replications: int) -> pd.DataFrame:
-    """Share of intervals that hold the enumerated truth, one row an estimator and quantity."""
+    """Share of intervals that cover the enumerated truth, one row an estimator and quantity."""
     from gradstats import estimators
 
     exact_policy = policy()
     moments = {name: exact_policy.moments(estimators.get(name), group_size) for name in ESTIMATORS}
     truth = {
         name: {
-            "trace_cov": found.trace_cov,
-            "ratio": found.trace_cov / moments["rloo"].trace_cov,
-            "signal_sq": found.signal_sq,
-            "noise_to_signal": found.noise_to_signal,
+            "trace_cov": moment.trace_cov,
+            "ratio": moment.trace_cov / moments["rloo"].trace_cov,
+            "signal_sq": moment.signal_sq,
+            "noise_to_signal": moment.noise_to_signal,
         }
-        for name, found in moments.items()
+        for name, moment in moments.items()
     }
     quantities = list(truth["rloo"])
     hits = pd.DataFrame(0, index=list(ESTIMATORS), columns=quantities)
@@ -202,7 +213,7 @@ def alpha_table(table: pd.DataFrame) -> str:
 
 def variance_table(table: pd.DataFrame) -> str:
     """The range over estimators of each quantity's coverage, by completions a group and prompts, as Markdown."""
-    # Estimators that are multiples of the reference have a ratio without error.
+    # Estimators that are multiples of the reference have an exact ratio.
     table = table.loc[~((table["quantity"] == "ratio") & (table["coverage"] == 1.0))]
     quantities = list(dict.fromkeys(table["quantity"]))
     lines = [
@@ -211,8 +222,8 @@ def variance_table(table: pd.DataFrame) -> str:
     ]
     for size, prompts in VARIANCE_SIZES:
         rows = table.loc[(table["group_size"] == size) & (table["n_prompts"] == prompts)]
-        found = rows.groupby("quantity")["coverage"].agg(["min", "max"])
-        cells = [f"{_marked(found.loc[q, 'min'])}–{_marked(found.loc[q, 'max'])}" for q in quantities]
+        ranges = rows.groupby("quantity")["coverage"].agg(["min", "max"])
+        cells = [f"{_marked(ranges.loc[q, 'min'])}–{_marked(ranges.loc[q, 'max'])}" for q in quantities]
         lines.append(f"| {size} | {prompts} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -224,10 +235,10 @@ def _marked(coverage: float) -> str:
 
 def page_with_tables(page: str) -> str:
     """The page with both tables between their markers."""
-    for name, make in (("coverage_alpha", alpha_table), ("coverage_variance", variance_table)):
+    for name, write_table in (("coverage_alpha", alpha_table), ("coverage_variance", variance_table)):
         before, rest = page.split(f"<!-- {name} -->\n")
         after = rest.split(f"<!-- /{name} -->")[1]
-        table = make(pd.read_csv(FOLDER / f"{name}.csv"))
+        table = write_table(pd.read_csv(FOLDER / f"{name}.csv"))
         page = f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->{after}"
     return page
 
@@ -236,7 +247,7 @@ def main(what: str = "all", replications: int = 2000) -> None:
     """Run the simulations (half an hour on one core).
 
     Args:
-        what: alpha, variance, or all; page only fills the tables of docs/statistics.md again.
+        what: alpha, variance, or all; page only rewrites the tables of docs/statistics.md.
         replications: data sets simulated for each row.
     """
     if what in ("alpha", "all"):
@@ -256,9 +267,9 @@ def main(what: str = "all", replications: int = 2000) -> None:
             partial.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def _write(parts: list[pd.DataFrame], name: str) -> None:
+def _write(tables: list[pd.DataFrame], name: str) -> None:
     with atomic_path(FOLDER / name) as partial:
-        pd.concat(parts, ignore_index=True).to_csv(partial, index=False, float_format="%.4g", lineterminator="\n")
+        pd.concat(tables, ignore_index=True).to_csv(partial, index=False, float_format="%.4g", lineterminator="\n")
     print(FOLDER / name)
 
 

@@ -1,9 +1,9 @@
 """Time and memory of `gradstats.compare`: 16 estimators on sketches, and how both grow.
 
-Writes figures/statistics/speed.csv and docs/statistics_speed.png. Each case runs in a process of its own, so that
-its peak memory is its own. Group-local estimators have closed-form jackknife intervals and draw nothing;
-``n_resamples`` is how often prompts are dealt into batches for the two that look across groups. Run it with
-``python -P``: its folder must not come before the standard library's ``statistics``.
+Writes figures/statistics/speed.csv and docs/statistics_speed.png. Each case runs in a separate process, so that
+peak memory is that of the case. Group-level estimators have closed-form jackknife intervals and draw nothing;
+``n_resamples`` is how often prompts are dealt into batches for the two batch-level estimators. Run it with
+``python -P``, so that its folder does not hide the standard library's ``statistics``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +22,7 @@ import tyro
 TABLE = Path(__file__).parents[1] / "figures" / "statistics" / "speed.csv"
 FIGURE = Path(__file__).parents[1] / "docs" / "statistics_speed"
 PER_PROMPT = 8
-LOCAL = (
+GROUP_LEVEL = (
     "reinforce",
     "constant(b=0.5)",
     "group_mean",
@@ -39,7 +38,7 @@ LOCAL = (
     "asymmetric",
     "kimi(tau=0.5)",
 )
-ACROSS = ("batch_mean", "james_stein")
+BATCH_LEVEL = ("batch_mean", "james_stein")
 BASE = {"n": 1000, "dimension": 4096, "n_resamples": 256}
 GROWTH = {
     "n": (250, 500, 1000, 2000),
@@ -49,7 +48,7 @@ GROWTH = {
 
 
 def measure(n: int, dimension: int, n_resamples: int) -> dict[str, float]:
-    """Seconds and MiB of one comparison of 16 estimators; none that look across groups when n_resamples is 0."""
+    """Seconds and MiB of one comparison of 16 estimators, none of them batch-level when n_resamples is 0."""
     import resource
 
     from gradstats.estimators import Batch
@@ -63,7 +62,7 @@ def measure(n: int, dimension: int, n_resamples: int) -> dict[str, float]:
         np.arange(n) // PER_PROMPT,
         sq_norms=np.einsum("nd,nd->n", sketches, sketches).astype(float),
     )
-    estimators = [*LOCAL, *(ACROSS if n_resamples else ("max_rl", "asymmetric(delta=-0.2)"))]
+    estimators = [*GROUP_LEVEL, *(BATCH_LEVEL if n_resamples else ("max_rl", "asymmetric(delta=-0.2)"))]
     start, cpu = time.perf_counter(), time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -89,26 +88,26 @@ def main(case: str | None = None) -> None:
         for value in values:
             settings = BASE | {axis: value}
             command = [sys.executable, "-P", __file__, "--case", json.dumps(settings)]
-            found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            rows.append({"growth_in": axis, **settings, **json.loads(found)})
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            rows.append({"growth_in": axis, **settings, **json.loads(output)})
             print(rows[-1], flush=True)
     draw(pd.DataFrame(rows))
 
 
 def draw(table: pd.DataFrame) -> None:
-    """Write the table, and processor seconds (elapsed ones tell of a machine's other users) by each axis of growth."""
+    """Write the table, and processor seconds (elapsed ones depend on other users of the machine) by axis of growth."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
     from gradstats import plots
     from gradstats.system.files import atomic_path
 
-    labels: dict[str, Any] = {"n": "sequences", "dimension": "sketch dimension", "n_resamples": "deals into batches"}
+    labels = {"n": "sequences", "dimension": "sketch dimension", "n_resamples": "deals into batches"}
     with mpl.rc_context(plots.style("icml", "full", height=1.9)):  # pyright: ignore[reportArgumentType]
         fig, axes = plt.subplots(1, len(GROWTH), sharey=True)
         for ax, axis in zip(axes, GROWTH, strict=True):
-            part = table[table["growth_in"] == axis]
-            ax.plot(part[axis], part["cpu_seconds"], marker="o")
+            rows = table[table["growth_in"] == axis]
+            ax.plot(rows[axis], rows["cpu_seconds"], marker="o")
             ax.axhline(5.0, color="0.5", linewidth=0.8, linestyle=":")
             ax.set_xlabel(labels[axis])
         axes[0].set_ylabel("processor seconds,\n16 estimators")

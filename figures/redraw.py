@@ -54,7 +54,7 @@ def take(run: Path, root: Path = HERE) -> Path:
 
 def redraw(folder: Path, venue: str = "icml") -> list[Path]:
     """Draw the figures of one folder and record what they were drawn from; returns the paths."""
-    paths = draw_run(read_results(folder), folder, FiguresSection(venue=venue))
+    paths = draw_run(read_results(folder), folder, FiguresSection.model_validate({"venue": venue}))
     figures = sorted(path.name for path in paths if path.suffix in DRAWN)
     write_json(folder / STAMP, {"figures": figures, "venue": venue, "numbers": _hashes(folder)})
     return paths

@@ -157,11 +157,11 @@ def show_tokens(quality: Any, confidence_level: float = 0.95) -> None:
     )
     console.print(f"share of a completion's energy held by its heaviest tokens: {shares}")
     near = quality.correlation
-    told = ", ".join(
+    correlations = ", ".join(
         f"{first}–{last}: {value:.3f}" if first < last else f"{first}: {value:.3f}"
         for first, last, value in zip(near.first, near.last, near.values, strict=True)
     )
-    console.print(f"correlation of token scores by distance: {told}")
+    console.print(f"correlation of token scores by distance: {correlations}")
     console.print(
         f"energies: {quality.share_exact:.1%} of the total measured exactly, the rest from {quality.n_probes} probes"
     )
@@ -178,13 +178,13 @@ def show_rollouts(rollouts: Rollouts, path: Path) -> None:
 
 
 def show_regrading(path: Path) -> None:
-    """One line on what scoring a run anew changed."""
+    """One line on what scoring a run again changed."""
     from gradstats.runs.regrading import read_regradings
 
     change = read_regradings(path)[-1]
     console.print(
         f"scored with {change['reward']} instead of {change['old_reward']}: {change['n_changed']} rewards changed; the "
-        f"old ones are in {path / 'regraded' / change['table']}"
+        f"old ones are in {path / 'regraded' / str(change['table'])}"
     )
 
 

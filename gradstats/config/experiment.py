@@ -6,114 +6,24 @@ import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-DEFAULT_ESTIMATORS = (
-    "reinforce",
-    "constant(b=optimal)",
-    "group_mean",
-    "rloo",
-    "grpo",
-    "dr_grpo",
-    "token_mean(loo=True)",
-    "length_weighted(alpha=0.8, loo=True)",
-    "norm_weighted(loo=True)",
+from gradstats.config.sections import (
+    FiguresSection,
+    LengthScalingSection,
+    MeasurementSection,
+    PolicySection,
+    PromptsSection,
+    SamplingSection,
+    VarianceSection,
 )
+from gradstats.config.validation import Section, WrongSettingsError
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-class PolicySection(_Section):
-    """Arguments of :func:`gradstats.load_policy`."""
-
-    name: str
-    dtype: str = "float32"
-    temperature: float = 1.0
-    device: str = "auto"
-    revision: str | None = None
-    adapter: str | None = None
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
-
-
-class PromptsSection(_Section):
-    """Arguments of :func:`gradstats.load_prompts`; ``settings`` are the source's own."""
-
-    source: str
-    n: int | None = None
-    seed: int = 0
-    settings: dict[str, Any] = Field(default_factory=dict)
-
-
-class SamplingSection(_Section):
-    """Arguments of :func:`gradstats.sample`."""
-
-    group_size: int = 8
-    max_new_tokens: int = 1500
-    temperature: float | None = None
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    reward: str | list[str] | dict[str, float] | None = None
-    seed: int = 0
-    batch_size: int = 64
-    system_prompt: str | None = None
-    template_options: dict[str, Any] = Field(default_factory=dict)
-    sampler: str = "transformers"
-    base_url: str | None = None
-    sampler_options: dict[str, Any] = Field(default_factory=dict)
-    greedy: bool = False
-
-
-class MeasurementSection(_Section):
-    """Arguments of :func:`gradstats.measure`, and the type in which token scores are saved."""
-
-    engine: str = "auto"
-    params: str | None = None
-    blocks: str | dict[str, str] = "layer"
-    sketch_dim: int | None = 16384
-    sketch_seed: int = 0
-    token_probes: int = 0
-    token_exact: int | float = 0
-    token_seed: int = 0
-    token_dtype: Literal["float32", "float16"] = "float32"
-    token_budget: int | None = None
-    memory_gib: float | None = None
-
-
-class LengthScalingSection(_Section):
-    """Options of the length-scaling fit; ``published`` names data sets drawn over the figure."""
-
-    confidence_level: float = 0.95
-    published: str | None = None
-
-
-class VarianceSection(_Section):
-    """Arguments of :func:`gradstats.compare`; an estimator is a label such as ``length_weighted(alpha=0.8)``."""
-
-    estimators: list[str] = Field(default_factory=lambda: list(DEFAULT_ESTIMATORS))
-    group_size: int | None = None
-    reference: str = "rloo"
-    confidence_level: float = 0.95
-    seed: int = 0
-
-
-class FiguresSection(_Section):
-    """Look of the figures."""
-
-    venue: str = "icml"
-    column: Literal["half", "full"] | None = None
-    theme: Literal["light", "dark"] = "light"
-    formats: list[str] = Field(default_factory=lambda: ["pdf", "png"])
-
-
-class Experiment(_Section):
+class Experiment(Section):
     """An experiment, with every default filled in.
 
     ``policy``, ``prompts``, ``sampling`` and ``measurement`` decide what is sampled and measured and are fixed for a
@@ -121,15 +31,19 @@ class Experiment(_Section):
     one call to the next, since they only re-read what was measured.
     """
 
-    name: str
-    description: str = ""
-    policy: PolicySection
-    prompts: PromptsSection
-    sampling: SamplingSection = SamplingSection()
-    measurement: MeasurementSection = MeasurementSection()
-    length_scaling: LengthScalingSection = LengthScalingSection()
-    variance: VarianceSection = VarianceSection()
-    figures: FiguresSection = FiguresSection()
+    title: ClassVar[str] = "an experiment"
+
+    name: str = Field(description="the experiment's name; that of its file by default.")
+    description: str = Field(default="", description="what the experiment does, in a sentence or two.")
+    policy: PolicySection = Field(description="the policy, as in {name: embedded}.")
+    prompts: PromptsSection = Field(description="the problems, as in {source: embedded, n: 32}.")
+    sampling: SamplingSection = Field(default=SamplingSection(), description="how completions are drawn and scored.")
+    measurement: MeasurementSection = Field(
+        default=MeasurementSection(), description="which gradients are measured, and how."
+    )
+    length_scaling: LengthScalingSection = Field(default=LengthScalingSection(), description="the fit of α.")
+    variance: VarianceSection = Field(default=VarianceSection(), description="which estimators are compared, and how.")
+    figures: FiguresSection = Field(default=FiguresSection(), description="the figures' appearance.")
 
     def to_yaml(self) -> str:
         """The resolved experiment as YAML."""
@@ -150,7 +64,8 @@ def load_experiment(name_or_path: str | os.PathLike[str], overrides: Sequence[st
 
     Raises:
         FileNotFoundError: when there is neither such a file nor such an experiment.
-        ValueError: when the file is not YAML, or a setting is unknown, missing or of the wrong type (all are named).
+        ValueError: when the file is not YAML, or a setting is unknown, missing, of a wrong type or out of range: one
+            sentence for each.
     """
     path = _find(os.fspath(name_or_path))
     try:
@@ -158,26 +73,33 @@ def load_experiment(name_or_path: str | os.PathLike[str], overrides: Sequence[st
     except yaml.YAMLError as error:
         raise ValueError(f"the experiment file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
-        raise ValueError(f"the experiment file {path} holds no settings")
-    data = with_settings(data, overrides)
+        raise ValueError(f"the experiment file {path} does not hold settings")
+    settings: dict[str, Any] = {"name": path.stem}
+    settings |= {str(key): value for key, value in with_settings(data, overrides).items()}
     try:
-        return Experiment.model_validate({"name": path.stem} | data)
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise ValueError(f"the experiment file {path} has wrong settings: {wrong}") from error
+        return Experiment(**settings)
+    except WrongSettingsError as error:
+        raise ValueError(f"the experiment file {path} has wrong settings: {error}") from error
+
+
+def experiment_schema() -> dict[str, Any]:
+    """The JSON schema of an experiment file, by which editors complete and check it."""
+    schema = Experiment.model_json_schema()
+    schema["required"] = [name for name in schema["required"] if name != "name"]  # else the name of the file
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def with_settings(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """Nested settings with some changed: ``["prompts.n=60", "sampling.reward={math: 1}"]``; values are YAML.
 
     Raises:
-        ValueError: for a word that is no ``name=value``, or a value that is not YAML.
+        ValueError: for a word that is not ``name=value``, or a value that is not YAML.
     """
     data = copy.deepcopy(data)
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
-            raise ValueError(f"{word!r} is no setting: write it as name=value, for example prompts.n=60")
+            raise ValueError(f"{word!r} is not a setting: write it as name=value, for example prompts.n=60")
         *sections, last = name.split(".")
         place = data
         for section in sections:

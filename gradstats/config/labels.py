@@ -19,10 +19,10 @@ def read_label(label: str) -> tuple[str, dict[str, Any]]:
         call = ast.parse(f"f({inside}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError
-        told = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
+        parameters = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError):
         raise ValueError(f"cannot read {label!r}: write it as name(parameter=value, …)") from None
-    return name.strip(), cast("dict[str, Any]", told)
+    return name.strip(), cast("dict[str, Any]", parameters)
 
 
 def _literal(node: ast.expr) -> Any:

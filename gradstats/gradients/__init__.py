@@ -1,4 +1,4 @@
-"""From rollouts to gradients."""
+"""From rollouts to gradients: measuring, engines, sketches, token scores and checks."""
 
 from gradstats.gradients.blocks import ParameterSelection, select_parameters
 from gradstats.gradients.checks.check_engines import check_engines

@@ -1,13 +1,13 @@
-"""Which parameters are differentiated, and the names of the blocks their gradients are reported by."""
+"""The differentiated parameters, and the blocks by which their gradients are reported."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import nn
 
 Blocks = str | Mapping[str, str]
 
@@ -41,21 +41,26 @@ class ParameterSelection:
         return sum(parameter.numel() for parameter in self.parameters.values())
 
 
-def select_parameters(model: Any, params: str | None = None, blocks: Blocks = "layer") -> ParameterSelection:
+def select_parameters(model: nn.Module, params: str | None = None, blocks: Blocks = "layer") -> ParameterSelection:
     """Choose parameters by a regular expression and name their blocks.
 
     Args:
         model: the model.
-        params: a regular expression searched for in parameter names; every parameter that requires a gradient when
-            None.
+        params: a regular expression that parameter names have to contain; every parameter that requires a gradient
+            when None.
         blocks: "layer" (embedding, layers.0, layers.1, …, final norm, head), "kind" (embedding, attention, mlp,
-            norm, head), "parameter" (each by itself), or a mapping from regular expressions to block names, of which
-            the first that matches counts and what none matches is "other".
+            norm, head), "parameter" (one block each), or a mapping from regular expressions to block names, of which
+            the first match counts; parameters without a match are in the block "other".
+
+    Returns:
+        The parameters and their blocks.
 
     Raises:
-        ValueError: when no parameter matches (a few that exist are listed), or ``blocks`` is unknown.
+        ValueError: when no parameter matches (some existing names are listed), or ``blocks`` is unknown.
     """
-    trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    trainable: dict[str, torch.Tensor] = {
+        name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad
+    }
     try:
         chosen = {name: tensor for name, tensor in trainable.items() if params is None or re.search(params, name)}
     except re.error as error:

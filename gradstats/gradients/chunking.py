@@ -1,4 +1,4 @@
-"""How rollouts are cut into chunks that go through the model together."""
+"""Divide rollouts into chunks that pass through the model together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gradstats.gradients.blocks import ParameterSelection
+from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 
@@ -29,36 +30,35 @@ def plan_chunks(
     gradients_held: int = 1,
     rows: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """Rows of each chunk: sequences of like length together, within a budget of tokens and of memory.
+    """Rows of each chunk: sequences of similar length, within a budget of tokens and of memory.
 
-    Less than a tenth of a chunk's tokens is padding.
+    At most a tenth of a chunk's tokens is padding.
 
-    The plan depends on the rollouts, the model and the machine's total memory, never on what happens to be free: a
-    measurement that is interrupted and taken up again forms the same chunks, hence the same numbers.
+    The plan depends on the rollouts, the model and the machine's total memory, not on the memory that is free: a
+    measurement that is interrupted and resumed forms the same chunks and gives the same numbers.
 
     Args:
         rollouts: the sequences.
-        policy: whose vocabulary and dtype set the memory of the logits.
-        selection: whose size sets the memory of the gradients.
+        policy: its vocabulary and dtype determine the memory of the logits.
+        selection: its size determines the memory of the gradients.
         token_budget: most tokens in a chunk, padding included; 4096 when None.
         memory_gib: most memory for per-sequence gradients and for logits, each; a quarter of the machine's memory,
             at most 4 GiB, when None. A single sequence always forms a chunk.
-        gradients_held: how many gradients of the whole selection the engine holds for each sequence.
-        rows: which of the rollouts to plan for; all when None.
+        gradients_held: number of gradients of the whole selection that the engine holds for each sequence.
+        rows: the rollouts to plan for; all when None.
+
+    Returns:
+        For each chunk, the rows of its sequences.
 
     Raises:
         ValueError: for a budget that is not positive.
     """
-    if token_budget is not None and token_budget < 1:
-        raise ValueError(f"token_budget is {token_budget}: it must be at least 1")
-    if memory_gib is not None and not memory_gib > 0:
-        raise ValueError(f"memory_gib is {memory_gib}: it must be above 0")
     budget = (default_memory_gib(policy.device) if memory_gib is None else memory_gib) * _GIB
     item = policy.dtype.itemsize
-    # Gradients of a chunk exist twice while they are reduced: as such, and signed for the sketch.
+    # Gradients of a chunk exist twice while they are reduced: plain, and with the signs of the sketch.
     per_sequence = 2 * item * selection.n_parameters * gradients_held
     most_sequences = max(1, int(budget // per_sequence)) if per_sequence else len(rollouts)
-    vocabulary = policy.model.get_output_embeddings().weight.shape[0]
+    vocabulary = n_logits(policy.model)
     most_tokens = min(token_budget or DEFAULT_TOKEN_BUDGET, int(budget // (_LOGIT_COPIES * max(item, 4) * vocabulary)))
     frame = rollouts.frame
     times = frame["prompt_tokens"].map(len).to_numpy() + frame["completion_tokens"].map(len).to_numpy()

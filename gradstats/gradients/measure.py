@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.blocks import Blocks
 from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
-from gradstats.system.progress import progress_bar
-from gradstats.system.shards import KeptParts, digest
+from gradstats.system.progress import ProgressReport, progress_bar
+from gradstats.system.shards import Shards, digest
 
-#: Sequences that are measured and kept together where a call keeps its parts.
-PART = 64
+#: Sequences that are measured together and written as one shard, where a call keeps its shards.
+SHARD_SIZE = 64
 
 
 def measure(
@@ -43,7 +44,7 @@ def measure(
     r"""Measure the gradient :math:`S_i = \sum_t \nabla_\theta \log\pi(y_{i,t})` of every rollout.
 
     Begins with a self-check on two sequences (the engine against one backward pass per sequence, alone against
-    padded) and refuses to go on past the tolerance of the model's dtype.
+    padded) and stops where they differ by more than the tolerance of the model's dtype.
 
     Args:
         policy: a :class:`gradstats.Policy`, or a transformers model (scored at temperature 1).
@@ -70,13 +71,13 @@ def measure(
         token_seed: seed of the directions; measurements to be compared need the same.
         token_budget: most tokens that go through the model at once, padding included (4096 when None).
         memory_gib: most memory for logits and, with vmap, for per-sequence gradients; at most 4 GiB by default.
-        keep_in: a folder in which sequences are kept, some at a time, as they are measured; an interrupted call is
-            taken up from them by the same call, and the folder is yours to remove in the end.
+        keep_in: a folder in which sequences are kept, some at a time, as they are measured. The same call resumes an
+            interrupted one from them; removing the folder afterwards is left to you.
         progress: show a progress bar.
 
     Returns:
         The measurement. Sequences whose gradient is not finite are left out, warned about, and listed in its metadata.
-        When memory runs out, the token budget is halved with a warning, and the run goes on.
+        When memory runs out, the token budget is halved with a warning, and measuring continues.
 
     Raises:
         SelfCheckError: when the self-check fails.
@@ -85,53 +86,47 @@ def measure(
             of range, token ids outside the model's vocabulary, weights of a wrong length, a reference of another
             vocabulary, or when no gradient is finite.
     """
-    session = MeasuringSession.open(
-        policy,
-        rollouts,
-        engine=engine,
-        params=params,
-        blocks=blocks,
-        sketch_dim=sketch_dim,
-        sketch_seed=sketch_seed,
-        reference_policy=reference_policy,
-        token_probes=token_probes,
-        token_exact=token_exact,
-        token_seed=token_seed,
-        token_budget=token_budget,
-        memory_gib=memory_gib,
-    )
+    options: dict[str, Any] = {
+        "engine": engine,
+        "params": params,
+        "blocks": blocks if isinstance(blocks, str) else dict(blocks),
+        "sketch_dim": sketch_dim,
+        "sketch_seed": sketch_seed,
+        "token_probes": token_probes,
+        "token_exact": token_exact,
+        "token_seed": token_seed,
+        "token_budget": token_budget,
+        "memory_gib": memory_gib,
+    }
+    session = MeasuringSession.open(policy, rollouts, MeasurementSection(**options), reference_policy=reference_policy)
     with progress_bar("measuring", len(rollouts), shown=progress) as report:
-
-        def finished(n_sequences: int, n_tokens: int) -> None:
-            report.advance(n_sequences)
-            report.tokens(n_tokens)
-
         if keep_in is None:
-            return session.measure(rollouts, finished, token_weights=token_weights)
-        return _measure_in_parts(session, rollouts, finished, named_weightings(token_weights, rollouts), keep_in)
+            return session.measure(rollouts, report.chunk, token_weights=token_weights)
+        return _measure_in_shards(session, rollouts, report, named_weightings(token_weights, rollouts), keep_in)
 
 
-def _measure_in_parts(
+def _measure_in_shards(
     session: MeasuringSession,
     rollouts: Rollouts,
-    finished: Callable[[int, int], None],
+    report: ProgressReport,
     weightings: dict[str, list[np.ndarray]],
     keep_in: str | os.PathLike[str],
 ) -> Measurement:
-    """Measure a few sequences at a time, each lot kept on disk as soon as it is finished."""
-    tokens = [rollouts.frame[column].map(list).tolist() for column in ("prompt_tokens", "completion_tokens")]
+    """Measure a few sequences at a time, each shard written to disk as soon as it is finished."""
+    columns = [name for name in ("prompt_tokens", "completion_tokens", "completion_mask") if name in rollouts.frame]
+    tokens = [rollouts.frame[column].map(list).tolist() for column in columns]
     listed = {name: [row.tolist() for row in rows] for name, rows in weightings.items()}
-    settings = {name: value for name, value in session.metadata.items() if name not in ("self_check", "token_check")}
-    kept = KeptParts(
-        keep_in, settings | {"rollouts": digest([tokens, rollouts.rewards.tolist()]), "weights": digest(listed)}
-    )
-    paths = []
-    for number, first in enumerate(range(0, len(rollouts), PART)):
-        rows = np.arange(first, min(first + PART, len(rollouts)))
-        paths.append(kept.path(number))
-        if paths[-1].exists():
-            finished(len(rows), 0)
-            continue
-        weights = {name: [values[row] for row in rows] for name, values in weightings.items()}
-        session.measure(rollouts.select(rows), finished, token_weights=weights or None).save(paths[-1])
-    return Measurement.concatenate(read_measurement(path) for path in paths)
+    # The self-checks report floating-point deviations, which may differ from one call to the next.
+    checks = ("self_check", "token_self_check")
+    settings = {name: value for name, value in session.metadata.items() if name not in checks}
+    settings |= {"rollouts": digest([tokens, rollouts.rewards.tolist()]), "weights": digest(listed)}
+    shards = Shards.resume(keep_in, settings, "", read_measurement, Measurement.save)
+    rows = [np.arange(start, min(start + SHARD_SIZE, len(rollouts))) for start in range(0, len(rollouts), SHARD_SIZE)]
+
+    def measure_shard(number: int) -> Measurement:
+        weights = {name: [values[row] for row in rows[number]] for name, values in weightings.items()}
+        return session.measure(rollouts.select(rows[number]), report.chunk, token_weights=weights or None)
+
+    report.advance(sum(len(rows[number]) for number in shards.finished(len(rows))))
+    shards.make_missing(len(rows), measure_shard)
+    return Measurement.concatenate(shards.read_all(len(rows)))

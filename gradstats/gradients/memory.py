@@ -1,4 +1,4 @@
-"""Telling an out-of-memory error from others, whatever allocator raised it."""
+"""Recognise an out-of-memory error, whichever allocator raised it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SENTENCES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAI
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out: of a GPU, of torch's CPU allocator, or of Python itself."""
+    """Whether an exception means that memory ran out: on a GPU, in torch's CPU allocator, or in Python."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sentence in str(error) for sentence in _SENTENCES)

@@ -1,4 +1,4 @@
-r"""The one differentiated function: :math:`\sum_t w_t \log\pi(y_t \mid x, y_{<t})`, and what comes free with it."""
+r"""The one differentiated function: :math:`\sum_t w_t \log\pi(y_t \mid x, y_{<t})`, and token statistics for free."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.utils import ModelOutput
 
+from gradstats.policy.model import CausalModel, output_embedding
 from gradstats.rollouts.table import Rollouts
 
 
 class TokenStatistics(NamedTuple):
-    """What one forward pass tells about every position, at no further cost.
+    """Statistics of every position from the forward pass.
 
     Attributes:
-        logprobs: log-probability of the token that was drawn.
-        entropy: entropy of the distribution it was scored under, in nats.
+        logprobs: log-probability of the sampled token.
+        entropy: entropy of the scored distribution, in nats.
         sum_pi_squared: sum of the squared probabilities of that distribution.
         hidden_sq_norms: squared norm of the hidden state that enters the output embedding.
     """
@@ -33,14 +35,14 @@ class TokenStatistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Sequences that go through the model together, right-padded.
+    """Sequences that pass through the model together, right-padded.
 
     Attributes:
         rows: (batch,), their rows in the rollouts.
         input_ids: (batch, time).
         weights: (weightings, batch, kept), token weights of the last ``kept`` positions, zero on the prompt and on
-            padding. The first weighting is 1 on every token that counts; further ones are the user's.
-        starts: (batch,), where among the kept positions the completion's first token stands.
+            padding. The first weighting is 1 on every counted token; the user gives further ones.
+        starts: (batch,), the index of the completion's first token among the kept positions.
         lengths: (batch,), number of completion tokens, masked ones included.
     """
 
@@ -52,16 +54,16 @@ class Chunk:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that go through the model, padding included."""
+        """Number of tokens that pass through the model, padding included."""
         return self.input_ids.numel()
 
     @property
     def kept(self) -> int:
-        """Number of last positions that hold all completions."""
+        """Number of last positions that contain all completions."""
         return self.weights.shape[2]
 
     def ragged(self, values: Float[Tensor, "batch kept"]) -> list[np.ndarray]:
-        """Per-position values of the completions alone, one array per sequence."""
+        """Per-position values of the completions only, one array per sequence."""
         table = values.detach().double().cpu().numpy()
         spans = zip(self.starts, self.lengths, strict=True)
         return [table[row, start : start + length] for row, (start, length) in enumerate(spans)]
@@ -76,16 +78,19 @@ def make_chunk(
 ) -> Chunk:
     """Encode rows of the rollouts as one right-padded chunk.
 
-    Padding stands to the right and is masked in the objective only: under a causal mask no real token sees it, and
-    passing no attention mask keeps the function traceable by torch.func.
+    Padding is on the right and is masked in the objective only: under a causal mask no real token attends to it, and
+    without an attention mask torch.func can trace the function.
 
     Args:
         rollouts: the sequences.
-        rows: which of them.
-        device: where the model is.
-        dtype: of the model; weights are float32 at least.
-        weightings: further token weights: for each weighting, one array per rollout. Tokens that the completion's
-            mask leaves out have weight 0 under every weighting.
+        rows: the rows to encode.
+        device: the model's device.
+        dtype: the model's dtype; weights are at least float32.
+        weightings: further token weights: for each weighting, one array per rollout. Masked-out tokens have weight 0
+            under every weighting.
+
+    Returns:
+        The chunk.
     """
     rows = np.asarray(rows)
     frame = rollouts.frame
@@ -109,30 +114,30 @@ def make_chunk(
 
 
 class Objective:
-    r"""Log-probabilities of a model's last tokens, to be differentiated; open it as a context before calling it.
+    r"""Log-probabilities of a model's last tokens, to be differentiated; enter it as a context before calling it.
 
     Calling it with ``call`` (the model, or the model at given parameters), ``input_ids`` (batch, time) and ``kept``
     gives the :math:`\log\pi(y_t)` of the last ``kept`` tokens, (batch, kept), and their :class:`TokenStatistics`.
-    The objective is their sum weighted by :math:`w_t`: token weights are what the backward pass starts from.
+    The objective is their sum weighted by :math:`w_t`: the backward pass starts from the token weights.
 
     Args:
         model: a causal language model of transformers.
-        temperature: logits are divided by it.
-        traced: whether torch.func differentiates it. Otherwise logits are gone through a few rows at a time, and
-            the only other logits-sized array there ever is is their gradient.
+        temperature: the divisor of the logits.
+        traced: whether torch.func differentiates the objective. Otherwise logits are processed a few rows at a time,
+            and the only other array of their size is their gradient.
     """
 
-    def __init__(self, model: Any, temperature: float, *, traced: bool = False) -> None:
+    def __init__(self, model: CausalModel, temperature: float, *, traced: bool = False) -> None:
         self._temperature = temperature
         self._traced = traced
-        self._head = model.get_output_embeddings()
-        # An adapter around the model passes on what it does not know.
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._head = output_embedding(model)
+        # The forward method of a wrapper around the model (peft's) accepts any keywords.
+        inner: nn.Module = getattr(model, "get_base_model", lambda: model)()
         self._trims_logits = "logits_to_keep" in inspect.signature(inner.forward).parameters
         self._hidden: Tensor | None = None
 
     def __enter__(self) -> Objective:
-        def keep(_module: Any, inputs: tuple[Tensor, ...]) -> None:
+        def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             self._hidden = inputs[0]
 
         self._handle = self._head.register_forward_pre_hook(keep)
@@ -142,11 +147,13 @@ class Objective:
         self._handle.remove()
         self._hidden = None
 
-    def __call__(self, call: Callable[..., Any], input_ids: Tensor, kept: int) -> tuple[Tensor, TokenStatistics]:
+    def __call__(
+        self, call: Callable[..., ModelOutput], input_ids: Tensor, kept: int
+    ) -> tuple[Tensor, TokenStatistics]:
         """Log-probabilities and statistics of the last ``kept`` tokens; arguments as in the class."""
         # Logits are only needed where a completion token is predicted: one position before it.
         options = {"logits_to_keep": kept + 1} if self._trims_logits else {}
-        logits = call(input_ids, use_cache=False, **options).logits
+        logits: Tensor = call(input_ids, use_cache=False, **options)["logits"]
         if logits.shape[1] > kept + 1:
             logits = logits[:, -kept - 1 :]
         drawn = input_ids[:, -kept:]
@@ -156,12 +163,12 @@ class Objective:
             logprobs, entropy, sum_pi_squared = TokenLogprobs.apply(logits, drawn, self._temperature)  # pyright: ignore
         assert self._hidden is not None
         hidden = self._hidden[:, -kept - 1 : -1].detach().to(logprobs.dtype)
-        found = (logprobs, entropy, sum_pi_squared, hidden.square().sum(dim=-1))
-        return logprobs, TokenStatistics(*(values.detach() for values in found))
+        statistics = (logprobs, entropy, sum_pi_squared, hidden.square().sum(dim=-1))
+        return logprobs, TokenStatistics(*(values.detach() for values in statistics))
 
 
 def _distribution(logits: Tensor, drawn: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probability of what was drawn, log-normaliser, entropy and Σπ² of (…, vocabulary) logits."""
+    """Log-probability of the sampled token, log-normaliser, entropy and Σπ² of (…, vocabulary) logits."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     normaliser = logits.logsumexp(dim=-1)
     logprobs = logits.gather(-1, drawn[..., None])[..., 0] - normaliser
@@ -171,10 +178,10 @@ def _distribution(logits: Tensor, drawn: Tensor, temperature: float) -> tuple[Te
 
 
 class TokenLogprobs(torch.autograd.Function):
-    r"""Log-probabilities of drawn tokens with their statistics, a few rows of logits at a time.
+    r"""Log-probabilities of sampled tokens with their statistics, a few rows of logits at a time.
 
-    Arguments: logits (batch, kept + 1, vocabulary), of which the last position predicts nothing; the drawn tokens
-    (batch, kept); the temperature. Gives log-probabilities, entropies and :math:`\sum\pi^2`, (batch, kept) each, of
+    Arguments: logits (batch, kept + 1, vocabulary), of which the last position predicts nothing; the sampled tokens
+    (batch, kept); the temperature. Returns log-probabilities, entropies and :math:`\sum\pi^2`, (batch, kept) each, of
     which the first is differentiable:
     :math:`\partial \log\pi(y) / \partial z_k = (1[k = y] - \pi_k) / \tau`.
     """
@@ -183,12 +190,12 @@ class TokenLogprobs(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, drawn: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and sums of squared probabilities."""
         kind = torch.promote_types(logits.dtype, torch.float32)
-        found = torch.empty(4, *drawn.shape, dtype=kind, device=logits.device)
+        results = torch.empty(4, *drawn.shape, dtype=kind, device=logits.device)
         for row, span in _slices(logits, drawn.shape[1]):
             values = _distribution(logits[row, span], drawn[row, span], temperature)
-            for place, value in zip(found, values, strict=True):
+            for place, value in zip(results, values, strict=True):
                 place[row, span] = value
-        logprobs, normaliser, entropy, sum_pi_squared = found
+        logprobs, normaliser, entropy, sum_pi_squared = results
         ctx.save_for_backward(logits, drawn, normaliser)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropy, sum_pi_squared)
@@ -207,14 +214,14 @@ class TokenLogprobs(torch.autograd.Function):
                 gradient[row, span] = 0
                 continue
             weights = scale[row, span, None]
-            part = logits[row, span].to(scale.dtype) / ctx.temperature
-            part.sub_(normaliser[row, span, None]).exp_().mul_(-weights)
-            gradient[row, span] = part.scatter_add_(1, drawn[row, span, None], weights)
+            of_slice = logits[row, span].to(scale.dtype) / ctx.temperature
+            of_slice.sub_(normaliser[row, span, None]).exp_().mul_(-weights)
+            gradient[row, span] = of_slice.scatter_add_(1, drawn[row, span, None], weights)
         return gradient, None, None
 
 
 def _slices(logits: Tensor, kept: int) -> Iterator[tuple[int, slice]]:
-    """Sequence and span of positions of each slice, so small that on a CPU it stays in the cache."""
+    """Sequence and span of positions of each slice; on a CPU, slices are small enough for the cache."""
     size = 2**19 if logits.device.type == "cpu" else 2**26
     step = max(1, size // logits.shape[-1])
     for row in range(len(logits)):

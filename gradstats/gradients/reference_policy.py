@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
+from torch import nn
 
 from gradstats.gradients.objective import Chunk, Objective
+from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy, as_policy
 
 
-def as_reference(reference: Policy | Any, policy: Policy) -> Policy:
+def as_reference(reference: Policy | nn.Module, policy: Policy) -> Policy:
     """The reference as a policy; a bare model is scored at the measured policy's temperature.
 
     Raises:
         TypeError: when it is neither a policy nor a model.
-        ValueError: when its vocabulary is of another size.
+        ValueError: when its vocabulary has another size.
     """
-    found = as_policy(reference)
-    if found is not reference:
-        found = replace(found, temperature=policy.temperature)
-    ours, theirs = (part.model.get_output_embeddings().weight.shape[0] for part in (policy, found))
-    if ours != theirs:
+    other = as_policy(reference)
+    if other is not reference:
+        other = replace(other, temperature=policy.temperature)
+    expected, given = n_logits(policy.model), n_logits(other.model)
+    if given != expected:
         raise ValueError(
-            f"reference_policy {found.name} has a vocabulary of {theirs}, but {policy.name} one of {ours}: give a "
-            "reference of the same tokenizer"
+            f"reference_policy {other.name} has a vocabulary of {given}, but {policy.name} one of {expected}: give a "
+            "reference with the same tokenizer"
         )
-    return found
+    return other
 
 
 def reference_logprobs(reference: Policy, chunk: Chunk) -> torch.Tensor:

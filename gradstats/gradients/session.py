@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.attention import warn_of_other_attention
-from gradstats.gradients.blocks import Blocks, ParameterSelection, select_parameters
+from gradstats.gradients.blocks import ParameterSelection, select_parameters
 from gradstats.gradients.checks.self_check import SelfCheck, SelfCheckError, self_check
 from gradstats.gradients.chunking import default_memory_gib, plan_chunks
 from gradstats.gradients.engines.reduction import ChunkResult
@@ -27,7 +28,9 @@ from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.check import check_projections
 from gradstats.gradients.tokens.scores import TokenResult, TokenSettings, measure_tokens
 from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
-from gradstats.measurement.measurement import Measurement, WeightedGradients
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.weighted_gradients import WeightedGradients
+from gradstats.policy.model import vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.policy.threads import suitable_threads
 from gradstats.rollouts.table import Rollouts
@@ -52,27 +55,28 @@ class MeasuringSession:
         cls,
         policy: Policy | Any,
         rollouts: Rollouts,
+        section: MeasurementSection,
         *,
-        engine: str = "auto",
-        params: str | None = None,
-        blocks: Blocks = "layer",
-        sketch_dim: int | None = 16384,
-        sketch_seed: int = 0,
         reference_policy: Policy | Any | None = None,
-        token_probes: int = 0,
-        token_exact: int | float = 0,
-        token_seed: int = 0,
-        token_budget: int | None = None,
-        memory_gib: float | None = None,
     ) -> MeasuringSession:
-        """Resolve the settings and run the self-check on two of the rollouts; arguments as for :func:`measure`."""
+        """Resolve the settings and run the self-check on two of the rollouts.
+
+        Args:
+            policy: as for :func:`gradstats.measure`.
+            rollouts: the sequences to be measured, all of them.
+            section: which gradients are measured, and how.
+            reference_policy: as for :func:`gradstats.measure`.
+
+        Raises:
+            ValueError, SelfCheckError, UnsupportedModuleError: as for :func:`gradstats.measure`.
+        """
         policy = as_policy(policy)
-        tokens = TokenSettings.of(token_probes, token_exact, token_seed)
-        selection = select_parameters(policy.model, params, blocks)
-        sketch = None if sketch_dim is None else CountSketch(sketch_dim, sketch_seed)
+        tokens = TokenSettings.of(section)
+        selection = select_parameters(policy.model, section.params, section.blocks)
+        sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim, section.sketch_seed)
         _check_vocabulary(policy, rollouts)
         reference = None if reference_policy is None else as_reference(reference_policy, policy)
-        chosen, check, passed_over = _choose_engine(engine, policy, rollouts, selection)
+        chosen, check, passed_over = _choose_engine(section.engine, policy, rollouts, selection)
         if check.deviation_from_float32 is not None:
             warnings.warn(
                 f"in {policy.dtype} squared norms deviate by up to {check.deviation_from_float32:.1%} from those in "
@@ -88,21 +92,31 @@ class MeasuringSession:
             "policy": policy.describe(),
             "engine": chosen,
             "engines_passed_over": passed_over,
-            "params": params,
+            "params": section.params,
             "n_parameters": selection.n_parameters,
             "block_names": list(selection.block_names),
-            "sketch_dim": sketch_dim,
-            "sketch_seed": sketch_seed,
+            "sketch_dim": section.sketch_dim,
+            "sketch_seed": section.sketch_seed,
             "reference_policy": None if reference is None else reference.describe(),
-            "token_probes": token_probes,
-            "token_exact": token_exact,
-            "token_seed": token_seed,
+            "token_probes": section.token_probes,
+            "token_exact": section.token_exact,
+            "token_seed": section.token_seed,
             "token_distribution": None if tokens is None else tokens.tangents.distribution,
             "self_check": asdict(check),
             "token_self_check": token_check,
             "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
         }
-        return cls(policy, ENGINES[chosen], selection, sketch, reference, tokens, token_budget, memory_gib, metadata)
+        return cls(
+            policy,
+            ENGINES[chosen],
+            selection,
+            sketch,
+            reference,
+            tokens,
+            section.token_budget,
+            section.memory_gib,
+            metadata,
+        )
 
     def measure(
         self,
@@ -169,8 +183,8 @@ class MeasuringSession:
             ) from error
         self.token_budget = max(chunk.n_tokens // 2, 1)
         warnings.warn(
-            f"memory ran out on {len(chunk.rows)} sequences of {chunk.n_tokens} tokens together: going on with at most "
-            f"{self.token_budget} tokens at once",
+            f"memory ran out on {len(chunk.rows)} sequences of {chunk.n_tokens} tokens together: continuing with at "
+            f"most {self.token_budget} tokens at once",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -228,8 +242,6 @@ def _choose_engine(
 ) -> tuple[str, SelfCheck, dict[str, str]]:
     """The engine, its self-check, and why ``auto`` passed over each earlier one."""
     if engine != "auto":
-        if engine not in ENGINES:
-            raise ValueError(f"engine is {engine!r}: choose one of auto, {', '.join(ENGINES)}")
         return engine, self_check(policy, rollouts, ENGINES[engine], engine, selection), {}
     passed_over: dict[str, str] = {}
     for name in ENGINES:
@@ -247,7 +259,7 @@ def _choose_engine(
 
 
 def _check_vocabulary(policy: Policy, rollouts: Rollouts) -> None:
-    size = policy.model.get_input_embeddings().weight.shape[0]
+    size = vocabulary_size(policy.model)
     for column in ("prompt_tokens", "completion_tokens"):
         largest = max(max(tokens) for tokens in rollouts.frame[column])
         smallest = min(min(tokens) for tokens in rollouts.frame[column])

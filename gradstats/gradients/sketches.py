@@ -24,10 +24,10 @@ class CountSketch:
     :math:`D = 16384`.
 
     Buckets are drawn run by run: each run of :math:`D` consecutive coordinates of a parameter goes to the buckets
-    in their order, from a random start. Within a run no two coordinates meet, across runs any two meet with
-    probability :math:`1/D`, so with independent signs the bound above holds, and the sketch is a stream of additions
-    instead of a scatter. Signs and starts depend on the seed, the parameter's name and its size alone: every engine,
-    chunking, order and choice of other parameters gives the same vector.
+    in their order, from a random start. Two coordinates of one run never share a bucket and two of different runs do
+    with probability :math:`1/D`, so with independent signs the bound above holds, and the sketch is a stream of
+    additions instead of a scatter. Signs and starts depend only on the seed, the parameter's name and its size: every
+    engine, chunking, order and choice of other parameters gives the same vector.
 
     Charikar, Chen & Farach-Colton, "Finding frequent items in data streams" (2002); Weinberger et al., "Feature
     hashing for large scale multitask learning" (2009).
@@ -55,7 +55,7 @@ class CountSketch:
             gradients: (batch, *shape of the parameter).
         """
         flat = gradients.flatten(start_dim=1)
-        # Slices of a few runs keep the signs, which are made when needed, small.
+        # Signs are generated when needed; slices of a few runs keep them small.
         step = self.dim * max(1, 2**18 // self.dim)
         for first in range(0, flat.shape[1], step):
             self.add_slice(sketches, name, flat.shape[1], first, flat[:, first : first + step])
@@ -67,7 +67,7 @@ class CountSketch:
             sketches: (batch, dim), the sketches so far.
             name: the parameter's name.
             size: number of the parameter's coordinates.
-            first: the first coordinate that is given.
+            first: the index of the first coordinate.
             values: (batch, n), the gradients' coordinates ``first`` … ``first + n − 1``.
         """
         packed, starts = _signs_and_starts(self.seed, name, size, self.dim)
@@ -92,8 +92,8 @@ class CountSketch:
             sketches: (batch, dim), the sketches so far.
             name: the parameter's name.
             size: number of the parameter's coordinates.
-            batch_index: (n,), which gradient each row belongs to.
-            row_index: (n,), which row of the parameter it is.
+            batch_index: (n,), the gradient to which each row belongs.
+            row_index: (n,), the index of each row in the parameter.
             rows: (n, columns), the rows.
         """
         packed, starts = _signs_and_starts(self.seed, name, size, self.dim)
@@ -128,7 +128,7 @@ def _signs(packed: np.ndarray, first: int, last: int, like: Tensor) -> Tensor:
     some = packed[byte : -(-last // 8)]
     if like.device.type == "cpu":
         bits = torch.from_numpy(np.unpackbits(some))
-    else:  # an eighth of the bytes goes over to the device
+    else:  # packed bits are an eighth of the bytes to transfer
         shifts = torch.arange(7, -1, -1, device=like.device)
         bits = ((torch.from_numpy(some).to(like.device)[:, None] >> shifts) & 1).flatten()
     return bits[first - 8 * byte : last - 8 * byte].to(like.dtype).mul_(2).sub_(1)

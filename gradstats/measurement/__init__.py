@@ -1,6 +1,8 @@
 """What a measuring run leaves behind."""
 
-from gradstats.measurement.measurement import Measurement, WeightedGradients, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.measurement.token_scores import TokenScores
+from gradstats.measurement.weighted_gradients import WeightedGradients
 
 __all__ = ["Measurement", "TokenScores", "WeightedGradients", "read_measurement"]

@@ -1,4 +1,4 @@
-"""What a measurement takes on disk, and the refusal to begin one that does not fit."""
+"""The disk space that a measurement takes, and the refusal to begin one that does not fit."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ _BYTES_PER_SKETCH_ENTRY = 4
 
 
 def measured_bytes(rollouts: Rollouts, section: MeasurementSection) -> int:
-    """An upper bound of what the measurement of some rollouts takes on disk."""
+    """An upper bound of the disk space that the measurement of some rollouts takes, in bytes."""
     lengths = rollouts.frame["completion_tokens"].map(len).to_numpy()
     counted = zip(*np.unique(lengths, return_counts=True), strict=True)
     return sum(bytes_of_sequences(int(length), int(n), section) for length, n in counted)
 
 
 def bytes_of_sequences(length: int, n: int, section: MeasurementSection) -> int:
-    """An upper bound of what n sequences of a length take on disk.
-
-    The heaviest tokens that hold a share of a sum are at most that share of all tokens.
-    """
+    """An upper bound of the disk space that ``n`` sequences of ``length`` tokens take, in bytes."""
     sketch_dim, probes, exact = section.sketch_dim or 0, section.token_probes, section.token_exact
+    # The heaviest tokens that hold a share of a sum are at most that share of all tokens.
     heavy = min(length, math.ceil(exact * length) if 0 < exact < 1 else int(exact))
     item = np.dtype(section.token_dtype).itemsize
     return n * (
@@ -40,16 +38,20 @@ def bytes_of_sequences(length: int, n: int, section: MeasurementSection) -> int:
 
 
 def require_space(folder: Path, n_bytes: int) -> None:
-    """Refuse to begin what does not fit on the disk.
+    """Refuse to begin a measurement that does not fit on the disk.
+
+    Args:
+        folder: where it is going to be written; it need not exist yet.
+        n_bytes: how much space it takes.
 
     Raises:
-        OSError: when less is free where the folder is, or will be.
+        OSError: when less is free there.
     """
     folder = folder.resolve()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if n_bytes > free:
         raise OSError(
-            f"the measurement takes up to {n_bytes / _GIB:.2f} GiB, and {there} has {free / _GIB:.2f} GiB left: "
+            f"the measurement takes up to {n_bytes / _GIB:.2f} GiB, and {existing} has {free / _GIB:.2f} GiB left: "
             "measure with fewer token_probes or token_exact, a smaller sketch_dim, or elsewhere"
         )

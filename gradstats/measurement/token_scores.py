@@ -1,4 +1,4 @@
-r"""What is measured of one sequence's token scores :math:`s_t = \nabla\log\pi(y_t)`, and what follows from it."""
+r"""One sequence's measured token scores :math:`s_t = \nabla\log\pi(y_t)`, and the quantities that follow from them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ POOR_PRECISION = 0.1
 class TokenScores:
     r"""Random projections of every token's score, and exact norms of the heaviest tokens.
 
-    Heavy tokens are chosen by what a forward pass tells, before anything is projected: every estimate below is
-    unbiased over the draw of the probes, :math:`\mathbb E\,v v^\top = I`. Tokens that a completion mask leaves out
-    have score zero.
+    Heavy tokens are chosen from a forward pass, before anything is projected: every estimate below is unbiased over the
+    draw of the probes, :math:`\mathbb E\,v v^\top = I`. Tokens that a completion mask leaves out have score zero.
 
     Attributes:
         projections: (T, K), :math:`p_{t,k} = \langle s_t, v_k\rangle`, or None without probes.
         heavy_positions: (m,), sorted positions of the tokens that were measured exactly.
         heavy_sq_norms: (m,), :math:`\lVert s_t\rVert^2` of those.
-        heavy_sketches: (m, sketch_dim), their projections by the sequences' own sketch, or None.
+        heavy_sketches: (m, sketch_dim), their projections by the same sketch as whole sequences, or None.
         mask: (T,), which tokens count.
     """
 
@@ -41,7 +40,7 @@ class TokenScores:
 
     @property
     def light(self) -> Bool[np.ndarray, " time"]:
-        """(T,), the tokens that count and of which there are projections alone."""
+        """(T,), the tokens that count and were not measured exactly."""
         light = self.mask.copy()
         light[self.heavy_positions] = False
         return light
@@ -73,9 +72,9 @@ class TokenScores:
     def cumulative_energy_stderr(self) -> Float[np.ndarray, " time"]:
         r"""(T,) standard errors of :meth:`cumulative_energy`.
 
-        Tokens share their probes, so their errors go together where their scores do. Each probe by itself gives one
+        Tokens share their probes, so their errors are correlated where their scores are. Each probe by itself gives one
         sum :math:`\sum_{u\le t,\,\text{light}} p_{u,k}^2`; the standard deviation of the K sums, over
-        :math:`\sqrt K`, is right whatever the correlations. NaN where it takes more than one probe and there is none.
+        :math:`\sqrt K`, is right whatever the correlations. NaN where that takes two probes and there are fewer.
         """
         light = self.light
         if self.n_probes < 2:
@@ -88,8 +87,9 @@ class TokenScores:
         r"""(T,) :math:`\langle s_t, S\rangle` with :math:`S = \sum_u s_u`, unbiased.
 
         Light tokens take :math:`\frac1K\sum_k p_{t,k} P_k` with :math:`P_k = \sum_u p_{u,k}`. Heavy ones take
-        :math:`\lVert s_t\rVert^2 + \langle Cs_t, C(S - s_t)\rangle` with the sketch C, of :math:`\sqrt{D/K}` times less
-        error, or the same with probes where there are no sketches. NaN where there is neither.
+        :math:`\lVert s_t\rVert^2 + \langle Cs_t, C(S - s_t)\rangle` with the sketch C, whose error is
+        :math:`\sqrt{D/K}` times smaller, or the same with probes where there are no sketches. NaN where there is
+        neither.
 
         Args:
             sketch: (sketch_dim,), of S, or None.
@@ -115,17 +115,18 @@ class TokenScores:
 
 def relative_error_of_total(scores: Sequence[TokenScores]) -> float:
     """Median over sequences of the standard error of :math:`W_T` relative to it; NaN where probes are too few."""
-    found = [one.cumulative_energy_stderr()[-1] / one.cumulative_energy()[-1] for one in scores]
-    return float(np.median(found))
+    return float(np.median([one.cumulative_energy_stderr()[-1] / one.cumulative_energy()[-1] for one in scores]))
 
 
 def remark_on_precision(scores: Sequence[TokenScores]) -> str:
-    """How well the probes resolve cumulative energies, in a sentence; with the remedy where that is poorly."""
+    """A sentence on how well the probes resolve cumulative energies, with the remedy where they do so poorly."""
     error = relative_error_of_total(scores)
     exact = int(np.median([len(one.heavy_positions) for one in scores]))
-    told = f"W_T has a relative standard error of {error:.1%} in the median, from {scores[0].n_probes} probes"
-    told += f" and {exact} exact tokens" if exact else ""
+    precision = f"W_T has a median relative standard error of {error:.1%}, from {scores[0].n_probes} probes"
+    precision += f" and {exact} exact tokens" if exact else ""
     if error <= POOR_PRECISION:
-        return told
-    remedy = f"raise token_exact, to {max(16, 2 * exact)} say, or token_probes, since the error falls with their root"
-    return f"{told}, which is poor: {remedy}"
+        return precision
+    remedy = (
+        f"raise token_exact, for example to {max(16, 2 * exact)}, or token_probes, since the error falls with its root"
+    )
+    return f"{precision}, which is poor: {remedy}"

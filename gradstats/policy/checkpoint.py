@@ -1,4 +1,4 @@
-"""Where a policy's weights and tokenizer are, what is refused about them, and adapters on top."""
+"""Find and check a policy's weights and tokenizer, and load adapters."""
 
 from __future__ import annotations
 
@@ -6,27 +6,38 @@ import importlib.resources
 import json
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from gradstats.policy.model import CausalModel, vocabulary_size
 from gradstats.system.hub import commit_of, hub_problem
+
+if TYPE_CHECKING:
+    from transformers import GgufConfig, PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
 
 _SAFE = ("*.safetensors",)
 _PICKLED = ("*.bin", "*.pt", "*.pth")
-# Vocabularies are padded to round numbers; more than this many ids without a token are not padding.
+# Vocabularies are padded to round numbers, by no more than this many ids.
 _PADDING = 2048
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _PICKLED_ADAPTER = "adapter_model.bin"
 
 
-def locate(name: str) -> tuple[str, dict[str, Any]]:
-    """What to hand to from_pretrained, after looking for local paths first.
+def locate(name: str) -> tuple[str, dict[str, str]]:
+    """The source and the options to pass to ``from_pretrained``; local paths come first.
 
-    The hub client answers a missing folder with a sentence about repository names, so it is never asked.
+    Names that look like paths are never passed to the hub client, whose error for a missing folder speaks of
+    repository names.
+
+    Args:
+        name: "embedded", a folder, a ``.gguf`` file, or an id on the hub.
+
+    Returns:
+        A local folder or an id on the hub, and the name of the GGUF file where there is one.
 
     Raises:
-        FileNotFoundError: when a local folder or file does not exist, or is no saved model.
+        FileNotFoundError: when a local folder or file does not exist, or is not a saved model.
     """
     if name == EMBEDDED:
         return str(importlib.resources.files("gradstats") / "data" / "embedded_policy"), {}
@@ -45,16 +56,16 @@ def locate(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def is_on_hub(name: str) -> bool:
-    """Whether a policy's weights come from a repository on the hub; those of its base where it is an adapter."""
+    """Whether a policy's weights (for an adapter, those of its base) come from a repository on the hub."""
     source, _ = locate(adapter_base(name) if is_adapter(name) else name)
     return not Path(source).is_dir()
 
 
-def dequantised() -> dict[str, Any]:
-    """Options of from_pretrained that turn a GGUF file's weights into ordinary ones.
+def dequantised() -> dict[str, GgufConfig]:
+    """Options of ``from_pretrained`` that dequantise the weights of a GGUF file.
 
     Raises:
-        ImportError: when what transformers needs to read GGUF is not installed.
+        ImportError: when a library that transformers needs to read GGUF is not installed.
     """
     try:
         import accelerate  # noqa: F401  (transformers needs both to read GGUF)
@@ -66,42 +77,43 @@ def dequantised() -> dict[str, Any]:
 
 
 def refuse_pickled(name: str, folder: Path) -> None:
-    """Refuse a folder whose weights are pickled only: reading a pickle may run code that it holds.
+    """Refuse a folder that has only pickled weights: reading a pickle may run code.
 
     Raises:
-        ValueError: naming the files.
+        ValueError: when no weights are in safetensors; the first pickled file is named.
     """
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled and not any(path for pattern in _SAFE for path in folder.glob(pattern)):
         raise ValueError(
             f"the weights of {name} are pickled ({pickled[0]}), and a pickle may run code when it is read: convert "
-            "them to safetensors, or pass allow_pickle=True if you trust where they come from"
+            "them to safetensors, or pass allow_pickle=True if you trust their origin"
         )
 
 
-def check_vocabulary(name: str, tokenizer: Any, model: Any) -> None:
-    """Refuse a tokenizer that cannot be the model's.
+def check_vocabulary(name: str, tokenizer: PreTrainedTokenizerBase, model: CausalModel) -> None:
+    """Refuse a tokenizer that cannot belong to the model.
 
     Raises:
-        ValueError: when it has ids that the model has no embedding for, or knows less than half of the model's ids.
+        ValueError: when it has ids without an embedding, or fewer tokens than half of the embeddings.
     """
     n_tokens = max(tokenizer.get_vocab().values(), default=-1) + 1
-    n_rows = model.get_input_embeddings().weight.shape[0]
+    n_rows = vocabulary_size(model)
     if n_tokens > n_rows or 2 * n_tokens < n_rows:
         raise ValueError(
             f"the tokenizer of {name} does not belong to its model: it has {n_tokens} tokens and the model embeds "
-            f"{n_rows}; put the model's own tokenizer files into its folder"
+            f"{n_rows}; put the tokenizer files of the model into its folder"
         )
     if n_rows - n_tokens > _PADDING:
         warnings.warn(
-            f"the model {name} embeds {n_rows} tokens and its tokenizer knows only {n_tokens}: is it the model's own?",
+            f"the model {name} embeds {n_rows} tokens and its tokenizer knows only {n_tokens}: "
+            "check that it is the model's",
             UserWarning,
             stacklevel=3,
         )
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a local folder holds a peft adapter and no whole model."""
+    """Whether a local folder holds a peft adapter and not a whole model."""
     folder = Path(name).expanduser()
     return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
 
@@ -110,7 +122,7 @@ def adapter_base(name: str) -> str:
     """The base model that an adapter folder names.
 
     Raises:
-        ValueError: when it names none.
+        ValueError: when it does not name one.
     """
     config = json.loads((Path(name).expanduser() / "adapter_config.json").read_text(encoding="utf-8"))
     base = config.get("base_model_name_or_path")
@@ -120,7 +132,7 @@ def adapter_base(name: str) -> str:
 
 
 def adapter_folder(adapter: str, allow_pickle: bool) -> Path:
-    """The local folder of an adapter, fetched from the hub where it is ``owner/name`` or ``owner/name@revision``.
+    """The local folder of an adapter; ``owner/name`` and ``owner/name@revision`` are fetched from the hub.
 
     Raises:
         FileNotFoundError: when a local folder does not exist or holds no adapter.
@@ -138,14 +150,14 @@ def adapter_folder(adapter: str, allow_pickle: bool) -> Path:
         wanted = [*_ADAPTER_FILES, "*token*", "vocab*", "merges*", "chat_template*", *[_PICKLED_ADAPTER] * allow_pickle]
         folder = Path(snapshot_download(repo_id, revision=commit or revision or None, allow_patterns=wanted))
     if not (folder / "adapter_config.json").is_file():
-        raise FileNotFoundError(f"the adapter {adapter} is no folder with an adapter_config.json: save it with peft")
+        raise FileNotFoundError(f"the adapter {adapter} is not a folder with an adapter_config.json: save it with peft")
     if not allow_pickle:
         refuse_pickled(f"the adapter {adapter}", folder)
     return folder
 
 
-def load_adapter(model: Any, adapter: str, folder: Path) -> None:
-    """Put a peft adapter on a model: its parameters are trainable from then on, and the base's are not.
+def load_adapter(model: CausalModel, adapter: str, folder: Path) -> None:
+    """Load a peft adapter into a model; afterwards its parameters are trainable and those of the base are not.
 
     Raises:
         ImportError: when peft is not installed.
@@ -156,40 +168,40 @@ def load_adapter(model: Any, adapter: str, folder: Path) -> None:
     except ImportError as error:
         raise ImportError(f"the adapter {adapter} needs peft: pip install 'gradstats[peft]'") from error
     try:
-        found = model.load_adapter(str(folder), is_trainable=True)
+        report = model.load_adapter(str(folder), is_trainable=True)
     except (ValueError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"the adapter {adapter} does not fit the model {type(model).__name__}: {reason}") from error
-    stray = sorted(found.missing_keys | found.unexpected_keys | set(found.mismatched_keys))
+    stray = sorted(report.missing_keys | report.unexpected_keys | set(report.mismatched_keys))
     if stray:
         raise ValueError(
             f"the adapter {adapter} does not fit the model {type(model).__name__}: {len(stray)} of its parameters are "
-            f"missing, left over or of another shape ({stray[0]})"
+            f"missing, unexpected or of another shape ({stray[0]})"
         )
 
 
 def load_error(name: str, source: str, error: Exception) -> Exception:
-    """What to raise where transformers could not load: one sentence with the remedy."""
+    """The error to raise when transformers could not load a policy: one sentence with the remedy."""
     reason = " ".join(str(error).split())
     if "trust_remote_code" in reason:
         return ValueError(
-            f"the policy {name} brings model code of its own: read it, then pass trust_remote_code=True to run it"
+            f"the policy {name} contains its own model code: read it, then pass trust_remote_code=True to run it"
         )
     if Path(source).is_dir():
         return OSError(f"the model folder {name} cannot be loaded: {reason}")
     if "safetensors" in reason and isinstance(error, OSError):
         return ValueError(
             f"the policy {name} has no safetensors on the hub, and pickled weights may run code when they are read: "
-            f"pass allow_pickle=True if you trust where they come from ({reason})"
+            f"pass allow_pickle=True if you trust their origin ({reason})"
         )
     return unreachable(name, reason) if isinstance(error, OSError) else error
 
 
 def unreachable(name: str, reason: str, what: str = "policy") -> ConnectionError:
-    """The error for something that is neither here nor to be had from the hub."""
+    """The error for something that is neither a local folder nor available from the hub."""
     repository = name.partition("@")[0]
     return ConnectionError(
-        f"the {what} {name!r} is neither a local folder nor to be had from the Hugging Face hub from here ({reason}): "
+        f"the {what} {name!r} is neither a local folder nor available from the Hugging Face hub ({reason}): "
         f"download it where there is a connection (hf download {repository} --local-dir "
         f"models/{repository.rpartition('/')[2]}) and pass that folder instead"
     )

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from gradstats.policy.checkpoint import (
     adapter_base,
@@ -24,6 +24,7 @@ from gradstats.policy.checkpoint import (
     refuse_pickled,
     unreachable,
 )
+from gradstats.policy.model import CausalModel
 from gradstats.system.hub import commit_of, hub_problem
 
 _DTYPES = {
@@ -43,15 +44,15 @@ class Policy:
 
     Attributes:
         model: the model, in evaluation mode.
-        tokenizer: its tokenizer; may be None where rollouts already hold token ids.
-        name: where it was loaded from.
-        temperature: :math:`\tau > 0`, of the distribution that is differentiated (and sampled, by default).
+        tokenizer: its tokenizer; may be None where rollouts already contain token ids.
+        name: the source from which it was loaded.
+        temperature: :math:`\tau > 0`, of the distribution that is differentiated (and, by default, sampled from).
         revision: the hub commit of the weights, where there is one.
-        adapter: where the peft adapter on top of the weights came from, where there is one.
+        adapter: the source of the peft adapter on top of the weights, where there is one.
         base: the model under the adapter, where ``name`` is the adapter's.
     """
 
-    model: Any
+    model: CausalModel
     tokenizer: Any = None
     name: str = "model"
     temperature: float = 1.0
@@ -65,7 +66,7 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's parameters live."""
+        """The device of the model's parameters."""
         return next(self.model.parameters()).device
 
     @property
@@ -78,29 +79,32 @@ class Policy:
         prompt: str,
         *,
         system_prompt: str | None = None,
-        template_options: Mapping[str, Any] | None = None,
+        template_options: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """Token ids of a prompt with the chat template around it, up to where the completion begins.
+        """Token ids of a prompt in the chat template, up to the start of the completion.
 
-        What the template puts after the user's message belongs to the prompt, such as the ``<think>`` that
-        R1-style templates open. A tokenizer without a chat template encodes the bare text.
+        Text that the template adds after the user's message belongs to the prompt, such as the ``<think>`` of
+        R1-style templates. A tokenizer without a chat template encodes the plain text.
 
         Args:
             prompt: the user's message.
             system_prompt: a system message to put first.
             template_options: further variables of the chat template, such as ``enable_thinking``.
 
+        Returns:
+            The token ids.
+
         Raises:
-            ValueError: when there is no tokenizer, a system prompt or options but no chat template, an option that
-                the template does not use, or the template fails.
+            ValueError: when there is no tokenizer, there are a system prompt or options but no chat template, the
+                template does not use an option, or the template fails.
         """
         if self.tokenizer is None:
-            raise ValueError("this policy has no tokenizer: load it with load_policy, or give rollouts of token ids")
+            raise ValueError("this policy has no tokenizer: load it with load_policy, or pass rollouts with token ids")
         if not self.tokenizer.chat_template:
             if system_prompt is not None or template_options:
                 raise ValueError(f"the tokenizer of {self.name} has no chat template for a system prompt or options")
             return list(self.tokenizer(prompt)["input_ids"])
-        self._refuse_unused(template_options or {})
+        self._refuse_unused(template_options or {}, self.tokenizer.chat_template)
         messages = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
         messages.append({"role": "user", "content": prompt})
         try:
@@ -118,9 +122,8 @@ class Policy:
                 f"the chat template of {self.name} failed on the prompt {prompt[:60]!r}: {error}"
             ) from error
 
-    def _refuse_unused(self, template_options: Mapping[str, Any]) -> None:
-        """A variable that the template never reads would be recorded and have no effect."""
-        templates = self.tokenizer.chat_template
+    def _refuse_unused(self, template_options: Mapping[str, object], templates: str | dict[str, str]) -> None:
+        """Refuse a variable that the template never uses: it would be recorded and have no effect."""
         text = " ".join(templates.values()) if isinstance(templates, dict) else templates
         for option in template_options:
             if not re.search(rf"\b{re.escape(option)}\b", text):
@@ -129,8 +132,8 @@ class Policy:
                     "check its spelling in the model's documentation"
                 )
 
-    def describe(self) -> dict[str, Any]:
-        """What a manifest records of the policy."""
+    def describe(self) -> dict[str, str | int | float | None]:
+        """The description of the policy that a manifest records."""
         return {
             "name": self.name,
             "revision": self.revision,
@@ -155,32 +158,33 @@ def load_policy(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
 ) -> Policy:
-    """Load a causal language model that `transformers` knows, with its tokenizer.
+    """Load a causal language model of `transformers` with its tokenizer.
 
     Args:
         name_or_path: "embedded" for the small arithmetic reasoner that ships with this package; a local folder; a
             ``.gguf`` file (its weights are dequantised; needs the extra ``gguf``); an id on the hub; or a folder with
-            a peft adapter, which is put on the base that it names.
-        dtype: "float32" (default), "float64", "bfloat16" or "float16". Gradients in bfloat16 are several per cent off.
+            a peft adapter, which is loaded on top of the base that it names.
+        dtype: "float32" (default), "float64", "bfloat16" or "float16". Gradients in
+            bfloat16 deviate by several per cent.
         temperature: temperature of the distribution whose log-probability is differentiated.
-        device: "auto" takes CUDA where there is one, else the CPU; or any torch device name.
-        revision: commit, tag or branch on the hub; resolved to a commit, which ``policy.revision`` keeps.
-        adapter: a peft adapter to put on the model (extra ``peft``): a folder, or an id on the hub, with
-            ``@revision`` where it is not the newest. Its parameters are differentiated and the base's are not; where
-            its folder holds a tokenizer, that is used.
-        trust_remote_code: run model code that comes with the weights; off unless you say so.
-        allow_pickle: read pickled weights (``.bin``, ``.pt``) where there are no safetensors; off unless you say so,
-            since reading them may run code.
+        device: "auto" selects CUDA where available, else the CPU; or any torch device name.
+        revision: commit, tag or branch on the hub; resolved to a commit, which ``policy.revision`` records.
+        adapter: a peft adapter to load on top of the model (extra ``peft``): a folder, or an id on the hub, with
+            ``@revision`` for another revision than the newest. Its parameters are differentiated and those of the
+            base are not; a tokenizer in its folder is used.
+        trust_remote_code: run model code that comes with the weights.
+        allow_pickle: read pickled weights (``.bin``, ``.pt``) where there are no safetensors; reading them may run
+            code.
 
     Returns:
-        The policy, in evaluation mode. Nothing of the model's ``generation_config`` is applied.
+        The policy, in evaluation mode. The model's ``generation_config`` is not applied.
 
     Raises:
         FileNotFoundError: when a local folder or file does not exist.
-        ConnectionError: when the name is no local folder and the hub cannot be reached or does not have it.
+        ConnectionError: when the name is not a local folder and the hub cannot be reached or does not have it.
         ValueError: for an unknown dtype, a temperature that is not positive, weights that cannot be read or are
-            pickled, model code that was not allowed, a tokenizer of another vocabulary than the model's, or an
-            adapter that does not fit.
+            pickled, model code that is not allowed, a tokenizer that does not belong to the model, or an adapter that
+            does not fit.
         ImportError: when an extra is missing.
     """
     if dtype not in _DTYPES:
@@ -189,7 +193,7 @@ def load_policy(
     adapter = None if adapter is None else os.fspath(adapter)
     if adapter is None and is_adapter(name):
         adapter, base = name, adapter_base(name)
-    layer = None if adapter is None else adapter_folder(adapter, allow_pickle)
+    folder = None if adapter is None else adapter_folder(adapter, allow_pickle)
     source, options = locate(base or name)
     local = Path(source).is_dir()
     if not local:
@@ -197,38 +201,52 @@ def load_policy(
             raise unreachable(source, reason)
         revision = commit_of(source, "config.json", revision=revision) or revision
         options |= {"revision": revision} if revision else {}
-    weights_options: dict[str, Any] = {}
-    if "gguf_file" in options:
-        weights_options = dequantised()
-    elif not allow_pickle:
-        weights_options = {"use_safetensors": True}
-        if local:
-            refuse_pickled(name, Path(source))
-    options["trust_remote_code"] = trust_remote_code
+    if "gguf_file" not in options and not allow_pickle and local:
+        refuse_pickled(name, Path(source))
+    tokenizer_folder = folder if folder is not None and (folder / "tokenizer_config.json").is_file() else None
     try:
-        if layer is not None and (layer / "tokenizer_config.json").is_file():
-            tokenizer = AutoTokenizer.from_pretrained(layer, trust_remote_code=trust_remote_code)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=_DTYPES[dtype], **options, **weights_options)
+        tokenizer, model = _load(source, options, tokenizer_folder, dtype, trust_remote_code, allow_pickle)
     except (OSError, ValueError) as error:
         raise load_error(name, source, error) from error
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ValueError(f"{source} is an adapter: pass its base as policy and adapter={source!r}")
+        raise ValueError(f"{source} is an adapter: pass its base as the policy and adapter={source!r}")
     model.requires_grad_(True)
-    if adapter is not None and layer is not None:
-        load_adapter(model, adapter, layer)
-        model.to(_DTYPES[dtype])  # peft keeps an adapter in the dtype that it was saved in
+    if adapter is not None and folder is not None:
+        load_adapter(model, adapter, folder)
+        cast("torch.nn.Module", model).to(_DTYPES[dtype])  # peft keeps an adapter in the dtype in which it was saved
     check_vocabulary(name, tokenizer, model)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: Any = model.to(device).eval()  # pyright: ignore[reportArgumentType]
+    cast("torch.nn.Module", model).to(device).eval()
     commit = getattr(model.config, "_commit_hash", None) or (None if local else revision)
     return Policy(model, tokenizer, name, temperature, commit, adapter, base)
 
 
-def as_policy(policy_or_model: Any) -> Policy:
-    """A policy as it is; a bare transformers model as a policy of temperature 1 without a tokenizer.
+def _load(
+    source: str,
+    options: Mapping[str, str],
+    tokenizer_folder: Path | None,
+    dtype: str,
+    trust_remote_code: bool,
+    allow_pickle: bool,
+) -> tuple[PreTrainedTokenizerBase, CausalModel]:
+    """The tokenizer and the model of a source, by ``from_pretrained``."""
+    common: dict[str, Any] = {**options, "trust_remote_code": trust_remote_code}
+    of_weights: dict[str, Any] = {}
+    if "gguf_file" in options:
+        of_weights = dequantised()
+    elif not allow_pickle:
+        of_weights = {"use_safetensors": True}
+    if tokenizer_folder is not None:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=trust_remote_code)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(source, **common)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=_DTYPES[dtype], **common, **of_weights)
+    return tokenizer, cast("CausalModel", model)
+
+
+def as_policy(policy_or_model: object) -> Policy:
+    """Return a policy unchanged, and wrap a transformers model as a policy of temperature 1 without a tokenizer.
 
     Raises:
         TypeError: for anything else.
@@ -240,4 +258,4 @@ def as_policy(policy_or_model: Any) -> Policy:
             f"policy is a {type(policy_or_model).__name__}: pass a Policy from load_policy, or a transformers model"
         )
     name = getattr(policy_or_model.config, "_name_or_path", "") or type(policy_or_model).__name__
-    return Policy(policy_or_model, None, name)
+    return Policy(cast("CausalModel", policy_or_model), None, name)

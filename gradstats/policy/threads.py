@@ -1,4 +1,4 @@
-"""How many threads a small model is run with."""
+"""The number of threads that a small model runs with."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SMALL = 10_000_000
 def suitable_threads(policy: Policy) -> Iterator[None]:
     """Run a small model on the CPU with one thread while the context is open.
 
-    Its matrices are too small to share out: threads spend their time waiting for each other, and where another process
-    wants a core they slow the run down several times over. Models above ten million parameters keep torch's setting.
+    Its matrices are too small to be split: threads spend their time waiting for each other, and slow the run down
+    several times where another process uses a core. Models above ten million parameters keep torch's setting.
     """
     kept = torch.get_num_threads()
     small = sum(parameter.numel() for parameter in policy.model.parameters()) < _SMALL

@@ -1,4 +1,4 @@
-"""Where problems come from: the embedded set, files, the hub, reasoning-gym's tasks."""
+"""Where problems come from: the embedded set, files, the hub, and the tasks of reasoning-gym."""
 
 from gradstats.prompts.load import load_prompts
 from gradstats.prompts.problem import Problem

@@ -1,4 +1,4 @@
-"""From rows with a prompt and an answer column to problems, and how reference answers are written."""
+"""Turn table rows with a prompt and an answer column into problems; read reference answers in several formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
@@ -14,12 +14,12 @@ from gradstats.prompts.problem import Problem
 
 AnswerFormat = Literal["text", "last_number", "hashes"]
 
-# A minus sign after a digit subtracts; commas belong to a number where they part thousands.
+# A minus sign after a digit is a subtraction; commas belong to a number where they separate thousands.
 _NUMBER = re.compile(r"(?:(?<![\d)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
 
 
 def last_number(text: str) -> str | None:
-    """The last number in a text, without commas; None when there is none."""
+    """The last number in a text, without commas, or None if there is none."""
     numbers = _NUMBER.findall(text)
     return numbers[-1].replace(",", "") if numbers else None
 
@@ -28,12 +28,12 @@ def extract_reference(text: str, answer_format: str) -> str | None:
     """The reference answer in a solution text.
 
     Args:
-        text: what the data set's answer column holds.
-        answer_format: "text" takes it whole; "last_number" takes the last number in it (free-text solutions such
-            as orca-math's); "hashes" takes what follows the last ``####`` (GSM8K).
+        text: a cell of the data set's answer column.
+        answer_format: "text" takes the whole text; "last_number" the last number in it (free-text solutions such as
+            those of orca-math); "hashes" the text after the last ``####`` (GSM8K).
 
     Returns:
-        The answer, or None when the text holds none.
+        The answer, or None when the text contains no answer in that format.
     """
     if answer_format == "text":
         return text.strip() or None
@@ -45,17 +45,17 @@ def extract_reference(text: str, answer_format: str) -> str | None:
 
 @dataclass(frozen=True)
 class ColumnMapping:
-    """Where a table keeps its problems.
+    """Which columns of a table hold its problems.
 
-    A column may be a path into nested ones: ``reward_model.ground_truth``, ``choices.0.text``.
+    A column may be a path into nested columns: ``reward_model.ground_truth``, ``choices.0.text``.
 
     Attributes:
         prompt_column: the problem's text, or a conversation of one user message.
         answer_column: the reference answer.
-        id_column: names, unique and stable; the row number names the problem when None.
+        id_column: unique, stable names of the problems; the row number when None.
         answer_format: how the reference answer is written, see :func:`extract_reference`.
-        skip_unparsable: leave out rows whose answer holds none in that format, with a warning that counts them,
-            instead of refusing.
+        skip_unparsable: leave out rows without an answer in that format and warn with their number; otherwise such a
+            row is an error.
         drop_repeats: leave out rows that repeat an earlier row's prompt.
 
     Raises:
@@ -77,11 +77,11 @@ class ColumnMapping:
 
 @runtime_checkable
 class Rows(Protocol):
-    """A table of which any row can be had as a mapping from column to cell."""
+    """A table whose rows can be read one by one, each as a mapping from column to cell."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, row: int, /) -> Any: ...
+    def __getitem__(self, row: int, /) -> Mapping[str, object]: ...
 
 
 class _UnparsableAnswer(ValueError):
@@ -96,21 +96,24 @@ def problems_from_rows(
     n: int | None = None,
     seed: int = 0,
 ) -> list[Problem]:
-    """Problems of a table in row order: all, or a seeded subset.
+    """Read the problems of a table in row order: all of them, or a seeded subset.
 
-    Subsets of one seed are nested: a larger ``n`` keeps every problem of a smaller one.
+    Subsets with the same seed are nested: a larger ``n`` keeps every problem of a smaller one.
 
     Args:
         rows: the table; rows that are not drawn are not read.
         columns: the names of its columns.
-        source: what it is called in messages.
-        mapping: where it keeps problems.
+        source: the name of the table in messages.
+        mapping: which columns hold the problems.
         n: how many problems; all when None.
         seed: seed of the subset.
 
+    Returns:
+        The problems.
+
     Raises:
-        ValueError: for an empty table, a missing column (those there are listed), an empty cell, an answer that is
-            none in the stated format, repeated names, or more problems asked for than there are.
+        ValueError: for an empty table, a missing column (the existing ones are listed), an empty cell, an answer that
+            does not have the stated format, repeated names, or an ``n`` larger than the table.
     """
     if not len(rows):
         raise ValueError(f"{source} holds no problems")
@@ -121,13 +124,13 @@ def problems_from_rows(
     ):
         if column is not None and column not in columns and column.partition(".")[0] not in columns:
             has = ", ".join(map(str, columns))
-            raise ValueError(f"{source} has no column {column!r} (it has {has}): name the right one with {role}_column")
+            raise ValueError(f"{source} has no column {column!r} (it has {has}): set {role}_column")
     order = range(len(rows)) if n is None else np.random.default_rng(seed).permutation(len(rows)).tolist()
-    found: dict[int, Problem] = {}
+    problems: dict[int, Problem] = {}
     prompts: set[str] = set()
     n_unparsable = 0
     for row in order:
-        if len(found) == n:
+        if len(problems) == n:
             break
         try:
             problem = _problem(rows[row], row, source, mapping)
@@ -139,9 +142,9 @@ def problems_from_rows(
         if mapping.drop_repeats and problem.prompt in prompts:
             continue
         prompts.add(problem.prompt)
-        found[row] = problem
-    if n is not None and len(found) < n:
-        raise ValueError(f"n is {n}, but {source} holds only {len(found)} problems")
+        problems[row] = problem
+    if n is not None and len(problems) < n:
+        raise ValueError(f"n is {n}, but {source} holds only {len(problems)} problems")
     if n_unparsable:
         warnings.warn(
             f"{n_unparsable} rows of {source} were left out: no answer in {mapping.answer_column!r} in the format "
@@ -149,26 +152,26 @@ def problems_from_rows(
             UserWarning,
             stacklevel=2,
         )
-    if not found:
+    if not problems:
         raise ValueError(f"{source} holds no problems whose answer could be read")
-    _refuse_repeated_names(found, source, mapping)
-    return [found[row] for row in sorted(found)]
+    _refuse_repeated_names(problems, source, mapping)
+    return [problems[row] for row in sorted(problems)]
 
 
-def _problem(record: Mapping[str, Any], row: int, source: str, mapping: ColumnMapping) -> Problem:
+def _problem(record: Mapping[str, object], row: int, source: str, mapping: ColumnMapping) -> Problem:
     prompt = _text(_cell(record, mapping.prompt_column, row, source), mapping.prompt_column, row, source)
     answer = _cell(record, mapping.answer_column, row, source)
     if isinstance(answer, (list, dict)):
         entry = next(iter(answer), 0) if isinstance(answer, dict) else 0
         raise ValueError(
             f"row {row} of {source} holds a {type(answer).__name__} in {mapping.answer_column!r}: name the entry that "
-            f"is the answer, as in answer_column={mapping.answer_column}.{entry}"
+            f"is the answer, for example answer_column={mapping.answer_column}.{entry}"
         )
     reference = None if answer is None or answer != answer else extract_reference(str(answer), mapping.answer_format)
     if reference is None:
         raise _UnparsableAnswer(
             f"row {row} of {source} has no answer in {mapping.answer_column!r} in the format "
-            f"{mapping.answer_format!r}: {str(answer)[:60]!r}; mend it, or leave such rows out (skip_unparsable=true)"
+            f"{mapping.answer_format!r}: {str(answer)[:60]!r}; correct it, or set skip_unparsable=true"
         )
     name = row if mapping.id_column is None else _cell(record, mapping.id_column, row, source)
     if name is None or name == "":
@@ -176,12 +179,12 @@ def _problem(record: Mapping[str, Any], row: int, source: str, mapping: ColumnMa
     return Problem(prompt_id=str(name), prompt=prompt, answer=reference)
 
 
-def _cell(record: Mapping[str, Any], column: str, row: int, source: str) -> Any:
-    """A cell, or what a dotted path leads to inside one; None where the row has no such column."""
+def _cell(record: Mapping[str, object], column: str, row: int, source: str) -> object:
+    """A cell, or the value at a dotted path inside one; None where the row has no such column."""
     if column in record or "." not in column:
         return record.get(column)
     first, *path = column.split(".")
-    value, walked = record.get(first), first
+    value, path_read = record.get(first), first
     for step in path:
         if isinstance(value, Mapping) and step in value:
             value = value[step]
@@ -189,19 +192,19 @@ def _cell(record: Mapping[str, Any], column: str, row: int, source: str) -> Any:
             value = value[int(step)]
         else:
             has = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
-            raise ValueError(f"row {row} of {source} has no {step!r} in {walked!r} (it has {has})")
-        walked += f".{step}"
+            raise ValueError(f"row {row} of {source} has no {step!r} in {path_read!r} (it has {has})")
+        path_read += f".{step}"
     return value
 
 
-def _text(value: Any, column: str, row: int, source: str) -> str:
-    """The prompt's text; that of its one user message where it is a conversation."""
+def _text(value: object, column: str, row: int, source: str) -> str:
+    """The prompt's text; for a conversation, the text of its only user message."""
     if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
         roles = [message.get("role") for message in value]
         if roles != ["user"]:
             raise ValueError(
                 f"row {row} of {source} holds a conversation of {', '.join(map(str, roles)) or 'no messages'} in "
-                f"{column!r}: one user message is a prompt, a system prompt goes into system_prompt"
+                f"{column!r}: a prompt is one user message; pass a system prompt as system_prompt"
             )
         value = value[0].get("content")
     if not isinstance(value, str) or not value.strip():
@@ -209,9 +212,9 @@ def _text(value: Any, column: str, row: int, source: str) -> str:
     return value
 
 
-def _refuse_repeated_names(found: Mapping[int, Problem], source: str, mapping: ColumnMapping) -> None:
+def _refuse_repeated_names(problems: Mapping[int, Problem], source: str, mapping: ColumnMapping) -> None:
     first: dict[str, int] = {}
-    for row, problem in sorted(found.items()):
+    for row, problem in sorted(problems.items()):
         if problem.prompt_id in first:
             raise ValueError(
                 f"{source} repeats names in its column {mapping.id_column!r} ({problem.prompt_id!r} in rows "

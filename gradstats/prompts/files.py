@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -17,18 +16,21 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 def file_problems(path: Path, mapping: ColumnMapping, n: int | None = None, seed: int = 0) -> list[Problem]:
-    """Problems of a file, in its order.
+    """Read the problems of a file, in its order.
 
     Args:
         path: a ``.jsonl``, ``.csv`` or ``.parquet`` file.
-        mapping: where it keeps problems.
+        mapping: which columns hold the problems.
         n: how many problems; all when None.
         seed: seed of the subset.
 
+    Returns:
+        The problems.
+
     Raises:
         FileNotFoundError: when there is no such file.
-        ValueError: for a broken or truncated file (its line is named where it has lines), and as
-            :func:`gradstats.prompts.columns.problems_from_rows`.
+        ValueError: for a broken or truncated file (JSONL: the line is named), and where
+            :func:`gradstats.prompts.columns.problems_from_rows` raises it.
     """
     if not path.exists():
         raise FileNotFoundError(f"the prompt file {path} does not exist")
@@ -37,7 +39,7 @@ def file_problems(path: Path, mapping: ColumnMapping, n: int | None = None, seed
         columns = list(dict.fromkeys(name for row in rows for name in row))
         return problems_from_rows(rows, columns, str(path), mapping, n, seed)
     try:
-        # Everything in a CSV stays text: "007", "1e3" and "NA" are answers as they stand.
+        # Every cell of a CSV file stays text: "007", "1e3" and "NA" are answers.
         table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.suffix == ".csv" else pq.read_table(path)
     except (ValueError, OSError) as error:  # pandas' and pyarrow's parser errors are ValueErrors
         reason = " ".join(str(error).split())
@@ -48,7 +50,7 @@ def file_problems(path: Path, mapping: ColumnMapping, n: int | None = None, seed
 
 
 class _ArrowRows:
-    """Rows of an Arrow table, converted one by one: a subset of a large file need not become Python objects."""
+    """Rows of an Arrow table, converted one by one, so that a subset of a large file stays cheap."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -56,13 +58,13 @@ class _ArrowRows:
     def __len__(self) -> int:
         return self._table.num_rows
 
-    def __getitem__(self, row: int) -> dict[str, Any]:
+    def __getitem__(self, row: int) -> dict[str, object]:
         return {name: self._table.column(name)[row].as_py() for name in self._table.column_names}
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
+def _json_lines(path: Path) -> list[dict[str, object]]:
     rows = []
-    # Split at line feeds alone: JSON strings may hold the other characters that str.splitlines splits at.
+    # Split at line feeds only: JSON strings may contain the other characters at which str.splitlines splits.
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue

@@ -19,22 +19,25 @@ def hub_problems(
     split: str = "train",
     revision: str | None = None,
 ) -> list[Problem]:
-    """Problems of a hub data set (or of a local folder that `datasets` can load).
+    """Read the problems of a hub data set, or of a local folder that `datasets` can load.
 
     Args:
         dataset: id on the hub, or a folder.
-        mapping: where it keeps problems.
+        mapping: which columns hold the problems.
         n: how many problems; all when None.
-        seed: seed of the subset, which is that of the same rows in a file.
+        seed: seed of the subset; the same rows in a file give the same subset.
         config: the data set's configuration name.
-        split: which split to take.
+        split: the split to read.
         revision: commit, tag or branch of the data set.
+
+    Returns:
+        The problems.
 
     Raises:
         ImportError: when the `datasets` library is missing.
         ConnectionError: when the hub cannot be reached.
-        ValueError: for an unknown configuration or split, a broken file, and as
-            :func:`gradstats.prompts.columns.problems_from_rows`.
+        ValueError: for an unknown configuration or split, a broken file, and where
+            :func:`gradstats.prompts.columns.problems_from_rows` raises it.
     """
     try:
         import datasets
@@ -54,8 +57,8 @@ def hub_problems(
             ) from error
         raise _unreachable(dataset, f"{type(error).__name__}: {error}") from error
     except (ValueError, DatasetsError) as error:
-        asked = f"config {config!r} and split {split!r}" if config else f"split {split!r}"
-        raise ValueError(f"the data set {dataset!r} gives no {asked}: {' '.join(str(error).split())}") from error
+        requested = f"config {config!r} and split {split!r}" if config else f"split {split!r}"
+        raise ValueError(f"the data set {dataset!r} has no {requested}: {' '.join(str(error).split())}") from error
     return problems_from_rows(rows, rows.column_names, f"the split {split!r} of {dataset}", mapping, n, seed)
 
 

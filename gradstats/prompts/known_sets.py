@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+from gradstats.prompts.problem import Settings
 
 #: Id on the hub → settings of :func:`gradstats.load_prompts`.
-KNOWN_SETS: dict[str, dict[str, Any]] = {
+KNOWN_SETS: dict[str, Settings] = {
     # Solutions are free text that ends with the answer.
     "microsoft/orca-math-word-problems-200k": {
         "split": "train",
@@ -27,7 +28,7 @@ KNOWN_SETS: dict[str, dict[str, Any]] = {
         "answer_column": "answer",
         "id_column": "unique_id",
     },
-    # Each problem stands in it about a hundred times; the prompt is a conversation of one message.
+    # Each problem is repeated about a hundred times; the prompt is a conversation of one message.
     "BytedTsinghua-SIA/DAPO-Math-17k": {
         "split": "train",
         "prompt_column": "prompt",
@@ -47,8 +48,8 @@ KNOWN_SETS: dict[str, dict[str, Any]] = {
 _OF_THE_HUB = ("config", "split")
 
 
-def known_settings(name: str) -> dict[str, Any]:
-    """What is known of a data set by its id, or by a local folder called like it; empty for others."""
+def known_settings(name: str) -> Settings:
+    """The settings of a known data set, by its id or by the name of a local folder; empty for other data sets."""
     last = Path(name).name.lower()
     for known, settings in KNOWN_SETS.items():
         if name == known or (Path(name).is_dir() and last == known.rpartition("/")[2].lower()):
@@ -56,12 +57,12 @@ def known_settings(name: str) -> dict[str, Any]:
     return {}
 
 
-def columns_like(name: str) -> dict[str, Any]:
+def columns_like(name: str) -> Settings:
     """The columns and answer format of a known data set, for a file or data set of the same shape.
 
     Raises:
-        ValueError: when nothing is known by that name.
+        ValueError: for an unknown id; the known ones are listed.
     """
     if name not in KNOWN_SETS:
-        raise ValueError(f"like is {name!r}: columns are known of {', '.join(KNOWN_SETS)}")
+        raise ValueError(f"like is {name!r}: choose a data set whose columns are known: {', '.join(KNOWN_SETS)}")
     return {key: value for key, value in KNOWN_SETS[name].items() if key not in _OF_THE_HUB}

@@ -1,55 +1,60 @@
-"""Problems from any source, by its name."""
+"""Load problems from any source, by its name."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from gradstats.prompts.columns import ColumnMapping
 from gradstats.prompts.embedded import generate_problems
 from gradstats.prompts.files import SUFFIXES, file_problems
 from gradstats.prompts.hub import hub_problems
 from gradstats.prompts.known_sets import columns_like, known_settings
-from gradstats.prompts.problem import Problem
+from gradstats.prompts.problem import Problem, Settings
 from gradstats.prompts.reasoning_tasks import is_reasoning_gym_task, reasoning_gym_problems
 
 _PREFIX = "reasoning-gym/"
-
-
 _COLUMNS = tuple(field.name for field in fields(ColumnMapping))
-
-
 _HUB = ("config", "split", "revision")
 
 
-def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **settings: Any) -> list[Problem]:
-    """Load problems.
+def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **settings: object) -> list[Problem]:
+    r"""Load problems from a file, a data set or a generator.
 
     Args:
         source: "embedded" for the step-by-step arithmetic that the embedded policy was trained on; a ``.jsonl``,
             ``.csv`` or ``.parquet`` file with the columns ``prompt`` and ``answer`` (or those named in
             ``settings``); "reasoning-gym/TASK" or a bare task name (extra ``tasks``); or the id of a data set on
             the hub, or a folder that holds one (extra ``hub``).
-        n: how many problems; a seeded subset, in the order of the source, that a larger ``n`` only adds to. All of a
-            file or data set when None; generated sets need it.
+        n: how many problems: a seeded subset in the order of the source, to which a larger ``n`` only adds. All of a
+            file or data set when None; required for generated problems.
         rng: seed of the subset or of the generator.
         **settings: options of the source. For files and the hub: ``prompt_column``, ``answer_column``,
             ``id_column``, ``answer_format``, ``skip_unparsable``, ``drop_repeats`` (see
-            :class:`gradstats.prompts.columns.ColumnMapping`), and ``like``, the id of a known data set whose columns
-            these are; known data sets need none. For the hub also ``config``, ``split`` and ``revision``. For
-            reasoning-gym the task's own settings; for "embedded" ``terms``.
+            :class:`gradstats.prompts.columns.ColumnMapping`), and ``like``, the id of a known data set that has the
+            same columns; known data sets need none of these. For the hub also ``config``, ``split`` and
+            ``revision``. For reasoning-gym the settings of the task; for "embedded" ``terms``.
 
     Returns:
         The problems, with unique, stable ids.
 
     Raises:
         FileNotFoundError: when a file is missing.
-        ValueError: for an unreadable file, a missing column, more problems asked for than there are, an unknown
-            setting, or a source that is none of the above.
+        ValueError: for an unreadable file, a missing column, an ``n`` larger than the source, an unknown setting, or
+            an unknown source.
         ImportError: when the source needs an extra that is not installed.
         ConnectionError: when the hub cannot be reached.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> rows = [{"question": "What is 1 + 2?", "answer": "#### 3"}, {"question": "2 * 4?", "answer": "#### 8"}]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "problems.jsonl")
+        ...     _ = path.write_text("\n".join(map(json.dumps, rows)))
+        ...     problems = load_prompts(path, prompt_column="question", answer_format="hashes")
+        >>> [(problem.prompt_id, problem.prompt, problem.answer) for problem in problems]
+        [('0', 'What is 1 + 2?', '3'), ('1', '2 * 4?', '8')]
     """
     if n is not None and n < 1:
         raise ValueError(f"n is {n}: ask for at least one problem")
@@ -72,16 +77,14 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
 
 
 def is_on_hub(source: str | Path) -> bool:
-    """Whether problems of this source come from a repository on the hub."""
+    """Whether the problems of a source come from a repository on the hub."""
     name = str(source)
     elsewhere = name == "embedded" or Path(source).suffix in SUFFIXES or name.startswith(_PREFIX)
     return "/" in name and not elsewhere and not Path(source).exists()
 
 
-def _column_settings(
-    settings: dict[str, Any], name: str, others: tuple[str, ...]
-) -> tuple[ColumnMapping, dict[str, Any]]:
-    """The column mapping in a source's settings, and what is left of them."""
+def _column_settings(settings: Settings, name: str, others: tuple[str, ...]) -> tuple[ColumnMapping, Settings]:
+    """Split the settings of a source into its column mapping and the others."""
     settings = {key: value for key, value in settings.items() if value is not None}
     like = settings.pop("like", None)
     for setting in settings:
@@ -95,11 +98,11 @@ def _column_settings(
     return mapping, {key: value for key, value in settings.items() if key in others}
 
 
-def _embedded(n: int, seed: int, settings: dict[str, Any]) -> list[Problem]:
+def _embedded(n: int, seed: int, settings: Settings) -> list[Problem]:
     try:
         generated = generate_problems(n, rng=seed, **settings)
     except TypeError as error:
-        raise ValueError(f"the embedded problems refuse the settings {settings}: {error}") from error
+        raise ValueError(f"the embedded problems do not accept the settings {settings}: {error}") from error
     return [
         Problem(item.prompt_id, item.prompt, item.answer, "embedded", {"difficulty": item.difficulty})
         for item in generated
@@ -108,5 +111,5 @@ def _embedded(n: int, seed: int, settings: dict[str, Any]) -> list[Problem]:
 
 def _required(n: int | None, name: str) -> int:
     if n is None:
-        raise ValueError(f"n is missing: {name!r} generates its problems, so say how many")
+        raise ValueError(f"n is missing: {name!r} generates its problems, so state how many")
     return n

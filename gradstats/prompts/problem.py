@@ -1,9 +1,12 @@
-"""A problem: what the policy is asked, and what a right answer is."""
+"""A problem: what the policy is asked, and what a correct answer is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+#: Options of a source of problems by name; reasoning-gym's tasks accept any values that JSON can hold.
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -15,11 +18,11 @@ class Problem:
         prompt: the text of the user's message; the policy's chat template goes around it.
         answer: the reference answer, as text.
         reward: name of the reward function that suits the set (see :func:`gradstats.rewards.registry.get_reward`).
-        details: whatever a reward function needs beyond the answer.
+        details: what a reward function needs beyond the answer, such as the settings of a reasoning-gym task.
     """
 
     prompt_id: str
     prompt: str
     answer: str
     reward: str = "math"
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Settings = field(default_factory=dict)

@@ -1,41 +1,41 @@
-"""Problems of reasoning-gym's procedural tasks (extra ``tasks``)."""
+"""Problems of the procedural tasks of reasoning-gym (extra ``tasks``)."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from gradstats.prompts.problem import Problem
 from gradstats.system.worker import PROCESS, IsolatedError
 
-# A single problem of some tasks takes many seconds to make.
+# For some tasks a single problem takes many seconds to generate.
 _SECONDS = 600.0
 
 
-def reasoning_gym_problems(task: str, n: int, seed: int, **settings: Any) -> list[Problem]:
-    """Generate ``n`` problems of a reasoning-gym task: the same for a seed in every process.
+def reasoning_gym_problems(task: str, n: int, seed: int, **settings: object) -> list[Problem]:
+    """Generate ``n`` problems of a reasoning-gym task, which depend only on the seed and the settings.
 
     Args:
         task: the task's name, for example "chain_sum".
         n: how many problems.
         seed: seed of the generator.
-        **settings: the task's own settings, for example ``min_terms=2``.
+        **settings: the settings of the task, for example ``min_terms=2``.
+
+    Returns:
+        The problems; their ``details`` are what the task's scorer needs.
 
     Raises:
         ImportError: when reasoning-gym is not installed.
-        ValueError: for an unknown task (with the nearest names), or settings that the task refuses.
+        ValueError: for an unknown task (with the nearest names), or settings that the task does not accept.
     """
     _refuse_unknown(task)
     problems = []
     for index in range(n):
         try:
-            made = PROCESS.call(
+            entry = PROCESS.call(
                 "gradstats.prompts.task_entries:entry", task, settings, seed, n, index, seconds=_SECONDS
             )
         except IsolatedError as error:
-            said = settings or "{}"
-            raise ValueError(f"the reasoning-gym task {task!r} refuses the settings {said}: {error}") from error
+            raise ValueError(f"the reasoning-gym task {task!r} refuses the settings {settings}: {error}") from error
         details = {"task": task, "settings": settings, "seed": seed, "size": n, "index": index}
-        problems.append(Problem(f"{task}-{seed}-{index}", made["question"], made["answer"], "reasoning_gym", details))
+        problems.append(Problem(f"{task}-{seed}-{index}", entry["question"], entry["answer"], "reasoning_gym", details))
     return problems
 
 
@@ -60,5 +60,5 @@ def _refuse_unknown(task: str) -> None:
 
         from reasoning_gym.factory import DATASETS
 
-        near = ", ".join(get_close_matches(task, DATASETS, n=3)) or "none is near"
+        near = ", ".join(get_close_matches(task, DATASETS, n=3)) or "none"
         raise ValueError(f"reasoning-gym has no task {task!r}; nearest: {near}")

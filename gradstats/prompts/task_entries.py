@@ -1,7 +1,8 @@
-"""reasoning-gym's entries and scorers; imported in the isolated process only, where sets have one order.
+"""Problems and scorers of reasoning-gym, for the isolated worker process only.
 
-Some tasks depend on the order of sets of strings, others draw from Python's own generator besides the one they seed:
-elsewhere, the same seed would give other problems from one process to the next.
+Some tasks depend on the order of sets of strings, and others draw from Python's global generator in addition to the one
+that they seed. The worker fixes the hash seed, and :func:`entry` seeds the global generator; in any other process the
+same seed could give different problems.
 """
 
 from __future__ import annotations
@@ -13,32 +14,37 @@ from typing import Any
 
 import reasoning_gym
 
+from gradstats.prompts.problem import Settings
 
-def entry(task: str, settings: dict[str, Any], seed: int, size: int, index: int) -> dict[str, str]:
+
+def entry(task: str, settings: Settings, seed: int, size: int, index: int) -> dict[str, str]:
     """Question and answer of one problem of a task."""
-    made = _entry(task, settings, seed, size, index)
-    return {"question": made["question"], "answer": str(made["answer"])}
+    record = _entry(task, settings, seed, size, index)
+    return {"question": record["question"], "answer": str(record["answer"])}
 
 
-def credit(task: str, settings: dict[str, Any], seed: int, size: int, index: int, question: str, answer: str) -> float:
-    """What the task's own scorer gives an answer, between 0 and 1.
+def credit(task: str, settings: Settings, seed: int, size: int, index: int, question: str, answer: str) -> float:
+    """The credit that the task's scorer gives an answer, between 0 and 1.
 
     Raises:
-        ValueError: when the seed now gives another question.
+        ValueError: when the seed no longer gives the same question.
     """
-    made = _entry(task, settings, seed, size, index)
-    if made["question"] != question:
-        raise ValueError(f"the task {task} now gives another problem number {index} for seed {seed}")
-    return float(_data(task, json.dumps(settings), seed, size).score_answer(answer=answer, entry=made))
+    record = _entry(task, settings, seed, size, index)
+    if record["question"] != question:
+        raise ValueError(
+            f"problem {index} of the task {task} with seed {seed} is no longer the same: install the version of "
+            "reasoning-gym that generated the problems"
+        )
+    return float(_data(task, json.dumps(settings), seed, size).score_answer(answer=answer, entry=record))
 
 
-def _entry(task: str, settings: dict[str, Any], seed: int, size: int, index: int) -> dict[str, Any]:
+def _entry(task: str, settings: Settings, seed: int, size: int, index: int) -> dict[str, Any]:
     return _cached_entry(task, json.dumps(settings), seed, size, index)
 
 
 @functools.lru_cache(maxsize=4096)
 def _cached_entry(task: str, settings: str, seed: int, size: int, index: int) -> dict[str, Any]:
-    random.seed(f"{seed}-{index}")  # the same whichever were made before it
+    random.seed(f"{seed}-{index}")  # so that an entry does not depend on those generated before it
     return _data(task, settings, seed, size)[index]
 
 

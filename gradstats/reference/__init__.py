@@ -1,4 +1,4 @@
-"""The oracles: slow, plain and independent of what they judge."""
+"""Oracles: slow, plain and independent of the code they are compared with."""
 
 from gradstats.reference.enumerated import EnumeratedPolicy
 from gradstats.reference.moments import GradientMoments

@@ -1,15 +1,15 @@
-"""Oracle of every gradient engine: plain autograd, one sequence at a time, with nothing clever in it."""
+"""Oracle of every gradient engine: plain autograd, one sequence at a time."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 
 from gradstats.rollouts.table import Rollouts
 
 
-def sequence_gradients(model: Any, rollouts: Rollouts, temperature: float = 1.0) -> list[dict[str, torch.Tensor]]:
+def sequence_gradients(
+    model: torch.nn.Module, rollouts: Rollouts, temperature: float = 1.0
+) -> list[dict[str, torch.Tensor]]:
     r"""Gradients :math:`S_i = \nabla \sum_t m_t \log\mathrm{softmax}(z_t/\tau)_{y_t}` by one backward pass each.
 
     Args:
@@ -20,11 +20,12 @@ def sequence_gradients(model: Any, rollouts: Rollouts, temperature: float = 1.0)
     Returns:
         For each sequence, parameter name → gradient (zeros for parameters it does not touch).
     """
+    device = next(model.parameters()).device
     results = []
     for prompt, completion, mask in zip(
         rollouts.tokens("prompt_tokens"), rollouts.tokens("completion_tokens"), rollouts.masks, strict=True
     ):
-        ids = torch.tensor([*prompt.tolist(), *completion.tolist()], device=model.device)
+        ids = torch.tensor([*prompt.tolist(), *completion.tolist()], device=device)
         logits = model(ids[None], use_cache=False).logits[0]
         total = logits.new_zeros(())
         for offset, counts in enumerate(mask):

@@ -29,8 +29,8 @@ class EnumeratedPolicy:
     is drawn first, from ``prompt_probabilities``, then a group of completions of it: the prompt is the
     independent unit, and J = E[R] over both draws. Everything is float64.
 
-    Limits: :meth:`moments` goes through all multisets of N trajectories of a prompt, C(K+N−1, N) for K
-    trajectories, and refuses more than 500 000 a prompt: K = 31 (the defaults) allows N ≤ 5, K = 5 N ≤ 56.
+    Limits: :meth:`moments` enumerates all multisets of N trajectories of a prompt, C(K+N−1, N) for K
+    trajectories, and refuses more than 500 000 for a prompt: K = 31 (the defaults) allows N ≤ 5, K = 5 N ≤ 56.
 
     Attributes:
         prompts: the prompt of each trajectory, (K,), K over all prompts.
@@ -73,11 +73,11 @@ class EnumeratedPolicy:
             max_length: cap on the number of tokens.
             dimension: D, the number of shared parameters; without ``features``.
             n_prompts: number of prompts.
-            reward: (prompt, tokens) → R; a fair coin for each trajectory unless given.
-            features: (prompt, prefix) → φ, (vocabulary, D); standard Gaussian unless given.
-            theta: θ, (D,); Gaussian with standard deviation ½ unless given.
-            prompt_probabilities: (n_prompts,); uniform unless given.
-            rng: seed of whatever is drawn.
+            reward: (prompt, tokens) → R; by default a fair coin for each trajectory.
+            features: (prompt, prefix) → φ, (vocabulary, D); by default standard Gaussian.
+            theta: θ, (D,); by default Gaussian with standard deviation ½.
+            prompt_probabilities: (n_prompts,); by default uniform.
+            rng: seed of these random draws.
 
         Raises:
             ValueError: for a vocabulary below 2, lengths or counts below 1, or probabilities that do not fit.
@@ -101,7 +101,7 @@ class EnumeratedPolicy:
         self._enumerate()
 
     def _node(self, prompt: int, prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
-        """Find log π (V,) and the scores of every token (V, D) after a prefix, made once."""
+        """Log π (V,) and the scores of every token (V, D) after a prefix, computed once."""
         if (prompt, prefix) not in self._nodes:
             features = np.asarray(self._features(prompt, prefix), dtype=np.float64)
             log_pi = log_softmax(features @ self.theta)
@@ -156,16 +156,16 @@ class EnumeratedPolicy:
         return values
 
     def _greedy(self) -> Float[np.ndarray, "p"]:
-        found = {
+        rows = {
             (prompt, tokens): row
             for row, (prompt, tokens) in enumerate(zip(self.prompts, self.trajectories, strict=True))
         }
         rewards = np.empty(self.n_prompts)
         for prompt in range(self.n_prompts):
             prefix: Prefix = ()
-            while (prompt, prefix) not in found:
+            while (prompt, prefix) not in rows:
                 prefix = (*prefix, int(np.argmax(self._node(prompt, prefix)[0])))
-            rewards[prompt] = self.rewards[found[prompt, prefix]]
+            rewards[prompt] = self.rewards[rows[prompt, prefix]]
         return rewards
 
     @property
@@ -217,7 +217,7 @@ class EnumeratedPolicy:
     def sample(
         self, n_groups: int, group_size: int, rng: int | np.random.Generator | None = None
     ) -> tuple[Batch, Float[np.ndarray, "n d"], Float[np.ndarray, "n t d"]]:
-        """Draw groups: for each a prompt of its own, then its completions.
+        """Draw groups: for each a prompt, then its completions.
 
         Args:
             n_groups: how many prompts are drawn, with replacement from the policy's; each draw is one group
@@ -232,26 +232,26 @@ class EnumeratedPolicy:
         drawn = generator.choice(self.n_prompts, size=n_groups, p=self.prompt_probabilities)
         rows = np.empty((n_groups, group_size), dtype=np.int64)
         for prompt in range(self.n_prompts):
-            own = np.flatnonzero(self.prompts == prompt)
-            share = self.probabilities[own] / self.probabilities[own].sum()
+            choices = np.flatnonzero(self.prompts == prompt)
+            share = self.probabilities[choices] / self.probabilities[choices].sum()
             here = drawn == prompt
-            rows[here] = generator.choice(own, size=(int(here.sum()), group_size), p=share)
+            rows[here] = generator.choice(choices, size=(int(here.sum()), group_size), p=share)
         flat = rows.reshape(-1)
         batch = self.batch(flat, np.repeat(np.arange(n_groups), group_size))
         return batch, self.sequence_scores[flat], self.token_scores[flat]
 
     def moments(self, estimator: Weighting, group_size: int) -> GradientMoments:
-        """The exact mean and tr Cov of one group's gradient, by going through all groups.
+        """The exact mean and tr Cov of one group's gradient, by enumeration of all groups.
 
         Args:
-            estimator: group-local and symmetric in the members of a group, as every one of the family is.
+            estimator: group-level and symmetric in the members of a group, as all registered ones are.
             group_size: N.
 
         Raises:
-            ValueError: when the estimator looks across groups, or there are too many groups to go through.
+            ValueError: for a batch-level estimator, or too many groups to enumerate.
         """
         if estimator.across_groups:
-            raise ValueError(f"{estimator.label} looks across groups: use batch_moments")
+            raise ValueError(f"{estimator.label} is a batch-level estimator: use batch_moments")
         gradients, probabilities, prompts = [], [], []
         for prompt in range(self.n_prompts):
             groups, chance = self._groups(prompt, group_size)
@@ -267,12 +267,12 @@ class EnumeratedPolicy:
         """The exact moments of a batch's gradient, the mean over its groups, for any estimator.
 
         Args:
-            estimator: symmetric in the members of a group; it may look across groups.
+            estimator: symmetric in the members of a group; it may be batch-level.
             group_size: N.
-            n_groups: groups in the batch, each of a prompt drawn by itself.
+            n_groups: groups in the batch, each of an independently drawn prompt.
 
         Raises:
-            ValueError: when there are more than 500 000 batches to go through.
+            ValueError: for more than 500 000 batches.
         """
         listed = [self._groups(prompt, group_size) for prompt in range(self.n_prompts)]
         groups = np.concatenate([members for members, _ in listed])
@@ -299,12 +299,12 @@ class EnumeratedPolicy:
 
     def _groups(self, prompt: int, group_size: int) -> tuple[Int[np.ndarray, "g n"], Float[np.ndarray, "g"]]:
         """All multisets of trajectories of a prompt, and the probability of each."""
-        own = np.flatnonzero(self.prompts == prompt)
-        count = comb(own.size + group_size - 1, group_size)
+        choices = np.flatnonzero(self.prompts == prompt)
+        count = comb(choices.size + group_size - 1, group_size)
         _refuse_too_many(count, "groups")
-        groups = np.array(list(combinations_with_replacement(own, group_size)), dtype=np.int64)
+        groups = np.array(list(combinations_with_replacement(choices, group_size)), dtype=np.int64)
         log_share = self.logprobs.sum(axis=1)[groups].sum(axis=1)
-        # N!/Π c!, with Π c! taken up member by member: a repeat counts its place in the run of equals
+        # N!/Π c!, with Π c! accumulated member by member: a repeat multiplies by its place in the run of equals
         run = np.ones_like(groups)
         for member in range(1, group_size):
             repeated = groups[:, member] == groups[:, member - 1]

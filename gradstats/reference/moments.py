@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 @dataclass(frozen=True, eq=False)
 class GradientMoments:
-    r"""What there is to know of ĝ up to second moments.
+    r"""The moments of ĝ up to the second.
 
     Attributes:
         mean: E[ĝ], (D,).
@@ -38,7 +38,7 @@ class GradientMoments:
 
     @property
     def noise_to_signal(self) -> float:
-        """Give tr Cov/‖E ĝ‖²; NaN when the signal is zero."""
+        """Tr Cov/‖E ĝ‖²; NaN when the signal is zero."""
         return self.trace_cov / self.signal_sq if self.signal_sq > 0 else float("nan")
 
     @property
@@ -49,7 +49,7 @@ class GradientMoments:
 
     @property
     def matched_trace_cov(self) -> float:
-        """Give tr Cov after scaling ĝ so that E[ĝ] projects on ∇J with coefficient 1; NaN if it cannot."""
+        """Tr Cov after scaling ĝ so that E[ĝ] projects on ∇J with coefficient 1; NaN if it cannot."""
         projection = float(self.mean @ self.true_gradient)
         if projection == 0:
             return float("nan")

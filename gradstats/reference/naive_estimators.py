@@ -1,4 +1,4 @@
-r"""Every sequence-level estimator once more, as plain loops written straight from its formula.
+"""Every sequence-level estimator as plain loops written directly from its formula.
 
 Slow on purpose, and sharing no code with ``gradstats.estimators``: of the Batch only the raw fields are read.
 Each returns (N,) advantages. ``NAIVE_ESTIMATORS`` finds them by name; the token-level ones are in
@@ -28,7 +28,7 @@ def alone(batch: Batch, i: int, scope: str = "group") -> bool:
 
 
 def lone_advantage(reward: float, singleton: str) -> float:
-    """What a set of one gets."""
+    """The advantage of a completion that is alone in its set."""
     return {"zero": 0.0, "reward": reward, "nan": math.nan}[singleton]
 
 
@@ -164,7 +164,7 @@ def james_stein(
 ) -> np.ndarray:
     """R_i − [(1−λ)(mean of the others) + λ(mean of the other groups)]."""
     groups = sorted(set(batch.groups.tolist()))
-    rewards = {g: [r for r, own in zip(batch.rewards, batch.groups, strict=True) if own == g] for g in groups}
+    rewards = {g: [r for r, label in zip(batch.rewards, batch.groups, strict=True) if label == g] for g in groups}
     mean = {g: sum(rewards[g]) / len(rewards[g]) for g in groups}
     n = len(groups)
     advantages = []
@@ -172,8 +172,8 @@ def james_stein(
         if alone(batch, i):
             advantages.append(lone_advantage(reward, singleton))
             continue
-        own = members(batch, i, loo)
-        own_mean = sum(batch.rewards[j] for j in own) / len(own)
+        same = members(batch, i, loo)
+        same_mean = sum(batch.rewards[j] for j in same) / len(same)
         others = [g for g in groups if g != batch.groups[i]]
         shrinkage, others_mean = 0.0, 0.0
         if others:
@@ -188,7 +188,7 @@ def james_stein(
             shrinkage = v / (v + s + eps) if v + s > 0 else 0.0
             if shrink_factor:
                 shrinkage *= (n - 1) / n
-        advantages.append(reward - ((1 - shrinkage) * own_mean + shrinkage * others_mean))
+        advantages.append(reward - ((1 - shrinkage) * same_mean + shrinkage * others_mean))
     return np.array(advantages)
 
 

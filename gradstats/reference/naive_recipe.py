@@ -1,4 +1,4 @@
-r"""The parts of a recipe once more, token by token: ratio and clip, aggregation, KL."""
+"""The components of a recipe as plain loops over tokens: ratio and clip, aggregation, KL."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def differing_groups(batch: Batch) -> np.ndarray:
     """Which groups, in sorted order of their labels, hold two different rewards."""
     kept = []
     for group in sorted(set(batch.groups.tolist())):
-        rewards = {float(r) for r, own in zip(batch.rewards, batch.groups, strict=True) if own == group}
+        rewards = {float(r) for r, label in zip(batch.rewards, batch.groups, strict=True) if label == group}
         kept.append(len(rewards) > 1)
     return np.array(kept)

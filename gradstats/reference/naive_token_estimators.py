@@ -1,4 +1,4 @@
-r"""Every token-level estimator once more, as plain loops written straight from its formula.
+"""Every token-level estimator as plain loops written directly from its formula.
 
 Each returns (N, T) advantages, 0 where masked out.
 """
@@ -128,7 +128,7 @@ def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool =
 
 
 def otb_turns(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool = False) -> np.ndarray:
-    """The same with the q-th counted token of each completion in the place of position t."""
+    """The same with the q-th counted token of each completion in place of position t."""
 
     def advantage(i: int, t: int) -> float:
         place = counted(batch, i).index(t)

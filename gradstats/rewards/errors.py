@@ -1,11 +1,11 @@
-"""How scoring a completion fails."""
+"""The errors of scoring a completion."""
 
 from __future__ import annotations
 
 
 class ScoringTimeoutError(TimeoutError):
-    """A completion took longer to score than it is given."""
+    """Scoring a completion exceeded its time limit."""
 
 
 class ReferenceAnswerError(ValueError):
-    """The reference answer itself cannot be read by the scorer."""
+    """The scorer cannot parse the reference answer."""

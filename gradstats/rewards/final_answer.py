@@ -1,4 +1,4 @@
-"""The final answer in a completion, for scorers that would mark down the text around it."""
+"""Extract the final answer of a completion, for scorers that give less credit to an answer inside a longer text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 def final_answer(completion: str) -> str:
     r"""The answer in a completion: in its last ``<answer>`` tags, else its last ``\boxed{}``, else its last number.
 
-    A completion that has none of these is the answer itself, stripped.
+    A completion without any of these is itself the answer, stripped.
     """
     tagged = _TAGGED.findall(completion)
-    for found in (tagged[-1].strip() if tagged else None, _last_boxed(completion), last_number(completion)):
-        if found is not None:
-            return found
+    for answer in (tagged[-1].strip() if tagged else None, _last_boxed(completion), last_number(completion)):
+        if answer is not None:
+            return answer
     return completion.strip()
 
 
 def _last_boxed(text: str) -> str | None:
-    r"""What stands in the last ``\boxed{}``, braces inside it included; None where it is not closed."""
+    r"""The content of the last ``\boxed{}``, including inner braces; None where there is none or it is not closed."""
     _, marker, inside = text.rpartition("\\boxed{")
     depth = 1
     for position, character in enumerate(inside if marker else ""):

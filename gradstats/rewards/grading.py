@@ -1,4 +1,4 @@
-"""Scoring many completions with one reward or several, and keeping count of what went wrong."""
+"""Score completions with one reward or several, and count time limits exceeded, failures and disagreements."""
 
 from __future__ import annotations
 
@@ -8,21 +8,38 @@ import numbers
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.errors import ReferenceAnswerError, ScoringTimeoutError
 from gradstats.rewards.registry import REWARDS, Reward, get_reward
 from gradstats.system.worker import PROCESS, IsolatedError, IsolatedTimeoutError
 
-#: One reward, several as "name=weight", or several as name → weight; None takes each problem's own.
-RewardSpec = str | Reward | Sequence[str] | Mapping[str, Any] | None
+#: One reward, several as "name=weight", or several as name → weight; None uses the reward named by each problem.
+RewardSpec = str | Reward | Sequence[str] | Mapping[str, object] | None
 
 _WEIGHTED = re.compile(r"(.+)=\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)")
 _TIMEOUTS = (ScoringTimeoutError, IsolatedTimeoutError)
-# A reward that fails on so many completions without exception is broken.
+# A reward that fails on every one of at least this many completions is broken.
 _MANY = 8
 _OWN = "each problem's own"
+
+
+class RewardCounts(TypedDict):
+    """How often one reward could not score a completion."""
+
+    weight: float
+    timeouts: int
+    failures: int
+    first_failure: str | None
+
+
+class GradingTally(TypedDict):
+    """How grading went: counts by reward, and for each pair of rewards how often their values differ."""
+
+    completions: int
+    rewards: dict[str, RewardCounts]
+    disagreements: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -30,10 +47,10 @@ class WeightedReward:
     """One of the rewards that are added up.
 
     Attributes:
-        name: how it is named in tallies.
-        weight: what its value is multiplied by; 0 only compares it with the others.
+        name: its name in tallies.
+        weight: the factor of its value; with 0 it is only compared with the others.
         function: the reward.
-        built_in: whether it comes with this package.
+        built_in: whether it is part of this package.
     """
 
     name: str
@@ -46,58 +63,66 @@ class WeightedReward:
 class Grader:
     """Rewards with weights: a completion's reward is the weighted sum of their values.
 
-    A reward that times out, raises, or gives no finite number counts 0 for that completion, and is counted.
+    A reward that exceeds its time limit, raises, or does not return a finite number adds 0 for that completion, and
+    the tally counts it.
     """
 
     rewards: tuple[WeightedReward, ...]
 
     @classmethod
     def make(cls, spec: RewardSpec, problems: Sequence[Problem]) -> Grader:
-        """Look up the rewards and have them read the problems' reference answers, before anything is sampled.
+        """Find the rewards and check that they can parse the reference answers, before anything is sampled.
 
         Args:
             spec: a name ("math", "reasoning_gym(threshold=0.5)", "module:function"), a function, names with weights
-                (a mapping, or strings "name=weight"), or None for the reward that suits each problem.
-            problems: what will be graded.
+                (a mapping, or strings "name=weight"), or None for the reward named by each problem.
+            problems: the problems that will be graded.
+
+        Returns:
+            The grader.
 
         Raises:
-            ValueError: for unknown names, repeated ones or weights that are no finite numbers, and for a reference
-                answer that math-verify cannot parse (the problem is named).
+            ValueError: for unknown or repeated names, weights that are not finite numbers, and a reference answer that
+                math-verify cannot parse (the problem is named).
             ImportError: when a "module:function" cannot be imported.
         """
         grader = cls(tuple(_weighted(name, weight, problems) for name, weight in _entries(spec)))
         names = [reward.name for reward in grader.rewards]
         if len(set(names)) < len(names):
-            raise ValueError(f"reward names {', '.join(names)}, one of them twice: add up its weights")
+            raise ValueError(f"reward repeats a name ({', '.join(names)}): give it once, with the summed weight")
         for problem in problems:
             if any("math" in (reward.name, reward.name == _OWN and problem.reward) for reward in grader.rewards):
                 _check_reference(problem)
         return grader
 
     def __call__(self, completion: str, problem: Problem) -> float:
-        """The weighted sum of a single completion; what could not be scored counts 0 here too."""
+        """The weighted sum for a single completion; a reward that cannot score it adds 0."""
         return self.grade([completion], [problem])[0][0]
 
     def describe(self) -> str | dict[str, float]:
-        """What metadata record: the name of a single reward, or names with weights."""
+        """The form recorded in metadata: the name of a single reward, or names with weights."""
         if len(self.rewards) == 1 and self.rewards[0].weight == 1:
             return self.rewards[0].name
         return {reward.name: reward.weight for reward in self.rewards}
 
-    def grade(self, completions: Sequence[str], problems: Sequence[Problem]) -> tuple[list[float], dict[str, Any]]:
+    def grade(self, completions: Sequence[str], problems: Sequence[Problem]) -> tuple[list[float], GradingTally]:
         """Score completions, one problem each.
 
+        Args:
+            completions: texts.
+            problems: the problem of each completion.
+
         Returns:
-            The weighted sums, and a tally (see :func:`gradstats.rollouts.grading_counts.merge_tallies`).
+            The weighted sums, and a tally (see :func:`gradstats.rollouts.grading_counts.merge_grading_counts`).
 
         Raises:
-            ValueError: when a reward of the user's own failed on every one of eight or more completions.
+            ValueError: when a user's reward failed on every one of at least eight completions.
         """
         totals = [0.0] * len(completions)
-        tally: dict[str, Any] = {"completions": len(completions), "rewards": {}, "disagreements": {}}
+        tally: GradingTally = {"completions": len(completions), "rewards": {}, "disagreements": {}}
         values: dict[str, list[float]] = {}
         for reward in self.rewards:
-            counts: dict[str, Any] = {"weight": reward.weight, "timeouts": 0, "failures": 0, "first_failure": None}
+            counts: RewardCounts = {"weight": reward.weight, "timeouts": 0, "failures": 0, "first_failure": None}
             values[reward.name] = [
                 _value(reward, text, problem, counts) for text, problem in zip(completions, problems, strict=True)
             ]
@@ -119,29 +144,31 @@ def _entries(spec: RewardSpec) -> list[tuple[str | Reward | None, float]]:
     if spec is None or callable(spec):
         return [(spec, 1.0)]
     if isinstance(spec, Mapping):
-        entries: list[tuple[Any, Any]] = list(spec.items())
+        entries: Sequence[tuple[str, object]] = list(spec.items())
     else:
         entries = [_split(text) for text in ([spec] if isinstance(spec, str) else spec)]
     if not entries:
-        raise ValueError("reward is empty: name at least one, or leave it out for the problem set's own")
+        raise ValueError("reward is empty: name at least one, or leave it out for the reward of the problem set")
+    weighted = []
     for name, weight in entries:
         if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not math.isfinite(weight):
             raise ValueError(f"the weight of reward {name!r} is {weight!r}: give a finite number")
-    return [(name, float(weight)) for name, weight in entries]
+        weighted.append((name, float(weight)))
+    return weighted
 
 
 def _split(text: str) -> tuple[str, float]:
-    """``"math=0.5"`` → ``("math", 0.5)``; a weight of 1 where none is told."""
-    found = _WEIGHTED.fullmatch(text.strip())
-    return (found.group(1).strip(), float(found.group(2))) if found else (text.strip(), 1.0)
+    """``"math=0.5"`` → ``("math", 0.5)``; the weight is 1 where none is given."""
+    match = _WEIGHTED.fullmatch(text.strip())
+    return (match.group(1).strip(), float(match.group(2))) if match else (text.strip(), 1.0)
 
 
 def _weighted(name: str | Reward | None, weight: float, problems: Sequence[Problem]) -> WeightedReward:
     if name is None:
-        own = {problem.reward for problem in problems}
-        if len(own) != 1:
+        named = {problem.reward for problem in problems}
+        if len(named) != 1:
             return WeightedReward(_OWN, weight, get_reward(None), True)
-        name = own.pop()
+        name = named.pop()
     label = name if isinstance(name, str) else getattr(name, "__name__", type(name).__name__)
     return WeightedReward(label, weight, get_reward(name), isinstance(name, str) and name.partition("(")[0] in REWARDS)
 
@@ -153,24 +180,24 @@ def _check_reference(problem: Problem) -> None:
         raise ReferenceAnswerError(f"problem {problem.prompt_id!r}: {error}") from error
 
 
-def _value(reward: WeightedReward, text: str, problem: Problem, counts: dict[str, Any]) -> float:
-    """The reward's value, or NaN where it gave none, which is counted."""
+def _value(reward: WeightedReward, text: str, problem: Problem, counts: RewardCounts) -> float:
+    """The reward's value, or NaN where it could not score the completion, which is counted."""
     try:
         value = reward.function(text, problem)
     except _TIMEOUTS:
         counts["timeouts"] += 1
         return math.nan
     except Exception as error:
-        # What a built-in reward raises otherwise (a parameter out of range) is wrong for every completion.
+        # Any other error of a built-in reward (a parameter out of range) concerns every completion.
         if reward.built_in and not isinstance(error, IsolatedError):
             raise
         return _failed(counts, str(error) if reward.built_in else f"{type(error).__name__}: {error}")
     if isinstance(value, numbers.Real) and math.isfinite(value):
         return float(value)
-    return _failed(counts, f"it gave {value!r}, which is no finite number")
+    return _failed(counts, f"it returned {value!r}, which is not a finite number")
 
 
-def _failed(counts: dict[str, Any], why: str) -> float:
+def _failed(counts: RewardCounts, reason: str) -> float:
     counts["failures"] += 1
-    counts["first_failure"] = counts["first_failure"] or why[:200]
+    counts["first_failure"] = counts["first_failure"] or reason[:200]
     return math.nan

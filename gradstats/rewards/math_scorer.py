@@ -1,18 +1,20 @@
-"""Scoring with math-verify; imported in the isolated process only, since it brings sympy and may hang."""
+"""Scoring with math-verify, for the isolated worker process only: it imports sympy and may hang."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import re
-from typing import Any
 
 from math_verify import parse, verify
 from math_verify.errors import TimeoutException
+from sympy import Basic, MatrixBase
 
 from gradstats.rewards.errors import ReferenceAnswerError, ScoringTimeoutError
 
-# What math-verify is given for one parse or one comparison.
+Expression = Basic | MatrixBase | str
+
+# Time limit of math-verify for one parse or one comparison.
 _SECONDS = 5
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
@@ -22,12 +24,12 @@ def math_score(completion: str, answer: str) -> float:
 
     Raises:
         ReferenceAnswerError: when math-verify cannot parse the reference answer itself.
-        ScoringTimeoutError: when a parse or a comparison ran into math-verify's time limit, and nothing was equal.
+        ScoringTimeoutError: when a parse or a comparison exceeded the time limit, and no other comparison was equal.
     """
     timed_out = False
-    for gold, found in itertools.product(_parse_reference(answer), _parse(completion)):
+    for gold, candidate in itertools.product(_parse_reference(answer), _parse(completion)):
         try:
-            if verify(gold, found, timeout_seconds=_SECONDS, raise_on_error=True):
+            if verify(gold, candidate, timeout_seconds=_SECONDS, raise_on_error=True):
                 return 1.0
         except TimeoutException:
             timed_out = True
@@ -39,16 +41,16 @@ def math_score(completion: str, answer: str) -> float:
 
 
 def check_reference(answer: str) -> None:
-    """Raise unless math-verify can read a reference answer; as :func:`math_score`."""
+    """Raise unless math-verify can parse a reference answer; errors as in :func:`math_score`."""
     _parse_reference(answer)
 
 
 @functools.lru_cache(maxsize=4096)
-def _parse_reference(answer: str) -> tuple[Any, ...]:
-    r"""What math-verify reads in a reference answer.
+def _parse_reference(answer: str) -> tuple[Expression, ...]:
+    r"""Parse a reference answer with math-verify.
 
-    LaTeX is read as mathematics, since bare ``\left(3, \frac{\pi}{2}\right)`` would be taken for its first number;
-    words without LaTeX are read as text first, since "5 apples" in mathematics is a product of letters.
+    LaTeX is parsed as mathematics first, since bare ``\left(3, \frac{\pi}{2}\right)`` would be read as its first
+    number; words without LaTeX are parsed as text first, since "5 apples" in mathematics is a product of letters.
     """
     bare, mathematics = answer, f"${answer}$"
     is_text = "\\" not in answer and "$" not in answer and _WORD.search(answer)
@@ -56,11 +58,11 @@ def _parse_reference(answer: str) -> tuple[Any, ...]:
         if gold := _parse(text):
             return tuple(gold)
     raise ReferenceAnswerError(
-        f"math-verify cannot parse the reference answer {answer!r}: use another reward, or mend it"
+        f"math-verify cannot parse the reference answer {answer!r}: use another reward, or correct the answer"
     )
 
 
-def _parse(text: str) -> list[Any]:
+def _parse(text: str) -> list[Expression]:
     try:
         return parse(text, parsing_timeout=_SECONDS, raise_on_error=True)
     except TimeoutException as error:

@@ -1,13 +1,12 @@
-"""The rewards by name: how a completion is scored against its problem's answer."""
+"""The rewards by name: functions that score a completion against its problem's answer."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any
 
 from gradstats.config.labels import read_label
 from gradstats.prompts.embedded import extract_answer
@@ -19,7 +18,7 @@ Reward = Callable[[str, Problem], float]
 
 
 def embedded_reward(completion: str, problem: Problem) -> float:
-    """1 when the answer that the embedded policy marked equals the reference exactly, else 0."""
+    """1 when the answer marked by the embedded policy equals the reference answer exactly, else 0."""
     return float(extract_answer(completion) == problem.answer)
 
 
@@ -32,23 +31,24 @@ def math_reward(completion: str, problem: Problem) -> float:
     """1 when math-verify finds the completion's final expression equal to the reference answer, else 0.
 
     Raises:
-        ScoringTimeoutError, IsolatedTimeoutError: when math-verify ran into its time limits, or hung and was stopped.
-        ReferenceAnswerError: when it cannot parse the reference answer itself (a ValueError).
+        ScoringTimeoutError: when math-verify exceeded its time limits.
+        IsolatedTimeoutError: when it hung and was stopped.
+        ReferenceAnswerError: when it cannot parse the reference answer (a ValueError).
     """
     return PROCESS.call("gradstats.rewards.math_scorer:math_score", completion, problem.answer)
 
 
 def reasoning_gym_reward(completion: str, problem: Problem, threshold: float | None = 1.0) -> float:
-    r"""1 when reasoning-gym's own scorer gives the answer in the completion the threshold, 1.0 unless told, else 0.
+    r"""1 when the task's scorer gives the answer in a completion at least the threshold, else 0.
 
-    The scorers give partial credit for the right answer inside a longer text, so the answer is extracted first:
-    the text between the last ``<answer>`` tags where there are any, else what stands in the last ``\boxed{}``, else
-    the last number, else the stripped text.
+    The scorers give only partial credit to a correct answer inside a longer text, so the answer is extracted first:
+    the text between the last ``<answer>`` tags, else the content of the last ``\boxed{}``, else the last number, else
+    the stripped text.
 
     Args:
         completion: the completion's text.
         problem: a problem of a reasoning-gym task.
-        threshold: credit from which on an answer counts as right; None gives the scorer's credit itself.
+        threshold: least credit at which an answer counts as correct; None returns the scorer's credit.
 
     Raises:
         ValueError: for a threshold outside (0, 1], or a problem of another source.
@@ -56,12 +56,12 @@ def reasoning_gym_reward(completion: str, problem: Problem, threshold: float | N
         IsolatedError: when the scorer raised.
     """
     if threshold is not None and not 0 < threshold <= 1:
-        raise ValueError(f"threshold is {threshold}: give a credit in (0, 1], or None for the scorer's credit itself")
+        raise ValueError(f"threshold is {threshold}: give a credit in (0, 1], or None for the scorer's credit")
     if "task" not in problem.details:
-        raise ValueError(f"problem {problem.prompt_id!r} is no reasoning-gym problem: score it with another reward")
-    made = [problem.details[name] for name in ("task", "settings", "seed", "size", "index")]
+        raise ValueError(f"problem {problem.prompt_id!r} is not a reasoning-gym problem: score it with another reward")
+    identity = [problem.details[name] for name in ("task", "settings", "seed", "size", "index")]
     answer = final_answer(completion)
-    credit = PROCESS.call("gradstats.prompts.task_entries:credit", *made, problem.prompt, answer)
+    credit = PROCESS.call("gradstats.prompts.task_entries:credit", *identity, problem.prompt, answer)
     return credit if threshold is None else float(credit >= threshold)
 
 
@@ -74,16 +74,27 @@ REWARDS: dict[str, Reward] = {
 
 
 def get_reward(reward: str | Reward | None) -> Reward:
-    """The reward function of a name.
+    """Find a reward function.
 
     Args:
-        reward: a name of :data:`REWARDS` or "module:function" of your own, with parameters in brackets where it has
-            any, as in "reasoning_gym(threshold=0.5)"; a function ``(completion_text, problem) -> float``; or None,
-            which takes each problem's own.
+        reward: a name in :data:`REWARDS` or a "module:function" of your own, with parameters in brackets, as in
+            "reasoning_gym(threshold=0.5)"; a function ``(completion_text, problem) -> float``, which is returned
+            unchanged; or None, which uses the reward named by each problem.
+
+    Returns:
+        A function ``(completion_text, problem) -> float``.
 
     Raises:
         ValueError: for an unknown name (the nearest is suggested), or an unknown parameter.
         ImportError: when "module:function" cannot be imported.
+
+    Example:
+        >>> from gradstats.prompts import Problem
+        >>> from gradstats.rewards import get_reward
+        >>> problem = Problem(prompt_id="sum", prompt="What is 1 + 2?", answer="3")
+        >>> exact = get_reward("exact")
+        >>> exact(" 3 ", problem), exact("The answer is 3.", problem)
+        (1.0, 0.0)
     """
     if reward is None:
         return lambda completion, problem: REWARDS[problem.reward](completion, problem)
@@ -104,7 +115,7 @@ def get_reward(reward: str | Reward | None) -> Reward:
     raise ValueError(f"reward {reward!r} is not known; known are {', '.join(REWARDS)} and module:function{hint}")
 
 
-def _with_parameters(name: str, function: Reward, parameters: dict[str, Any]) -> Reward:
+def _with_parameters(name: str, function: Reward, parameters: Mapping[str, object]) -> Reward:
     if not parameters:
         return function
     known = list(inspect.signature(function).parameters)[2:]

@@ -3,50 +3,79 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
 
 
-def merge_tallies(tallies: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The sum of tallies, as they stand in rollouts' metadata under "grading".
+class RewardCounts(TypedDict):
+    """Completions that one reward could not score.
 
-    A tally holds ``completions``; for each reward under ``rewards`` its ``weight``, ``timeouts``, ``failures`` and
-    ``first_failure``; and under ``disagreements`` for each pair of rewards (``"math | exact"``) on how many
-    completions they gave different values.
+    Attributes:
+        weight: of the reward in the total.
+        timeouts: completions on which it took too long.
+        failures: completions on which it raised.
+        first_failure: the message of the first of those, or None.
     """
-    merged: dict[str, Any] = {"completions": 0, "rewards": {}, "disagreements": {}}
-    for tally in tallies:
-        merged["completions"] += tally["completions"]
-        for name, theirs in tally["rewards"].items():
-            ours = merged["rewards"].setdefault(
-                name, {"weight": theirs["weight"], "timeouts": 0, "failures": 0, "first_failure": None}
+
+    weight: float
+    timeouts: int
+    failures: int
+    first_failure: str | None
+
+
+class GradingCounts(TypedDict):
+    """The entry "grading" of rollouts' metadata.
+
+    Attributes:
+        completions: how many were scored.
+        rewards: counts of each reward, by name.
+        disagreements: for each pair of rewards (``"math | exact"``), on how many completions their values differ.
+    """
+
+    completions: int
+    rewards: dict[str, RewardCounts]
+    disagreements: dict[str, int]
+
+
+def merge_grading_counts(shards: Iterable[Mapping[str, Any]]) -> GradingCounts:
+    """Add up the :class:`GradingCounts` of several shards."""
+    total: GradingCounts = {"completions": 0, "rewards": {}, "disagreements": {}}
+    for shard in shards:
+        total["completions"] += shard["completions"]
+        for name, counts in shard["rewards"].items():
+            summed = total["rewards"].setdefault(
+                name, RewardCounts(weight=counts["weight"], timeouts=0, failures=0, first_failure=None)
             )
-            for count in ("timeouts", "failures"):
-                ours[count] += theirs[count]
-            ours["first_failure"] = ours["first_failure"] or theirs["first_failure"]
-        for pair, count in tally["disagreements"].items():
-            merged["disagreements"][pair] = merged["disagreements"].get(pair, 0) + count
-    return merged
+            summed["timeouts"] += counts["timeouts"]
+            summed["failures"] += counts["failures"]
+            summed["first_failure"] = summed["first_failure"] or counts["first_failure"]
+        for pair, count in shard["disagreements"].items():
+            total["disagreements"][pair] = total["disagreements"].get(pair, 0) + count
+    return total
 
 
-def ungraded_sentence(tally: dict[str, Any] | None) -> str | None:
-    """What to know of completions that a reward could not score, or None when there are none."""
-    if tally is None:
+def ungraded_sentence(counts: Mapping[str, Any] | None) -> str | None:
+    """A sentence on completions that a reward could not score, or None when there are none.
+
+    Args:
+        counts: :class:`GradingCounts`, or None where nothing was recorded.
+    """
+    if counts is None:
         return None
-    parts = []
-    for name, counts in tally["rewards"].items():
-        if counts["timeouts"] or counts["failures"]:
-            first = f" (the first: {counts['first_failure']})" if counts["first_failure"] else ""
-            parts.append(f"{name}: {counts['timeouts']} timed out, {counts['failures']} failed{first}")
-    if not parts:
+    problems = []
+    for name, reward in counts["rewards"].items():
+        if reward["timeouts"] or reward["failures"]:
+            first = f" (the first: {reward['first_failure']})" if reward["first_failure"] else ""
+            problems.append(f"{name}: {reward['timeouts']} timed out, {reward['failures']} failed{first}")
+    if not problems:
         return None
     return (
-        f"of {tally['completions']} completions some could not be scored and count 0 from that reward; "
-        f"{'; '.join(parts)}: mend the reward or the answers, then score anew with `gradstats regrade`"
+        f"of {counts['completions']} completions some could not be scored and count 0 from that reward; "
+        f"{'; '.join(problems)}: correct the reward or the answers, then score again with `gradstats regrade`"
     )
 
 
-def warn_ungraded(tally: dict[str, Any] | None) -> None:
-    """Warn of completions that a reward could not score."""
-    if sentence := ungraded_sentence(tally):
+def warn_ungraded(counts: Mapping[str, Any] | None) -> None:
+    """Warn of completions that a reward could not score; ``counts`` as in :func:`ungraded_sentence`."""
+    if sentence := ungraded_sentence(counts):
         warnings.warn(sentence, UserWarning, stacklevel=3)

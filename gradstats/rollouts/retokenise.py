@@ -1,4 +1,4 @@
-"""From a completion's text back to the token ids that were sampled, as far as that can be known."""
+"""From a completion's text back to the token ids that were sampled, as far as the text determines them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from gradstats.rollouts.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class RestoredTokens:
     Attributes:
         tokens: the ids; empty for an empty text.
         source: "pieces" where the text of each token was given and decides its id; "text" where the whole text was
-            tokenised anew, gives the text back, and has the stated number of tokens; else "mismatch".
+            re-tokenised, decodes to the text, and has the stated number of tokens; else "mismatch".
     """
 
     tokens: list[int]
@@ -24,29 +25,29 @@ class RestoredTokens:
 
 
 def restore_tokens(
-    tokenizer: Any, text: str, *, pieces: Sequence[str] | None = None, counts: Sequence[int] | None = None
+    tokenizer: Tokenizer, text: str, *, pieces: Sequence[str] | None = None, counts: Sequence[int] | None = None
 ) -> RestoredTokens:
     """The token ids of a completion of which only the text is known.
 
-    A text has many tokenisations and a sampler may have drawn any of them, while a tokenizer gives one. Most
-    completions are in that one; where it decodes to another text, or to another number of tokens than were drawn, it
-    certainly is not what was drawn, and the source says so.
+    A text has many tokenisations and a sampler may have drawn any of them, while a tokenizer gives one, which is
+    usually the one that was drawn. Where it decodes to another text, or has another number of tokens than were drawn,
+    it certainly is not, and the source says so.
 
     Args:
         tokenizer: the policy's tokenizer.
         text: the completion, without the token that ended it.
         pieces: the text of each token, where it is known.
-        counts: the numbers of tokens that the completion may have; any where None.
+        counts: the numbers of tokens that the completion may have; any number where None.
     """
     tokens = [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    if pieces is not None and (found := _from_pieces(tokenizer, pieces, tokens)) is not None:
-        return RestoredTokens(found, "pieces")
+    if pieces is not None and (drawn := _from_pieces(tokenizer, pieces, tokens)) is not None:
+        return RestoredTokens(drawn, "pieces")
     same = tokenizer.decode(tokens) == text and (counts is None or len(tokens) in counts)
     return RestoredTokens(tokens, "text" if same else "mismatch")
 
 
-def _from_pieces(tokenizer: Any, pieces: Sequence[str], tokens: list[int]) -> list[int] | None:
-    """The ids whose texts are ``pieces``: the tokenizer's own where they agree, else the only ones there are."""
+def _from_pieces(tokenizer: Tokenizer, pieces: Sequence[str], tokens: list[int]) -> list[int] | None:
+    """The ids whose texts are ``pieces``: those of the tokenizer where they agree, else the only candidates."""
     by_text = _ids_by_text(tokenizer)
     candidates = [by_text.get(piece, ()) for piece in pieces]
     if len(tokens) == len(pieces) and all(token in known for token, known in zip(tokens, candidates, strict=True)):
@@ -56,8 +57,8 @@ def _from_pieces(tokenizer: Any, pieces: Sequence[str], tokens: list[int]) -> li
 
 
 @functools.lru_cache(maxsize=4)
-def _ids_by_text(tokenizer: Any) -> dict[str, tuple[int, ...]]:
-    found = defaultdict(list)
+def _ids_by_text(tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
+    ids: defaultdict[str, list[int]] = defaultdict(list)
     for token in range(len(tokenizer)):
-        found[tokenizer.decode([token])].append(token)
-    return {text: tuple(tokens) for text, tokens in found.items()}
+        ids[tokenizer.decode([token])].append(token)
+    return {text: tuple(tokens) for text, tokens in ids.items()}

@@ -1,10 +1,10 @@
-"""The rollouts table: sampled completions with their rewards, its schema, its validation, its Parquet file."""
+"""The rollouts table: sampled completions with their rewards; its schema, validation and Parquet file."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gradstats.rollouts.grading_counts import merge_tallies
+from gradstats.rollouts.grading_counts import merge_grading_counts
 from gradstats.system.files import atomic_path
 
 _METADATA_KEY = b"gradstats"
@@ -40,8 +40,8 @@ SCHEMA: dict[str, tuple[pa.DataType, bool]] = {
 
 _PER_TOKEN = ("completion_mask", "token_rewards", "sampler_logprobs")
 _FINISH_REASONS = ("stop", "length")
-#: Where a completion's token ids come from: the engine itself; the text of each token; the whole text, tokenised anew;
-#: or the whole text, whose new tokens do not give it back (or are not as many as the engine says it drew).
+#: Where a completion's token ids come from: the engine itself; the text of each token; the whole text, re-tokenised;
+#: or the whole text, where its new tokens do not decode to it (or are not as many as the engine says it drew).
 TOKEN_SOURCES = ("engine", "pieces", "text", "mismatch")
 
 
@@ -49,7 +49,7 @@ TOKEN_SOURCES = ("engine", "pieces", "text", "mismatch")
 class Rollouts:
     """Completions of prompts, one row each, with everything that is needed to score them again.
 
-    Token ids are the truth; texts are for people. Construction validates the table.
+    Numbers are computed from token ids; texts are for people. Construction validates the table.
 
     Attributes:
         frame: one row per completion, with the columns of :data:`SCHEMA` (optional ones may be absent):
@@ -57,8 +57,9 @@ class Rollouts:
             ``completion_tokens`` lists of token ids (end-of-sequence included where it was sampled);
             ``completion_mask`` list of bool, False for tokens that the policy did not choose (tool output);
             ``reward`` float; ``token_rewards`` list of float; ``sampler_logprobs`` list of float, log-probabilities
-            under the distribution that was sampled, NaN where the sampler did not tell; ``finish_reason`` "stop" or
-            "length"; ``prompt_text``, ``completion_text``; ``sampler_seed`` int, where each completion has its own;
+            under the distribution that was sampled, NaN where the sampler did not record them; ``finish_reason``
+            "stop" or "length"; ``prompt_text``, ``completion_text``; ``sampler_seed`` int, where each completion has
+            its own;
             ``token_source``, one of :data:`TOKEN_SOURCES`, where token ids may have been restored from text;
             ``greedy_reward`` and ``greedy_text``, of the prompt's greedy completion.
         metadata: policy, revision, sampler parameters, seed, versions; travels in the Parquet file.
@@ -82,11 +83,11 @@ class Rollouts:
         prompt_tokens: Sequence[Sequence[int]],
         completion_tokens: Sequence[Sequence[int]],
         rewards: Sequence[float] | np.ndarray,
-        prompt_ids: Sequence[Any] | np.ndarray,
+        prompt_ids: Sequence[object] | np.ndarray,
         *,
         sample_ids: Sequence[int] | np.ndarray | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        **optional: Sequence[Any] | None,
+        metadata: Mapping[str, object] | None = None,
+        **optional: Sequence[object] | None,
     ) -> Rollouts:
         """Build a table from Python lists, one entry per completion.
 
@@ -102,6 +103,16 @@ class Rollouts:
         Raises:
             ValueError: when lengths differ or the table is invalid (see the class).
             TypeError: for an unknown column name.
+
+        >>> rollouts = Rollouts.from_sequences(
+        ...     prompt_tokens=[[5, 6], [5, 6], [7]],
+        ...     completion_tokens=[[1, 2, 3], [1, 4], [2]],
+        ...     rewards=[1.0, 0.0, 1.0],
+        ...     prompt_ids=["2+2", "2+2", "1+1"],
+        ...     finish_reason=["stop", "length", "stop"],
+        ... )
+        >>> rollouts.lengths.tolist(), rollouts.sample_id.tolist(), rollouts.truncated.tolist()
+        ([3, 2, 1], [0, 1, 0], [False, True, False])
         """
         unknown = sorted(set(optional) - {name for name, (_, required) in SCHEMA.items() if not required})
         if unknown:
@@ -130,27 +141,31 @@ class Rollouts:
         return cls(pd.DataFrame(ordered), dict(metadata or {}))
 
     @classmethod
-    def concatenate(cls, parts: Iterable[Rollouts]) -> Rollouts:
-        """Stack tables; the first one's metadata is kept, and tallies of grading are added up.
+    def concatenate(cls, shards: Iterable[Rollouts]) -> Rollouts:
+        """Stack tables; where only some of them have ``sampler_logprobs``, those of the others are NaN.
 
-        Where only some tables have ``sampler_logprobs``, the others' are NaN.
+        Args:
+            shards: the tables.
+
+        Returns:
+            One table, with the metadata of the first and the grading counts of all added up.
 
         Raises:
             ValueError: when there are none, or they differ in any other column.
         """
-        parts = list(parts)
-        if not parts:
-            raise ValueError("parts is empty: there are no rollouts to concatenate")
-        frames = [part.frame for part in parts]
+        shards = list(shards)
+        if not shards:
+            raise ValueError("there are no rollouts to concatenate: give at least one table")
+        frames = [shard.frame for shard in shards]
         if any("sampler_logprobs" in frame for frame in frames):
             frames = [frame if "sampler_logprobs" in frame else _without_logprobs(frame) for frame in frames]
         for frame in frames:
             if different := sorted(set(frame) ^ set(frames[0])):
                 raise ValueError(f"rollouts differ in the column {different[0]!r}: only some of them have it")
-        metadata = dict(parts[0].metadata)
-        tallies = [part.metadata["grading"] for part in parts if "grading" in part.metadata]
-        if tallies:
-            metadata["grading"] = merge_tallies(tallies)
+        metadata = dict(shards[0].metadata)
+        gradings = [shard.metadata["grading"] for shard in shards if "grading" in shard.metadata]
+        if gradings:
+            metadata["grading"] = merge_grading_counts(gradings)
         return cls(pd.concat(frames, ignore_index=True), metadata)
 
     def __len__(self) -> int:
@@ -185,13 +200,17 @@ class Rollouts:
 
     @property
     def truncated(self) -> np.ndarray:
-        """Whether each completion ran into the length cap, (N,) of bool; False where it is not known."""
+        """Whether each completion reached the length cap, (N,) of bool; False where that is not recorded."""
         if "finish_reason" not in self.frame:
             return np.zeros(len(self), dtype=bool)
         return (self.frame["finish_reason"] == "length").to_numpy(dtype=bool)
 
     def tokens(self, column: str) -> list[np.ndarray]:
-        """A per-token column (or either token column) as one array per completion."""
+        """A per-token column (or either column of token ids) as one array per completion.
+
+        Raises:
+            KeyError: when there is no such column.
+        """
         if column not in self.frame:
             raise KeyError(f"these rollouts have no column {column!r}; they have {', '.join(self.frame)}")
         return [np.asarray(values) for values in self.frame[column]]
@@ -215,9 +234,19 @@ class Rollouts:
 def read_rollouts(path: str | os.PathLike[str]) -> Rollouts:
     """Read a rollouts file, or a folder of shards (``*.parquet``, in the order of their names).
 
+    Args:
+        path: the file or folder.
+
     Raises:
-        FileNotFoundError: when nothing is there.
+        FileNotFoundError: when there is no such file, or no shard in the folder.
         ValueError: when a file is not Parquet, is cut short, or lacks a required column.
+
+    >>> import tempfile
+    >>> rollouts = Rollouts.from_sequences([[5]], [[1, 2]], rewards=[1.0], prompt_ids=["a"], metadata={"seed": 0})
+    >>> path = Path(tempfile.mkdtemp()) / "rollouts.parquet"
+    >>> rollouts.to_parquet(path)
+    >>> read_rollouts(path).metadata, read_rollouts(path).rewards.tolist()
+    ({'seed': 0}, [1.0])
     """
     path = Path(path)
     if path.is_dir():
@@ -240,7 +269,7 @@ def read_rollouts(path: str | os.PathLike[str]) -> Rollouts:
 
 
 def token_sources(rollouts: Rollouts) -> dict[str, int]:
-    """How many completions have their token ids from where, see :data:`TOKEN_SOURCES`; empty where not recorded."""
+    """Number of completions by the source of their token ids (:data:`TOKEN_SOURCES`); empty where not recorded."""
     if "token_source" not in rollouts.frame:
         return {}
     sources = rollouts.frame["token_source"].tolist()
@@ -248,7 +277,7 @@ def token_sources(rollouts: Rollouts) -> dict[str, int]:
 
 
 def retokenised_sentence(rollouts: Rollouts) -> str | None:
-    """What to know of completions whose token ids were restored from their text, or None where none were."""
+    """A sentence on completions whose token ids were restored from their text, or None where none were."""
     counts = token_sources(rollouts)
     text, wrong = counts.get("text", 0), counts.get("mismatch", 0)
     if not text + wrong:
@@ -259,8 +288,8 @@ def retokenised_sentence(rollouts: Rollouts) -> str | None:
         first = f" (the first: prompt {rollouts.prompt_id[row]}, sample {rollouts.sample_id[row]})"
     return (
         f"the token ids of {text + wrong} of {len(rollouts)} completions were restored by tokenising their text, which "
-        f"may differ from what was sampled; {wrong} certainly do{first}, since they do not round-trip: take a sampler "
-        "that gives token ids where that matters"
+        f"may differ from what was sampled; {wrong} certainly do{first}, since they do not round-trip: use a sampler "
+        "that returns token ids where that matters"
     )
 
 
@@ -303,11 +332,11 @@ def _validate(frame: pd.DataFrame) -> None:
 
 
 def _without_logprobs(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with log-probabilities that are not known, one per token."""
+    """The frame with unknown log-probabilities, one NaN per token."""
     return frame.assign(sampler_logprobs=[[float("nan")] * len(tokens) for tokens in frame["completion_tokens"]])
 
 
-def _length(values: Any) -> int:
+def _length(values: Sized | None) -> int:
     return -1 if values is None else len(values)
 
 
@@ -315,6 +344,6 @@ def _refuse(frame: pd.DataFrame, wrong: np.ndarray, what: str) -> None:
     """Raise for the first row that is wrong, naming it, with how many more there are."""
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        more = f" ({int(wrong.sum()) - 1} more rows are alike)" if wrong.sum() > 1 else ""
+        more = f" ({int(wrong.sum()) - 1} more rows have the same problem)" if wrong.sum() > 1 else ""
         name = f"prompt_id {frame['prompt_id'].iloc[row]!r}, sample_id {frame['sample_id'].iloc[row]}"
         raise ValueError(f"row {row} ({name}) {what}{more}")

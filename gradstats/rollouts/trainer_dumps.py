@@ -1,6 +1,6 @@
-"""What trainers write of their rollouts, read into a Rollouts table: TRL's completions and verl's rollout dumps.
+"""What the readers of TRL's completions and of verl's rollout dumps share.
 
-Both hold text without special tokens and no token ids. What is lost is said in a warning and kept in the metadata.
+Both dumps hold text without special tokens and no token ids. What is lost is listed in a warning and in the metadata.
 """
 
 from __future__ import annotations
@@ -17,11 +17,24 @@ import pandas as pd
 
 from gradstats.rollouts.retokenise import restore_tokens
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
+from gradstats.rollouts.tokenizer import ChatTokenizer
 
 
 @dataclass(frozen=True)
-class _Dump:
-    """A dump as parallel lists, whatever its format."""
+class TrainerDump:
+    """A dump as parallel lists, whatever its format.
+
+    Attributes:
+        kind: name of the format.
+        source: name of the file or folder.
+        steps: training step of each completion.
+        prompts: text that identifies each prompt.
+        shown: text of each prompt for people.
+        encoded: token ids of each prompt.
+        completions: text of each completion.
+        rewards: reward of each completion, NaN where it has none.
+        lost: what the format does not record.
+    """
 
     kind: str
     source: str
@@ -33,11 +46,11 @@ class _Dump:
     rewards: np.ndarray
     lost: list[str]
 
-    def rollouts(self, tokenizer: Any, step: int | None, max_completion_length: int | None) -> Rollouts:
-        """The table, after saying what is lost."""
-        found = np.unique(self.steps)
-        if step is not None and step not in found:
-            raise ValueError(f"step is {step}, but {self.source} holds the steps {', '.join(map(str, found[:20]))}")
+    def rollouts(self, tokenizer: ChatTokenizer, step: int | None, max_completion_length: int | None) -> Rollouts:
+        """The table of completions, with a warning that lists what is lost."""
+        steps = np.unique(self.steps)
+        if step is not None and step not in steps:
+            raise ValueError(f"step is {step}, but {self.source} holds the steps {', '.join(map(str, steps[:20]))}")
         end = None if max_completion_length is None else getattr(tokenizer, "eos_token_id", None)
         rows: dict[str, list[Any]] = {
             name: [] for name in ("prompt", "tokens", "reward", "id", "source", "reason", "text", "asked")
@@ -65,7 +78,7 @@ class _Dump:
             lost.append(f"rows left out ({', '.join(dropped)})")
         if not rows["id"]:
             raise ValueError(f"{self.source} holds no completion with text and a reward: there is nothing to read")
-        several = step is None and len(found) > 1
+        several = step is None and len(steps) > 1
         rollouts = Rollouts.from_sequences(
             rows["prompt"],
             rows["tokens"],
@@ -75,16 +88,23 @@ class _Dump:
             prompt_text=rows["asked"],
             completion_text=rows["text"],
             token_source=rows["source"],
-            metadata={"source": {"format": self.kind, "name": self.source, "lost": lost, "n_steps": len(found)}},
+            metadata={"source": {"format": self.kind, "name": self.source, "lost": lost, "n_steps": len(steps)}},
         )
-        said = [f"{self.source} does not tell {', '.join(lost)}", retokenised_sentence(rollouts)]
+        notes = [f"{self.source} does not record {', '.join(lost)}", retokenised_sentence(rollouts)]
         if several:
-            said.append(f"it holds {len(found)} steps, of as many policies: say which with step, or measure drift")
-        warnings.warn("; ".join(sentence for sentence in said if sentence), UserWarning, stacklevel=3)
+            notes.append(f"it holds {len(steps)} steps, of as many policies: choose one with step, or measure drift")
+        warnings.warn("; ".join(note for note in notes if note), UserWarning, stacklevel=3)
         return rollouts
 
 
-def _in_template(tokenizer: Any, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> list[int]:
+def encode_chat(
+    tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
+) -> list[int]:
+    """The token ids of messages in the tokenizer's chat template, up to where the policy begins to write.
+
+    Raises:
+        ValueError: when the tokenizer has no chat template.
+    """
     if not tokenizer.chat_template:
         raise ValueError("the prompts are chat messages, and the tokenizer has no chat template: give the policy's own")
     return list(
@@ -92,19 +112,36 @@ def _in_template(tokenizer: Any, messages: list[dict[str, Any]], options: Mappin
     )
 
 
-def _files(path: Path, pattern: str, what: str) -> list[Path]:
+def dump_files(path: Path, pattern: str, what: str) -> list[Path]:
+    """The files of a dump: the file itself, or those of a folder in the order of their numbers.
+
+    Args:
+        path: a file or a folder.
+        pattern: of the files' names in a folder.
+        what: names the files in messages.
+
+    Raises:
+        FileNotFoundError: when there are none.
+    """
     if path.is_dir():
         # verl numbers its files without leading zeros.
-        found = sorted(path.glob(pattern), key=lambda file: (len(file.name), file.name))
-        if not found:
+        files = sorted(path.glob(pattern), key=lambda file: (len(file.name), file.name))
+        if not files:
             raise FileNotFoundError(f"the folder {path} holds none of {what}")
-        return found
+        return files
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give {what} or their folder")
     return [path]
 
 
-def _require(frame: pd.DataFrame, columns: Sequence[str], file: Path) -> None:
+def require_columns(frame: pd.DataFrame, columns: Sequence[str], file: Path) -> None:
+    """Refuse a file that lacks a column.
+
+    Raises:
+        ValueError: with the columns it has.
+    """
     for column in columns:
         if column not in frame:
-            raise ValueError(f"{file} has no column {column!r} (it has {', '.join(map(str, frame))}): is it TRL's?")
+            raise ValueError(
+                f"{file} has no column {column!r} (it has {', '.join(map(str, frame))}): was it written by TRL?"
+            )

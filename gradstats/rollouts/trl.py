@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,54 +14,56 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gradstats.rollouts.table import Rollouts
-from gradstats.rollouts.trainer_dumps import _Dump, _files, _in_template, _require
+from gradstats.rollouts.tokenizer import ChatTokenizer
+from gradstats.rollouts.trainer_dumps import TrainerDump, dump_files, encode_chat, require_columns
 
-_TRL_OTHER = ("step", "prompt", "completion", "advantage")
+#: Columns that are not rewards.
+_NOT_REWARDS = ("step", "prompt", "completion", "advantage")
 
 
 def read_trl_completions(
     path: str | os.PathLike[str],
-    tokenizer: Any,
+    tokenizer: ChatTokenizer,
     *,
     reward: str | Mapping[str, float] | None = None,
     step: int | None = None,
     max_completion_length: int | None = None,
-    template_options: Mapping[str, Any] | None = None,
+    template_options: Mapping[str, object] | None = None,
 ) -> Rollouts:
     """Read the Parquet files that TRL's GRPO and RLOO trainers write with ``log_completions=True``.
 
     Args:
         path: a ``completions_NNNNN.parquet``, or the ``completions`` folder of the trainer's output.
-        tokenizer: that of the policy that was trained, with its chat template.
+        tokenizer: the tokenizer of the policy that was trained, with its chat template.
         reward: the column of the reward, or columns with the trainer's ``reward_weights``; the only numeric column by
-            default (a reward that TRL has as missing counts nothing in a sum).
-        step: keep this step alone; by default all, each of which another policy has sampled.
+            default (a reward that TRL has as missing adds nothing to the sum).
+        step: keep only this step; by default all steps are kept, each of which another policy sampled.
         max_completion_length: the trainer's; shorter completions are then known to have ended by themselves, and get
-            the end token that the text has not. Without it no end token is added and the finish is unknown.
+            the end token that their text lacks. Without it no end token is added, and how they ended is unknown.
         template_options: the trainer's ``chat_template_kwargs``.
 
     Returns:
         The rollouts; a group is the completions of one prompt in one step.
 
     Raises:
-        FileNotFoundError: when nothing is there.
-        ValueError: for a file that cannot be read, a missing column, a reward that is not named and not unique, or a
-            step that is not in it.
+        FileNotFoundError: when there is no such file, or none in the folder.
+        ValueError: for a file that cannot be read, a missing column, a reward that is neither named nor unique, or a
+            step that the files do not hold.
     """
-    files = _files(Path(path), "*.parquet", "TRL's completions (completions_*.parquet)")
+    files = dump_files(Path(path), "*.parquet", "TRL's completions (completions_*.parquet)")
     frames = []
     for file in files:
         try:
             frame = pq.read_table(file).to_pandas()
         except (pa.ArrowInvalid, OSError) as error:
             raise ValueError(f"{file} cannot be read as Parquet ({error}): copy it again from the trainer") from error
-        _require(frame, ("step", "prompt", "completion"), file)
+        require_columns(frame, ("step", "prompt", "completion"), file)
         frames.append(frame)
     frame = pd.concat(frames, ignore_index=True)
     rewards = _trl_rewards(frame, reward, files[0])
     prompts = [_messages(prompt) for prompt in frame["prompt"]]
     encode = _TrlPrompts(tokenizer, dict(template_options or {}))
-    return _Dump(
+    return TrainerDump(
         kind="trl",
         source=Path(path).name,
         steps=frame["step"].to_numpy(dtype=np.int64),
@@ -79,36 +80,38 @@ def read_trl_completions(
 class _TrlPrompts:
     """Token ids of a prompt as TRL encodes it: plain text as it is, messages in the chat template."""
 
-    tokenizer: Any
-    options: dict[str, Any]
+    tokenizer: ChatTokenizer
+    options: dict[str, object]
 
-    def __call__(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+    def __call__(self, prompt: str | list[dict[str, object]]) -> list[int]:
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
-        return _in_template(self.tokenizer, prompt, self.options)
+        return encode_chat(self.tokenizer, prompt, self.options)
 
 
 def _trl_rewards(frame: pd.DataFrame, reward: str | Mapping[str, float] | None, file: Path) -> np.ndarray:
     if reward is None:
-        numeric = [str(name) for name in frame.select_dtypes("number") if name not in _TRL_OTHER]
+        numeric = [str(name) for name in frame.select_dtypes("number") if name not in _NOT_REWARDS]
         if len(numeric) != 1:
             has = ", ".join(numeric) or "none"
-            raise ValueError(f"{file} has not one numeric column that may be the reward ({has}): name it with reward")
+            raise ValueError(
+                f"{file} does not have exactly one numeric column that may be the reward ({has}): name it with reward"
+            )
         reward = numeric[0]
     weights = {reward: 1.0} if isinstance(reward, str) else dict(reward)
-    _require(frame, list(weights), file)
+    require_columns(frame, list(weights), file)
     values = frame[list(weights)].to_numpy(dtype=np.float64)
     total = np.nansum(values * np.array(list(weights.values())), axis=1)
     return np.where(np.isnan(values).all(axis=1), np.nan, total)
 
 
-def _messages(value: Any) -> str | list[dict[str, Any]]:
+def _messages(value: str | Iterable[Mapping[str, object]]) -> str | list[dict[str, object]]:
     """A prompt or completion as TRL has it: text, or messages (whose absent keys Parquet fills with None)."""
     if isinstance(value, str):
         return value
-    return [{key: part for key, part in dict(message).items() if part is not None} for message in value]
+    return [{key: entry for key, entry in message.items() if entry is not None} for message in value]
 
 
-def _completion_text(value: Any) -> str:
+def _completion_text(value: str | Iterable[Mapping[str, object]]) -> str:
     messages = _messages(value)
     return messages if isinstance(messages, str) else "".join(str(message.get("content", "")) for message in messages)

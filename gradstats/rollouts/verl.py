@@ -12,38 +12,43 @@ from typing import Any
 import numpy as np
 
 from gradstats.rollouts.table import Rollouts
-from gradstats.rollouts.trainer_dumps import _Dump, _files, _in_template
+from gradstats.rollouts.tokenizer import ChatTokenizer
+from gradstats.rollouts.trainer_dumps import TrainerDump, dump_files, encode_chat
 
 
 def read_verl_rollouts(
     path: str | os.PathLike[str],
-    tokenizer: Any,
+    tokenizer: ChatTokenizer,
     *,
     reward: str = "score",
     step: int | None = None,
     max_completion_length: int | None = None,
     system_prompt: str | None = None,
-    template_options: Mapping[str, Any] | None = None,
+    template_options: Mapping[str, object] | None = None,
 ) -> Rollouts:
     """Read the JSONL files that verl writes to ``trainer.rollout_data_dir``.
 
-    verl writes prompts without the special tokens that set off the turns. They are restored where the text is that of a
-    single user message in the tokenizer's chat template; how many are not is said in a warning.
+    verl writes prompts without the special tokens that separate the turns. They are restored where the text is a single
+    user message in the tokenizer's chat template; a warning states how many prompts are not.
 
     Args:
         path: a ``STEP.jsonl``, or the folder.
-        tokenizer: that of the policy that was trained, with its chat template.
+        tokenizer: the tokenizer of the policy that was trained, with its chat template.
         reward: the field of the reward.
-        step: keep this step alone; by default all, each of which another policy has sampled.
+        step: keep only this step; by default all steps are kept, each of which another policy sampled.
         max_completion_length: the trainer's ``data.max_response_length``, see :func:`read_trl_completions`.
         system_prompt: the system message that the prompts began with.
         template_options: further variables of the chat template.
 
+    Returns:
+        The rollouts; a group is the completions of one prompt in one step.
+
     Raises:
-        FileNotFoundError: when nothing is there.
-        ValueError: for a line that cannot be read (named), a missing field, or a step that is not in it.
+        FileNotFoundError: when there is no such file, or none in the folder.
+        ValueError: for a line that cannot be read (it is named), a missing field, or a step that the files do not
+            hold.
     """
-    files = _files(Path(path), "*.jsonl", "verl's rollouts (STEP.jsonl)")
+    files = dump_files(Path(path), "*.jsonl", "verl's rollouts (STEP.jsonl)")
     rows = [row for file in files for row in _json_lines(file, ("input", "output", "step", reward))]
     encode = _VerlPrompts(tokenizer, system_prompt, dict(template_options or {}))
     texts = [str(row["input"]) for row in rows]
@@ -52,7 +57,7 @@ def read_verl_rollouts(
     lost = ["token ids", "log-probabilities of the sampler", "special tokens"]
     if unrestored:
         lost.append(f"the chat template around {unrestored} of {len(encoded)} prompts")
-    return _Dump(
+    return TrainerDump(
         kind="verl",
         source=Path(path).name,
         steps=np.array([int(row["step"]) for row in rows]),
@@ -67,17 +72,17 @@ def read_verl_rollouts(
 
 @dataclass(frozen=True)
 class _VerlPrompts:
-    """Token ids of a prompt whose special tokens verl left out, and whether the template could be put back."""
+    """Token ids of a prompt whose special tokens verl left out, and whether the template could be restored."""
 
-    tokenizer: Any
+    tokenizer: ChatTokenizer
     system_prompt: str | None
-    options: dict[str, Any]
+    options: dict[str, object]
 
     def __call__(self, text: str) -> tuple[list[int], bool]:
         if self.tokenizer.chat_template:
-            mark = "xqzjprompt"  # plain letters, which every tokenizer gives back
-            before, found, after = self._stripped(self._encode(mark)).partition(mark)
-            if found and text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after):
+            marker = "xqzjprompt"  # plain letters, which every tokenizer decodes to themselves
+            before, marked, after = self._stripped(self._encode(marker)).partition(marker)
+            if marked and text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after):
                 tokens = self._encode(text[len(before) : len(text) - len(after)])
                 if self._stripped(tokens) == text:
                     return tokens, True
@@ -85,7 +90,7 @@ class _VerlPrompts:
 
     def _encode(self, content: str) -> list[int]:
         system = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
-        return _in_template(self.tokenizer, [*system, {"role": "user", "content": content}], self.options)
+        return encode_chat(self.tokenizer, [*system, {"role": "user", "content": content}], self.options)
 
     def _stripped(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -118,5 +123,5 @@ def _json_line(line: str, number: int, file: Path, needed: Sequence[str]) -> dic
     return row
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else float("nan")

@@ -3,49 +3,53 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
+from gradstats.runs.directory import RunDirectory
 from gradstats.system.files import atomic_path, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gradstats.stats import SamplerGap
-from gradstats.runs.directory import RunDirectory
+    from gradstats.stats import AlphaReport, LengthScalingFit, SamplerGap, VarianceComparison
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run found, and where it wrote it.
+    """The results of a run, and where they are written.
 
     Attributes:
         run: the run directory.
         measured: the measurement.
-        alpha: the length-scaling fit with what bears on it, or None where the data allow none (the remarks say why).
+        alpha: the length-scaling fit with its diagnostics, or None where the data allow none (the remarks say why).
         comparison: the variance comparison, or None likewise.
         paths: the files of results, figures and tables.
-        gap: how far the sampler is from the scorer, or None where it recorded no log-probabilities.
+        gap: the distance of sampler and scorer, or None where the sampler recorded no log-probabilities.
     """
 
     run: RunDirectory
     measured: Measurement
-    alpha: Any
-    comparison: Any
+    alpha: AlphaReport | None
+    comparison: VarianceComparison | None
     paths: list[Path]
     gap: SamplerGap | None = None
 
     @property
-    def fit(self) -> Any:
-        """The length-scaling fit alone."""
+    def fit(self) -> LengthScalingFit | None:
+        """The length-scaling fit, without its diagnostics."""
         return None if self.alpha is None else self.alpha.fit
 
 
 def analyse(run: RunDirectory) -> RunResult:
-    """Fit, compare, draw and report from what was measured; needs neither the model nor torch."""
+    """Fit, compare, draw and report from the measurement; needs neither the model nor torch."""
     from gradstats.report.figures import draw_run
     from gradstats.report.page import write_report
     from gradstats.report.saved_results import read_results
@@ -64,10 +68,8 @@ def analyse(run: RunDirectory) -> RunResult:
         if measured.token_projections is not None:
             _attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
         if paths:
-            look = run.experiment.figures
-            paths += (
-                _attempt(run, "figures", lambda: draw_run(read_results(run.path), run.path / "figures", look)) or []
-            )
+            style, folder = run.experiment.figures, run.path / "figures"
+            paths += _attempt(run, "figures", lambda: draw_run(read_results(run.path), folder, style)) or []
         gap = _sampler_gap(run, measured)
     run.write_manifest(measured, paths, gap)
     paths.append(run.path / "manifest.json")
@@ -77,7 +79,7 @@ def analyse(run: RunDirectory) -> RunResult:
 
 
 def _sampler_gap(run: RunDirectory, measured: Measurement) -> SamplerGap | None:
-    """Sampler against scorer, which is a remark where it matters."""
+    """The distance of sampler and scorer, with a remark where the samples are off-policy."""
     from gradstats.stats import sampler_gap
 
     if measured.old_logprobs is None:
@@ -88,14 +90,14 @@ def _sampler_gap(run: RunDirectory, measured: Measurement) -> SamplerGap | None:
     return gap
 
 
-def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Any:
+def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> AlphaReport:
     """Write ``alpha.json``, the points behind the fit, and its table."""
-    import gradstats
     from gradstats.report.tables import alpha_table
+    from gradstats.stats import alpha_report
     from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
 
     level = run.experiment.length_scaling.confidence_level
-    report = gradstats.alpha_report(measured, confidence_level=level)
+    report = alpha_report(measured, confidence_level=level)
     write_json(run.path / "alpha.json", report.summary())
     points = measured.rollouts.frame[["prompt_id", "sample_id", "reward"]].assign(
         length=measured.lengths, sq_norm=measured.sq_norms, truncated=measured.rollouts.truncated
@@ -116,9 +118,7 @@ def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Pat
     section = run.experiment.variance
 
     def compared(reference: str) -> Any:
-        return gradstats.compare(
-            measured, section.estimators, group_size=section.group_size, reference=reference, rng=section.seed
-        )
+        return gradstats.compare(measured, **section.arguments(reference=reference))
 
     comparison = compared(section.reference)
     run.remarks += comparison.notes
@@ -139,12 +139,13 @@ def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Pat
 
 
 def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
-    """Write what single tokens show: proxies of their energy, profiles, traces."""
-    import gradstats
+    """Write the token-level results: proxies of token energies, profiles, traces."""
     from gradstats.report.saved_tokens import save_tokens
+    from gradstats.stats import proxy_quality
 
     section = run.experiment.variance
-    quality = gradstats.proxy_quality(measured, group_size=section.group_size, rng=section.seed)
+    size = section.group_size[0] if isinstance(section.group_size, list) else section.group_size
+    quality = proxy_quality(measured, group_size=size, rng=section.seed)
     run.remarks += quality.notes
     paths += save_tokens(quality, run.path, section.confidence_level)
 
@@ -155,8 +156,8 @@ def _write_csv(frame: pd.DataFrame, path: Path) -> Path:
     return path
 
 
-def _attempt(run: RunDirectory, what: str, action: Any) -> Any:
-    """Data that allow no fit must not cost the other results: the reason becomes a remark."""
+def _attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Result | None:
+    """The result of an action; None, with the reason as a remark, where the data allow none."""
     try:
         return action()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Where a run's variance comes from: tables by group size and by completion length."""
+"""Sources of a run's variance: tables by group size and by completion length."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from gradstats import estimators as families
+from gradstats import estimators
 from gradstats.stats import compare, equivalent_group_sizes, variance_by_length
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict[str, pd.DataFrame]:
-    """Tables beside the variance comparison, by name; a table that the data do not allow is missing.
+    """Tables beside the variance comparison, by name; tables that the data do not allow are left out.
 
     Returns:
         ``group_sizes``: the estimators that stay within their group at 2, 4, 8, … completions a group, with their
-        parts within and between prompts where a prompt has two groups; ``equivalent_group_size``: of each whose
-        expectation is a known multiple of the gradient, the group size of RLOO that is as quiet; ``length_bins``:
-        noise and signal of what completions of some lengths contribute to the reference.
+        variance within and between prompts where a prompt has two groups; ``equivalent_group_size``: of each whose
+        expectation is a known multiple of the gradient, the group size at which RLOO has the same noise;
+        ``length_bins``: noise and signal that completions of some lengths contribute to the reference.
     """
     most = int(np.unique(measured.rollouts.prompt_id, return_counts=True)[1].min())
     sizes = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
@@ -34,25 +34,25 @@ def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict
         "equivalent_group_size": lambda: _equivalent(measured, section, max(sizes, default=0) // 2),
         "length_bins": lambda: variance_by_length(measured, section.reference, rng=section.seed).to_frame(level),
     }
-    found = {}
+    frames = {}
     for name, make in makers.items():
-        with warnings.catch_warnings():  # the comparison itself has said what is not resolved
+        with warnings.catch_warnings():  # the comparison itself has warned of what is not resolved
             warnings.simplefilter("ignore", UserWarning)
             try:
                 frame = make()
             except ValueError:  # too few completions for groups, or too few prompts: no such table
                 continue
         if len(frame):
-            found[name] = frame
-    return found
+            frames[name] = frame
+    return frames
 
 
 def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
-    comparison = compare(measured, _local(section), group_size=sizes, reference=section.reference, rng=section.seed)
+    comparison = compare(measured, **section.arguments(estimators=_local(section), group_size=sizes))
     frame = comparison.to_frame(section.confidence_level)
     if comparison.n_groups > sum(split.n_prompts for split in comparison.splits):
-        parts = comparison.prompt_parts(section.confidence_level)
-        frame = pd.concat([frame, parts.drop(columns=["estimator", "group_size"])], axis=1)
+        components = comparison.prompt_parts(section.confidence_level)
+        frame = pd.concat([frame, components.drop(columns=["estimator", "group_size"])], axis=1)
     return frame
 
 
@@ -65,5 +65,5 @@ def _equivalent(measured: Measurement, section: VarianceSection, size: int) -> p
 
 def _local(section: VarianceSection) -> list[Estimator]:
     """The estimators that stay within their group and weight whole completions."""
-    chosen = [families.get(label) for label in section.estimators]
+    chosen = [estimators.get(label) for label in section.estimators]
     return [one for one in chosen if one.level == "sequence" and not one.across_groups]

@@ -1,4 +1,4 @@
-"""What a run will cost: an upper bound of its time, memory and disk, from a small probe on this machine."""
+"""The cost of a run: an upper bound of its time, memory and disk space, from a short trial on this machine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.transformers_sampler import generate
 
 _GIB = 1024**3
-_PROBE_TOKENS = 16
-# Of the random directions and of the exact tokens, so many are timed.
+_TRIAL_TOKENS = 16
+# How many of the random directions and of the exact tokens are timed.
 _TIMED_PROBES, _TIMED_EXACT = 8, 2
 
 
@@ -39,7 +39,7 @@ class CostEstimate:
     Attributes:
         n_prompts: number of prompts.
         n_sequences: number of completions.
-        n_tokens: tokens to be sampled.
+        n_tokens: tokens to sample.
         n_batches: sampling batches, each written as one shard.
         n_parameters: differentiated parameters.
         sampling_seconds: extrapolated from a few tokens of one batch.
@@ -60,7 +60,10 @@ class CostEstimate:
 
 
 def estimate_cost(experiment: Experiment) -> CostEstimate:
-    """Load the policy and the prompts, time a probe of each step, and extrapolate.
+    """Load the policy and the prompts, time a short trial of each step, and extrapolate.
+
+    Args:
+        experiment: the experiment.
 
     Raises:
         ValueError, OSError, ImportError: as the run itself would, for wrong settings or missing weights.
@@ -68,11 +71,11 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
     plan = sampling_plan(experiment, resolve_revisions(experiment))
     policy = plan.policy
     cap = plan.settings.max_new_tokens
-    probe = SamplerSettings(min(_PROBE_TOKENS, cap), plan.settings.temperature)
+    trial = SamplerSettings(min(_TRIAL_TOKENS, cap), plan.settings.temperature)
     rows = plan.rows[-1]
     start = time.perf_counter()
-    generate(policy, [plan.prompt_tokens[index] for index, _ in rows], probe, 0)
-    per_step = (time.perf_counter() - start) / probe.max_new_tokens
+    generate(policy, [plan.prompt_tokens[index] for index, _ in rows], trial, 0)
+    per_step = (time.perf_counter() - start) / trial.max_new_tokens
     selection = select_parameters(policy.model, experiment.measurement.params, experiment.measurement.blocks)
     longest = _longest_rollouts(plan, cap)
     engine = _engine_name(experiment.measurement.engine, policy, selection)
@@ -119,7 +122,7 @@ def _longest_rollouts(plan: SamplingPlan, cap: int) -> Rollouts:
 
 
 def _engine_name(name: str, policy: Policy, selection: ParameterSelection) -> str:
-    """The engine that ``auto`` is going to take, as far as that is known without the self-check."""
+    """The engine that ``auto`` will choose, as far as that is known without the self-check."""
     if name != "auto":
         return name
     try:
@@ -137,8 +140,8 @@ def _seconds_per_token(
     longest: Rollouts,
     chunks: list[np.ndarray],
 ) -> float:
-    """Time the engine on one chunk of as many sequences as the run's, cut short; of token scores, a few."""
-    length = min(8 * _PROBE_TOKENS, experiment.sampling.max_new_tokens)
+    """Time the engine on one chunk of as many sequences as in the run, cut short, with a few token scores."""
+    length = min(8 * _TRIAL_TOKENS, experiment.sampling.max_new_tokens)
     frame = longest.frame.iloc[chunks[-1]]
     frame = frame.assign(completion_tokens=[[0] * length] * len(frame)).reset_index(drop=True)
     chunk = make_chunk(Rollouts(frame), np.arange(len(frame)), policy.device, policy.dtype)
@@ -146,8 +149,6 @@ def _seconds_per_token(
     sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim)
     run = ENGINES[engine]
     memory = default_memory_gib(policy.device) if section.memory_gib is None else section.memory_gib
-    # Validated by itself, so that a dry run refuses what the run would refuse.
-    TokenSettings.of(section.token_probes, section.token_exact, section.token_seed)
     heavy = math.ceil(section.token_exact * length) if 0 < section.token_exact < 1 else int(section.token_exact)
 
     def seconds(n_probes: int, n_exact: int) -> float:
@@ -159,11 +160,13 @@ def _seconds_per_token(
             run(policy, chunk, selection, sketch)
         return time.perf_counter() - start
 
-    alone = total = seconds(0, 0)
+    without_tokens = total = seconds(0, 0)
     if section.token_probes:
         seconds(1, 0)  # the first forward derivative of a process takes longer
         one = seconds(1, 0)
-        total += one - alone + (seconds(_TIMED_PROBES, 0) - one) / (_TIMED_PROBES - 1) * (section.token_probes - 1)
+        total += (
+            one - without_tokens + (seconds(_TIMED_PROBES, 0) - one) / (_TIMED_PROBES - 1) * (section.token_probes - 1)
+        )
     if heavy:
-        total += (seconds(0, _TIMED_EXACT) - alone) / _TIMED_EXACT * heavy
-    return max(total, alone) / (length * len(frame))
+        total += (seconds(0, _TIMED_EXACT) - without_tokens) / _TIMED_EXACT * heavy
+    return max(total, without_tokens) / (length * len(frame))

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from gradstats.stats import SamplerGap
 
 
-_INSTEAD = {
+#: What to do where a setting differs from that of the run.
+_REMEDIES = {
     "prompts.n": "a run can grow and not shrink, so choose another directory (--out)",
     "sampling.group_size": "a run can grow and not shrink, so choose another directory (--out)",
-    "sampling.reward": "score its completions anew with `gradstats regrade`, or choose another directory (--out)",
+    "sampling.reward": "score its completions again with `gradstats regrade`, or choose another directory (--out)",
 }
 
 
@@ -36,10 +37,10 @@ class RunDirectory:
     """The files of one run.
 
     Attributes:
-        path: the folder; made when it is opened.
+        path: the folder; created when it is opened.
         experiment: the resolved experiment.
-        timings: seconds spent in each step, summed over all the calls that worked on it.
-        remarks: sentences that steps gave as warnings, in order.
+        timings: seconds spent in each step, summed over all calls.
+        remarks: the warnings of all steps, in order.
     """
 
     path: Path
@@ -49,37 +50,41 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, experiment: Experiment) -> RunDirectory:
-        """Make a run directory, or take up one that was made with the same settings.
+        """Create a run directory, or open one that has the same settings.
 
-        The number of prompts and the size of their groups may have grown: the run is then extended.
+        The number of prompts and the size of their groups may be larger than before: the run is then extended.
+
+        Args:
+            path: the folder.
+            experiment: the resolved experiment.
 
         Raises:
-            ValueError: when the directory was made with other settings (the first is named), or holds something else.
+            ValueError: when the run has other settings (the first is named), or the folder holds something else.
         """
         previous = path / "experiment.yaml"
         finish_regrading(path)
         grows = False
-        # Before the first shard nothing rests on the settings: whoever mends a wrong path may go on in place.
+        # Before the first shard nothing depends on the settings: a wrong path may be corrected in place.
         if previous.exists() and any((path / "rollouts").glob("*.parquet")):
-            made = Experiment.model_validate(yaml.safe_load(previous.read_text(encoding="utf-8"))).settled_settings()
+            before = Experiment.model_validate(yaml.safe_load(previous.read_text(encoding="utf-8"))).settled_settings()
             for name, value in experiment.settled_settings().items():
-                if made.get(name) == value:
+                if before.get(name) == value:
                     continue
-                if not may_grow(name, made.get(name), value):
+                if not may_grow(name, before.get(name), value):
                     raise ValueError(
-                        f"the run directory {path} was made with {name}={made.get(name)!r}, not {value!r}: "
-                        f"{_INSTEAD.get(name, 'choose another directory (--out), or remove it to start anew')}"
+                        f"the run directory {path} was made with {name}={before.get(name)!r}, not {value!r}: "
+                        f"{_REMEDIES.get(name, 'choose another directory (--out), or remove it to start again')}"
                     )
                 grows = True
         elif not previous.exists() and path.is_dir() and any(path.iterdir()):
-            raise ValueError(f"the folder {path} is not empty and is no run directory: choose another (--out)")
+            raise ValueError(f"the folder {path} is not empty and is not a run directory: choose another (--out)")
         run = cls(path, experiment)
         run.rollouts.mkdir(parents=True, exist_ok=True)
         run.measurement.mkdir(parents=True, exist_ok=True)
         for folder in (path, run.rollouts, run.measurement):
             remove_partials(folder)
         run.timings = dict(run.read_manifest().get("timings", {}))
-        if not grows:  # else once the larger run is known to hold the smaller one
+        if not grows:  # else only when the larger run is known to contain the smaller one
             run.write_experiment()
         return run
 
@@ -116,7 +121,7 @@ class RunDirectory:
                 self.remarks += [str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning)]
 
     def write_manifest(self, measured: Measurement, paths: list[Path], gap: SamplerGap | None) -> None:
-        """Record versions, commit, hardware, seeds, timings and results' files."""
+        """Record versions, commit, hardware, seeds, timings and the files of results."""
         experiment = self.experiment
         write_json(
             self.path / "manifest.json",
@@ -142,8 +147,8 @@ class RunDirectory:
                 "grading": measured.rollouts.metadata.get("grading"),
                 "regraded": read_regradings(self.path),
                 "rounds": [
-                    {"n_prompts": len(made.prompt_ids), "group_size": made.group_size, "n_drawn": sum(made.batches)}
-                    for made in rounds_of(self.rollouts)
+                    {"n_prompts": len(one.prompt_ids), "group_size": one.group_size, "n_drawn": sum(one.batches)}
+                    for one in rounds_of(self.rollouts)
                 ],
                 "seeds": {
                     "prompts": experiment.prompts.seed,
@@ -157,8 +162,3 @@ class RunDirectory:
                 "files": [str(path.relative_to(self.path)) for path in paths],
             },
         )
-
-
-def shard_path(folder: Path, number: int, suffix: str = "") -> Path:
-    """Where a shard is kept."""
-    return folder / f"shard-{number:05d}{suffix}"

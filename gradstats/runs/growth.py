@@ -1,4 +1,4 @@
-"""How a run grows: by more prompts or more completions a prompt, while what was drawn stays as it is.
+"""How a run grows: by more prompts or more completions per prompt, while finished shards stay as they are.
 
 A round is what one setting of ``prompts.n`` and ``sampling.group_size`` added to the completions that were there. Its
 batches follow those of the earlier rounds, so that each keeps its number, its seed and its shard.
@@ -42,9 +42,11 @@ class Round:
     answers: str
 
 
-def may_grow(name: str, made: Any, wanted: Any) -> bool:
-    """Whether a run made with one value of a setting can be extended to another; None stands for all problems."""
-    return name in GROWING and made is not None and (wanted is None or wanted >= made)
+def may_grow(name: str, before: object, wanted: object) -> bool:
+    """Whether a run with one value of a setting can be extended to another; None stands for all problems."""
+    if name not in GROWING or not isinstance(before, int):
+        return False
+    return wanted is None or (isinstance(wanted, int) and wanted >= before)
 
 
 def size_of(experiment: Experiment) -> dict[str, int | None]:
@@ -53,7 +55,7 @@ def size_of(experiment: Experiment) -> dict[str, int | None]:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """What a run's folder of rollouts records of how they were drawn: its rounds, and revisions on the hub."""
+    """The ``plan.json`` of a run's rollouts: its rounds, and revisions on the hub; empty where there is none."""
     path = folder / "plan.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -64,15 +66,15 @@ def rounds_of(folder: Path) -> list[Round]:
 
 
 def grown_plan(plan: SamplingPlan, folder: Path, revisions: dict[str, str | None]) -> SamplingPlan:
-    """The batches of every round of a run, the last one with what the plan wants beyond the earlier ones.
+    """The batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
 
     Args:
-        plan: the plan of the whole run as it is wanted now.
-        folder: the run's rollouts; its ``plan.json`` is brought up to date.
+        plan: the plan of the whole run with the present settings.
+        folder: the run's rollouts; its ``plan.json`` is updated.
         revisions: what hub repositories were resolved to.
 
     Raises:
-        ValueError: when prompts, tokenizer or answers are other than those that finished shards were drawn with.
+        ValueError: when prompts, tokenizer or answers differ from those of the finished shards.
     """
     drawn = any(folder.glob("*.parquet"))
     rounds = rounds_of(folder) if drawn else []
@@ -81,18 +83,18 @@ def grown_plan(plan: SamplingPlan, folder: Path, revisions: dict[str, str | None
     ids = [problem.prompt_id for problem in plan.problems]
     waiting = [pair for batch in plan.rows for pair in batch]
     rows: list[list[tuple[int, int]]] = []
-    for made in rounds:
-        members = set(made.prompt_ids)
-        chosen = [pair for pair in waiting if ids[pair[0]] in members and pair[1] < made.group_size]
-        again = _round(plan, made.prompt_ids, made.group_size, chosen, made.batches)
-        if again.prompts != made.prompts or sum(made.batches) != len(chosen):
+    for earlier in rounds:
+        members = set(earlier.prompt_ids)
+        chosen = [pair for pair in waiting if ids[pair[0]] in members and pair[1] < earlier.group_size]
+        again = _round(plan, earlier.prompt_ids, earlier.group_size, chosen, earlier.batches)
+        if again.prompts != earlier.prompts or sum(earlier.batches) != len(chosen):
             raise _changed(folder)
-        if again.answers != made.answers:
+        if again.answers != earlier.answers:
             raise ValueError(
-                f"the reference answers have changed since {folder.parent} was begun: score its completions anew first "
-                f"(gradstats regrade {folder.parent})"
+                f"the reference answers have changed since {folder.parent} was begun: score its completions again "
+                f"first (gradstats regrade {folder.parent})"
             )
-        rows += _cut(chosen, made.batches)
+        rows += _cut(chosen, earlier.batches)
         taken = set(chosen)
         waiting = [pair for pair in waiting if pair not in taken]
     if waiting:
@@ -106,11 +108,11 @@ def grown_plan(plan: SamplingPlan, folder: Path, revisions: dict[str, str | None
 
 def write_plan(folder: Path, rounds: Sequence[Round], revisions: dict[str, str | None]) -> None:
     """Record a run's rounds and revisions."""
-    write_json(folder / "plan.json", {"revisions": revisions, "rounds": [asdict(made) for made in rounds]})
+    write_json(folder / "plan.json", {"revisions": revisions, "rounds": [asdict(one) for one in rounds]})
 
 
 def answers_digest(prompt_ids: Sequence[str], answers: Mapping[str, str]) -> str:
-    """A digest of the reference answers of a round's prompts; None for a prompt that has none any more."""
+    """A digest of the reference answers of a round's prompts; None for a prompt that no longer has one."""
     return digest([(name, answers.get(name)) for name in prompt_ids])
 
 
@@ -134,5 +136,5 @@ def _cut(pairs: list[tuple[int, int]], sizes: Sequence[int]) -> Iterator[list[tu
 def _changed(folder: Path) -> ValueError:
     return ValueError(
         f"the problems or the tokenizer have changed since {folder.parent} was begun: choose another directory "
-        "(--out), or remove it to start anew"
+        "(--out), or remove it to start again"
     )

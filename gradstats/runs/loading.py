@@ -15,34 +15,10 @@ if TYPE_CHECKING:
 def sampling_plan(experiment: Experiment, revisions: dict[str, str | None]) -> SamplingPlan:
     """Load the problems and the policy of an experiment, at the given revisions, and form its batches."""
     # torch and transformers load here, so that a finished run is redrawn without them.
-    from gradstats.sampling import SamplerSettings
-    from gradstats.sampling.engines import open_sampler
     from gradstats.sampling.plan import SamplingPlan
 
-    section = experiment.sampling
     problems = experiment_problems(experiment, revisions)
-    policy = experiment_policy(experiment, revisions)
-    settings = SamplerSettings(
-        section.max_new_tokens,
-        policy.temperature if section.temperature is None else section.temperature,
-        section.top_p,
-        section.top_k,
-        section.min_p,
-        section.repetition_penalty,
-    )
-    return SamplingPlan.make(
-        policy,
-        problems,
-        settings,
-        section.group_size,
-        section.seed,
-        section.batch_size,
-        section.system_prompt,
-        section.template_options,
-        section.reward,
-        sampler=open_sampler(section.sampler, policy, section.base_url, section.sampler_options),
-        greedy=section.greedy,
-    )
+    return SamplingPlan.make(experiment_policy(experiment, revisions), problems, experiment.sampling)
 
 
 def experiment_problems(experiment: Experiment, revisions: dict[str, str | None]) -> list[Problem]:
@@ -58,6 +34,5 @@ def experiment_policy(experiment: Experiment, revisions: dict[str, str | None]) 
     """Load the policy of an experiment, from the revision that the run keeps to."""
     from gradstats.policy.policy import load_policy
 
-    settings = experiment.policy.model_dump(exclude={"name"})
-    settings["revision"] = revisions.get("policy") or settings["revision"]
-    return load_policy(experiment.policy.name, **settings)
+    section = experiment.policy
+    return load_policy(section.name, **section.arguments(revision=revisions.get("policy") or section.revision))

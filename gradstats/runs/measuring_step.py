@@ -3,56 +3,48 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from gradstats.measurement.disk_size import measured_bytes, require_space
-from gradstats.rollouts.table import read_rollouts
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
+from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import read_plan
 from gradstats.runs.loading import experiment_policy
 from gradstats.system.files import write_json
-from gradstats.system.interrupts import finishing_in_hand
 from gradstats.system.progress import progress_bar
-
-if TYPE_CHECKING:
-    pass
-from gradstats.runs.directory import RunDirectory, shard_path
+from gradstats.system.shards import Shards
 
 
 def measure_shards(run: RunDirectory, progress: bool) -> None:
     """Measure the rollout shards that have not been measured yet."""
-    done = run.measurement / "complete.json"
+    complete = run.measurement / "complete.json"
     sources = sorted(run.rollouts.glob("*.parquet"))
-    if done.exists() and json.loads(done.read_text())["n_shards"] == len(sources):
+    if complete.exists() and json.loads(complete.read_text())["n_shards"] == len(sources):
         return
     from gradstats.gradients import MeasuringSession
 
     with run.step("measuring"):
-        rollouts = read_rollouts(run.rollouts)
         section = run.experiment.measurement
-        targets = [shard_path(run.measurement, number) for number in range(len(sources))]
-        missing = [
-            read_rollouts(source) for source, target in zip(sources, targets, strict=True) if not target.exists()
-        ]
-        require_space(run.measurement, sum(measured_bytes(part, section) for part in missing))
+        tables = [read_rollouts(source) for source in sources]
+        rollouts = Rollouts.concatenate(tables)
+
+        def save(measured: Measurement, path: Path) -> None:
+            measured.save(path, section.token_dtype)
+
+        shards = Shards(run.measurement, "", read_measurement, save)
+        finished = shards.finished(len(tables))
+        missing = [table for number, table in enumerate(tables) if number not in finished]
+        require_space(run.measurement, sum(measured_bytes(table, section) for table in missing))
         session = MeasuringSession.open(
             experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {})),
             rollouts,
-            **section.model_dump(exclude={"token_dtype"}),
+            section,
         )
-        finished = sum(
-            len(read_rollouts(source)) for source, target in zip(sources, targets, strict=True) if target.exists()
-        )
-        with (
-            progress_bar("measuring", len(rollouts), done=finished, shown=progress) as report,
-            finishing_in_hand(report.say) as stop_if_asked,
-        ):
-
-            def count(n_sequences: int, n_tokens: int) -> None:
-                report.advance(n_sequences)
-                report.tokens(n_tokens)
-
-            for source, target in zip(sources, targets, strict=True):
-                if not target.exists():
-                    session.measure(read_rollouts(source), count).save(target, section.token_dtype)
-                    stop_if_asked()
-    write_json(done, {"n_shards": len(sources)})
+        n_finished = sum(len(tables[number]) for number in finished)
+        with progress_bar("measuring", len(rollouts), done=n_finished, shown=progress) as report:
+            shards.make_missing(
+                len(tables), lambda number: session.measure(tables[number], report.chunk), on_interrupt=report.say
+            )
+    write_json(complete, {"n_shards": len(sources)})

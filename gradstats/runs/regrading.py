@@ -1,4 +1,4 @@
-"""Scoring a run's stored completions anew: what changes is written down first, then carried out shard by shard."""
+"""Scoring a run's stored completions again: the change is recorded first, then carried out shard by shard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -20,16 +20,18 @@ from gradstats.system.progress import progress_bar
 if TYPE_CHECKING:
     from gradstats.prompts import Problem
 
-# What is scored: the column with the text → the column with its reward.
+#: Column of a text that is scored → column of its reward.
 _SCORED = {"completion_text": "reward", "greedy_text": "greedy_reward"}
+RewardSetting = str | list[str] | dict[str, float] | None
 _KEY = ["prompt_id", "sample_id"]
 
 
-def regrade_shards(path: Path, problems: Sequence[Problem], reward: Any, progress: bool) -> None:
-    """Score every completion of a run anew and rewrite its rewards.
+def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSetting, progress: bool) -> None:
+    """Score every completion of a run again and rewrite its rewards.
 
-    First the old and new rewards go to ``regraded/rewards-NNNNN.parquet``, then ``regraded/pending.json`` says that
-    they are to be put in place; from there on the change is finished even if this process is not there to do so.
+    First the old and new rewards are written to ``regraded/rewards-NNNNN.parquet``, then ``regraded/pending.json``
+    records that they are to replace those of the shards; from then on an interrupted change is finished by the next
+    process that works on the run.
 
     Args:
         path: the run directory.
@@ -39,7 +41,7 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: Any, progres
 
     Raises:
         FileNotFoundError: when the run holds no rollouts.
-        ValueError: when the problems do not hold one of the run's prompts.
+        ValueError: when one of the run's prompts is not among the problems.
     """
     from gradstats.rewards.grading import Grader
 
@@ -48,7 +50,7 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: Any, progres
         raise FileNotFoundError(f"{path} holds no rollouts yet: run it first")
     by_name = {problem.prompt_id: problem for problem in problems}
     grader = Grader.make(reward, problems)
-    tables, tallies = [], {}
+    tables, counts_of_shard = [], {}
     total = sum(len(read_rollouts(shard)) for shard in shards)
     with progress_bar("regrading", total, shown=progress) as report:
         for shard in shards:
@@ -59,8 +61,8 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: Any, progres
             for text, column in _SCORED.items():
                 if text in frame:
                     table[f"old_{column}"] = frame[column]
-                    table[column], tally = grader.grade(frame[text].tolist(), asked)
-                    tallies.setdefault(shard.stem, tally)
+                    table[column], counts = grader.grade(frame[text].tolist(), asked)
+                    counts_of_shard.setdefault(shard.stem, counts)
             tables.append(table)
             report.advance(len(frame))
     folder = path / "regraded"
@@ -76,30 +78,30 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: Any, progres
         "reward": grader.describe(),
         "n_changed": int(np.sum(table["old_reward"].to_numpy() != table["reward"].to_numpy())),
         "setting": reward,
-        "tallies": tallies,
-        "answers": [answers_digest(made.prompt_ids, answers) for made in rounds_of(path / "rollouts")],
+        "tallies": counts_of_shard,
+        "answers": [answers_digest(one.prompt_ids, answers) for one in rounds_of(path / "rollouts")],
     }
     write_json(folder / "pending.json", change)
     finish_regrading(path)
 
 
 def finish_regrading(path: Path) -> None:
-    """Put the rewards of a pending change into every shard of rollouts and of the measurement; nothing without one."""
+    """Write the rewards of a pending change, if there is one, into every shard of rollouts and measurement."""
     pending = path / "regraded" / "pending.json"
     if not pending.exists():
         return
     change = json.loads(pending.read_text(encoding="utf-8"))
     table = pd.read_parquet(pending.with_name(change["table"]))
     rewards = table.set_index(_KEY)
-    for name, tally in change["tallies"].items():
+    for name, counts in change["tallies"].items():
         stored = [path / "rollouts" / f"{name}.parquet", path / "measurement" / name / "rollouts.parquet"]
         for file in stored:
             if file.exists():
-                _rewrite(file, rewards, {"reward": change["reward"], "grading": tally})
+                _rewrite(file, rewards, {"reward": change["reward"], "grading": counts})
     folder = path / "rollouts"
     rounds = zip(rounds_of(folder), change["answers"], strict=True)
     write_plan(
-        folder, [replace(made, answers=answers) for made, answers in rounds], read_plan(folder).get("revisions", {})
+        folder, [replace(one, answers=answers) for one, answers in rounds], read_plan(folder).get("revisions", {})
     )
     experiment = yaml.safe_load((path / "experiment.yaml").read_text(encoding="utf-8"))
     experiment["sampling"]["reward"] = change["setting"]
@@ -111,8 +113,8 @@ def finish_regrading(path: Path) -> None:
     pending.unlink()
 
 
-def read_regradings(path: Path) -> list[dict[str, Any]]:
-    """How a run was scored anew so far: the rewards before and after, how many changed, and the table of both."""
+def read_regradings(path: Path) -> list[dict[str, object]]:
+    """How a run was scored again so far: the rewards before and after, how many changed, and the table of both."""
     changes = path / "regraded" / "changes.json"
     return json.loads(changes.read_text(encoding="utf-8"))["changes"] if changes.exists() else []
 
@@ -121,10 +123,10 @@ def refuse_half_regraded(path: Path) -> None:
     """Refuse to read a run in which some shards may hold old rewards and some new ones.
 
     Raises:
-        ValueError: with the remedy.
+        ValueError: when a change is pending.
     """
     if (path / "regraded" / "pending.json").exists():
-        raise ValueError(f"scoring {path} anew was interrupted: finish it with `gradstats regrade {path}`")
+        raise ValueError(f"scoring {path} again was interrupted: finish it with `gradstats regrade {path}`")
 
 
 def _problem(by_name: dict[str, Problem], name: str, text: str) -> Problem:
@@ -135,8 +137,8 @@ def _problem(by_name: dict[str, Problem], name: str, text: str) -> Problem:
     return problem
 
 
-def _rewrite(file: Path, rewards: pd.DataFrame, metadata: dict[str, Any]) -> None:
+def _rewrite(file: Path, rewards: pd.DataFrame, metadata: dict[str, object]) -> None:
     rollouts = read_rollouts(file)
-    found = rewards.loc[pd.MultiIndex.from_arrays([rollouts.prompt_id, rollouts.sample_id], names=_KEY)]
-    columns = {column: found[column].to_numpy() for column in _SCORED.values() if column in rollouts.frame}
+    rows = rewards.loc[pd.MultiIndex.from_arrays([rollouts.prompt_id, rollouts.sample_id], names=_KEY)]
+    columns = {column: rows[column].to_numpy() for column in _SCORED.values() if column in rollouts.frame}
     Rollouts(rollouts.frame.assign(**columns), rollouts.metadata | metadata).to_parquet(file)

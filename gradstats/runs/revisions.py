@@ -1,4 +1,4 @@
-"""What the hub's branches and tags stood for when a run began."""
+"""The commits that the hub's branches and tags stood for when a run began."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ def resolve_revisions(experiment: Experiment) -> dict[str, str | None]:
     """The commits of a run's policy and data set on the hub, which the run keeps to from then on.
 
     Returns:
-        "policy" and "prompts" → commit; without an entry for what does not come from the hub, None where the commit
-        cannot be told.
+        "policy" and "prompts" → commit; no entry for what does not come from the hub, None where the commit is unknown.
 
     Raises:
-        ConnectionError: when something can neither be had from the hub nor is cached: one sentence that names all that
-            is missing, how to download it, and how to run with it.
+        ConnectionError: when something is neither cached nor can be downloaded: one sentence that names all that is
+            missing, how to download it, and how to run with it.
     """
     from gradstats.policy.checkpoint import adapter_base, is_adapter
     from gradstats.policy.checkpoint import is_on_hub as policy_on_hub
@@ -45,6 +44,6 @@ def _what_to_download(asked: dict[str, tuple[str, str, str, str | None]], missin
         settings.append(f"{'policy.name' if kind == 'policy' else 'prompts.source'}={folder}")
     return (
         f"the Hugging Face hub cannot be reached from here ({next(iter(missing.values()))}): where there is a "
-        f"connection run {' and '.join(downloads)}, put what they fetch into the same places here, and run again with "
-        f"--set {' '.join(settings)}"
+        f"connection run {' and '.join(downloads)}, copy the downloaded folders to the same places here, and run again "
+        f"with --set {' '.join(settings)}"
     )

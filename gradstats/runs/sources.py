@@ -1,16 +1,14 @@
-"""What a command reads from a path: rollouts, a measurement, or points of a length-scaling fit."""
+"""Reading a command's input from a path: rollouts, a measurement, or points of a length-scaling fit."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.regrading import refuse_half_regraded
-
-if TYPE_CHECKING:
-    pass
 
 
 def load_rollouts_of(path: Path) -> Rollouts:
@@ -26,14 +24,17 @@ def load_measurement_of(path: Path) -> Measurement:
 
 
 def load_points(path: Path) -> dict[str, Any]:
-    """What a length-scaling fit needs, from a CSV file or from what was measured.
+    """The input of a length-scaling fit, from a CSV file or from a measurement.
+
+    Args:
+        path: a CSV file, a measurement folder or a run directory.
 
     Returns:
         Arguments of :func:`gradstats.fit_length_scaling`: ``measured``, or ``lengths``, ``sq_norms``, ``groups`` and,
         where the CSV has them, ``truncated``.
 
     Raises:
-        FileNotFoundError: when nothing is there.
+        FileNotFoundError: when there is no such file or folder.
         ValueError: when the CSV cannot be read or lacks a column.
     """
     if path.is_dir():
@@ -50,7 +51,7 @@ def load_points(path: Path) -> dict[str, Any]:
         if column not in frame:
             raise ValueError(f"{path} has no column {column!r} (it has {', '.join(map(str, frame))})")
         if not pd.api.types.is_numeric_dtype(frame[column]):
-            raise ValueError(f"the column {column!r} of {path} holds something that is no number")
+            raise ValueError(f"the column {column!r} of {path} holds something that is not a number")
     groups = frame["prompt_id"].to_numpy() if "prompt_id" in frame else None
     points = {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
     return points | ({"truncated": frame["truncated"].to_numpy(dtype=bool)} if "truncated" in frame else {})

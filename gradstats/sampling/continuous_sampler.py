@@ -1,13 +1,13 @@
-"""Sampling with transformers' continuous batching: a new prompt is let in when a completion has ended."""
+"""Sampling with continuous batching in transformers: a new prompt starts when a completion has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from transformers.generation.configuration_utils import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from gradstats.policy.policy import Policy
 from gradstats.policy.threads import suitable_threads
@@ -15,13 +15,13 @@ from gradstats.sampling.sampler import Completion
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
 
-# Its cache takes most of what is free, which on a CPU is everybody's memory.
+# By default the cache takes most of the free memory, which on a CPU is shared with other processes.
 _SHARE_OF_MEMORY = 0.05
 
 
 @dataclass(frozen=True)
 class ContinuousSampler:
-    """The policy's ``generate_batch``, one seed a batch; made for GPUs, slow to start elsewhere.
+    """The policy's ``generate_batch``, one seed per batch; designed for GPUs, slow to start on a CPU.
 
     Attributes:
         policy: the policy.
@@ -29,10 +29,10 @@ class ContinuousSampler:
     """
 
     policy: Policy
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     own_seeds = False
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """The engine's name and options."""
         return {"engine": "transformers, continuous batching", **self.options}
 
@@ -46,19 +46,20 @@ class ContinuousSampler:
         """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`.
 
         Raises:
-            ValueError: for a repetition penalty, which continuous batching has not.
+            ValueError: for a repetition penalty, which continuous batching does not support.
             RuntimeError: when a request fails.
         """
         if settings.repetition_penalty != 1.0:
             raise ValueError(
-                f"repetition_penalty is {settings.repetition_penalty}: continuous batching has none; leave it at 1, or "
-                'take sampler "transformers"'
+                f"repetition_penalty is {settings.repetition_penalty}: continuous batching has none; leave it at 1, "
+                'or use sampler "transformers"'
             )
         stop_tokens = stop_token_ids(self.policy)
-        defaults: dict[str, Any] = {"return_logprobs": True, "drop_unsupported_processors": False}
+        options: dict[str, object] = {"return_logprobs": True, "drop_unsupported_processors": False}
         if self.policy.device.type == "cpu":
-            defaults["max_memory_percent"] = _SHARE_OF_MEMORY
-        config = ContinuousBatchingConfig(**{**defaults, "seed": int(seeds[0]), **self.options})
+            options["max_memory_percent"] = _SHARE_OF_MEMORY
+        options |= {"seed": int(seeds[0]), **self.options}
+        config = ContinuousBatchingConfig(**options)  # pyright: ignore[reportArgumentType]  # it checks them
         generation = GenerationConfig(
             do_sample=True,
             temperature=settings.temperature,
@@ -69,26 +70,25 @@ class ContinuousSampler:
             eos_token_id=stop_tokens or None,
             pad_token_id=stop_tokens[0] if stop_tokens else 0,
         )
-        # It seeds the global generator, which is the caller's.
+        # generate_batch seeds the global generator, whose state belongs to the caller.
         devices = [self.policy.device] if self.policy.device.type == "cuda" else []
         with suitable_threads(self.policy), torch.random.fork_rng(devices=devices):
             answers = self.policy.model.generate_batch(
                 inputs=list(prompts), generation_config=generation, continuous_batching_config=config
             )
-        # Requests are numbered in the order of the prompts, and come back in the order in which they ended.
+        # Requests are numbered in the order of the prompts and returned in the order in which they ended.
         ordered = [answers[name] for name in sorted(answers, key=_number)]
         completions = [self._completion(answer, stop_tokens) for answer in ordered]
         if len(completions) != len(prompts):
             raise RuntimeError(
-                f"continuous batching answered {len(completions)} of {len(prompts)} prompts: take sampler "
-                '"transformers"'
+                f'continuous batching answered {len(completions)} of {len(prompts)} prompts: use sampler "transformers"'
             )
         on_tokens(sum(len(completion.tokens) for completion in completions))
         return completions
 
-    def _completion(self, answer: Any, stop_tokens: list[int]) -> Completion:
+    def _completion(self, answer: GenerationOutput, stop_tokens: list[int]) -> Completion:
         if answer.error is not None:
-            raise RuntimeError(f'continuous batching failed ({answer.error}): take sampler "transformers"')
+            raise RuntimeError(f'continuous batching failed ({answer.error}): use sampler "transformers"')
         tokens = list(answer.generated_tokens)
         reason = "stop" if tokens[-1] in stop_tokens else "length"
         return Completion(tokens, list(answer.logprobs), reason)

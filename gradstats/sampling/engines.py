@@ -10,7 +10,7 @@ from gradstats.sampling.sampler import Sampler
 
 #: Name → what it is; ``gradstats.sampling`` takes these as ``sampler``.
 SAMPLERS = {
-    "transformers": "batches of prompts of like length through the policy's own generate",
+    "transformers": "batches of prompts of similar length through the policy's own generate",
     "continuous": "transformers' continuous batching, which lets a new prompt in when one has ended",
     "vllm": "vLLM in this process (extra vllm)",
     "openai": "a server of the OpenAI completions API at base_url (extra openai)",
@@ -34,7 +34,7 @@ def open_sampler(
             "continuous" those of transformers' ``ContinuousBatchingConfig``.
 
     Raises:
-        ValueError: for an unknown name or option, or an address that the engine has no use for.
+        ValueError: for an unknown name or option, or an address that the engine does not use.
         ImportError: when the engine's library is not installed.
     """
     if not isinstance(sampler, str):
@@ -46,7 +46,7 @@ def open_sampler(
         raise ValueError(f"sampler is {sampler!r}: choose one of {', '.join(SAMPLERS)}")
     if base_url is not None and sampler != "openai":
         raise ValueError(f'base_url is {base_url!r}, but sampler is {sampler!r}: a server takes sampler "openai"')
-    # Imported late: each needs a library that the others do without.
+    # Imported here: each needs a library that the others do not.
     if sampler == "openai":
         from gradstats.sampling.server_sampler import ServerSampler
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
+from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import Policy
 from gradstats.prompts.problem import Problem
-from gradstats.rewards.grading import Grader, RewardSpec
+from gradstats.rewards.grading import Grader
+from gradstats.rewards.registry import Reward
 from gradstats.rollouts.grading_counts import ungraded_sentence
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
 from gradstats.sampling.engines import open_sampler
@@ -33,8 +35,8 @@ def warn_of_rollouts(rollouts: Rollouts) -> None:
 class SamplingPlan:
     """Which completions are drawn together, fixed before the first is drawn.
 
-    Batches hold prompts of similar length (whose completions tend to be of similar length too), and each has a
-    seed of its own: any batch can be drawn alone, in any order, and comes out the same.
+    Batches hold prompts of similar length (whose completions tend to be of similar length too), and each has its own
+    seed: any batch can be drawn alone, in any order, with the same result.
 
     Attributes:
         rows: for each batch, pairs of problem index and sample number.
@@ -59,52 +61,66 @@ class SamplingPlan:
         cls,
         policy: Policy,
         problems: Sequence[Problem],
-        settings: SamplerSettings,
-        group_size: int,
-        seed: int,
-        batch_size: int = 64,
-        system_prompt: str | None = None,
-        template_options: Mapping[str, Any] | None = None,
-        reward: RewardSpec = None,
+        section: SamplingSection,
         *,
         sampler: Sampler | None = None,
-        greedy: bool = False,
+        reward: Reward | None = None,
     ) -> SamplingPlan:
-        """Encode the prompts and form the batches; arguments as for :func:`sample`."""
-        for name, value in (("group_size", group_size), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}: it must be at least 1")
+        """Encode the prompts and form the batches.
+
+        Args:
+            policy: the policy.
+            problems: what to ask.
+            section: how completions are drawn and scored.
+            sampler: an engine that takes the place of the section's.
+            reward: a function that takes the place of the section's reward.
+
+        Raises:
+            ValueError: as for :func:`gradstats.sample`.
+        """
         if not problems:
             raise ValueError("problems is empty: there is nothing to sample")
         if len({problem.prompt_id for problem in problems}) < len(problems):
             raise ValueError("problems repeat a prompt_id: names must be unique, since groups are formed by them")
-        tokens = [
-            policy.encode_prompt(problem.prompt, system_prompt=system_prompt, template_options=template_options)
-            for problem in problems
-        ]
+        settings = SamplerSettings.of(section, policy.temperature)
+        prompt_options = {"system_prompt": section.system_prompt, "template_options": section.template_options}
+        tokens = [policy.encode_prompt(problem.prompt, **prompt_options) for problem in problems]
         refuse_long_prompts(policy, problems, tokens, settings.max_new_tokens)
-        sampler = open_sampler("transformers", policy) if sampler is None else sampler
-        if greedy:
+        if sampler is None:
+            sampler = open_sampler(section.sampler, policy, section.base_url, section.sampler_options)
+        group_size, batch_size = section.group_size, section.batch_size
+        if section.greedy:
             batch_size = max(batch_size // group_size, 1) * group_size
         by_length = sorted(range(len(problems)), key=lambda index: (len(tokens[index]), index))
         pairs = [(index, number) for index in by_length for number in range(group_size)]
         rows = [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
-        grader = Grader.make(reward, problems)
+        grader = Grader.make(section.reward if reward is None else reward, problems)
         metadata = {
             "policy": policy.describe(),
             "sampler": {**sampler.describe(), **asdict(settings)},
             "group_size": group_size,
             "batch_size": batch_size,
-            "seed": seed,
-            "greedy": greedy,
+            "seed": section.seed,
+            "greedy": section.greedy,
             "reward": grader.describe(),
-            "system_prompt": system_prompt,
-            "template_options": dict(template_options or {}),
+            **prompt_options,
             "stop_token_ids": stop_token_ids(policy),
             "generation_config_not_followed": settings.overridden(policy.model.generation_config),
             "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
         }
-        return cls(policy, problems, tokens, settings, group_size, seed, grader, rows, metadata, sampler, greedy)
+        return cls(
+            policy,
+            problems,
+            tokens,
+            settings,
+            group_size,
+            section.seed,
+            grader,
+            rows,
+            metadata,
+            sampler,
+            section.greedy,
+        )
 
     @property
     def n_batches(self) -> int:
@@ -113,7 +129,7 @@ class SamplingPlan:
 
     @property
     def n_completions(self) -> int:
-        """Number of completions in all batches."""
+        """Total number of completions."""
         return sum(map(len, self.rows))
 
     def made_with(self) -> dict[str, Any]:
@@ -124,9 +140,9 @@ class SamplingPlan:
 
     def warn_overridden(self) -> None:
         """Warn of what the model's generation_config would have changed."""
-        theirs = self.metadata["generation_config_not_followed"]
-        if theirs:
-            listed = ", ".join(f"{key}={value}" for key, value in theirs.items())
+        ignored = self.metadata["generation_config_not_followed"]
+        if ignored:
+            listed = ", ".join(f"{key}={value}" for key, value in ignored.items())
             warnings.warn(
                 f"the model's generation_config asks for {listed}; it is not followed: pass these settings to sample() "
                 "to draw with them",

@@ -6,16 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import Policy
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.grading import RewardSpec
 from gradstats.rollouts.table import Rollouts, read_rollouts
-from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.draw_batches import draw_batches
 from gradstats.sampling.plan import SamplingPlan, warn_of_rollouts
 from gradstats.sampling.sampler import Sampler
-from gradstats.sampling.settings import SamplerSettings
-from gradstats.system.progress import progress_bar
-from gradstats.system.shards import KeptParts
+from gradstats.system.shards import Shards
 
 
 def sample(
@@ -65,46 +64,52 @@ def sample(
         system_prompt: a system message for the chat template.
         template_options: further variables for the chat template.
         sampler: the engine: "transformers", "continuous" (transformers' continuous batching), "vllm", "openai" (any
-            server of that API), or a :class:`Sampler` of your own.
+            server of that API), or your own :class:`Sampler`.
         base_url: the server's address for "openai", such as ``http://localhost:8000/v1``.
-        sampler_options: the engine's own options, see :mod:`gradstats.sampling.engines`.
+        sampler_options: options of the engine, see :mod:`gradstats.sampling.engines`.
         greedy: also draw one greedy completion of each problem, whose reward is ReMax's baseline.
-        keep_in: a folder in which batches are kept as they finish; an interrupted call is taken up from them by the
-            same call, and the folder is yours to remove in the end.
+        keep_in: a folder in which batches are kept as they finish. The same call resumes an interrupted one from
+            them; removing the folder afterwards is left to you.
         progress: show a progress bar.
 
     Returns:
-        The rollouts, ordered by problem and sample, with ``sampler_logprobs`` as far as the engine tells them and all
+        The rollouts, ordered by problem and sample, with ``sampler_logprobs`` where the engine reports them and all
         settings in the metadata.
 
     Raises:
         ValueError: for settings out of range, no problems, repeated prompt ids, or a prompt too long for the model.
-        ConnectionError, TimeoutError: when a server fails again and again.
+        ConnectionError, TimeoutError: when a server fails repeatedly.
     """
-    settings = SamplerSettings(
-        max_new_tokens,
-        policy.temperature if temperature is None else temperature,
-        top_p,
-        top_k,
-        min_p,
-        repetition_penalty,
-    )
+    options: dict[str, Any] = {
+        "group_size": group_size,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "reward": None if callable(reward) else reward,
+        "seed": rng,
+        "batch_size": batch_size,
+        "system_prompt": system_prompt,
+        "template_options": dict(template_options or {}),
+        "sampler_options": dict(sampler_options or {}),
+        "greedy": greedy,
+    }
+    if isinstance(sampler, str):
+        options |= {"sampler": sampler, "base_url": base_url}
     plan = SamplingPlan.make(
-        policy, problems, settings, group_size, rng, batch_size, system_prompt, template_options, reward,
-        sampler=open_sampler(sampler, policy, base_url, sampler_options), greedy=greedy,
-    )  # fmt: skip
+        policy,
+        problems,
+        SamplingSection(**options),
+        sampler=None if isinstance(sampler, str) else sampler,
+        reward=reward if callable(reward) else None,
+    )
     plan.warn_overridden()
-    parts = []
-    kept = None if keep_in is None else KeptParts(keep_in, plan.made_with())
-    with progress_bar("sampling", plan.n_completions, shown=progress) as report:
-        for batch in range(plan.n_batches):
-            path = None if kept is None else kept.path(batch, ".parquet")
-            before = path is not None and path.exists()
-            parts.append(read_rollouts(path) if path is not None and before else plan.draw(batch, report.tokens))
-            if path is not None and not before:
-                parts[-1].to_parquet(path)
-            report.completions(parts[-1].rewards, parts[-1].lengths, before=before)
-    rollouts = Rollouts.concatenate(parts)
+    shards = None
+    if keep_in is not None:
+        shards = Shards.resume(keep_in, plan.made_with(), ".parquet", read_rollouts, Rollouts.to_parquet)
+    rollouts = Rollouts.concatenate(draw_batches(plan, shards, progress=progress))
     place = {problem.prompt_id: index for index, problem in enumerate(problems)}
     by_problem = [
         (place[prompt_id], sample_id)

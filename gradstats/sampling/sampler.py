@@ -1,10 +1,10 @@
-"""What every sampler does, whatever engine draws the tokens."""
+"""The interface of samplers: engines that draw completions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from gradstats.sampling.settings import SamplerSettings
 
@@ -15,10 +15,10 @@ class Completion:
 
     Attributes:
         tokens: token ids, the stop token included where one was drawn.
-        logprobs: log-probability of each token under the distribution it was drawn from, NaN for a token of which the
-            engine does not tell it; None where it tells none.
+        logprobs: log-probability of each token under the distribution from which it was drawn, NaN for a token whose
+            log-probability the engine does not report; None where it reports none.
         finish_reason: "stop" or "length".
-        token_source: where the ids come from, one of :data:`gradstats.rollouts.table.TOKEN_SOURCES`.
+        token_source: the origin of the ids, one of :data:`gradstats.rollouts.table.TOKEN_SOURCES`.
     """
 
     tokens: list[int]
@@ -32,13 +32,13 @@ class Sampler(Protocol):
     """An engine that draws completions of prompts given as token ids.
 
     Attributes:
-        own_seeds: whether every completion is drawn from its own seed; otherwise the first seeds the whole batch.
+        own_seeds: whether every completion is drawn with its own seed; otherwise the first seed is used for the batch.
     """
 
     own_seeds: bool
 
-    def describe(self) -> dict[str, Any]:
-        """What a rollouts file records of the engine, beside the settings; ``engine`` names it."""
+    def describe(self) -> dict[str, object]:
+        """The description of the engine in a rollouts file, beside the settings; ``engine`` is its name."""
         ...
 
     def draw(
@@ -51,10 +51,10 @@ class Sampler(Protocol):
         """Draw one completion for each prompt.
 
         Args:
-            prompts: token ids, one list per completion wanted (a prompt is repeated to draw from it again).
+            prompts: token ids, one list per completion (repeat a prompt to draw several completions from it).
             settings: the sampler's parameters.
-            seeds: one seed per completion; the same seeds give the same completions, as far as the engine can.
-            on_tokens: called with numbers of tokens as they are drawn.
+            seeds: one seed per completion; the same seeds give the same completions, where the engine allows.
+            on_tokens: called with the number of new tokens as they are drawn.
 
         Returns:
             Completions in the order of ``prompts``.

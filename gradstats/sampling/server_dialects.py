@@ -1,35 +1,34 @@
-"""How servers of the completions API want a request written: what OpenAI defined, and what each has added."""
+"""The forms of a request that servers of the completions API accept: OpenAI's fields and the servers' own."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gradstats.sampling.settings import SamplerSettings
 
-# Servers have defaults of their own for what is left out (llama.cpp keeps 40 tokens, transformers 50): all is stated.
+# Servers have their own defaults for omitted settings (top_k: llama.cpp 40, transformers 50), so all are stated.
 _STATED_ELSEWHERE = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way to ask for a completion.
+    """One form of a request for a completion.
 
     Attributes:
-        name: as recorded.
-        takes_tokens: whether the prompt goes as token ids; otherwise as text.
-        fields: from settings and stop tokens to the request's fields beside model, prompt, max_tokens and seed; those
-            that are not OpenAI's are under ``extra_body``.
+        name: its name in the metadata.
+        takes_tokens: whether the prompt is sent as token ids; otherwise as text.
+        fields: settings and stop tokens → the request's fields beside model, prompt, max_tokens and seed; fields that
+            OpenAI does not define are under ``extra_body``.
     """
 
     name: str
     takes_tokens: bool
-    fields: Callable[[SamplerSettings, list[int]], Mapping[str, Any]]
+    fields: Callable[[SamplerSettings, list[int]], Mapping[str, object]]
 
 
-def _extended(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str, Any]:
+def _extended(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str, object]:
     """Fields of vLLM and of llama.cpp, each of which ignores the other's name for the repetition penalty."""
     return {
         "temperature": settings.temperature,
@@ -45,8 +44,8 @@ def _extended(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str,
     }
 
 
-def _transformers(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str, Any]:
-    """``transformers serve`` takes a whole generation config, and follows the model's own where it is given none."""
+def _transformers(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str, object]:
+    """``transformers serve`` takes a generation config, and uses the model's config where none is given."""
     generation = {
         "do_sample": True,
         "temperature": settings.temperature,
@@ -61,24 +60,24 @@ def _transformers(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[
     return {"extra_body": {"generation_config": json.dumps(generation)}}
 
 
-def _standard(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str, Any]:
-    """OpenAI's own fields. Greedy decoding is temperature 0; other settings that have no field are refused."""
+def _standard(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str, object]:
+    """OpenAI's fields. Greedy decoding is temperature 0; settings without a field are refused."""
     if settings.top_k == 1:
         return {"temperature": 0.0, "logprobs": 1}
-    unsaid = [
+    missing = [
         f"{name}={getattr(settings, name)}"
         for name, neutral in _STATED_ELSEWHERE.items()
         if getattr(settings, name) != neutral
     ]
-    if unsaid:
+    if missing:
         raise ValueError(
-            f"the server takes OpenAI's own settings alone, which have no {', '.join(unsaid)}: leave them out, or "
+            f"the server accepts only OpenAI's settings, which have no {', '.join(missing)}: leave them out, or "
             "serve the model with vLLM"
         )
     return {"temperature": settings.temperature, "top_p": settings.top_p, "logprobs": 1}
 
 
-#: In the order in which they are tried: prompts as token ids first, all settings before some.
+#: In the order in which they are tried: prompts as token ids first, all settings before a subset.
 DIALECTS = (
     Dialect("extended, prompt as token ids", True, _extended),
     Dialect("extended, prompt as text", False, _extended),

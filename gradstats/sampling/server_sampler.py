@@ -25,34 +25,34 @@ _LONGEST_PAUSE = 8.0  # seconds, as the client library's own
 
 
 class ServerFailureError(ConnectionError):
-    """A server answered with a failure of its own."""
+    """A server answered with an error status."""
 
 
 class MalformedAnswerError(ConnectionError):
-    """A server answered, and not with a completion."""
+    """A server's answer is not a completion."""
 
 
 @dataclass
 class ServerSampler:
     """Requests of one completion each, several at a time, retried with growing pauses.
 
-    The prompt is sent as token ids where the server takes them, so that it is exactly the template's; otherwise as
-    their text, and an answer that counts another number of prompt tokens is refused. Token ids of the completion come
-    from the server where it gives them, else from the text of each token, else from the whole text, tokenised anew;
-    each completion's ``token_source`` says which.
+    The prompt is sent as token ids where the server accepts them, and otherwise as text; an answer that counts another
+    number of prompt tokens is refused. Token ids of the completion come from the server where it returns them, else
+    from the text of each token, else from the whole text, tokenised again; each completion's ``token_source`` states
+    which.
 
     Attributes:
-        policy: whose tokenizer and stop tokens are used; its weights are not.
-        base_url: the server's address, up to and with ``/v1``.
-        model: the model's name there; may be None where the server has only one.
+        policy: its tokenizer and stop tokens are used; its weights are not.
+        base_url: the server's address, up to and including ``/v1``.
+        model: the model's name on the server; may be None where the server has only one model.
         logprobs_of: "model" where the server's log-probabilities are those of the model at temperature 1 whatever the
-            settings (vLLM and llama.cpp, unless told otherwise), which are left out where the settings differ from
-            that; "sampled" where they are of the distribution drawn from (``vllm serve --logprobs-mode
+            settings (the default of vLLM and llama.cpp); they are dropped where the settings differ from that.
+            "sampled" where they are those of the distribution from which tokens are drawn (``vllm serve --logprobs-mode
             processed_logprobs``).
-        concurrency: requests under way at once.
-        timeout_seconds: how long one answer may take.
-        max_retries: how often a request is repeated after a failure that may pass.
-        api_key: the key, or None to take OPENAI_API_KEY from the environment; local servers need none.
+        concurrency: number of simultaneous requests.
+        timeout_seconds: time limit of one answer.
+        max_retries: how often a request is repeated after a temporary failure.
+        api_key: the key, or None to use OPENAI_API_KEY from the environment; local servers need none.
     """
 
     policy: Policy
@@ -77,8 +77,8 @@ class ServerSampler:
         if self.max_retries < 0:
             raise ValueError(f"max_retries is {self.max_retries}: it must be 0 or more")
 
-    def describe(self) -> dict[str, Any]:
-        """The engine, the server, its model and its dialect; the server is asked for the last two."""
+    def describe(self) -> dict[str, object]:
+        """The engine, the server, its model and its dialect; the last two are requested from the server."""
         return {
             "engine": "openai",
             "base_url": self.base_url,
@@ -97,9 +97,9 @@ class ServerSampler:
         """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`.
 
         Raises:
-            ConnectionError: when there is no server, it fails again and again, or answers with no completion.
-            TimeoutError: when it does not answer in time, again and again.
-            ValueError: when it refuses a request, or counts other prompt tokens than were meant.
+            ConnectionError: when the server cannot be reached, keeps failing, or does not return a completion.
+            TimeoutError: when no attempt is answered in time.
+            ValueError: when it refuses a request, or counts another number of prompt tokens.
         """
         sent = [self._prompt(prompt) for prompt in prompts]
         fields = dict(self.dialect.fields(settings, self._stop_tokens))
@@ -120,7 +120,7 @@ class ServerSampler:
                 done[waiting[future]] = completion
                 on_tokens(len(completion.tokens))
         finally:
-            # Also on an error or Ctrl-C: what has not been sent is not sent.
+            # Also on an error or Ctrl-C: cancel the requests that have not been sent.
             pool.shutdown(wait=False, cancel_futures=True)
         return [done[row] for row in range(len(prompts))]
 
@@ -129,7 +129,7 @@ class ServerSampler:
         """The model's name: the one given, or the only one that the server lists.
 
         Raises:
-            ValueError: when it lists none or several.
+            ValueError: when it lists no model or several.
         """
         if self.model is not None:
             return self.model
@@ -137,16 +137,16 @@ class ServerSampler:
             listed = [entry.id for entry in self._client.models.list()]
         if len(listed) != 1:
             names = f"lists {', '.join(listed[:5])}" if listed else "lists no model"
-            raise ValueError(f"the server at {self.base_url} {names}: say which is meant (sampler_options: model)")
+            raise ValueError(f"the server at {self.base_url} {names}: name the one to use (sampler_options: model)")
         return listed[0]
 
     @cached_property
     def dialect(self) -> Dialect:
-        """The first way of asking that the server takes, found by asking for one token.
+        """The first form of a request that the server accepts, found by requesting one token.
 
         Raises:
-            ValueError: when it refuses all.
-            ConnectionError: when it fails at the last.
+            ValueError: when it refuses every form.
+            ConnectionError: when it fails on the last one.
         """
         tokens = list(self.policy.tokenizer("1 + 1 =")["input_ids"])
         settings = SamplerSettings(1)
@@ -155,7 +155,7 @@ class ServerSampler:
             prompt = tokens if dialect.takes_tokens else self.policy.tokenizer.decode(tokens)
             try:
                 with self._failures():
-                    # Some servers call a request that they do not understand a failure of theirs: no repeats.
+                    # Some servers report a request that they do not understand as a server error: no retries.
                     self._ask(prompt, 1, 0, dialect.fields(settings, self._stop_tokens), max_retries=0)
                 return dialect
             except (ValueError, ServerFailureError) as error:
@@ -168,16 +168,18 @@ class ServerSampler:
         prompt: list[int] | str,
         max_tokens: int,
         seed: int,
-        fields: Mapping[str, Any],
+        fields: Mapping[str, object],
         max_retries: int | None = None,
-    ) -> Any:
+    ) -> object:
         retries = self.max_retries if max_retries is None else max_retries
         return self._client.with_options(max_retries=retries).completions.create(
             model=self.served_model, prompt=prompt, max_tokens=max_tokens, seed=seed, **fields
         )
 
-    def _complete(self, sent: Any, prompt: list[int], max_tokens: int, seed: int, fields: dict[str, Any]) -> Completion:
-        """One completion; an answer that is none is asked for again, as the client does with failures."""
+    def _complete(
+        self, sent: list[int] | str, prompt: list[int], max_tokens: int, seed: int, fields: Mapping[str, object]
+    ) -> Completion:
+        """One completion; a malformed answer is requested again, as the client does after failures."""
         for attempt in range(self.max_retries + 1):
             try:
                 with self._failures():
@@ -189,7 +191,7 @@ class ServerSampler:
                 time.sleep(min(0.5 * 2**attempt, _LONGEST_PAUSE))
         raise AssertionError("the last attempt returns or raises")
 
-    def _read(self, answer: Any, prompt: list[int]) -> Completion:
+    def _read(self, answer: object, prompt: list[int]) -> Completion:
         choices = getattr(answer, "choices", None)
         if not choices:
             raise MalformedAnswerError(
@@ -207,30 +209,30 @@ class ServerSampler:
         if counted is not None and counted != len(prompt):
             raise ValueError(
                 f"the server at {self.base_url} counts {counted} tokens in a prompt of {len(prompt)}: it has another "
-                "tokenizer, or adds a start token; serve the policy's own, with a server that takes token ids"
+                "tokenizer, or adds a start token; serve the policy's tokenizer, with a server that accepts token ids"
             )
         tokens, logprobs, source = self._tokens(choice, text, reason, getattr(usage, "completion_tokens", None))
         ended = bool(tokens) and tokens[-1] in self._stop_tokens
         if reason == "stop" and not ended and self._stop_token is not None:
             tokens = [*tokens, self._stop_token]
             logprobs = None if logprobs is None else [*logprobs, float("nan")]
-        if not tokens:  # special tokens alone, which servers leave out of the text
+        if not tokens:  # only special tokens, which servers omit from the text
             tokens, logprobs, source = [self._stop_token or 0], None, "mismatch"
         return Completion(tokens, logprobs, reason, source)
 
     def _tokens(
-        self, choice: Any, text: str, reason: str, count: int | None
+        self, choice: object, text: str, reason: str, count: int | None
     ) -> tuple[list[int], list[float] | None, str]:
-        told = getattr(choice, "logprobs", None)
-        values = getattr(told, "token_logprobs", None)
+        reported = getattr(choice, "logprobs", None)
+        values = getattr(reported, "token_logprobs", None)
         logprobs = None if values is None else [float("nan") if value is None else float(value) for value in values]
         ids = getattr(choice, "token_ids", None)
         if ids is not None:
             tokens, source = [int(token) for token in ids], "engine"
         else:
-            # Whether the token that ended the completion is counted differs between servers.
+            # Servers differ in whether they count the token that ended the completion.
             counts = None if count is None else (count, count - 1) if reason == "stop" else (count,)
-            pieces = getattr(told, "tokens", None)
+            pieces = getattr(reported, "tokens", None)
             restored = restore_tokens(self.policy.tokenizer, text, pieces=pieces, counts=counts)
             tokens, source = restored.tokens, restored.source
         if logprobs is not None and (len(logprobs) != len(tokens) or source in ("text", "mismatch")):
@@ -243,8 +245,8 @@ class ServerSampler:
         text = self.policy.tokenizer.decode(tokens)
         if list(self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]) != tokens:
             raise ValueError(
-                f"the server at {self.base_url} takes prompts as text only, and the prompt {text[:60]!r} does not come "
-                "back from text as the same tokens: use a server that takes token ids"
+                f"the server at {self.base_url} accepts prompts only as text, and the prompt {text[:60]!r} is not "
+                "restored from text as the same tokens: use a server that accepts token ids"
             )
         return text
 
@@ -253,8 +255,8 @@ class ServerSampler:
         if self.logprobs_of == "sampled" or not departures:
             return True
         warnings.warn(
-            "the server's log-probabilities are of the model at temperature 1, not of what was drawn from "
-            f"({', '.join(departures)}), and are not kept: serve with vllm --logprobs-mode processed_logprobs and say "
+            "the server's log-probabilities are those of the model at temperature 1, not of the sampling distribution "
+            f"({', '.join(departures)}), and are not kept: serve with vllm --logprobs-mode processed_logprobs and set "
             'logprobs_of="sampled"',
             UserWarning,
             stacklevel=4,
@@ -267,15 +269,15 @@ class ServerSampler:
 
     @property
     def _stop_token(self) -> int | None:
-        """What is taken to have ended a completion of which the server only says that it ended."""
-        own = getattr(self.policy.tokenizer, "eos_token_id", None)
-        return own if own is not None else next(iter(self._stop_tokens), None)
+        """The token assumed to have ended a completion where the server reports only that it ended."""
+        end = getattr(self.policy.tokenizer, "eos_token_id", None)
+        return end if end is not None else next(iter(self._stop_tokens), None)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Say what went wrong between us and the server, and what to do about it."""
+        """Turn errors of the client library into ones that state the cause and the remedy."""
         openai = self._openai
-        kept = "finished shards are kept, and the same command goes on from there"
+        kept = "finished shards are kept, and the same command resumes from them"
         try:
             yield
         except openai.APITimeoutError as error:
@@ -286,20 +288,20 @@ class ServerSampler:
             ) from error
         except openai.APIConnectionError as error:
             raise ConnectionError(
-                f"no server can be reached at {self.base_url} ({error.__cause__ or error}): start it, or mend "
+                f"no server can be reached at {self.base_url} ({error.__cause__ or error}): start it, or correct "
                 f"base_url; {kept}"
             ) from error
         except openai.APIStatusError as error:
-            said = " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split())[:200]
             if error.status_code in _REFUSED:
-                raise ValueError(f"the server at {self.base_url} refuses the request: {said}") from error
+                raise ValueError(f"the server at {self.base_url} refuses the request: {reason}") from error
             raise ServerFailureError(
-                f"the server at {self.base_url} answered {error.status_code}, {self.max_retries + 1} times: {said}; "
+                f"the server at {self.base_url} answered {error.status_code}, {self.max_retries + 1} times: {reason}; "
                 f"see its log; {kept}"
             ) from error
         except (openai.APIError, json.JSONDecodeError) as error:
             raise MalformedAnswerError(
-                f"the server at {self.base_url} sent what is no answer of the completions API ({error}); {kept}"
+                f"the server at {self.base_url} sent an answer that is not of the completions API ({error}); {kept}"
             ) from error
 
     @cached_property
@@ -314,7 +316,7 @@ class ServerSampler:
 
     @cached_property
     def _client(self) -> Any:
-        # The client insists on a key; servers of one's own take any.
+        # The client requires a key; local servers accept any.
         key = self.api_key or os.environ.get("OPENAI_API_KEY") or "none"
         return self._openai.OpenAI(
             base_url=self.base_url, api_key=key, timeout=self.timeout_seconds, max_retries=self.max_retries

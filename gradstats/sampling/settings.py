@@ -1,9 +1,11 @@
-"""The sampler's parameters, all explicit, and what a model's own generation settings would have changed."""
+"""The sampler's parameters, all explicit, and what a model's generation settings would have changed."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+
+from gradstats.config.sections import SamplingSection
 
 
 @dataclass(frozen=True)
@@ -30,20 +32,18 @@ class SamplerSettings:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        ranges = {
-            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
-            "temperature": (self.temperature > 0, "above 0"),
-            "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
-            "top_k": (self.top_k >= 0, "0 (no limit) or more"),
-            "min_p": (0 <= self.min_p < 1, "in [0, 1)"),
-            "repetition_penalty": (self.repetition_penalty > 0, "above 0"),
-        }
-        for name, (fine, allowed) in ranges.items():
-            if not fine:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be {allowed}")
+        SamplingSection(**asdict(self))  # the ranges are declared there
+
+    @classmethod
+    def of(cls, section: SamplingSection, policy_temperature: float) -> SamplerSettings:
+        """The settings of a section; one that states no temperature draws at the policy's."""
+        named: dict[str, Any] = {field.name: getattr(section, field.name) for field in fields(cls)}
+        if section.temperature is None:
+            named["temperature"] = policy_temperature
+        return cls(**named)
 
     def greedy(self) -> SamplerSettings:
-        """The settings that always take the likeliest token, which is to keep one token of the policy's own."""
+        """The settings that always take the likeliest token: only one token is kept."""
         return replace(self, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0, repetition_penalty=1.0)
 
     def departures(self, policy_temperature: float) -> list[str]:
@@ -58,7 +58,7 @@ class SamplerSettings:
         return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
 
     def overridden(self, generation_config: Any) -> dict[str, Any]:
-        """What the model's own ``generation_config`` would have changed, had it been followed.
+        """What the model's ``generation_config`` would have changed, had it been followed.
 
         Args:
             generation_config: the model's ``transformers.GenerationConfig``, or None.
@@ -69,11 +69,11 @@ class SamplerSettings:
         if generation_config is None:
             return {}
         used = asdict(self) | {"do_sample": True}
-        theirs = {key: value for key, value in generation_config.to_diff_dict().items() if key not in _NOT_SAMPLING}
-        return {key: value for key, value in theirs.items() if value is not None and used.get(key) != value}
+        config = {key: value for key, value in generation_config.to_diff_dict().items() if key not in _NOT_SAMPLING}
+        return {key: value for key, value in config.items() if value is not None and used.get(key) != value}
 
 
-# Entries of a generation config that say nothing of the distribution that is sampled.
+# Entries of a generation config that do not change the distribution that is sampled.
 _NOT_SAMPLING = frozenset(
     {
         "bos_token_id",

@@ -1,4 +1,4 @@
-"""Which tokens end a completion."""
+"""The tokens that end a completion."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from gradstats.policy.policy import Policy
 
 
 def stop_token_ids(policy: Policy) -> list[int]:
-    """The tokens that end a completion: the tokenizer's end-of-sequence and those the model's config names."""
-    found = set()
+    """The tokens that end a completion: the tokenizer's end-of-sequence token and those in the model's config."""
+    tokens = set()
     config = policy.model.generation_config
     for source in (getattr(policy.tokenizer, "eos_token_id", None), getattr(config, "eos_token_id", None)):
-        found |= set(source) if isinstance(source, (list, tuple)) else {source}
-    return sorted(found - {None})
+        tokens |= set(source) if isinstance(source, (list, tuple)) else {source}
+    return sorted(tokens - {None})

@@ -1,11 +1,11 @@
-"""Sampling with transformers' ``generate``, with every parameter explicit and log-probabilities recorded."""
+"""Sampling with ``generate`` of transformers: every parameter is explicit, and log-probabilities are recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from transformers import (
@@ -14,7 +14,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
-    PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -22,6 +21,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer
 
+from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy
 from gradstats.policy.threads import suitable_threads
 from gradstats.sampling.sampler import Completion
@@ -31,12 +31,12 @@ from gradstats.sampling.stop_tokens import stop_token_ids
 
 @dataclass(frozen=True)
 class TransformersSampler:
-    """Batches of left-padded prompts through the policy's own ``generate``, one seed a batch."""
+    """Batches of left-padded prompts through the policy's ``generate``, one seed per batch."""
 
     policy: Policy
     own_seeds = False
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """The engine's name."""
         return {"engine": "transformers"}
 
@@ -62,8 +62,8 @@ def generate(
     """Draw one completion for each prompt, as one batch.
 
     Args:
-        policy: the policy; its own temperature plays no role here, the settings' does.
-        prompts: token ids, one list per completion wanted (repeat a prompt to draw from it again).
+        policy: the policy; the temperature is that of the settings, not of the policy.
+        prompts: token ids, one list per completion (repeat a prompt to draw several completions from it).
         settings: the sampler's parameters.
         seed: seed of torch's generators; the caller's generator states are restored.
         on_tokens: called after each step with the number of tokens drawn in it.
@@ -151,7 +151,7 @@ class _Batch:
         self._attention = torch.nn.functional.pad(self._attention[rows], (0, more), value=1)
 
 
-def _divisible_cache(model: PreTrainedModel) -> DynamicCache | None:
+def _divisible_cache(model: CausalModel) -> DynamicCache | None:
     """A key-value cache from which rows can be taken; None for models that keep another state than keys and values."""
     if not getattr(model, "_supports_default_dynamic_cache", lambda: False)():
         return None
@@ -168,7 +168,7 @@ def _pad_token(policy: Policy, stop_tokens: list[int]) -> int:
 
 
 def _plain_sampling(settings: SamplerSettings, stop_tokens: list[int], pad: int) -> GenerationConfig:
-    """Plain ancestral sampling: all reshaping of the distribution is left to :func:`_processors`."""
+    """Plain ancestral sampling: :func:`_processors` makes all changes to the distribution."""
     return GenerationConfig(
         do_sample=True,
         num_beams=1,
@@ -183,10 +183,10 @@ def _plain_sampling(settings: SamplerSettings, stop_tokens: list[int], pad: int)
 
 
 def _processors(settings: SamplerSettings, recorder: LogitsProcessor) -> LogitsProcessorList:
-    """The warpers of transformers in its own order, with the recorder after the last.
+    """The warpers of transformers in their usual order, followed by the recorder.
 
-    Given to ``generate`` explicitly because its built-in ones run after any custom processor, where the recorder
-    would not see them.
+    They are passed to ``generate`` explicitly because its built-in ones run after any custom processor, so that the
+    recorder would not see their effect.
     """
     processors = LogitsProcessorList()
     if settings.repetition_penalty != 1.0:
@@ -245,8 +245,8 @@ class _Recorder(LogitsProcessor):
 
 
 @contextmanager
-def _bare_generation_config(model: PreTrainedModel, stop_tokens: list[int], pad: int) -> Iterator[None]:
-    """Hide the model's generation_config: ``generate`` fills every unset option from it, silently."""
+def _bare_generation_config(model: CausalModel, stop_tokens: list[int], pad: int) -> Iterator[None]:
+    """Hide the model's generation_config, from which ``generate`` silently fills every unset option."""
     kept = model.generation_config
     model.generation_config = GenerationConfig(eos_token_id=stop_tokens or None, pad_token_id=pad)
     try:

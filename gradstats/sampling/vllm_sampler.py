@@ -16,10 +16,10 @@ from gradstats.sampling.stop_tokens import stop_token_ids
 
 @dataclass
 class VllmSampler:
-    """vLLM's offline engine with prompts as token ids, one seed a completion.
+    """vLLM's offline engine with prompts as token ids, one seed per completion.
 
-    It loads the weights a second time, beside the policy's; its log-probabilities are asked for after temperature and
-    truncation (``logprobs_mode="processed_logprobs"``), which is the distribution that was drawn from.
+    It loads the weights a second time, beside the policy's. Log-probabilities are requested after temperature and
+    truncation (``logprobs_mode="processed_logprobs"``), that is, under the distribution from which tokens are drawn.
 
     Attributes:
         policy: the policy, whose name and revision vLLM loads.
@@ -27,10 +27,10 @@ class VllmSampler:
     """
 
     policy: Policy
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     own_seeds = True
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """The engine's name, version and options."""
         return {"engine": "vllm", "version": getattr(self._vllm, "__version__", None), **self.options}
 
@@ -56,7 +56,7 @@ class VllmSampler:
                 repetition_penalty=settings.repetition_penalty,
                 max_tokens=settings.max_new_tokens,
                 seed=int(seed),
-                logprobs=0,  # that of the drawn token alone
+                logprobs=0,  # only that of the drawn token
                 stop_token_ids=stop_token_ids(self.policy),
                 detokenize=False,
             )
@@ -87,7 +87,7 @@ class VllmSampler:
             "revision": self.policy.revision,
             "dtype": str(self.policy.dtype).removeprefix("torch."),
             "logprobs_mode": "processed_logprobs",
-            "generation_config": "vllm",  # not the model's own
+            "generation_config": "vllm",  # not the model's
         }
         return self._vllm.LLM(**{**arguments, **self.options})
 

@@ -1,4 +1,4 @@
-"""Delete-one-prompt jackknife: estimates that carry their replicates, and the intervals they give."""
+"""Delete-one-prompt jackknife: statistics with their replicates, and estimates with their intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with a standard error on the scale where its distribution is nearest to a Student's.
+    """A number with a standard error, on the scale where its distribution is closest to a Student's.
 
     Attributes:
         value: the estimate.
@@ -37,18 +37,22 @@ class Estimate:
             return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
 
 
+#: In place of a quantity that cannot be estimated from the data.
+NOT_ESTIMATED = Estimate(np.nan, np.nan, "raw", np.nan)
+
+
 @dataclass(frozen=True)
 class Statistic:
-    r"""A statistic of M prompts, with what it becomes when each prompt is left out.
+    r"""A statistic of M prompts, with its values when each prompt is left out in turn.
 
     Arithmetic on statistics acts on value and replicates alike, so that a ratio of two of them is jackknifed
-    as a ratio, paired prompt by prompt. ``sketch`` is carried along by the chain rule.
+    as a ratio, paired prompt by prompt. ``sketch`` follows by the chain rule.
 
     Attributes:
         value: the statistic on all prompts.
         replicates: (M,) the statistic without prompt m.
         sketch: derivatives of the value along directions of the sketch's error, for each of several folds of
-            prompts, as `SketchProbes` gives them; None when inner products are exact.
+            prompts, as `SketchError` gives them; None when inner products are exact.
     """
 
     value: float
@@ -92,7 +96,7 @@ class Statistic:
     def estimate(self, scale: Literal["raw", "log"] = "raw") -> Estimate:
         r"""The value with its standard error, jackknife and sketch together.
 
-        \(\mathrm{se}² = \frac{M-1}{M}\sum_m(θ_{(m)} - \bar θ_{(·)})² + \text{sketch}\), with θ the value or
+        :math:`\mathrm{se}² = \frac{M-1}{M}\sum_m(θ_{(m)} - \bar θ_{(·)})² + \text{sketch}`, with θ the value or
         its logarithm. A statistic whose value or any replicate cannot be put on the log scale has a standard
         error of NaN.
         """
@@ -106,24 +110,30 @@ class Statistic:
         stderr = float(np.sqrt(variance)) if np.isfinite(variance) else np.nan
         return Estimate(self.value, stderr, scale, m - 1.0)
 
-    def _combine(self, value: float, replicates: np.ndarray, own: float, other: Statistic, others: float) -> Statistic:
-        """The statistic of that value whose derivative is own·d(self) + others·d(other)."""
+    def _combine(
+        self, value: float, replicates: np.ndarray, slope: float, other: Statistic, other_slope: float
+    ) -> Statistic:
+        """The statistic of that value whose derivative is slope·d(self) + other_slope·d(other)."""
         if self.sketch is None or other.sketch is None:
             return Statistic(value, replicates)
-        return Statistic(value, replicates, own * self.sketch + others * other.sketch)
+        return Statistic(value, replicates, slope * self.sketch + other_slope * other.sketch)
 
 
 def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | None = None) -> Statistic:
-    """The mean of one value a prompt, with the mean of the others for each."""
+    """The mean of one value a prompt; its replicate without a prompt is the mean of the others."""
     return Statistic(float(values.mean()), (values.sum() - values) / (len(values) - 1.0), sketch)
 
 
 def added_variance(slopes: Float[np.ndarray, "f ..."]) -> float:
-    """The variance a sketch adds to an expectation, from the slopes of disjoint folds of prompts."""
+    """The variance that a sketch adds to an expectation, from the slopes of disjoint folds of prompts.
+
+    With the slopes L_f of F folds it is the mean of ⟨L_f, L_f'⟩ over different folds, (‖Σ L_f‖² − Σ‖L_f‖²)/(F(F−1)):
+    unbiased for ‖E L‖², which the square of a mean is not. Of a single fold it is ‖L‖².
+    """
     n_folds = len(slopes)
     if n_folds == 1:
         return float(np.sum(slopes**2))
     total = slopes.sum(axis=0)
     pairs = float(np.sum(total**2) - np.sum(slopes**2)) / (n_folds * (n_folds - 1))
-    # An estimate of a sum of squares that falls below 0 says that there is nothing to add.
+    # Where the estimate of this sum of squares is negative, nothing is added.
     return max(pairs, 0.0)

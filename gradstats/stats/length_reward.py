@@ -1,10 +1,9 @@
-"""Does length go with reward, among answers to the same prompt?"""
+"""The correlation of length and reward among answers to the same prompt."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,10 +11,13 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from scipy import stats
 
+from gradstats.estimators import Batch
+from gradstats.stats.measured import Completions, MeasuredRollouts
+
 
 @dataclass(frozen=True)
 class LengthRewardCorrelation:
-    """The correlation of length and reward after each prompt's means are taken out.
+    """The correlation of length and reward after subtracting each prompt's means.
 
     Attributes:
         correlation: Pearson's, of the deviations.
@@ -36,7 +38,7 @@ class LengthRewardCorrelation:
         return float(np.tanh(centre - margin)), float(np.tanh(centre + margin))
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """One row: the correlation with its interval, and what it rests on."""
+        """One row: the correlation with its interval, and the number of prompts and completions behind it."""
         low, high = self.confidence_interval(confidence_level)
         row = {
             "correlation": self.correlation,
@@ -50,15 +52,17 @@ class LengthRewardCorrelation:
     def sentence(self, confidence_level: float = 0.95) -> str:
         """The answer in words."""
         low, high = self.confidence_interval(confidence_level)
-        found = f"the correlation of length and reward within prompts is {self.correlation:.2f} [{low:.2f}, {high:.2f}]"
-        where = f"{confidence_level:.0%} interval, {self.n_prompts} prompts that vary in both"
+        estimate = (
+            f"the correlation of length and reward within prompts is {self.correlation:.2f} [{low:.2f}, {high:.2f}]"
+        )
+        basis = f"{confidence_level:.0%} interval, {self.n_prompts} prompts whose completions vary in both"
         if low > 0 or high < 0:
-            return f"Longer answers to a prompt are {'more' if low > 0 else 'less'} often right: {found} ({where})."
-        return f"No link of length and reward within prompts is resolved: {found} ({where})."
+            return f"Longer answers to a prompt are {'more' if low > 0 else 'less'} often right: {estimate} ({basis})."
+        return f"No correlation of length and reward within prompts is resolved: {estimate} ({basis})."
 
 
 def length_reward_correlation(
-    measured: Any = None,
+    measured: MeasuredRollouts | Batch | Completions | None = None,
     *,
     lengths: ArrayLike | None = None,
     rewards: ArrayLike | None = None,
@@ -66,8 +70,8 @@ def length_reward_correlation(
 ) -> LengthRewardCorrelation:
     """Correlates length and reward within prompts.
 
-    Between prompts the two go together because hard problems take long and fail often, which says nothing about
-    baselines: only the link among answers to one prompt moves a length-weighted baseline away from the mean.
+    Between prompts the two go together because hard problems take long and fail often, which is irrelevant to
+    baselines: only the correlation among answers to one prompt shifts a length-weighted baseline away from the mean.
 
     Args:
         measured: a measurement, a `Batch` or rollouts with ``.lengths``, ``.rewards`` and prompts.
@@ -81,11 +85,19 @@ def length_reward_correlation(
     Raises:
         TypeError: without data.
         ValueError: for arrays of unequal length.
+
+    Examples:
+        >>> import gradstats as gs
+        >>> result = gs.length_reward_correlation(
+        ...     lengths=[10, 30, 20, 60, 15, 45], rewards=[1, 0, 1, 0, 1, 0], groups=[0, 0, 1, 1, 2, 2]
+        ... )
+        >>> round(result.correlation, 3), result.n_prompts
+        (-0.965, 3)
     """
     if measured is not None:
-        rollouts = getattr(measured, "rollouts", measured)
-        lengths, rewards = rollouts.lengths, rollouts.rewards
-        groups = rollouts.groups if hasattr(rollouts, "groups") else rollouts.prompt_id
+        table = measured.rollouts if isinstance(measured, MeasuredRollouts) else measured
+        lengths, rewards = table.lengths, table.rewards
+        groups = table.groups if isinstance(table, Batch) else table.prompt_id
     if lengths is None or rewards is None or groups is None:
         raise TypeError("give a measurement, or all of lengths=, rewards= and groups=")
     x, y = np.asarray(lengths, dtype=float), np.asarray(rewards, dtype=float)
@@ -101,14 +113,13 @@ def length_reward_correlation(
     if n_prompts < 3:
         warnings.warn(
             f"only {n_prompts} prompt(s) have completions that differ in both length and reward, so the correlation "
-            "is NaN: sample more prompts that are solved now and then",
+            "is NaN: sample more prompts that are sometimes solved",
             UserWarning,
             stacklevel=2,
         )
         return LengthRewardCorrelation(float("nan"), float("nan"), n_prompts, n)
-    left = total[:, None] - sums
     value = float(_correlation(total))
-    replicates = np.arctanh(_correlation(left))
+    replicates = np.arctanh(_correlation(total[:, None] - sums))
     m = len(replicates)
     stderr = float(np.sqrt((m - 1.0) / m * np.sum((replicates - replicates.mean()) ** 2)))
     return LengthRewardCorrelation(value, stderr, n_prompts, n)
@@ -124,5 +135,6 @@ def _sums(
     return np.stack([np.bincount(prompts, weights=product) for product in (dx * dx, dy * dy, dx * dy)])
 
 
-def _correlation(sums: Float[np.ndarray, "3 ..."]) -> Any:
+def _correlation(sums: Float[np.ndarray, "3 *m"]) -> np.ndarray | np.floating:
+    """Σdx·dy/√(Σdx² Σdy²)."""
     return sums[2] / np.sqrt(sums[0] * sums[1])

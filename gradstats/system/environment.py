@@ -1,4 +1,4 @@
-"""What numbers depend on besides settings: versions, commit, hardware."""
+"""Versions, commit and hardware, on which numbers depend besides the settings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import platform
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 _PACKAGES = ("gradstats", "torch", "transformers", "numpy", "scipy", "pandas", "matplotlib")
 
 
-def environment() -> dict[str, Any]:
+def environment() -> dict[str, object]:
     """Versions and hardware, as a manifest records them."""
     return {
         "versions": {name: version(name) for name in _PACKAGES},
@@ -27,8 +26,8 @@ def git_commit() -> str | None:
     folder = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        command = ["git", "-C", str(folder), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", str(folder))
@@ -37,6 +36,6 @@ def git_commit() -> str | None:
         return None
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> dict[str, object]:
     """The machine, without its name."""
     return {"machine": platform.machine(), "system": platform.system(), "cpu_count": os.cpu_count()}

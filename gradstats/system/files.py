@@ -15,11 +15,11 @@ from typing import Any
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` to write a file or a folder to; rename it on success.
 
-    A process killed half way, or a full disk, leaves ``path`` as it was: a reader never meets half a file.
+    A process that is killed, or a full disk, leaves ``path`` as it was: a reader never finds half a file.
     The temporary name starts with a dot and ends in ``.partial``, so that no reader's pattern matches it.
 
     Args:
-        path: the final name. An existing file is replaced; an existing folder is replaced too.
+        path: the final name; an existing file or folder is replaced.
 
     Raises:
         OSError: when the file system refuses (no space, no permission); the temporary file is removed.
@@ -37,7 +37,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file or a folder; nothing happens when there is none."""
+    """Remove a file or a folder, if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -45,19 +45,19 @@ def remove_path(path: Path) -> None:
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what killed writers left in ``folder`` (names ending in ``.partial``)."""
+    """Remove what interrupted writers left in ``folder`` (names ending in ``.partial``)."""
     for partial in folder.glob(".*.partial"):
         remove_path(partial)
 
 
-def write_json(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
+def write_json(path: str | os.PathLike[str], data: Mapping[str, object]) -> None:
     """Write ``data`` as indented JSON, whole or not at all (NaN is written as ``null``)."""
     with atomic_path(path) as partial:
         partial.write_text(to_json(data) + "\n", encoding="utf-8")
 
 
-def to_json(data: Mapping[str, Any]) -> str:
-    """``data`` as indented JSON; NaN and infinities, which JSON has not, become ``null``."""
+def to_json(data: Mapping[str, object]) -> str:
+    """``data`` as indented JSON; NaN and infinities, which JSON does not have, become ``null``."""
     return json.dumps(_without_nan(data), indent=2, ensure_ascii=False, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, asked once, and which commit a name stands for."""
+"""The Hugging Face hub: whether it can be reached, and which commit a name stands for."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def hub_problem(repo_id: str, file_name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
-    """Why a repository's files cannot be had, or None when they are cached or the hub answers.
+    """Why a repository's files are not available, or None when they are cached or the hub answers.
 
-    The hub's own client retries an unreachable host five times for each file before it says so.
+    The hub is asked once; its client would retry an unreachable host five times for each file.
 
     Args:
         repo_id: the repository.
-        file_name: a file that it must hold; where this is cached, the hub is not asked.
+        file_name: a file that it must hold; where that is cached, the hub is not asked.
         repo_type: "model" or "dataset".
         revision: commit, tag or branch.
     """
@@ -28,17 +28,17 @@ def hub_problem(repo_id: str, file_name: str, repo_type: str = "model", revision
         return "HF_HUB_OFFLINE is set and the files are not cached"
     try:
         get_session().head(constants.ENDPOINT, timeout=_SECONDS)
-    except Exception as error:  # each version of the client has its own exceptions
+    except Exception as error:  # they differ between versions of the client
         return f"the hub does not answer ({type(error).__name__}: {error})"
     return None
 
 
 def commit_of(repo_id: str, file_name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
-    """The commit that a branch or tag of a repository stands for now; None where neither hub nor cache tell.
+    """The commit that a branch or tag of a repository stands for now; None where neither hub nor cache knows.
 
     Args:
         repo_id: the repository.
-        file_name: a file that it holds, whose place in the cache tells the commit where the hub is out of reach.
+        file_name: a file that it holds, whose path in the cache names the commit where the hub cannot be reached.
         repo_type: "model" or "dataset".
         revision: commit, tag or branch; the main branch when None.
     """

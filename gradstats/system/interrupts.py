@@ -10,17 +10,16 @@ from types import FrameType
 
 
 @contextmanager
-def finishing_in_hand(tell: Callable[[str], None], what: str = "shard") -> Iterator[Callable[[], None]]:
-    """While the context is open, a first Ctrl-C waits for what is in hand and a second one stops at once.
+def finishing_current_shard(notify: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """While the context is open, a first Ctrl-C waits for the current shard and a second one stops at once.
 
-    Off the main thread, where signals cannot be caught, Ctrl-C does what it always does.
+    Outside the main thread, where signals cannot be caught, Ctrl-C has its usual effect.
 
     Args:
-        tell: called with a sentence at the first Ctrl-C.
-        what: what is in hand.
+        notify: called with a sentence at the first Ctrl-C.
 
     Yields:
-        A function to call when a piece is finished; it raises KeyboardInterrupt if Ctrl-C was pressed meanwhile.
+        A function to call when a shard is finished; it raises KeyboardInterrupt if Ctrl-C was pressed meanwhile.
     """
     asked = False
 
@@ -28,7 +27,7 @@ def finishing_in_hand(tell: Callable[[str], None], what: str = "shard") -> Itera
         nonlocal asked
         asked = True
         signal.signal(signal.SIGINT, previous)
-        tell(f"stopping when the {what} in hand is finished; Ctrl-C again stops at once and loses it")
+        notify("stopping when the current shard is finished; Ctrl-C again stops at once and loses it")
 
     def stop_if_asked() -> None:
         if asked:

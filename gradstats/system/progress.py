@@ -27,42 +27,47 @@ class ProgressReport:
         self._lengths: list[float] = []
 
     def advance(self, steps: int = 1) -> None:
-        """Count ``steps`` more as finished."""
+        """Count further steps as finished."""
         self._bar.update(self._task, advance=steps)
 
     def tokens(self, count: int) -> None:
-        """Count tokens that were processed; the bar shows tokens per second."""
+        """Count tokens as processed; the bar shows tokens per second."""
         self._tokens += count
         self._bar.update(self._task, note=self.note())
+
+    def chunk(self, n_sequences: int, n_tokens: int) -> None:
+        """Count sequences that went through the model together as finished, and their tokens as processed."""
+        self.advance(n_sequences)
+        self.tokens(n_tokens)
 
     def completions(self, rewards: np.ndarray, lengths: np.ndarray, *, before: bool = False) -> None:
         """Count completions as finished; the bar shows their success rate and mean length.
 
         Args:
-            rewards: of each.
-            lengths: tokens of each.
-            before: they were finished by an earlier call, and move nothing.
+            rewards: their rewards.
+            lengths: their numbers of tokens.
+            before: they were finished by an earlier call, which the bar already counts.
         """
         self._rewards += [float(reward) for reward in rewards]
         self._lengths += [float(length) for length in lengths]
         self._bar.update(self._task, advance=0 if before else len(rewards), note=self.note())
 
     def say(self, sentence: str) -> None:
-        """Print a remark above the bar."""
+        """Print a note above the bar."""
         self._bar.console.print(f"[yellow]note:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
 
     def note(self) -> str:
-        """Tokens per second, and of what is finished the success rate (the mean reward, unless all are 0 or 1)."""
-        said = []
+        """Tokens per second, and the success rate (the mean reward, unless all are 0 or 1) of finished completions."""
+        words = []
         if self._tokens:
             speed = self._tokens / max(time.monotonic() - self._start, 1e-9)
-            said.append(f"{speed:,.0f} tokens/s")
+            words.append(f"{speed:,.0f} tokens/s")
         if self._rewards:
             mean = float(np.mean(self._rewards))
             binary = set(self._rewards) <= {0.0, 1.0}
-            said.append(f"success {mean:.0%}" if binary else f"mean reward {mean:.2f}")
-            said.append(f"mean length {np.mean(self._lengths):.0f}")
-        return ", ".join(said)
+            words.append(f"success {mean:.0%}" if binary else f"mean reward {mean:.2f}")
+            words.append(f"mean length {np.mean(self._lengths):.0f}")
+        return ", ".join(words)
 
 
 @contextmanager
@@ -70,10 +75,10 @@ def progress_bar(label: str, total: int, *, done: int = 0, shown: bool = True) -
     """A progress bar on standard error, with the time left and tokens per second.
 
     Args:
-        label: what is going on.
-        total: number of steps in all.
-        done: steps that were finished before.
-        shown: False draws nothing.
+        label: name of the step.
+        total: total number of steps.
+        done: steps that an earlier call finished.
+        shown: whether to draw the bar.
     """
     columns = (
         TextColumn("{task.description}"),

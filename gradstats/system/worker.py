@@ -1,7 +1,7 @@
-"""A process of its own for functions that may hang, eat memory, or depend on how this process was started.
+"""A separate process for functions that may hang, exhaust memory, or depend on how this process was started.
 
 Timeouts by signal exist in the main thread only and do not interrupt a computation that never returns to the
-interpreter. A process can be killed from any thread, whatever it is doing, at the price of starting another. It is
+interpreter. A process can be killed from any thread, whatever it is doing, at the cost of starting another. It is
 started with a fixed seed of string hashes, on which the order of sets depends.
 """
 
@@ -22,7 +22,7 @@ _STARTING_SECONDS = 120.0
 
 
 class IsolatedTimeoutError(TimeoutError):
-    """A call took longer than it is given."""
+    """A call took longer than its limit."""
 
 
 class IsolatedError(RuntimeError):
@@ -39,18 +39,18 @@ class IsolatedProcess:
         self._imported: set[str] = set()
 
     def call(self, function: str, *arguments: Any, seconds: float = SECONDS) -> Any:
-        """What a function returns in the other process.
+        """Call a function in the other process and return its value.
 
         Args:
             function: "module:function" of this package.
-            *arguments: its arguments, of types that JSON keeps.
-            seconds: how long it may take; importing its module does not count.
+            *arguments: its arguments, of types that JSON preserves.
+            seconds: how long it may take, not counting the import of its module.
 
         Raises:
             IsolatedTimeoutError: when it took longer; the process was killed.
             IsolatedError: when it raised an exception of another package, or its process died.
             RuntimeError: when the process does not start, or the module cannot be imported in it.
-            Exception: of this package's own types, what it raised.
+            Exception: what it raised, for exception types of this package.
         """
         module = function.partition(":")[0]
         question = json.dumps({"call": function, "arguments": arguments})
@@ -58,7 +58,7 @@ class IsolatedProcess:
             fresh = self._start(module)
             text, timed_out = self._exchange(question, seconds)
             if not text and not timed_out and not fresh:
-                # It may have died of an earlier call: this one deserves a process of its own.
+                # It may have died of an earlier call: try this one in a new process.
                 self.close()
                 self._start(module)
                 text, timed_out = self._exchange(question, seconds)
@@ -82,13 +82,13 @@ class IsolatedProcess:
         self._imported.clear()
 
     def _start(self, module: str) -> bool:
-        """Start the process where there is none, and have it import a module; True when it was started now."""
+        """Start the process if there is none, and let it import a module; True when it was started now."""
         if self._owner != os.getpid():  # a forked child must not share its parent's pipes
             self._owner, self._process = os.getpid(), None
         fresh = self._process is None or self._process.poll() is not None
         if fresh:
             self.close()
-            # It sees the modules that this process sees.
+            # So that it finds the modules that this process finds.
             path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
             one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             self._process = subprocess.Popen(
@@ -97,7 +97,7 @@ class IsolatedProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                start_new_session=True,  # Ctrl-C is not for it: what is being scored may be finished
+                start_new_session=True,  # Ctrl-C is not for it: the current call may finish
                 env=os.environ | one_thread | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"},
             )
         if module not in self._imported:
@@ -110,7 +110,7 @@ class IsolatedProcess:
         return fresh
 
     def _exchange(self, line: str, seconds: float) -> tuple[str, bool]:
-        """One line there and one back, or nothing and whether time ran out."""
+        """Send one line and return the answer, or an empty text and whether time ran out."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -131,7 +131,7 @@ class IsolatedProcess:
             return text if text.endswith("\n") else "", killed.is_set()
         except OSError:
             return "", killed.is_set()
-        except BaseException:  # Ctrl-C: an answer still under way would be taken for the next call's
+        except BaseException:  # Ctrl-C: a late answer would be taken for that of the next call
             self.close()
             raise
         finally:
@@ -139,13 +139,13 @@ class IsolatedProcess:
 
 
 def _exception(name: str, message: str) -> Exception:
-    """An exception of this package by its name, with its message; others as an :class:`IsolatedError`."""
+    """The exception of this package with that name and message; others become an :class:`IsolatedError`."""
     module, _, kind = name.partition(":")
     if module.startswith("gradstats."):
         return getattr(importlib.import_module(module), kind)(message)
     return IsolatedError(f"{kind}: {message}")
 
 
-#: The process that goes with this one.
+#: The worker of this process.
 PROCESS = IsolatedProcess()
 atexit.register(PROCESS.close)

@@ -1,4 +1,4 @@
-"""The worker process of :mod:`gradstats.system.worker`: calls come in on standard input, one a line."""
+"""The worker process of :mod:`gradstats.system.worker`: calls arrive on standard input, one per line."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _LONGEST_MESSAGE = 300
 
 def serve() -> None:
     """Answer calls until standard input closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     _limit_memory()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a function prints must not be taken for an answer
+    os.dup2(2, 1)  # so that what a function prints is not taken for an answer
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """What is sent back: the value of a call, or what it raised."""
+    """The answer to a question: the value of a call, or what it raised."""
     try:
         if "import" in question:
             importlib.import_module(question["import"])
@@ -37,7 +37,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limit_memory() -> None:
-    """Let a function that builds ever larger numbers fail by itself, and not the machine."""
+    """Let a function that builds ever larger numbers fail alone, before the machine runs out of memory."""
     try:
         import resource
     except ImportError:  # not on Windows

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
 
 from gradstats.policy.policy import Policy, as_policy
@@ -24,10 +24,10 @@ class FittedValues:
     r"""Cross-fitted state values, for ``gs.compare(measured, ["gae"], values=fitted.values)``.
 
     Attributes:
-        values: for each completion, (T_i,) \(V(s_t)\), the value of the state before token t, from a head that never
-            saw a completion of the same prompt.
-        explained_variance: out of fold, over counted tokens: \(1 - \sum(G_t - V_t)² / \sum(G_t - \bar G)²\); 0 is no
-            better than a constant, below 0 worse.
+        values: for each completion, (T_i,) :math:`V(s_t)`, the value of the state before token t, from a head that was
+            fitted to other prompts.
+        explained_variance: out of fold, over counted tokens: :math:`1 - \sum(G_t - V_t)^2 / \sum(G_t - \bar G)^2`; 0 is
+            as good as a constant, below 0 worse.
         penalties: the ridge penalty chosen in each fold.
         n_folds: folds of prompts.
     """
@@ -55,7 +55,7 @@ class FittedValues:
 
 
 def fit_values(
-    policy_or_model: Any,
+    policy_or_model: Policy | torch.nn.Module,
     rollouts: Rollouts,
     *,
     n_folds: int = 5,
@@ -64,16 +64,16 @@ def fit_values(
     token_budget: int = 8192,
     progress: bool = True,
 ) -> FittedValues:
-    """Fits a ridge value head on the policy's last hidden states, cross-fitted by prompt.
+    """Fit a ridge value head on the policy's last hidden states, cross-fitted by prompt.
 
     Args:
         policy_or_model: the policy whose hidden states are the features, usually the one that is measured.
         rollouts: the completions.
         n_folds: folds of prompts; the values of a fold come from a head fitted to the others.
-        tokens_per_completion: at most so many tokens of each completion are fitted to, evenly spaced; values are given
-            at all of them.
+        tokens_per_completion: the fit uses at most so many tokens of each completion, evenly spaced; values are given
+            at all tokens.
         penalties: ridge penalties, of which one is chosen by cross-validation over prompts inside each fold.
-        token_budget: tokens that go through the model at once.
+        token_budget: most tokens that go through the model at once, padding included.
         progress: show a progress bar.
 
     Raises:
@@ -93,17 +93,17 @@ def fit_values_to(
     tokens_per_completion: int = 64,
     penalties: Sequence[float] = PENALTIES,
 ) -> FittedValues:
-    """The same from features that are given: one row a token, of the state before it.
+    """Fit a ridge value head on given features, cross-fitted by prompt.
 
     Args:
-        features: for each completion, (T_i, D).
+        features: for each completion, (T_i, D), one row per token, of the state before it.
         rollouts: the completions.
-        n_folds: as in `fit_values`.
-        tokens_per_completion: as in `fit_values`.
-        penalties: as in `fit_values`.
+        n_folds: as for :func:`fit_values`.
+        tokens_per_completion: as for :func:`fit_values`.
+        penalties: as for :func:`fit_values`.
 
     Raises:
-        ValueError: as `fit_values`, or for features of another shape.
+        ValueError: as for :func:`fit_values`, or for features of another shape.
     """
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GridSearchCV, GroupKFold
@@ -145,23 +145,21 @@ def fit_values_to(
 
 
 def hidden_states(
-    policy_or_model: Any, rollouts: Rollouts, *, token_budget: int = 8192, progress: bool = True
+    policy_or_model: Policy | torch.nn.Module, rollouts: Rollouts, *, token_budget: int = 8192, progress: bool = True
 ) -> list[Float[np.ndarray, "_ hidden"]]:
     """For each completion, (T_i, hidden size) last hidden states at the position *before* each token, in float32.
 
     Args:
         policy_or_model: a policy, or a transformers model.
         rollouts: the completions.
-        token_budget: tokens that go through the model at once, padding included.
+        token_budget: most tokens that go through the model at once, padding included.
         progress: show a progress bar.
     """
-    import torch
-
     from gradstats.gradients.objective import make_chunk
 
     policy: Policy = as_policy(policy_or_model)
     model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
-    states: list[Any] = [None] * len(rollouts)
+    states: list[np.ndarray] = [np.empty(0)] * len(rollouts)
     with torch.no_grad(), progress_bar("hidden states", len(rollouts), shown=progress) as report:
         for rows in _chunks(rollouts, token_budget):
             chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
@@ -170,8 +168,7 @@ def hidden_states(
             for place, row in enumerate(rows):
                 start = chunk.starts[place]
                 states[row] = before[place, start : start + chunk.lengths[place]].copy()
-            report.advance(len(rows))
-            report.tokens(chunk.n_tokens)
+            report.chunk(len(rows), chunk.n_tokens)
     return states
 
 
@@ -189,7 +186,7 @@ def _chunks(rollouts: Rollouts, token_budget: int) -> Iterator[np.ndarray]:
 
 
 def _returns(rollouts: Rollouts) -> list[np.ndarray]:
-    """G_t of every token."""
+    r"""The return :math:`G_t = \sum_{u\ge t} r_u` of every token; the completion's reward without token rewards."""
     if "token_rewards" not in rollouts.frame:
         return [np.full(len(mask), reward) for mask, reward in zip(rollouts.masks, rollouts.rewards, strict=True)]
     return [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -33,20 +32,20 @@ def monte_carlo_values(
     batch_size: int = 64,
     progress: bool = True,
 ) -> list[np.ndarray]:
-    r"""\(\hat V\) at the beginning of every step, NaN inside steps: what `vine` takes. VinePPO, 2410.01679.
+    r""":math:`\hat V` where each step begins, NaN inside steps, for the ``vine`` baseline (VinePPO, arXiv:2410.01679).
 
     From each prefix k completions are drawn with the sampler's settings of the rollouts, up to what is left of their
-    cap; \(\hat V\) is the mean reward of prefix and continuation together. The value of the prompt itself is drawn once
-    a prompt. Costs k completions a step: for small k and samples of prompts.
+    cap; :math:`\hat V` is the mean reward of prefix and continuation together. The value of the prompt itself is
+    estimated once per prompt. The cost is k completions per step: use small k and samples of prompts.
 
     Args:
         policy: the policy that drew the rollouts.
         rollouts: the completions, with the sampler's settings in their metadata.
         problems: the problems, for their answers; found by ``prompt_id``.
-        k: completions a prefix.
+        k: completions per prefix.
         steps: a regular expression that ends a step in the completion's text (a line break by default), or a function
             from the texts of the tokens to the positions at which steps begin.
-        reward: as for `gradstats.sample`.
+        reward: as for :func:`gradstats.sample`.
         rng: seed.
         batch_size: completions drawn together.
         progress: show a progress bar.
@@ -55,14 +54,14 @@ def monte_carlo_values(
         For each completion, (T_i,) values, for ``gs.compare(measured, ["vine"], values=…)``.
 
     Raises:
-        ValueError: for k below 1, rollouts without sampler settings, or a prompt that is none of the problems.
+        ValueError: for k below 1, rollouts without sampler settings, or a prompt that is not among the problems.
     """
     if k < 1:
         raise ValueError(f"k={k} must be at least 1: it is the number of completions behind each value")
     sampler = rollouts.metadata.get("sampler")
     if sampler is None:
         raise ValueError(
-            "the rollouts do not tell how they were sampled (metadata['sampler']): values have to come from the same "
+            "the rollouts do not record how they were sampled (metadata['sampler']): values must come from the same "
             "sampler; sample with gradstats.sample, or put its settings there"
         )
     settings = SamplerSettings(**{key: sampler[key] for key in SamplerSettings.__dataclass_fields__ if key in sampler})
@@ -70,7 +69,7 @@ def monte_carlo_values(
     missing = sorted({str(prompt) for prompt in rollouts.prompt_id} - set(known))
     if missing:
         raise ValueError(
-            f"prompt {missing[0]!r} of the rollouts is none of the problems: pass those they were drawn for"
+            f"prompt {missing[0]!r} of the rollouts is not among the problems: pass those they were drawn for"
         )
     grade = get_reward(reward)
     prompt_tokens, tokens = (rollouts.tokens(name) for name in ("prompt_tokens", "completion_tokens"))
@@ -106,13 +105,13 @@ def monte_carlo_values(
     return values
 
 
-def step_starts(policy: Any, tokens: list[int], steps: Steps = r"\n+") -> list[int]:
-    """Positions of the tokens at which steps begin, the first token's among them.
+def step_starts(policy: Policy, tokens: list[int], steps: Steps = r"\n+") -> list[int]:
+    """Positions of the tokens at which steps begin, including the first token.
 
     Args:
-        policy: whose tokenizer reads the tokens.
+        policy: its tokenizer decodes the tokens.
         tokens: a completion.
-        steps: as for `monte_carlo_values`. A token that reaches across the end of a step belongs to it.
+        steps: as for :func:`monte_carlo_values`. A token that spans the end of a step belongs to that step.
 
     Raises:
         ValueError: for positions outside the completion.
@@ -120,11 +119,11 @@ def step_starts(policy: Any, tokens: list[int], steps: Steps = r"\n+") -> list[i
     texts = [policy.tokenizer.decode(tokens[: end + 1]) for end in range(len(tokens))]
     if callable(steps):
         pieces = [text[len(before) :] for before, text in zip(["", *texts], texts, strict=False)]
-        found = sorted({0, *map(int, steps(pieces))})
+        starts = sorted({0, *map(int, steps(pieces))})
     else:
         ends = np.array([len(text) for text in texts])
         after = [int(np.searchsorted(ends, match.end())) + 1 for match in re.finditer(steps, texts[-1])]
-        found = sorted({0, *(start for start in after if start < len(tokens))})
-    if found[0] < 0 or found[-1] >= len(tokens):
-        raise ValueError(f"steps gave positions {found[0]} to {found[-1]} in a completion of {len(tokens)} tokens")
-    return found
+        starts = sorted({0, *(start for start in after if start < len(tokens))})
+    if starts[0] < 0 or starts[-1] >= len(tokens):
+        raise ValueError(f"steps gave positions {starts[0]} to {starts[-1]} in a completion of {len(tokens)} tokens")
+    return starts

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import torch
 from conftest import VOCABULARY, tiny_model
 from transformers import AutoModelForCausalLM, GemmaConfig, Qwen2MoeConfig, Qwen3Config
 
+from gradstats.measurement.measurement import Measurement
 from gradstats.reference.autograd_loop import sequence_gradients
 
 ARCHITECTURES = [(name, tied) for name in ("qwen2", "qwen3", "llama", "gpt2", "gemma") for tied in (False, True)]
@@ -70,3 +72,16 @@ def oracle(model, rollouts, temperature=1.0) -> dict[str, np.ndarray]:
     """Squared norms by parameter, from plain autograd."""
     found = sequence_gradients(model, rollouts, temperature)
     return {name: np.array([one[name].double().square().sum().item() for one in found]) for name in found[0]}
+
+
+def assert_same(left: Measurement, right: Measurement) -> None:
+    """The same rollouts, norms, sketches and statistics of tokens."""
+    pd.testing.assert_frame_equal(left.rollouts.frame, right.rollouts.frame)
+    assert list(left.weighted) == list(right.weighted)
+    for one, other in zip((left, *left.weighted.values()), (right, *right.weighted.values()), strict=True):
+        pd.testing.assert_frame_equal(one.sq_norms_by_block, other.sq_norms_by_block)
+        np.testing.assert_allclose(one.sketches, other.sketches, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(one.gram(), other.gram(), rtol=1e-9, atol=1e-9)
+    for name in ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms", "ref_logprobs"):
+        for one, other in zip(getattr(left, name), getattr(right, name), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9)

@@ -140,10 +140,21 @@ def test_model_code_is_run_on_request_only(policy_folder, tmp_path):
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text("raise RuntimeError('it ran')")
-    with pytest.raises(ValueError, match="brings model code of its own: read it, then pass trust_remote_code=True"):
+    with pytest.raises(ValueError, match="contains its own model code: read it, then pass trust_remote_code=True"):
         load_policy(folder)
     with pytest.raises(RuntimeError, match="it ran"):
         load_policy(folder, trust_remote_code=True)
+
+
+class Embedding(torch.nn.Module):
+    """Of a model, its input embedding alone."""
+
+    def __init__(self, n_rows: int) -> None:
+        super().__init__()
+        self.rows = torch.nn.Embedding(n_rows, 2)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.rows
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(policy_folder, tmp_path):
@@ -157,12 +168,10 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(policy_folder, tmp_path):
     without = copied(policy_folder, tmp_path / "without", ["tokenizer.json", "tokenizer_config.json"])
     with pytest.raises(ValueError, match="does not belong to its model: it has 1 tokens"):
         load_policy(without)
-    padded = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(64, 2))
-    check_vocabulary("padded", tiny_tokenizer(), padded)
+    check_vocabulary("padded", tiny_tokenizer(), Embedding(64))
     tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 5999})
-    padded = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(9000, 2))
     with pytest.warns(UserWarning, match="embeds 9000 tokens and its tokenizer knows only 6000"):
-        check_vocabulary("padded", tokenizer, padded)
+        check_vocabulary("padded", tokenizer, Embedding(9000))
 
 
 @pytest.fixture
@@ -212,7 +221,7 @@ def test_an_adapter_is_sampled_and_measured(adapter_folder):
 
 def test_adapters_that_cannot_be_used_are_named(policy_folder, adapter_folder, tmp_path):
     folder, _ = adapter_folder
-    with pytest.raises(FileNotFoundError, match=r"the adapter .*absent is no folder with an adapter_config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"the adapter .*absent is not a folder with an adapter_config\.json"):
         load_policy(policy_folder, adapter=tmp_path / "absent")
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["query"]}))

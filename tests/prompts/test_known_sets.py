@@ -138,14 +138,14 @@ def test_a_file_gives_the_same_subset_as_the_same_rows_in_a_data_set(tmp_path, s
 
 
 def test_unknown_configs_splits_and_broken_folders_are_told(folders):
-    with pytest.raises(ValueError, match="gives no split 'dev'.*Unknown split"):
+    with pytest.raises(ValueError, match="has no split 'dev'.*Unknown split"):
         load_prompts(folders / "MATH-500", split="dev")
-    with pytest.raises(ValueError, match="gives no config 'socratic' and split 'test'.*main"):
+    with pytest.raises(ValueError, match="has no config 'socratic' and split 'test'.*main"):
         load_prompts(folders / "gsm8k", config="socratic")
     (folders / "empty").mkdir()
     with pytest.raises(ValueError, match="the data set folder .*empty cannot be loaded"):
         load_prompts(folders / "empty")
-    with pytest.raises(ValueError, match="like is 'gsm8k': columns are known of microsoft/orca-math"):
+    with pytest.raises(ValueError, match="like is 'gsm8k': choose a data set whose columns are known"):
         load_prompts(folders / "MATH-500", like="gsm8k")
 
 

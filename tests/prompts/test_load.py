@@ -8,7 +8,6 @@ import sys
 import pandas as pd
 import pytest
 
-from gradstats.prompts.columns import extract_reference
 from gradstats.prompts.load import load_prompts
 
 
@@ -38,27 +37,6 @@ def test_subsets_are_seeded_and_keep_names_and_order(tmp_path):
     assert numbers == sorted(set(numbers))
     more = load_prompts(path, 12, rng=1)
     assert [problem for problem in more if problem in some] == some
-
-
-@pytest.mark.parametrize(
-    ("text", "answer_format", "expected"),
-    [
-        (" 7 ", "text", "7"),
-        ("", "text", None),
-        ("so 3 and 1,204.50 dollars in all.", "last_number", "1204.50"),
-        ("it is -5/8 of it", "last_number", "-5/8"),
-        ("no number", "last_number", None),
-        ("9 * 2 = <<9*2=18>>18\n#### 1,018", "hashes", "1018"),
-        ("18", "hashes", None),
-        ("so 12-5 makes 7, not 8-3", "last_number", "3"),
-        ("(4)-3", "last_number", "3"),
-        ("the numbers 1,2,3", "last_number", "3"),
-        ("it is x=-3.", "last_number", "-3"),
-        ("in 1,204,500 years", "last_number", "1204500"),
-    ],
-)
-def test_reference_answers_are_found_in_each_format(text, answer_format, expected):
-    assert extract_reference(text, answer_format) == expected
 
 
 def test_columns_can_be_named(tmp_path):
@@ -191,37 +169,8 @@ def test_embedded_problems_are_seeded():
     assert problems == load_prompts("embedded", 30, rng=4)
     assert len({problem.prompt_id for problem in problems}) == 30
     assert {problem.reward for problem in problems} == {"embedded"}
-    with pytest.raises(ValueError, match="the embedded problems refuse the settings"):
+    with pytest.raises(ValueError, match="the embedded problems do not accept the settings"):
         load_prompts("embedded", 3, colour="red")
-
-
-def test_a_local_data_set_goes_through_the_hub_path(tmp_path):
-    folder = tmp_path / "sets" / "arithmetic"
-    folder.mkdir(parents=True)
-    write(folder / "train.jsonl", [{"question": f"{n}?", "answer": f"it is {n} of them"} for n in range(9)])
-    settings = {"prompt_column": "question", "answer_format": "last_number"}
-    some = load_prompts(str(folder), 4, rng=3, **settings)
-    assert some == load_prompts(str(folder), 4, rng=3, **settings)
-    assert all(problem.prompt == f"{problem.prompt_id}?" and problem.answer == problem.prompt_id for problem in some)
-    with pytest.raises(ValueError, match="n is 10, but the split 'train' of .* holds only 9"):
-        load_prompts(str(folder), 10, **settings)
-
-
-def test_an_unreachable_data_set_gives_the_remedy(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    import datasets
-
-    def unreachable(*_args, **_options):
-        raise ConnectionError("Couldn't reach the Hub")
-
-    with pytest.raises(ConnectionError, match="openai/gsm8k.*could not be loaded .*hf download openai/gsm8k"):
-        load_prompts("openai/gsm8k", 3)
-    monkeypatch.setattr("gradstats.prompts.hub.hub_problem", lambda *_args: None)
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(
-        ConnectionError, match="openai/gsm8k.*could not be loaded .*reach the Hub.*--local-dir data/gsm8k"
-    ):
-        load_prompts("openai/gsm8k", 3)
 
 
 def test_missing_extras_are_named(monkeypatch):

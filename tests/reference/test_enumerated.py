@@ -240,7 +240,7 @@ def test_more_completions_shrink_the_part_within_prompts(policy: EnumeratedPolic
 
 
 def test_bad_input(policy: EnumeratedPolicy):
-    with pytest.raises(ValueError, match="batch_mean looks across groups: use batch_moments"):
+    with pytest.raises(ValueError, match="batch_mean is a batch-level estimator: use batch_moments"):
         policy.moments(est.batch_mean(), 2)
     with pytest.raises(ValueError, match=r"groups are too many to enumerate .*smaller group_size"):
         policy.moments(est.rloo(), 12)

@@ -54,7 +54,9 @@ def ids(text):
 
 
 def test_trl_messages_become_the_templates_tokens(tmp_path, tokenizer):
-    with pytest.warns(UserWarning, match=r"does not tell token ids, log-probabilities .*2 steps, of as many policies"):
+    with pytest.warns(
+        UserWarning, match=r"does not record token ids, log-probabilities .*2 steps, of as many policies"
+    ):
         rollouts = read_trl_completions(trl_file(tmp_path / "c.parquet"), tokenizer, max_completion_length=4)
     assert rollouts.frame["prompt_tokens"].tolist()[:3] == [[2, *ids("ab"), 3]] * 2 + [[2, *ids("cd"), 3]]
     assert rollouts.frame["completion_tokens"].tolist() == [
@@ -82,7 +84,9 @@ def test_without_the_trainers_cap_the_finish_is_unknown_and_no_end_is_made_up(tm
 
 def test_trl_rewards_are_named_weighted_and_may_be_missing(tmp_path, tokenizer):
     path = trl_file(tmp_path / "c.parquet", style=[0.5, np.nan, np.nan, 1.0], accuracy=[1.0, 0.0, np.nan, 0.0])
-    with pytest.raises(ValueError, match=r"has not one numeric column that may be the reward \(accuracy, style\)"):
+    with pytest.raises(
+        ValueError, match=r"does not have exactly one numeric column that may be the reward \(accuracy, style\)"
+    ):
         read_trl_completions(path, tokenizer)
     with pytest.warns(UserWarning, match=r"rows left out \(1 without a reward\)"):
         rollouts = read_trl_completions(path, tokenizer, reward={"accuracy": 2.0, "style": 1.0})
@@ -106,7 +110,7 @@ def test_text_that_does_not_round_trip_is_counted(tmp_path, tokenizer):
 
 
 def test_verl_prompts_get_their_template_back(tmp_path, tokenizer):
-    with pytest.warns(UserWarning, match="does not tell") as caught:
+    with pytest.warns(UserWarning, match="does not record") as caught:
         rollouts = read_verl_rollouts(verl_file(tmp_path / "4.jsonl"), tokenizer, max_completion_length=3)
     assert "chat template around" not in str(caught[0].message)
     assert rollouts.frame["prompt_tokens"].tolist() == [[2, *ids("ab"), 3]] * 2
@@ -159,7 +163,7 @@ def test_broken_trl_files(tmp_path, tokenizer):
     with pytest.raises(ValueError, match=r"c\.parquet cannot be read as Parquet .*: copy it again from the trainer"):
         read_trl_completions(tmp_path / "c.parquet", tokenizer)
     pd.DataFrame({"step": [1]}).to_parquet(tmp_path / "c.parquet")
-    with pytest.raises(ValueError, match="has no column 'prompt' .*: is it TRL's"):
+    with pytest.raises(ValueError, match="has no column 'prompt' .*: was it written by TRL"):
         read_trl_completions(tmp_path / "c.parquet", tokenizer)
     with pytest.raises(FileNotFoundError, match=r"absent does not exist: give TRL's completions"):
         read_trl_completions(tmp_path / "absent", tokenizer)
@@ -175,7 +179,7 @@ def test_the_measure_command_reads_dumps(policy_folder, tmp_path, monkeypatch, c
     words = ["measure", policy_folder, "--rollouts", tmp_path / "4.jsonl", "--rollouts-format", "verl", "--out"]
     options = ["--rollouts-options", "max_completion_length=8", "--sketch-dim", "64", "--no-progress"]
     code, out, err = run(monkeypatch, capsys, *words, tmp_path / "m", *options)
-    assert (code, "2 sequences measured" in out, "does not tell token ids" in err) == (0, True, True)
+    assert (code, "2 sequences measured" in out, "does not record token ids" in err) == (0, True, True)
     assert len(gradstats.read_measurement(tmp_path / "m")) == 2
 
 
@@ -187,7 +191,7 @@ def test_verls_own_dump_is_read(tmp_path, tokenizer):
     write = written_by(spec.origin.replace("__init__.py", "trainer/ppo/ray_trainer.py"))
     extra = {"uid": ["u1", "u1"], "acc": [1.0, 0.0], "wrong_size": [1]}
     write(["ab", "ab"], ["xy", "xyz"], ["3", None], [1.0, 0.0], extra, str(tmp_path), 7)
-    with pytest.warns(UserWarning, match="does not tell"):
+    with pytest.warns(UserWarning, match="does not record"):
         rollouts = read_verl_rollouts(tmp_path, tokenizer, step=7)
     assert rollouts.rewards.tolist() == [1.0, 0.0]
     assert rollouts.frame["completion_text"].tolist() == ["xy", "xyz"]

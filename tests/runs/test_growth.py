@@ -14,7 +14,7 @@ from small_runs import sampled_and_measured as run
 from small_runs import small_experiment
 
 from gradstats.gradients import MeasuringSession
-from gradstats.measurement.measurement import read_measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.growth import rounds_of
 from gradstats.runs.pipeline import run_experiment

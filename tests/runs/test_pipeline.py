@@ -137,7 +137,7 @@ def test_leftovers_of_a_killed_writer_are_removed_not_read(experiment, finished,
     [
         ("sampling", "group_size", 2, r"sampling\.group_size=4, not 2: a run can grow and not shrink"),
         ("sampling", "seed", 1, r"sampling\.seed=0, not 1: choose another directory"),
-        ("sampling", "reward", "exact", r"sampling\.reward=.* not 'exact': score its completions anew with .*regrade"),
+        ("sampling", "reward", "exact", r"sampling\.reward=.* not 'exact': score its completions again with .*regrade"),
         ("prompts", "n", 3, r"prompts\.n=None, not 3: a run can grow and not shrink"),
         ("policy", "revision", "v2", r"policy\.revision=None, not 'v2': choose another directory"),
     ],
@@ -149,7 +149,7 @@ def test_other_settings_are_refused_by_name_and_lose_nothing(experiment, finishe
     assert yaml.safe_load((finished.run.path / "experiment.yaml").read_text()) == experiment.model_dump()
 
 
-def test_settings_may_be_mended_before_anything_was_sampled(experiment, tmp_path):
+def test_settings_may_be_corrected_before_anything_was_sampled(experiment, tmp_path):
     wrong = experiment.model_copy(update={"policy": experiment.policy.model_copy(update={"name": "./absent"})})
     with pytest.raises(FileNotFoundError, match="the model folder ./absent does not exist"):
         run_experiment(wrong, tmp_path / "run", progress=False)
@@ -186,7 +186,7 @@ def test_the_analysis_may_change_between_calls(finished, experiment):
 
 def test_a_folder_of_other_things_is_not_taken_over(experiment, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match="is not empty and is no run directory"):
+    with pytest.raises(ValueError, match="is not empty and is not a run directory"):
         run_experiment(experiment, tmp_path, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -198,7 +198,7 @@ def test_token_scores_travel_through_a_run_that_stops_half_way(experiment, tmp_p
     resolved = experiment.model_copy(update={"measurement": section, "sampling": sampling})
     whole = run_experiment(resolved, tmp_path / "whole", progress=False)
     assert {scores.n_probes for scores in whole.measured.token_scores()} == {4}
-    assert any("W_T has a relative standard error of" in sentence for sentence in whole.run.remarks)
+    assert any("W_T has a median relative standard error of" in sentence for sentence in whole.run.remarks)
     assert any("measured with eager attention" in sentence for sentence in whole.run.remarks)
 
     measure, calls = MeasuringSession.measure, []
@@ -237,14 +237,14 @@ def test_data_that_allow_no_fit_become_a_remark_and_cost_nothing_else(experiment
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("policy: {name: x}", "prompts: Field required"),
-        ("policy: {name: x, size: 3}\nprompts: {source: y}", r"policy\.size: Extra inputs are not permitted"),
+        ("policy: {name: x}", "prompts is missing: give the problems"),
+        ("policy: {name: x, size: 3}\nprompts: {source: y}", "policy has no setting 'size': it has name, dtype"),
         (
             "policy: {name: x}\nprompts: {source: y}\nsampling: {group_size: many}",
-            r"sampling\.group_size: Input should be",
+            r"sampling\.group_size is 'many': it must be an integer of at least 1 \(completions of each prompt",
         ),
         ("policy: {name: x", "is not YAML"),
-        ("- a\n- b", "holds no settings"),
+        ("- a\n- b", "does not hold settings"),
     ],
 )
 def test_wrong_experiment_files_name_the_setting(tmp_path, text, message):

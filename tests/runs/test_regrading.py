@@ -1,4 +1,4 @@
-"""Scoring a run anew: no model is touched, old rewards are kept, an interruption is made good."""
+"""Scoring a run again: no model is touched, old rewards are kept, an interrupted change is finished."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from command_line import run as command
 from small_runs import consonants, sampled_and_measured, small_experiment, vowels
 
-from gradstats.measurement.measurement import read_measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import regrading
 from gradstats.runs.analysis import RunResult
@@ -147,7 +147,7 @@ def test_an_interrupted_regrading_is_finished_by_what_comes_next(finished, no_mo
         regrade_run(path, "small_runs:consonants", progress=False)
     monkeypatch.setattr(regrading, "_rewrite", rewrite)
     monkeypatch.setattr(regrading, "write_plan", write_plan)
-    with pytest.raises(ValueError, match="scoring .*run anew was interrupted: finish it with `gradstats regrade"):
+    with pytest.raises(ValueError, match="scoring .*run again was interrupted: finish it with `gradstats regrade"):
         load_measurement_of(path)
     with pytest.raises(ValueError, match="was interrupted"):
         load_rollouts_of(path)
@@ -188,12 +188,12 @@ def test_failures_are_remarked_on_and_counted(finished, no_model):
     assert any("ValueError: a digit" in remark for remark in manifest["remarks"])
 
 
-def test_what_cannot_be_scored_anew_is_told_and_nothing_changes(finished, no_analysis, tmp_path):
+def test_what_cannot_be_scored_again_is_reported_and_nothing_changes(finished, no_analysis, tmp_path):
     experiment, path = finished
     before, _ = stored(path)
     problems = Path(experiment.prompts.source)
     text = problems.read_text()
-    with pytest.raises(FileNotFoundError, match=r"is no run directory: it holds no experiment\.yaml"):
+    with pytest.raises(FileNotFoundError, match=r"is not a run directory: it holds no experiment\.yaml"):
         regrade_run(tmp_path / "absent")
     with pytest.raises(ValueError, match="reward 'vowel' is not known"):
         regrade_run(path, "vowel", progress=False)
@@ -217,7 +217,7 @@ def test_the_command_says_what_changed(finished, no_model, monkeypatch, capsys):
     assert "mean reward" in out
     code, out, err = command(monkeypatch, capsys, "regrade", path.parent)
     assert code == 1
-    assert "is no run directory" in err
+    assert "is not a run directory" in err
 
 
 def test_a_run_without_a_measurement_is_scored_all_the_same(finished, no_analysis):

@@ -7,20 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
 import pytest
-from rich.progress import Progress
 
 from gradstats.config.experiment import Experiment
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.sampling_step import sample_shards
 from gradstats.sampling.plan import SamplingPlan
-from gradstats.system.interrupts import finishing_in_hand
-from gradstats.system.progress import ProgressReport
 
 SAMPLE = (
     "import sys, warnings; warnings.simplefilter('ignore')\n"
@@ -95,7 +91,7 @@ def press_ctrl_c():
 
 
 @pytest.mark.filterwarnings("ignore:the model's generation_config")
-def test_ctrl_c_finishes_the_shard_in_hand(experiment, tmp_path, monkeypatch, capfd):
+def test_ctrl_c_finishes_the_current_shard(experiment, tmp_path, monkeypatch, capfd):
     draw = SamplingPlan.draw
 
     def pressed_during(plan, batch, *args):
@@ -111,7 +107,7 @@ def test_ctrl_c_finishes_the_shard_in_hand(experiment, tmp_path, monkeypatch, ca
         "shard-00000.parquet",
         "shard-00001.parquet",
     ]
-    assert "stopping when the shard in hand is finished; Ctrl-C again stops at once" in capfd.readouterr().err
+    assert "stopping when the current shard is finished; Ctrl-C again stops at once" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.setattr(SamplingPlan, "draw", draw)
     sample_shards(run, progress=False)
@@ -130,39 +126,3 @@ def test_a_second_ctrl_c_stops_at_once(experiment, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         sample_shards(run, progress=False)
     assert not list(run.rollouts.glob("*.parquet"))
-
-
-def test_without_ctrl_c_nothing_stops_and_other_threads_are_left_alone():
-    said: list[str] = []
-    with finishing_in_hand(said.append) as stop_if_asked:
-        stop_if_asked()
-    before = signal.getsignal(signal.SIGINT)
-    seen = []
-
-    def elsewhere():
-        with finishing_in_hand(said.append) as stop_if_asked:
-            stop_if_asked()
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert seen == [before]
-    assert said == []
-
-
-def test_the_bar_tells_speed_success_and_length(monkeypatch):
-    clock = {"now": 100.0}
-    monkeypatch.setattr("gradstats.system.progress.time.monotonic", lambda: clock["now"])
-    bar = Progress(disable=True)
-    report = ProgressReport(bar, "sampling", 10, 2)
-    report.completions(np.array([1.0, 0.0]), np.array([10, 20]), before=True)
-    assert bar.tasks[0].completed == 2
-    assert report.note() == "success 50%, mean length 15"
-    clock["now"] = 110.0
-    report.tokens(2500)
-    report.completions(np.array([1.0, 1.0]), np.array([30, 40]))
-    assert bar.tasks[0].completed == 4
-    assert report.note() == "250 tokens/s, success 75%, mean length 25"
-    report.completions(np.array([0.25]), np.array([25]))
-    assert report.note() == "250 tokens/s, mean reward 0.65, mean length 25"

@@ -193,7 +193,7 @@ def test_transformers_serve_is_given_a_whole_generation_config(policy):
 
 def test_a_server_without_a_field_for_a_setting_is_not_asked_to_guess(policy):
     with serving(Dialects({"logprobs"}, True)) as server:
-        with pytest.raises(ValueError, match="OpenAI's own settings alone, which have no top_k=5"):
+        with pytest.raises(ValueError, match="only OpenAI's settings, which have no top_k=5"):
             draw(policy, server, settings=SamplerSettings(8, top_k=5))
         draw(policy, server, settings=SamplerSettings(8).greedy(), logprobs_of="sampled")
     assert server.requests[-1]["temperature"] == 0.0
@@ -214,7 +214,7 @@ def failing(status, body, since=2):
         ),
         (failing(200, completion("x") | {"choices": []}), ConnectionError, "answered with 0 completions where 1 was"),
         (failing(200, {"oops": 1}), ConnectionError, "answered with no completions where 1 was asked for, 3 times"),
-        (failing(200, "{not json"), ConnectionError, "sent what is no answer of the completions API"),
+        (failing(200, "{not json"), ConnectionError, "sent an answer that is not of the completions API"),
         (failing(200, completion("x", "content_filter")), ConnectionError, "finish_reason is 'content_filter'"),
         (failing(400, {"error": {"message": "prompt too long"}}), ValueError, "refuses the request: .*prompt too long"),
         (
@@ -261,7 +261,7 @@ def test_no_server(policy):
 
 def test_several_models_have_to_be_told_apart(policy):
     with serving(lambda request, number: (200, completion("ab")), models=("a", "b")) as server:
-        with pytest.raises(ValueError, match="lists a, b: say which is meant"):
+        with pytest.raises(ValueError, match="lists a, b: name the one to use"):
             draw(policy, server)
         draw(policy, server, model="b")
     assert server.requests[-1]["model"] == "b"

@@ -21,8 +21,8 @@ FLOOR = 0.92 - 2.0 * np.sqrt(0.92 * 0.08 / REPLICATIONS)
 CEILING = 0.98 + 2.0 * np.sqrt(0.98 * 0.02 / REPLICATIONS)
 
 
-def test_the_oracle_and_the_estimates_speak_of_the_same_thing():
-    """A large sample from the enumerated policy is held by 99.9 % intervals that are narrow."""
+def test_a_large_sample_agrees_with_the_enumeration():
+    """A large sample from the enumerated policy is covered by narrow 99.9 % intervals."""
     from gradstats import estimators
     from gradstats.stats import compare
 
@@ -36,6 +36,16 @@ def test_the_oracle_and_the_estimates_speak_of_the_same_thing():
             low, high = frame[f"{quantity}_low"].iloc[position], frame[f"{quantity}_high"].iloc[position]
             assert low <= getattr(exact, quantity) <= high, (name, quantity)
         assert frame["trace_cov_high"].iloc[position] < 1.3 * frame["trace_cov_low"].iloc[position]
+
+
+def test_the_heavy_tailed_population_is_what_its_description_says():
+    batch, gram = simulation.heavy_tailed_population()
+    assert batch.sq_norms.sum() ** 2 / np.sum(batch.sq_norms**2) == pytest.approx(29.5, abs=0.05)
+    assert np.log(batch.sq_norms).std() == pytest.approx(2.03, abs=0.005)
+    np.testing.assert_array_equal(batch.group_sizes, np.full(96, 8))
+    assert set(batch.rewards) == {0.0, 1.0}
+    np.testing.assert_array_equal(gram, gram.T)
+    assert gram.shape == (768, 768)
 
 
 def test_few_replications_run():

@@ -1,1 +1,1 @@
-"""Engines against plain backward passes: before every run, and on request."""
+"""Compare engines with plain backward passes, before every run and on request."""

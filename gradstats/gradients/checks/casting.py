@@ -1,4 +1,4 @@
-"""A policy in another dtype."""
+"""Cast a policy to another dtype."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gradstats.policy.policy import Policy
 
 
 def with_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
-    """A copy of a policy whose parameters are of another dtype; the policy itself where they are already.
+    """A copy of a policy with parameters of another dtype; the policy itself where its parameters have that dtype.
 
-    Buffers keep theirs, as they do when weights are loaded in that dtype: rotary frequencies rounded to bfloat16
-    would be another model.
+    Buffers keep their dtype, as they do when weights are loaded in that dtype: rotary frequencies rounded to bfloat16
+    would define another model.
     """
     if policy.dtype == dtype:
         return policy

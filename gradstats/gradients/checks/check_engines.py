@@ -1,15 +1,16 @@
-"""The self-check in full: every engine of a model, alone against padded, eager against sdpa, dtype against dtype."""
+"""The complete check of a model: every engine, alone and padded, eager and sdpa attention, all dtypes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 
+from gradstats.gradients.attention import attention_of
 from gradstats.gradients.blocks import select_parameters
 from gradstats.gradients.checks.casting import with_dtype
 from gradstats.gradients.checks.self_check import TOLERANCES, deviation, refuse_random_model, sq_norms_of
@@ -17,43 +18,46 @@ from gradstats.gradients.engines.loop import loop_engine
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.memory import is_out_of_memory
+from gradstats.policy.model import vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts
 
 _LENGTHS = (1, 24, 48)
 _PROMPT_LENGTH = 8
+Row = dict[str, str | float]
+
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 
 OK, FAILS, UNSUPPORTED, NOT_RUN, FOR_INFORMATION = "ok", "fails", "not supported", "not run", "for information"
 
 
 def check_engines(
-    policy: Policy | Any,
+    policy: Policy | nn.Module,
     rollouts: Rollouts | None = None,
     *,
     dtypes: Sequence[str] = ("float64", "float32", "bfloat16"),
     params: str | None = None,
     rng: int | np.random.Generator | None = 0,
 ) -> pd.DataFrame:
-    """Compare squared gradient norms of a few sequences, computed in every way there is.
+    """Compare the squared gradient norms of a few sequences between engines, batch shapes, attentions and dtypes.
 
-    Two ways of computing in bfloat16 or float16 may differ by a tenth, or by as much as the loop in that dtype differs
-    from the widest one, whichever is more: that much is rounding, and no engine's fault.
+    In bfloat16 and float16 the tolerance is 0.1 or the deviation of the loop in that dtype from the loop in the first
+    dtype, whichever is larger: deviations up to that size are due to rounding.
 
     Args:
-        policy: a policy or a transformers model; it is checked on the device where it is.
-        rollouts: the sequences, all of which are used; three of random tokens when None.
-        dtypes: dtypes to check the model in; deviations between dtypes are from the first.
+        policy: a policy or a transformers model; it is checked on its present device.
+        rollouts: the sequences, all of which are used; three sequences of random tokens when None.
+        dtypes: dtypes in which to check the model; deviations between dtypes are relative to the first.
         params: regular expression of the parameters to differentiate; all trainable ones when None.
         rng: draws the random tokens.
 
     Returns:
-        One row per comparison: ``dtype``, ``check``, ``engine``, ``deviation`` (the largest relative one of ‖S‖²),
+        One row per comparison: ``dtype``, ``check``, ``engine``, ``deviation`` (largest relative deviation of ‖S‖²),
         ``tolerance``, ``verdict`` ("ok", "fails", "not supported", "not run", "for information") and ``note``.
-        ``.attrs["passed"]`` says whether any was run and none fails.
+        ``.attrs["passed"]`` is True when at least one comparison was run and none fails.
 
     Raises:
-        ValueError: for an unknown dtype, or a model that gives two answers for the same input.
+        ValueError: for an unknown dtype, or a model whose output for the same input varies.
     """
     for name in dtypes:
         if name not in _DTYPES:
@@ -61,22 +65,22 @@ def check_engines(
     policy = as_policy(policy)
     if rollouts is None:
         rollouts = _random_rollouts(policy, np.random.default_rng(rng))
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     widest: np.ndarray | None = None
     for name in dtypes:
         casting = True
         try:
             cast = with_dtype(policy, _DTYPES[name])
             casting = False
-            found, loop = _check_dtype(cast, rollouts, params, widest)
+            checked, loop = _check_dtype(cast, rollouts, params, widest)
         except Exception as error:
-            # A device may lack a dtype (a TypeError when casting) or an operation in it; all else is a fault.
+            # A device may lack a dtype (a TypeError when casting) or an operation in it; other errors are faults.
             lacking = isinstance(error, NotImplementedError) or (casting and isinstance(error, TypeError))
             if not (is_out_of_memory(error) or lacking):
                 raise
             rows.append(_row(name, "all", "all", NOT_RUN, note=str(error).splitlines()[0]))
             continue
-        rows += found
+        rows += checked
         if widest is not None:
             rows.append(_row(name, f"against {dtypes[0]}", "loop", FOR_INFORMATION, deviation(loop, widest)))
         widest = loop if widest is None else widest
@@ -87,7 +91,7 @@ def check_engines(
 
 def _check_dtype(
     policy: Policy, rollouts: Rollouts, params: str | None, widest: np.ndarray | None
-) -> tuple[list[dict[str, Any]], np.ndarray]:
+) -> tuple[list[Row], np.ndarray]:
     """Every comparison within one dtype, and the loop's squared norms."""
     selection = select_parameters(policy.model, params)
     every = list(range(len(rollouts)))
@@ -115,29 +119,29 @@ def _check_dtype(
     return rows, loop
 
 
-def _attention(policy: Policy, measured: Callable[[], np.ndarray], tolerance: float) -> dict[str, Any]:
-    """Eager attention against sdpa, where both compute in the model's dtype and the same function."""
+def _attention(policy: Policy, measured: Callable[[], np.ndarray], tolerance: float) -> Row:
+    """Eager attention against sdpa, where both compute the same function in the model's dtype."""
     dtype, check = str(policy.dtype).removeprefix("torch."), "eager against sdpa"
-    model: Any = policy.model
+    model = policy.model
     if policy.dtype == torch.float64:
         return _row(dtype, check, "loop", NOT_RUN, note="eager attention takes its softmax in float32")
     if not getattr(model, "_supports_sdpa", False):
         return _row(dtype, check, "loop", NOT_RUN, note="the model has no sdpa attention")
     if getattr(model.config, "attn_logit_softcapping", None) is not None:
-        return _row(dtype, check, "loop", NOT_RUN, note="sdpa attention leaves this model's cap on logits out")
-    kept = model.config._attn_implementation
-    found = []
+        return _row(dtype, check, "loop", NOT_RUN, note="sdpa attention omits this model's cap on attention logits")
+    kept = attention_of(model)
+    sq_norms = []
     try:
         for implementation in ("eager", "sdpa"):
             model.set_attn_implementation(implementation)
-            found.append(measured())
+            sq_norms.append(measured())
     finally:
         model.set_attn_implementation(kept)
-    return _judged(dtype, check, "loop", deviation(found[0], found[1]), tolerance)
+    return _judged(dtype, check, "loop", deviation(sq_norms[0], sq_norms[1]), tolerance)
 
 
-def _judged(dtype: str, check: str, engine: str, found: float, tolerance: float) -> dict[str, Any]:
-    return _row(dtype, check, engine, OK if found <= tolerance else FAILS, found, tolerance)
+def _judged(dtype: str, check: str, engine: str, deviation: float, tolerance: float) -> Row:
+    return _row(dtype, check, engine, OK if deviation <= tolerance else FAILS, deviation, tolerance)
 
 
 def _row(
@@ -145,15 +149,15 @@ def _row(
     check: str,
     engine: str,
     verdict: str,
-    found: float = float("nan"),
+    deviation: float = float("nan"),
     tolerance: float = float("nan"),
     note: str = "",
-) -> dict[str, Any]:
+) -> Row:
     return {
         "dtype": dtype,
         "check": check,
         "engine": engine,
-        "deviation": found,
+        "deviation": deviation,
         "tolerance": tolerance,
         "verdict": verdict,
         "note": note,
@@ -161,7 +165,7 @@ def _row(
 
 
 def _random_rollouts(policy: Policy, rng: np.random.Generator) -> Rollouts:
-    vocabulary = policy.model.get_input_embeddings().weight.shape[0]
+    vocabulary = vocabulary_size(policy.model)
     n = len(_LENGTHS)
     prompts = [rng.integers(0, vocabulary, size=_PROMPT_LENGTH).tolist() for _ in range(n)]
     completions = [rng.integers(0, vocabulary, size=length).tolist() for length in _LENGTHS]

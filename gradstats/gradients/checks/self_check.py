@@ -1,4 +1,4 @@
-"""The check before every measuring run: the engine against one backward pass per sequence, alone against padded."""
+"""The check before every measuring run: an engine against one backward pass per sequence, alone and padded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradstats.gradients.objective import make_chunk
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 
-#: Largest relative deviation of ‖S‖² that is let pass, by the model's dtype.
+#: Largest relative deviation of ‖S‖² that is accepted, by the model's dtype.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
@@ -30,9 +30,9 @@ class SelfCheck:
     Attributes:
         engine_against_loop: the engine on each sequence alone, against the loop.
         alone_against_padded: the engine on both together (the shorter one padded), against each alone.
-        tolerance: what was allowed.
-        deviation_from_float32: of a model in bfloat16 or float16, the loop against the loop in float32 (no tolerance
-            applies: it is the price of the dtype); None otherwise.
+        tolerance: the largest deviation that was accepted.
+        deviation_from_float32: for a model in bfloat16 or float16, the loop against the loop in float32 (the error of
+            the dtype, without a tolerance); None otherwise.
     """
 
     engine_against_loop: float
@@ -46,12 +46,21 @@ def self_check(
 ) -> SelfCheck:
     """Measure two sequences in three ways and compare.
 
-    The shortest sequence and the one of median length are taken, so that padding is put to the test and the cost
-    stays small.
+    The sequences are the shortest and the one of median length, which tests padding at a small cost.
+
+    Args:
+        policy: the policy.
+        rollouts: the sequences.
+        engine: the engine to check.
+        name: its name, for messages.
+        selection: the parameters that are differentiated.
+
+    Returns:
+        The deviations.
 
     Raises:
         SelfCheckError: when a deviation exceeds the dtype's tolerance.
-        ValueError: when the model gives two answers for one input (dropout is on).
+        ValueError: when the model's output for the same input varies (dropout is on).
     """
     rows = two_rows(rollouts)
     refuse_random_model(policy, rollouts.select(rows[:1]), selection)
@@ -85,13 +94,13 @@ def two_rows(rollouts: Rollouts) -> list[int]:
 def sq_norms_of(
     engine: Engine, policy: Policy, rollouts: Rollouts, rows: list[int], selection: ParameterSelection
 ) -> np.ndarray:
-    """‖S‖² of some rows by an engine, all in one chunk."""
+    """‖S‖² of the given rows by an engine, all in one chunk."""
     chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
     return engine(policy, chunk, selection, None).sq_norms_by_block[0].sum(axis=1)
 
 
 def deviation(values: np.ndarray, reference: np.ndarray) -> float:
-    """Largest relative deviation; a pair of zero norms agrees, anything that is not finite does not."""
+    """Largest relative deviation; 0 for a pair of zero norms, NaN where a value is NaN."""
     scale = np.where(reference == 0, 1.0, reference)
     return float(np.abs((values - reference) / scale).max())
 
@@ -107,7 +116,7 @@ def refuse_random_model(policy: Policy, rollouts: Rollouts, selection: Parameter
     """Score the first sequence twice.
 
     Raises:
-        ValueError: when the two answers differ.
+        ValueError: when the two results differ.
     """
     chunk = make_chunk(rollouts, [0], policy.device, policy.dtype)
     first, second = (loop_engine(policy, chunk, selection, None).statistics.logprobs for _ in range(2))

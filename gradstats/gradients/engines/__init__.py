@@ -1,1 +1,1 @@
-"""How per-sequence gradients are computed: one file an engine, and the pieces they share."""
+"""The engines that compute per-sequence gradients, one file each, and the code that they share."""

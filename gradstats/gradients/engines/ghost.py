@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
@@ -23,15 +24,15 @@ from gradstats.policy.policy import Policy
 def ghost_engine(
     policy: Policy, chunk: Chunk, selection: ParameterSelection, sketch: CountSketch | None
 ) -> ChunkResult:
-    """Measure all sequences of a chunk from what enters each layer and the gradient of what leaves it.
+    """Measure all sequences of a chunk from the inputs of each layer and the gradients of its outputs.
 
-    The chunk goes forward and back once, for gradients of activations alone. A sequence's gradient of one layer is
-    made of the two, and is reduced as soon as the backward pass has come by: no gradient of the whole model is ever
-    held, for one sequence or for all. Each further weighting costs one more backward pass.
+    One forward and one backward pass compute gradients of activations only. A sequence's gradient of one layer is
+    formed from the two and reduced as soon as the backward pass has passed the layer: the gradient of the whole model
+    is never held, neither of one sequence nor of all. Each further weighting costs one more backward pass.
 
     Raises:
-        UnsupportedModuleError: for a module of unknown kind that owns a selected parameter, and for gradient
-            checkpointing that is in use.
+        UnsupportedModuleError: for a module of unknown kind that owns a selected parameter, and where gradient
+            checkpointing is active.
     """
     model = policy.model
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
@@ -39,7 +40,7 @@ def ghost_engine(
             'engine="ghost" cannot go through gradient checkpointing: call model.eval(), or use engine="loop"'
         )
     recorder = _Recorder(supported_layers(model, selection), chunk)
-    parts = []
+    by_weighting = []
     with (
         Objective(model, policy.temperature) as objective,
         measuring_attention(policy, batched=False),
@@ -51,16 +52,16 @@ def ghost_engine(
         for number, weights in enumerate(chunk.weights):
             last = number == len(chunk.weights) - 1
             reduction = Reduction(selection, sketch, len(chunk.rows), logprobs.dtype, logprobs.device)
-            with recorder.handing_on_to(LayerReduction(reduction, recorder.uses), last=last):
+            with recorder.passing_to(LayerReduction(reduction, recorder.uses), last=last):
                 if logprobs.requires_grad:
                     torch.autograd.backward(logprobs, weights, retain_graph=not last)
-            parts.append(reduction.result())
-    return stack_weightings(chunk, parts, statistics)
+            by_weighting.append(reduction.result())
+    return stack_weightings(chunk, by_weighting, statistics)
 
 
 @contextmanager
 def without_weight_gradients(model: nn.Module) -> Iterator[None]:
-    """Let autograd compute gradients of activations alone."""
+    """Let autograd compute gradients of activations only."""
     kept = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in kept:
         parameter.requires_grad_(False)
@@ -72,17 +73,17 @@ def without_weight_gradients(model: nn.Module) -> Iterator[None]:
 
 
 class _Recorder:
-    """Hooks on layers: keep what enters each of them, and hand on the gradients of their parameters.
+    """Hooks on layers that keep the inputs of each layer and pass on the gradients of its parameters.
 
     Attributes:
-        uses: what the forward pass has used so far.
+        uses: the modules that the forward pass has called so far.
     """
 
     def __init__(self, layers: list[Layer], chunk: Chunk) -> None:
         self._layers = layers
         self._batch = len(chunk.rows)
         self._times = (chunk.input_ids.shape[1], chunk.kept + 1)
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._target: LayerReduction | None = None
         self._last = False
         self._own_weights: dict[str, nn.Parameter] = {}
@@ -107,37 +108,37 @@ class _Recorder:
                 self._restore_weight(layer)()
 
     @contextmanager
-    def handing_on_to(self, target: LayerReduction, *, last: bool) -> Iterator[None]:
-        """Give the terms of the backward pass inside to ``target``; after the last pass, inputs are let go."""
+    def passing_to(self, target: LayerReduction, *, last: bool) -> Iterator[None]:
+        """Pass the terms of the backward pass inside to ``target``; the last pass releases the inputs."""
         self._target, self._last = target, last
         yield
         target.finish()
         self._target = None
 
     def _record(self, layer: Layer) -> Callable[..., Tensor]:
-        def after(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-            entered: list[Tensor] = [layer.per_token(_first(args, kwargs).detach(), self._batch, self._times)]
+        def after(_module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: Tensor) -> Tensor:
+            entered: list[Tensor] = [layer.per_token(first_input(args, kwargs).detach(), self._batch, self._times)]
             if isinstance(layer, EmbeddingLayer):
                 output = layer.per_token(output, self._batch, self._times)
-            if not output.requires_grad:  # the first layer from which the backward pass has anything to tell
+            if not output.requires_grad:  # the first layer that the backward pass has to reach
                 output = output.requires_grad_()
             self.uses.count(layer, entered[0])
 
-            def hand_on(gradient: Tensor) -> None:
+            def pass_on(gradient: Tensor) -> None:
                 left = layer.per_token(gradient, self._batch, self._times)
                 inputs = entered.pop() if self._last else entered[0]
-                self._hand_on(layer, inputs, left)
+                self._pass_on(layer, inputs, left)
 
-            output.register_hook(hand_on)
+            output.register_hook(pass_on)
             return output
 
         return after
 
     def _replace_weight(self, layer: BroadcastLayer) -> Callable[..., None]:
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            inputs = _first(args, kwargs)
+        def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+            inputs = first_input(args, kwargs)
             stand_in = layer.stand_in(inputs, self._batch, self._times)
-            stand_in.register_hook(lambda gradient: self._hand_on(layer, inputs, gradient))
+            stand_in.register_hook(lambda gradient: self._pass_on(layer, inputs, gradient))
             self._own_weights[layer.path] = module._parameters["weight"]  # pyright: ignore[reportArgumentType]
             module._parameters["weight"] = stand_in  # pyright: ignore[reportArgumentType]
             self.uses.count(layer, inputs)
@@ -145,17 +146,18 @@ class _Recorder:
         return before
 
     def _restore_weight(self, layer: Layer) -> Callable[..., None]:
-        def after(*_: Any) -> None:
+        def after(*_: object) -> None:
             layer.module._parameters["weight"] = self._own_weights.pop(layer.path)
 
         return after
 
-    def _hand_on(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
+    def _pass_on(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
         assert self._target is not None
         with torch.no_grad():
             for name, term in layer.terms(inputs, gradient):
                 self._target.add(name, term)
 
 
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return args[0] if args else next(iter(kwargs.values()))
+def first_input(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
+    """The input of a module that is called with one tensor, by position or by name."""
+    return cast("Tensor", args[0] if args else next(iter(kwargs.values())))

@@ -1,10 +1,10 @@
-"""From the terms that layers hand on in a backward pass to squared norms and sketches."""
+"""Reduce the terms that layers pass on during a backward pass to squared norms and sketches."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,23 +13,26 @@ from gradstats.gradients.engines.layers import EmbeddingLayer, EmbeddingRows, La
 from gradstats.gradients.engines.outer_products import OuterProducts, contract, gram_strips
 from gradstats.gradients.engines.reduction import Reduction, sq_norms
 
+#: Address, shape and strides of a tensor.
+Place = tuple[int, torch.Size, tuple[int, ...]]
+
 
 class Uses:
-    """How often a forward pass has used what; a backward pass then knows when a parameter's gradient is complete.
+    """Counts of a forward pass, from which a backward pass knows when a parameter's gradient is complete.
 
     Attributes:
         n_terms: number of terms of each parameter and kind.
         ids: for each embedding, the ids of each use, (batch, time).
-        n_sharing: number of layers that were given the same input, by :func:`_place`.
+        n_sharing: number of layers with the same input, by :func:`_place`.
     """
 
     def __init__(self) -> None:
         self.n_terms: Counter[tuple[str, type]] = Counter()
         self.ids: dict[str, list[Tensor]] = defaultdict(list)
-        self.n_sharing: Counter[Any] = Counter()
+        self.n_sharing: Counter[Place] = Counter()
 
     def count(self, layer: Layer, inputs: Tensor) -> None:
-        """Take note of one call of a layer's module."""
+        """Record one call of a layer's module."""
         self.n_terms.update(layer.term_kinds())
         if isinstance(layer, EmbeddingLayer):
             self.ids[layer.names["weight"]].append(inputs)
@@ -38,45 +41,45 @@ class Uses:
 
 
 class LayerReduction:
-    """Reduces each parameter's gradient as soon as all its terms have come.
+    """Reduces each parameter's gradient as soon as all its terms are there.
 
     Args:
-        reduction: where norms and sketches are summed up.
-        uses: of the forward pass.
+        reduction: accumulates norms and sketches.
+        uses: the counts of the forward pass.
     """
 
     def __init__(self, reduction: Reduction, uses: Uses) -> None:
         self._reduction = reduction
         self._uses = uses
-        self._pending: dict[tuple[str, type], list[Any]] = defaultdict(list)
+        self._pending: dict[tuple[str, type], list[Term]] = defaultdict(list)
         self._n_sharing = uses.n_sharing.copy()
-        self._input_grams: dict[Any, list[Tensor]] = {}
+        self._input_grams: dict[Place, list[Tensor]] = {}
         self._heads: dict[str, tuple[Tensor, Tensor]] = {}
 
     def add(self, name: str, term: Term) -> None:
-        """Take a term of a parameter's gradient."""
+        """Add a term of a parameter's gradient."""
         key = (name, Tensor if isinstance(term, Tensor) else type(term))
         self._pending[key].append(term)
         if len(self._pending[key]) == self._uses.n_terms[key]:
             self._reduce(*key)
 
     def finish(self) -> None:
-        """Reduce what is left: gradients of modules of which one call had no influence on the objective."""
+        """Reduce the remaining terms: those of modules of which one call did not influence the objective."""
         for kind in (Tensor, OuterProducts, EmbeddingRows):
-            for name, found in list(self._pending):
-                if found is kind and (name, kind) in self._pending:
+            for name, pending in list(self._pending):
+                if pending is kind and (name, kind) in self._pending:
                     self._reduce(name, kind)
 
     def _reduce(self, name: str, kind: type) -> None:
         if kind is EmbeddingRows and self._pending.get((name, OuterProducts)):
-            return  # the head's terms are not complete: they come first
+            return  # the terms of the head are not complete, and they come first
         terms = self._pending.pop((name, kind))
         if kind is Tensor:
-            self._reduction.add(name, functools.reduce(torch.add, terms))
+            self._reduction.add(name, functools.reduce(torch.add, cast("list[Tensor]", terms)))
         elif kind is OuterProducts:
-            self._reduce_outer_products(name, OuterProducts.join(terms))
+            self._reduce_outer_products(name, OuterProducts.join(cast("list[OuterProducts]", terms)))
         else:
-            self._reduce_rows(name, terms)
+            self._reduce_rows(name, cast("list[EmbeddingRows]", terms))
 
     def _reduce_outer_products(self, name: str, term: OuterProducts) -> None:
         place = _place(term.inputs)
@@ -90,8 +93,8 @@ class LayerReduction:
                 self._input_grams[place] = shared
             self._reduction.add_sq_norms(name, contract(gram_strips(term.gradients, self._reduction.dtype), shared))
         if name in self._uses.ids:
-            # Tied to an embedding: of the head's gradient, its rows at the tokens' ids are all that the inner product
-            # with the embedding's will need, (batch, time of the head, time of the embedding).
+            # Tied to an embedding: ‖H + E‖² = ‖H‖² + 2⟨E, H⟩ + ‖E‖² for the gradients of head and embedding, and ⟨E, H⟩
+            # needs only the rows of H at the tokens' ids, (batch, time of the head, time of the embedding).
             ids = torch.cat(self._uses.ids[name], dim=1)[:, None].expand(-1, term.left.shape[1], -1)
             self._heads[name] = term.left.gather(2, ids), term.right
             if (name, EmbeddingRows) in self._pending:
@@ -128,6 +131,6 @@ class LayerReduction:
             reduction.sketch.add_rows(reduction.sketches, name, size, keys // n_rows, keys % n_rows, rows)
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Where a tensor lies in memory: equal for two that are alive only when they hold the same."""
+def _place(tensor: Tensor) -> Place:
+    """The place of a tensor in memory: two tensors that exist at the same time share it only if they are equal."""
     return tensor.data_ptr(), tensor.shape, tensor.stride()

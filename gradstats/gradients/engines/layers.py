@@ -1,4 +1,4 @@
-"""Which layers engine ``ghost`` knows, and what their parameters' gradients are made of."""
+"""The layers that engine ``ghost`` supports, and the gradients of their parameters."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class EmbeddingRows:
     """The gradient of an embedding, for each sequence: rows of it, by token.
 
     Attributes:
-        ids: (batch, time), which row each position adds to.
-        values: (batch, time, columns), what it adds.
+        ids: (batch, time), the row to which each position adds.
+        values: (batch, time, columns), the values that it adds.
     """
 
     ids: Tensor
@@ -40,14 +40,14 @@ class Layer(ABC):
     Attributes:
         path: its name in the model.
         module: the module.
-        names: its own name of each selected parameter ("weight", "bias") → the model's name of it.
+        names: name of each selected parameter in the module ("weight", "bias") → its name in the model.
     """
 
     path: str
     module: Any
     names: dict[str, str]
 
-    #: What the gradient of ``weight`` is made of; that of ``bias`` is always given whole.
+    #: The form of the gradient of ``weight``; the gradient of ``bias`` is always a plain tensor.
     weight_term: ClassVar[type] = Tensor
 
     @staticmethod
@@ -60,38 +60,38 @@ class Layer(ABC):
         """Gradients of the selected parameters, for each sequence.
 
         Args:
-            inputs: what the module was called with, (batch, time, …).
-            gradient: of its output, (batch, time, …).
+            inputs: the input of the module, (batch, time, …).
+            gradient: the gradient of its output, (batch, time, …).
         """
 
     def term_kinds(self) -> Iterator[tuple[str, type]]:
-        """Each selected parameter with the kind of term that one call of the module gives it."""
+        """Each selected parameter with the kind of term that one call of the module adds to its gradient."""
         for own, name in self.names.items():
             yield name, self.weight_term if own == "weight" else Tensor
 
     def per_token(self, tensor: Tensor, batch: int, times: Collection[int]) -> Tensor:
-        """An input or output as (batch, time, …), where a model may have run batch and time together.
+        """An input or output as (batch, time, …), also where the model has merged the axes batch and time.
 
         Args:
             tensor: the input or output.
             batch: number of sequences.
-            times: numbers of positions that there may be.
+            times: the possible numbers of positions.
 
         Raises:
-            UnsupportedModuleError: when sequences cannot be told apart.
+            UnsupportedModuleError: when sequences cannot be distinguished.
         """
         if tensor.ndim > 2 and tensor.shape[0] == batch:
             return tensor
         if batch == 1 or tensor.shape[0] in {batch * time for time in times}:
             return tensor.reshape(batch, -1, *tensor.shape[1:])
         raise UnsupportedModuleError(
-            f'engine="ghost" cannot tell sequences apart in {describe(self.path, self.module)}, which is called with a '
+            f'engine="ghost" cannot distinguish sequences in {describe(self.path, self.module)}, which gets a '
             f'tensor of shape {tuple(tensor.shape)} for {batch} sequences: use engine="vmap" or engine="loop"'
         )
 
 
 class LinearLayer(Layer):
-    """``torch.nn.Linear``, weight (outputs, inputs); the factors of an adapter are such."""
+    """``torch.nn.Linear``, weight (outputs, inputs), including the factors of an adapter."""
 
     weight_term = OuterProducts
 
@@ -133,19 +133,19 @@ class EmbeddingLayer(Layer):
 
     @staticmethod
     def handles(module: nn.Module) -> bool:
-        """Not with gradients divided by frequencies, or rows that are renormalised in the forward pass."""
+        """Not where gradients are divided by frequencies or rows are renormalised in the forward pass."""
         if not isinstance(module, nn.Embedding) or module.scale_grad_by_freq or module.max_norm is not None:
             return False
         return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
 
     def per_token(self, tensor: Tensor, batch: int, times: Collection[int]) -> Tensor:
-        """Positions may come once for all sequences."""
+        """Positions may be given once for all sequences."""
         if tensor.ndim > 1 and tensor.shape[0] in (1, batch):
             return tensor.expand(batch, *tensor.shape[1:])
         return super().per_token(tensor, batch, times)
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
-        """Rows, none for the padding token, which torch leaves out as well."""
+        """Rows; none for the padding token, which torch leaves out as well."""
         scale = getattr(self.module, "embed_scale", None)
         if scale is not None:
             gradient = gradient * torch.as_tensor(scale).to(gradient)
@@ -189,19 +189,19 @@ class TorchRMSNormLayer(Layer):
 class BroadcastLayer(Layer):
     """The RMSNorms of transformers: one vector ``weight``, multiplied or added element by element.
 
-    Whatever the module does with its weight, such as the one that Gemma adds to it, a weight of shape
-    (batch, 1, …, width) in its place gives the same output, and autograd gives that weight's gradient by sequence.
+    However the module uses its weight (Gemma adds one to it), a weight of shape (batch, 1, …, width) in its place gives
+    the same output, and autograd gives the gradient of that weight by sequence.
     """
 
     @staticmethod
     def handles(module: nn.Module) -> bool:
-        """By the class's name, which differs from architecture to architecture in its prefix alone."""
-        own = dict(module.named_parameters(recurse=False))
+        """By the name of the class, which differs between architectures only in its prefix."""
+        parameters = dict(module.named_parameters(recurse=False))
         is_norm = type(module).__name__.endswith("RMSNorm") and not isinstance(module, nn.RMSNorm)
-        return is_norm and set(own) == {"weight"} and own["weight"].ndim == 1
+        return is_norm and set(parameters) == {"weight"} and parameters["weight"].ndim == 1
 
     def stand_in(self, inputs: Tensor, batch: int, times: Collection[int]) -> Tensor:
-        """A weight for each sequence, to be used in place of the module's own."""
+        """A weight for each sequence, to be used in place of the module's weight."""
         if inputs.shape[0] != batch:
             self.per_token(inputs, 0, times)
         weight = self.module.weight.detach()
@@ -226,21 +226,21 @@ def supported_layers(model: nn.Module, selection: ParameterSelection) -> list[La
     """The modules that own selected parameters, each as a layer of its kind.
 
     Raises:
-        UnsupportedModuleError: naming the first module of no known kind, its class and its path.
+        UnsupportedModuleError: naming the class and the path of the first module of unknown kind.
     """
     selected = {id(tensor): name for name, tensor in selection.parameters.items()}
     layers = []
     for path, module in model.named_modules():
-        own = {own: selected[id(tensor)] for own, tensor in module._parameters.items() if id(tensor) in selected}
-        if not own:
+        names = {own: selected[id(tensor)] for own, tensor in module._parameters.items() if id(tensor) in selected}
+        if not names:
             continue
         kind = next((kind for kind in KINDS if kind.handles(module)), None)
         if kind is None:
             raise UnsupportedModuleError(
                 f'engine="ghost" does not know the module {describe(path, module)}, which owns '
-                f'{next(iter(own.values()))}: use engine="vmap" or engine="loop", or leave it out with params'
+                f'{next(iter(names.values()))}: use engine="vmap" or engine="loop", or leave it out with params'
             )
-        layers.append(kind(path, module, own))
+        layers.append(kind(path, module, names))
     return layers
 
 

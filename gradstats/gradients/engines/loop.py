@@ -17,12 +17,12 @@ from gradstats.policy.policy import Policy
 def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, sketch: CountSketch | None) -> ChunkResult:
     """Differentiate the sequences of a chunk one after the other, each without its padding.
 
-    The measure of every other engine, and the best choice for a single very long sequence: memory is that of one
-    backward pass.
+    The reference for every other engine, and the best choice for a single very long sequence: it needs the memory of
+    one backward pass.
     """
     names, tensors = list(selection.parameters), list(selection.parameters.values())
     n_weightings = len(chunk.weights)
-    parts: list[list[tuple[np.ndarray, np.ndarray | None]]] = [[] for _ in range(n_weightings)]
+    by_weighting: list[list[tuple[np.ndarray, np.ndarray | None]]] = [[] for _ in range(n_weightings)]
     statistics = []
     with (
         Objective(policy.model, policy.temperature) as objective,
@@ -40,11 +40,10 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
                     logprobs, tensors, weights[None], materialize_grads=True, retain_graph=not last
                 )
                 batch = {name: gradient[None] for name, gradient in zip(names, gradients, strict=True)}
-                parts[number].append(reduce_gradients(batch, selection, sketch))
+                by_weighting[number].append(reduce_gradients(batch, selection, sketch))
             statistics.append([torch.nn.functional.pad(values[0], (0, padding)) for values in tokens])
     stacked = TokenStatistics(*(torch.stack(values) for values in zip(*statistics, strict=True)))
-    joined = [_join(part) for part in parts]
-    return stack_weightings(chunk, joined, stacked)
+    return stack_weightings(chunk, [_join(rows) for rows in by_weighting], stacked)
 
 
 def sequence_gradient(policy: Policy, chunk: Chunk, selection: ParameterSelection) -> dict[str, Tensor]:

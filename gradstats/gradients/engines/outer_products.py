@@ -1,12 +1,13 @@
 r"""Squared norms and sketches of sums of outer products, the gradients of linear layers.
 
-A linear layer :math:`z_t = W x_t` that is given gradients :math:`g_t` of its outputs has, for each sequence,
+For a linear layer :math:`z_t = W x_t` with gradients :math:`g_t` of its outputs, each sequence has
 
 .. math:: \nabla W = \sum_t g_t x_t^\top, \qquad
     \lVert \nabla W \rVert_F^2 = \sum_{t,s} \langle g_t, g_s\rangle \langle x_t, x_s\rangle .
 
 The right-hand side, the *Gram form*, costs :math:`T^2 (p + d)` multiplications instead of the :math:`T p d` of the
-*product form*, which makes :math:`\nabla W` and takes its norm. Gram matrices are symmetric, so half of them is made.
+*product form*, which computes :math:`\nabla W` and its norm. Gram matrices are symmetric, so half of
+each is computed.
 
 Goodfellow, "Efficient per-example gradient computations" (2015); Li et al., "Large language models can be strong
 differentially private learners" (2022).
@@ -20,13 +21,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Gram matrices are made in strips of this many rows, each up to the diagonal.
+# Gram matrices are computed in strips of this many rows, each up to the diagonal.
 _STRIP = 128
-# A strip's inner products are summed up over this many features at a time, which keeps the features in the cache.
+# Inner products are accumulated over this many features at a time, which keeps the features in the cache.
 _FEATURES = 2048
-# An element that is multiplied, squared or added up costs as much as about this many multiplications within a product.
+# An elementwise operation costs about as much as this many multiplications within a matrix product.
 _ELEMENT_COST = 32
-# Elements of a product that is made at a time.
+# Elements of a product that are computed at a time.
 _PRODUCT_ELEMENTS = 2**21
 
 
@@ -35,8 +36,8 @@ class OuterProducts:
     r"""The gradient of a linear layer's weight for each sequence, a sum over time of outer products.
 
     Attributes:
-        inputs: (batch, time, inputs), what entered the layer.
-        gradients: (batch, time, outputs), gradients of what left it.
+        inputs: (batch, time, inputs), the layer's inputs.
+        gradients: (batch, time, outputs), the gradients of its outputs.
         transposed: False for a weight (outputs, inputs), True for (inputs, outputs).
     """
 
@@ -45,15 +46,15 @@ class OuterProducts:
     transposed: bool = False
 
     @classmethod
-    def join(cls, parts: list[OuterProducts]) -> OuterProducts:
-        """The sum: of a weight used several times, the uses' times follow one another."""
-        if len(parts) == 1:
-            return parts[0]
-        inputs = torch.cat([part.inputs for part in parts], dim=1)
-        return cls(inputs, torch.cat([part.gradients for part in parts], dim=1), parts[0].transposed)
+    def join(cls, terms: list[OuterProducts]) -> OuterProducts:
+        """The sum of the terms of a weight that is used several times: their times are concatenated."""
+        if len(terms) == 1:
+            return terms[0]
+        inputs = torch.cat([term.inputs for term in terms], dim=1)
+        return cls(inputs, torch.cat([term.gradients for term in terms], dim=1), terms[0].transposed)
 
     def without_idle_ends(self) -> OuterProducts:
-        """The same sum, without first and last times at which no gradient came back: those after a single token."""
+        """The same sum without the first and last times at which all gradients are zero."""
         busy = self.gradients.any(dim=2).any(dim=0).nonzero()[:, 0]
         if not len(busy) or len(busy) == self.gradients.shape[1]:
             return self
@@ -62,12 +63,12 @@ class OuterProducts:
 
     @property
     def left(self) -> Tensor:
-        """(batch, time, rows): the factor that makes the weight's rows."""
+        """(batch, time, rows): the factor along the weight's rows."""
         return self.inputs if self.transposed else self.gradients
 
     @property
     def right(self) -> Tensor:
-        """(batch, time, columns): the factor that makes the weight's columns."""
+        """(batch, time, columns): the factor along the weight's columns."""
         return self.gradients if self.transposed else self.inputs
 
     @property
@@ -87,28 +88,28 @@ class OuterProducts:
         return gram < (time + _ELEMENT_COST) * inputs * outputs
 
     def products(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-        """The gradient, a few rows at a time: the first row's number, and (batch, some rows, columns)."""
+        """The gradient a few rows at a time: the index of the first row, and (batch, rows of the slice, columns)."""
         batch, _, rows = self.left.shape
         right = self.right.to(dtype)
         step = max(1, _PRODUCT_ELEMENTS // (batch * right.shape[2]))
         buffer = torch.empty(batch, min(step, rows), right.shape[2], dtype=dtype, device=right.device)
         for first in range(0, rows, step):
             left = self.left[:, :, first : first + step].to(dtype).transpose(1, 2)
-            # One buffer for all slices: fresh memory costs more than the slice's own arithmetic.
+            # One buffer for all slices: allocating memory costs more than the arithmetic of a slice.
             out = buffer if left.shape[1] == buffer.shape[1] else None
             yield first, torch.bmm(left, right, out=out)
 
 
 def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Inner products of (batch, time, features) with one another: strips (batch, some rows, all up to the diagonal)."""
+    """The Gram matrix of (batch, time, features) in strips (batch, rows of the strip, columns up to the diagonal)."""
     batch, time, features = vectors.shape
     strips = []
     for first in range(0, time, _STRIP):
         last = min(first + _STRIP, time)
         strip = torch.zeros(batch, last - first, last, dtype=dtype, device=vectors.device)
         for feature in range(0, features, _FEATURES):
-            part = vectors[:, :last, feature : feature + _FEATURES].to(dtype)
-            torch.baddbmm(strip, part[:, first:], part.transpose(1, 2), out=strip)
+            some = vectors[:, :last, feature : feature + _FEATURES].to(dtype)
+            torch.baddbmm(strip, some[:, first:], some.transpose(1, 2), out=strip)
         strips.append(strip)
     return strips
 
@@ -116,9 +117,9 @@ def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:
 def contract(left: list[Tensor], right: list[Tensor]) -> Tensor:
     """Sum over all pairs of times of the product of two Gram matrices, (batch,); overwrites ``left``."""
     total = torch.zeros(len(left[0]), dtype=torch.float64, device=left[0].device)
-    for ours, theirs in zip(left, right, strict=True):
-        square = ours.shape[2] - ours.shape[1]
-        product = ours.mul_(theirs)
-        # What lies left of the diagonal square stands for its mirror image too.
+    for first, second in zip(left, right, strict=True):
+        square = first.shape[2] - first.shape[1]
+        product = first.mul_(second)
+        # Entries left of the diagonal square count twice, for themselves and their mirror images.
         total += 2 * product[:, :, :square].sum(dim=(1, 2)).double() + product[:, :, square:].sum(dim=(1, 2)).double()
     return total

@@ -1,4 +1,4 @@
-"""From per-sequence gradients to what is kept of them: squared norms by block and sketches."""
+"""Reduce per-sequence gradients to squared norms by block and sketches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradstats.gradients.sketches import CountSketch
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What an engine returns for one chunk.
+    """The result of an engine for one chunk.
 
     Attributes:
         chunk: the sequences.
@@ -31,17 +31,17 @@ class ChunkResult:
 
 
 class Reduction:
-    """Running squared norms by block and sketches of a batch of gradients that is given piece by piece.
+    """Accumulates squared norms by block and sketches of a batch of gradients, parameter by parameter.
 
     Args:
         selection: the parameters and their blocks.
         sketch: the projection, or None for none.
         batch: number of sequences.
-        dtype: of the gradients; norms and sketches are float32 at least.
-        device: where the gradients are.
+        dtype: dtype of the gradients; norms and sketches are at least float32.
+        device: device of the gradients.
 
     Attributes:
-        dtype: of sketches, and of whatever is summed up on the way to a norm.
+        dtype: dtype of sketches and of intermediate sums.
         sketch: the projection, or None.
         sketches: (batch, dim), or None.
     """
@@ -61,13 +61,13 @@ class Reduction:
         self.sketches = None if sketch is None else torch.zeros(batch, sketch.dim, dtype=self.dtype, device=device)
 
     def add(self, name: str, gradients: Tensor) -> None:
-        """Take one parameter's whole gradients, (batch, *shape)."""
+        """Add the gradients of one parameter, (batch, *shape)."""
         self.add_sq_norms(name, sq_norms(gradients.flatten(start_dim=1)))
         if self.sketch is not None and self.sketches is not None:
             self.sketch.add(self.sketches, name, gradients)
 
     def add_sq_norms(self, name: str, values: Tensor) -> None:
-        """Count squared norms, (batch,), to the block of a parameter."""
+        """Add squared norms, (batch,), to the block of a parameter."""
         self._sq_norms[:, self._selection.block_index[name]] += values.double()
 
     def size_of(self, name: str) -> int:
@@ -80,7 +80,7 @@ class Reduction:
 
 
 def sq_norms(flat: Tensor) -> Tensor:
-    """(batch,) squared norms of (batch, size) in float64; summed in float32 at least."""
+    """(batch,) squared norms of (batch, size) in float64; accumulated in at least float32."""
     dtype = torch.promote_types(flat.dtype, torch.float32)
     return torch.linalg.vector_norm(flat, dim=1, dtype=dtype).double().square()
 
@@ -88,7 +88,7 @@ def sq_norms(flat: Tensor) -> Tensor:
 def reduce_gradients(
     gradients: dict[str, Tensor], selection: ParameterSelection, sketch: CountSketch | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Squared norms by block and sketches of whole gradients, parameter name → (batch, *shape)."""
+    """Squared norms by block and sketches of gradients that are given as parameter name → (batch, *shape)."""
     first = next(iter(gradients.values()))
     reduction = Reduction(selection, sketch, len(first), first.dtype, first.device)
     for name, gradient in gradients.items():
@@ -97,9 +97,9 @@ def reduce_gradients(
 
 
 def stack_weightings(
-    chunk: Chunk, parts: list[tuple[np.ndarray, np.ndarray | None]], statistics: TokenStatistics
+    chunk: Chunk, by_weighting: list[tuple[np.ndarray, np.ndarray | None]], statistics: TokenStatistics
 ) -> ChunkResult:
     """A chunk's result from the norms and sketches of each weighting."""
-    norms = np.stack([norms for norms, _ in parts])
-    sketches = [sketches for _, sketches in parts if sketches is not None]
+    norms = np.stack([norms for norms, _ in by_weighting])
+    sketches = [sketches for _, sketches in by_weighting if sketches is not None]
     return ChunkResult(chunk, norms, np.stack(sketches) if sketches else None, statistics)

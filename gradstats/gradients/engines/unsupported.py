@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class UnsupportedModuleError(ValueError):
-    """An engine cannot differentiate a part of the model; the message names the part and the remedy."""
+    """An engine cannot differentiate a module of the model; the message names the module and the remedy."""

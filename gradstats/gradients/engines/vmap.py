@@ -1,11 +1,10 @@
-"""Engine ``vmap``: per-sequence gradients by ``torch.func``, for any architecture that it can trace."""
+"""Engine ``vmap``: per-sequence gradients by ``torch.func``, for any architecture that torch.func can trace."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.func import functional_call, vjp, vmap
+from transformers.utils import ModelOutput
 
 from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
@@ -20,11 +19,11 @@ from gradstats.policy.policy import Policy
 def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, sketch: CountSketch | None) -> ChunkResult:
     """Differentiate all sequences of a chunk at once, ``vmap(vjp(log-probabilities))``.
 
-    Holds a gradient of every selected parameter for every sequence and every weighting of the chunk.
+    It holds a gradient of every selected parameter for every sequence and every weighting of the chunk.
 
     Raises:
-        UnsupportedModuleError: when gradient checkpointing is on, or the model does something else that torch.func
-            cannot trace, as the usual loop over a mixture's experts.
+        UnsupportedModuleError: when gradient checkpointing is on, or torch.func cannot trace the model, for example
+            the usual loop over the experts of a mixture.
     """
     model = policy.model
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
@@ -41,14 +40,13 @@ def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
 
         def gradients_of_one(ids: Tensor, weights: Tensor) -> tuple[list[dict[str, Tensor]], TokenStatistics]:
             def logprobs(at: dict[str, Tensor]) -> tuple[Tensor, TokenStatistics]:
-                def call(*args: Any, **kwargs: Any) -> Any:
+                def call(*args: object, **kwargs: object) -> ModelOutput:
                     return functional_call(model, everything | at, args, kwargs)
 
-                found, statistics = objective(call, ids[None], chunk.kept)
-                return found[0], TokenStatistics(*(values[0] for values in statistics))
+                values_of_one, statistics = objective(call, ids[None], chunk.kept)
+                return values_of_one[0], TokenStatistics(*(values[0] for values in statistics))
 
-            pulled: Any = vjp(logprobs, parameters, has_aux=True)
-            _, pull_back, statistics = pulled
+            _, pull_back, statistics = vjp(logprobs, parameters, has_aux=True)  # pyright: ignore[reportAssignmentType]
             return [pull_back(weights[number])[0] for number in range(n_weightings)], statistics
 
         try:
@@ -60,9 +58,11 @@ def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
                 f'engine="vmap" cannot trace {policy.name} ({str(error).split(". ")[0]}): for a mixture of experts '
                 'call model.set_experts_implementation("batched_mm") first; otherwise use engine="loop"'
             ) from error
-    return stack_weightings(chunk, [reduce_gradients(part, selection, sketch) for part in gradients], statistics)
+    return stack_weightings(
+        chunk, [reduce_gradients(of_weighting, selection, sketch) for of_weighting in gradients], statistics
+    )
 
 
 def is_tracing_failure(error: RuntimeError) -> bool:
-    """Whether an error says that torch.func cannot trace the model."""
+    """Whether an error means that torch.func cannot trace the model."""
     return any(word in str(error).lower() for word in ("vmap", "functorch", "torch.func", "batching rule"))

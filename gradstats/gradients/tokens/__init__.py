@@ -1,1 +1,1 @@
-"""The scores of single tokens: projections, exact gradients and weights."""
+"""The scores of single tokens: projections on random directions, exact gradients, weights."""

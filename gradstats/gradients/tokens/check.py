@@ -1,4 +1,4 @@
-"""The check before token scores are measured: projections of all tokens together against the sequence's gradient."""
+"""The check before token scores are measured: the sum of all projections against the sequence's gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ _LEAST_TOLERANCE = 1e-5
 def check_projections(policy: Policy, rollouts: Rollouts, selection: ParameterSelection, seed: int) -> float:
     r"""Compare :math:`\sum_t \langle s_t, v\rangle` with :math:`\langle S, v\rangle` of one backward pass.
 
-    On the shortest sequence and the one of median length, the former padded, along two directions.
+    The sequences are the shortest (padded) and the one of median length; there are two directions.
+
+    Args:
+        policy: the policy.
+        rollouts: the sequences.
+        selection: the parameters that are differentiated.
+        seed: seed of the directions.
 
     Returns:
         The largest deviation, in units of :math:`\lVert S\rVert`.

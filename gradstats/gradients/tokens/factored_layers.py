@@ -1,16 +1,17 @@
-"""Following a random direction forward through a model's layers without writing it out."""
+"""Forward derivatives of a model's layers along a random direction that is never formed as a matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.engines.layers import EmbeddingLayer, LinearLayer, TransposedLinearLayer
+from gradstats.gradients.engines.ghost import first_input
+from gradstats.gradients.engines.layers import EmbeddingLayer, Layer, LinearLayer, TransposedLinearLayer
 from gradstats.gradients.tokens.tangents import Factors, Tangents
 
 _KINDS = (LinearLayer, TransposedLinearLayer, EmbeddingLayer)
@@ -19,7 +20,8 @@ _KINDS = (LinearLayer, TransposedLinearLayer, EmbeddingLayer)
 class FactoredLayers:
     """The layers whose weights move along products of two thin factors.
 
-    Within :meth:`moving`, forward-mode differentiation by ``epsilon`` moves every such weight along its direction.
+    Inside :meth:`moving`, forward-mode differentiation with respect to ``epsilon`` moves each of these weights along
+    its direction.
 
     Args:
         model: the model.
@@ -27,12 +29,12 @@ class FactoredLayers:
         tangents: the directions.
 
     Attributes:
-        shapes: parameter name → shape of each weight that moves so.
+        shapes: parameter name → shape of each of these weights.
     """
 
     def __init__(self, model: nn.Module, selection: ParameterSelection, tangents: Tangents) -> None:
         selected = {id(tensor): name for name, tensor in selection.parameters.items()}
-        owners: dict[str, list[tuple[nn.Module, Any]]] = {}
+        owners: dict[str, list[tuple[nn.Module, type[Layer]]]] = {}
         elsewhere: set[str] = set()
         for module in model.modules():
             kind = next((kind for kind in _KINDS if kind.handles(module)), None)
@@ -52,8 +54,8 @@ class FactoredLayers:
         """Move the weights while the context is open.
 
         Args:
-            factors: parameter name → factors of one direction, (rows, rank) and (columns, rank); weights that are not
-                named stay.
+            factors: parameter name → factors of one direction, (rows, rank) and (columns, rank); other weights are
+                fixed.
             epsilon: scalar, differentiated forward with tangent 1.
         """
         handles = [
@@ -68,32 +70,32 @@ class FactoredLayers:
                 handle.remove()
 
 
-def _moved(module: Any, kind: type, factors: Factors, epsilon: Tensor) -> Callable[..., Tensor]:
+def _moved(module: nn.Module, kind: type[Layer], factors: Factors, epsilon: Tensor) -> Callable[..., Tensor]:
     def direction(entered: Tensor) -> Tensor:
-        """Derivative of the module's output by its weight, along the direction."""
+        """Derivative of the module's output with respect to its weight, along the direction."""
         left, right = factors.left, factors.right
         if kind is LinearLayer:
             return (entered @ right) @ left.transpose(-1, -2)
         if kind is TransposedLinearLayer:
             return (entered @ left) @ right.transpose(-1, -2)
         rows = nn.functional.embedding(entered, left)
-        if module.padding_idx is not None:  # whose row gets no gradient
-            rows = rows * (entered != module.padding_idx)[..., None]
+        padding = cast("nn.Embedding", module).padding_idx
+        if padding is not None:  # its row has no gradient
+            rows = rows * (entered != padding)[..., None]
         scale = getattr(module, "embed_scale", None)
         return (rows if scale is None else rows * torch.as_tensor(scale).to(rows)) @ right.transpose(-1, -2)
 
-    def after(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        entered = args[0] if args else next(iter(kwargs.values()))
-        return _Moved.apply(output, entered, epsilon, direction)  # pyright: ignore
+    def after(_module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: Tensor) -> Tensor:
+        return _Moved.apply(output, first_input(args, kwargs), epsilon, direction)  # pyright: ignore
 
     return after
 
 
 class _Moved(torch.autograd.Function):
-    """The identity on a layer's output, whose forward derivative gains the part that comes from the layer's weight.
+    """The identity on a layer's output; its forward derivative adds the derivative along the layer's weight.
 
-    Under vmap over directions the output itself is the same for all: it is computed once, and only the derivative has
-    a direction's axis.
+    Under vmap over directions the output is the same for all: it is computed once, and only the derivative has an
+    axis of directions.
     """
 
     generate_vmap_rule = False
@@ -103,16 +105,16 @@ class _Moved(torch.autograd.Function):
         return output.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         ctx.save_for_forward(inputs[1])
         ctx.direction = inputs[3]
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int | None]:
+    def vmap(info: object, in_dims: tuple[int | None, ...], *inputs: object) -> tuple[Tensor, int | None]:
         return _Moved.apply(*inputs), in_dims[0]  # pyright: ignore
 
     @staticmethod
-    def jvp(ctx: Any, d_output: Tensor | None, *_: Any) -> Tensor:
+    def jvp(ctx: Any, d_output: Tensor | None, *_: object) -> Tensor:
         (entered,) = ctx.saved_tensors
         moved = ctx.direction(entered)
         return moved if d_output is None else d_output + moved

@@ -1,26 +1,26 @@
 r"""Engine ``tokens``: projections :math:`\langle s_t, v_k\rangle` of every token's score, by forward differentiation.
 
-:math:`\langle s_t, v\rangle` is the derivative of :math:`\log\pi_{\theta + \varepsilon v}(y_t)` by
-:math:`\varepsilon`: one forward-mode pass gives it for all tokens of all sequences at once. Passes along several
-directions run together and share what does not depend on the direction.
+:math:`\langle s_t, v\rangle` is the derivative of :math:`\log\pi_{\theta + \varepsilon v}(y_t)` with respect
+to :math:`\varepsilon`: one forward-mode pass gives it for all tokens of all sequences at once. Passes along several
+directions run together and share all computation that does not depend on the direction.
 
-A token's log-probability depends on the last hidden states through its own alone. One backward pass through the output
-embedding gives every token's gradient there, so that the forward derivatives end at the hidden states, and no
-direction costs a pass through the vocabulary.
+A token's log-probability depends on only one of the last hidden states. One backward pass through the output embedding
+gives the gradient of every token there, so the forward derivatives end at the hidden states, and no direction costs a
+pass through the vocabulary.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
+from torch.utils.hooks import RemovableHandle
 
 from gradstats.gradients.attention import forward_mode_attention, measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
@@ -31,23 +31,24 @@ from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
 from gradstats.gradients.tokens.factored_layers import FactoredLayers
 from gradstats.gradients.tokens.tangents import Factors, Tangents
+from gradstats.policy.model import output_embedding
 from gradstats.policy.policy import Policy
 
-# More directions at once are no faster, since what they share is a small part by then: directions, and tokens times
-# directions, of which a small model needs many to be busy.
+# More directions at once are not faster, since what they share is then a small fraction of the cost. The limits are in
+# directions, and in tokens times directions, of which a small model needs many.
 _ENOUGH_DIRECTIONS = 16
 _ENOUGH_TOKENS = 2**14
-# Elements of the output embedding's derivatives that are made at a time.
+# Elements of the output embedding's derivatives that are computed at a time.
 _HEAD_ELEMENTS = 2**25
 
 
 @dataclass(frozen=True)
 class HeadGradients:
-    r"""What one forward pass and a backward pass through the output embedding tell about a chunk.
+    r"""Results of one forward pass of a chunk and one backward pass through the output embedding.
 
     Attributes:
         statistics: per kept position, (batch, kept) each.
-        hidden: (batch, kept, width), what enters the output embedding where each kept token is predicted.
+        hidden: (batch, kept, width), the input of the output embedding where each kept token is predicted.
         of_hidden: (batch, kept, width), :math:`\partial\log\pi(y_t)/\partial h_t`.
         of_output: (batch, kept, vocabulary), the gradient of the output embedding's output.
     """
@@ -59,16 +60,16 @@ class HeadGradients:
 
 
 def head_gradients(policy: Policy, chunk: Chunk) -> HeadGradients:
-    """Gradients of each token's log-probability by the hidden state and the logits that it is predicted from."""
-    head = policy.model.get_output_embeddings()
-    found: dict[str, Tensor] = {}
+    """Gradients of each token's log-probability with respect to the hidden state and the logits that predict it."""
+    head = output_embedding(policy.model)
+    seen: dict[str, Tensor] = {}
 
-    def enter(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        found["hidden"] = inputs[0].detach().requires_grad_()
-        return (found["hidden"], *inputs[1:])
+    def enter(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        seen["hidden"] = inputs[0].detach().requires_grad_()
+        return (seen["hidden"], *inputs[1:])
 
-    def leave(_module: Any, _inputs: Any, output: Tensor) -> None:
-        found["output"] = output
+    def leave(_module: nn.Module, _inputs: tuple[object, ...], output: Tensor) -> None:
+        seen["output"] = output
 
     with (
         Objective(policy.model, policy.temperature) as objective,
@@ -78,8 +79,8 @@ def head_gradients(policy: Policy, chunk: Chunk) -> HeadGradients:
         torch.enable_grad(),
     ):
         logprobs, statistics = objective(policy.model, chunk.input_ids, chunk.kept)
-        gradients = torch.autograd.grad(logprobs, (found["hidden"], found["output"]), torch.ones_like(logprobs))
-    hidden, of_hidden, of_output = (_predicting(part, chunk.kept) for part in (found["hidden"].detach(), *gradients))
+        gradients = torch.autograd.grad(logprobs, (seen["hidden"], seen["output"]), torch.ones_like(logprobs))
+    hidden, of_hidden, of_output = (_predicting(values, chunk.kept) for values in (seen["hidden"].detach(), *gradients))
     return HeadGradients(statistics, hidden, of_hidden, of_output)
 
 
@@ -99,26 +100,26 @@ def project_tokens(
         selection: the parameters.
         tangents: the directions.
         gradients: of this chunk, from :func:`head_gradients`.
-        memory_gib: most memory for what is held at once; when memory runs out nonetheless, directions are taken fewer
-            at a time, with a warning.
+        memory_gib: memory that may be used at once; when memory runs out nevertheless, fewer directions are taken at a
+            time, with a warning.
 
     Raises:
-        UnsupportedModuleError: when torch.func cannot trace the model, or a part of it has no forward derivative.
+        UnsupportedModuleError: when torch.func cannot trace the model, or an operation has no forward derivative.
     """
     projector = _Projector(policy, chunk, selection, tangents, gradients)
     enough = max(_ENOUGH_DIRECTIONS, _ENOUGH_TOKENS // chunk.n_tokens)
     at_once = max(1, min(enough, int(memory_gib * 1024**3 // projector.bytes_per_direction)))
-    parts: list[Tensor] = []
+    projected: list[Tensor] = []
     done = 0
     while done < tangents.n:
         which = range(done, min(done + at_once, tangents.n))
         try:
-            parts.append(projector(which))
+            projected.append(projector(which))
         except Exception as error:
             if is_out_of_memory(error) and len(which) > 1:
                 at_once = max(1, len(which) // 2)
                 warnings.warn(
-                    f"memory ran out with {len(which)} directions at once: going on with {at_once}",
+                    f"memory ran out with {len(which)} directions at once: continuing with {at_once}",
                     RuntimeWarning,
                     stacklevel=4,
                 )
@@ -126,17 +127,17 @@ def project_tokens(
             if is_out_of_memory(error) or not is_untraceable(error):
                 raise
             raise UnsupportedModuleError(
-                f"token_probes need forward derivatives, which {policy.name} has not "
-                f"({str(error).splitlines()[0]}): leave the part out with params, or measure all tokens exactly "
+                f"token_probes need forward derivatives, which {policy.name} does not have "
+                f"({str(error).splitlines()[0]}): leave that module out with params, or measure all tokens exactly "
                 "(token_probes=0, token_exact as large as the longest completion)"
             ) from error
         else:
             done = which.stop
-    return torch.cat(parts, dim=2) * (chunk.weights[0] != 0)[..., None]
+    return torch.cat(projected, dim=2) * (chunk.weights[0] != 0)[..., None]
 
 
 def is_untraceable(error: BaseException) -> bool:
-    """Whether torch.func could not trace the model, or it has no forward derivative."""
+    """Whether torch.func could not trace the model, or an operation has no forward derivative."""
     if isinstance(error, NotImplementedError):
         return True
     return isinstance(error, RuntimeError) and (is_tracing_failure(error) or "forward AD" in str(error))
@@ -154,7 +155,7 @@ class _Projector:
         gradients: HeadGradients,
     ) -> None:
         self._policy, self._chunk, self._tangents, self._gradients = policy, chunk, tangents, gradients
-        self._head = policy.model.get_output_embeddings()
+        self._head = output_embedding(policy.model)
         self._layers = FactoredLayers(policy.model, selection, tangents)
         self._everything = {name: tensor.detach() for name, tensor in policy.model.named_parameters()}
         self._written_out = {
@@ -165,7 +166,7 @@ class _Projector:
 
     @property
     def bytes_per_direction(self) -> int:
-        """An estimate of what one more direction at a time takes: itself, and derivatives of a layer's activations."""
+        """Estimated memory of one more direction: the direction itself, and derivatives of a layer's activations."""
         batch, time = self._chunk.input_ids.shape
         config = self._policy.model.config
         widths = [sum(shape) for name, shape in self._layers.shapes.items() if name not in self._head_names.values()]
@@ -181,7 +182,7 @@ class _Projector:
         factors = {
             name: self._tangents.factors(name, shape, which, like) for name, shape in self._layers.shapes.items()
         }
-        pairs = {name: (found.left, found.right) for name, found in factors.items()}
+        pairs = {name: (pair.left, pair.right) for name, pair in factors.items()}
         written_out = {
             name: self._tangents.dense(name, tensor.shape, which, like) for name, tensor in self._written_out.items()
         }
@@ -195,22 +196,22 @@ class _Projector:
         chunk = self._chunk
 
         def hidden(epsilon: Tensor, at: dict[str, Tensor]) -> Tensor:
-            found: list[Tensor] = []
+            entered: list[Tensor] = []
 
-            def keep(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-                found.append(inputs[0])
-                return (inputs[0][:, :1], *inputs[1:])  # nothing beyond is of interest
+            def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+                entered.append(inputs[0])
+                return (inputs[0][:, :1], *inputs[1:])  # the logits are not needed
 
             factors = {name: Factors(*pair) for name, pair in pairs.items()}
             with self._layers.moving(factors, epsilon), _hooks(self._head.register_forward_pre_hook(keep)):
                 functional_call(self._policy.model, self._everything | at, (chunk.input_ids,), {"use_cache": False})
-            return _predicting(found[0], chunk.kept)
+            return _predicting(entered[0], chunk.kept)
 
         derivative = self._derivative(hidden, written_out)
         return (derivative.to(self._kind) * self._gradients.of_hidden.to(self._kind)).sum(dim=-1)
 
     def _through_head(self, pairs: dict[str, tuple[Tensor, Tensor]], written_out: dict[str, Tensor]) -> Tensor:
-        """What the output embedding's own parameters add, (directions, batch, kept)."""
+        """The term of the output embedding's parameters, (directions, batch, kept)."""
         gradients = self._gradients
         some = next(iter((*written_out.values(), *(left for left, _ in pairs.values()))))
         total = gradients.hidden.new_zeros(len(some), *gradients.hidden.shape[:2], dtype=self._kind)
@@ -242,16 +243,16 @@ class _Projector:
     def _kind(self) -> torch.dtype:
         return torch.promote_types(self._policy.dtype, torch.float32)
 
-    def _derivative(self, function: Any, written_out: dict[str, Tensor]) -> Tensor:
+    def _derivative(self, function: Callable[..., Tensor], written_out: dict[str, Tensor]) -> Tensor:
         """Derivative along one direction: factored weights move with epsilon, the others as arguments."""
         one = torch.ones((), dtype=self._policy.dtype, device=self._policy.device)
         primals = {name: self._everything[name] for name in written_out}
-        found: Any = jvp(function, (torch.zeros_like(one), primals), (one, written_out))
-        return found[1]
+        _, derivative = jvp(function, (torch.zeros_like(one), primals), (one, written_out))  # pyright: ignore[reportAssignmentType]
+        return derivative
 
 
 @contextmanager
-def _hooks(*handles: Any) -> Iterator[None]:
+def _hooks(*handles: RemovableHandle) -> Iterator[None]:
     try:
         yield
     finally:
@@ -260,5 +261,5 @@ def _hooks(*handles: Any) -> Iterator[None]:
 
 
 def _predicting(values: Tensor, kept: int) -> Tensor:
-    """Of values at all positions, or at the last ones alone, those from which the kept tokens are predicted."""
+    """The values at the positions that predict the kept tokens, from values at all or at the last positions."""
     return values[:, -kept - 1 : -1]

@@ -1,15 +1,15 @@
-"""Token scores of a chunk: the heaviest tokens exactly, all of them projected on random directions."""
+"""Token scores of a chunk: exact for the heaviest tokens, projections on random directions for all tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.engines.loop import loop_engine
@@ -37,26 +37,11 @@ class TokenSettings:
     seed: int
 
     @classmethod
-    def of(cls, token_probes: int, token_exact: int | float, token_seed: int) -> TokenSettings | None:
-        """The settings, or None where no token scores are wanted.
-
-        Raises:
-            ValueError: for a negative number, or a share that is not between 0 and 1.
-        """
-        if token_probes < 0 or token_probes != int(token_probes):
-            raise ValueError(f"token_probes is {token_probes}: give a number of random directions, 0 for none")
-        if token_exact < 0 or (token_exact > 1 and token_exact != int(token_exact)):
-            raise ValueError(
-                f"token_exact is {token_exact}: give a number of tokens, or a share of the proxy between 0 and 1"
-            )
-        if token_exact == 1 and isinstance(token_exact, float):
-            raise ValueError(
-                "token_exact is 1.0, neither a share below 1 nor a whole number of tokens: give 1 for one token of "
-                "each sequence, or a number as large as the longest completion for all"
-            )
-        if token_seed < 0:
-            raise ValueError(f"token_seed is {token_seed}: give a seed of 0 or more")
-        return cls(int(token_probes), token_exact, token_seed) if token_probes or token_exact else None
+    def of(cls, section: MeasurementSection) -> TokenSettings | None:
+        """The settings of a section, or None where no token scores are wanted."""
+        if not section.token_probes and not section.token_exact:
+            return None
+        return cls(section.token_probes, section.token_exact, section.token_seed)
 
     @property
     def tangents(self) -> Tangents:
@@ -66,7 +51,7 @@ class TokenSettings:
 
 @dataclass(frozen=True)
 class TokenResult:
-    """Token scores of one chunk, one entry per sequence, named as in :class:`gradstats.Measurement`."""
+    """Token scores of one chunk, one entry per sequence, with the names of :class:`gradstats.Measurement`."""
 
     token_projections: list[np.ndarray] | None
     heavy_positions: list[np.ndarray]
@@ -75,13 +60,13 @@ class TokenResult:
 
     @property
     def finite(self) -> np.ndarray:
-        """(batch,), whether everything measured of a sequence's tokens is finite."""
-        parts = [rows for rows in (self.token_projections, self.heavy_sq_norms) if rows is not None]
-        return np.array([all(np.isfinite(values).all() for values in rows) for rows in zip(*parts, strict=True)])
+        """(batch,), whether all scores measured for a sequence's tokens are finite."""
+        measured = [rows for rows in (self.token_projections, self.heavy_sq_norms) if rows is not None]
+        return np.array([all(np.isfinite(values).all() for values in rows) for rows in zip(*measured, strict=True)])
 
     @classmethod
-    def concatenate(cls, results: Iterable[TokenResult]) -> dict[str, list[Any]]:
-        """The fields that there are, one chunk after the other."""
+    def concatenate(cls, results: Iterable[TokenResult]) -> dict[str, list[np.ndarray]]:
+        """The fields that were measured, chunk after chunk."""
         tables = [{name: rows for name, rows in vars(result).items() if rows is not None} for result in results]
         return {name: [values for table in tables for values in table[name]] for name in tables[0]}
 
@@ -97,8 +82,17 @@ def measure_tokens(
 ) -> tuple[ChunkResult, TokenResult]:
     """Measure a chunk with its token scores.
 
-    The heaviest tokens are found from one forward pass, before any gradient is known: what is estimated from random
-    directions afterwards stays unbiased.
+    The heaviest tokens are chosen from one forward pass, before any gradient is known, so estimates from random
+    directions remain unbiased.
+
+    Args:
+        policy: the policy.
+        chunk: the sequences.
+        selection: the parameters that are differentiated.
+        sketch: the projection for sketches, or None.
+        engine: the engine for the chunk's weightings.
+        settings: how token scores are measured.
+        memory_gib: memory that may be used at once for projections.
 
     Returns:
         The engine's result for the chunk's own weightings, and the token scores.
@@ -109,9 +103,9 @@ def measure_tokens(
         heavy = heaviest_tokens(gradients.statistics, chunk, settings.exact)
     projections = None
     if settings.n_probes:
-        found = project_tokens(policy, chunk, selection, settings.tangents, gradients, memory_gib).cpu().numpy()
+        projected = project_tokens(policy, chunk, selection, settings.tangents, gradients, memory_gib).cpu().numpy()
         spans = enumerate(zip(chunk.starts, chunk.lengths, strict=True))
-        projections = [found[row, start : start + length] for row, (start, length) in spans]
+        projections = [projected[row, start : start + length] for row, (start, length) in spans]
     del gradients
     result, exact = _with_exact_tokens(policy, chunk, selection, sketch, engine, heavy)
     n_own = len(chunk.weights)
@@ -127,17 +121,20 @@ def measure_tokens(
 
 
 def heaviest_tokens(statistics: TokenStatistics, chunk: Chunk, exact: int | float) -> list[np.ndarray]:
-    r"""Sorted positions in each completion of the tokens that are heaviest by the forward-only proxy.
+    r"""Sorted positions in each completion of the tokens with the largest values of the forward-only proxy.
 
     :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2` is the squared norm of the gradient with respect to the logits.
 
     Args:
-        statistics: of the chunk.
-        chunk: the sequences; tokens that do not count are never heavy.
-        exact: a number of tokens, or the share of :math:`\sum_t w_t` that they are to hold at least.
+        statistics: statistics of the chunk.
+        chunk: the sequences; masked-out tokens are never chosen.
+        exact: a number of tokens, or the least share of :math:`\sum_t w_t` that they have to hold.
+
+    Returns:
+        For each sequence, the positions.
     """
     weights = 1 - 2 * statistics.logprobs.exp() + statistics.sum_pi_squared
-    found = []
+    chosen = []
     for proxy, counts in zip(chunk.ragged(weights), chunk.ragged(chunk.weights[0]), strict=True):
         places = np.flatnonzero(counts)
         ordered = places[np.argsort(-proxy[places], kind="stable")]
@@ -145,8 +142,8 @@ def heaviest_tokens(statistics: TokenStatistics, chunk: Chunk, exact: int | floa
         if 0 < exact < 1:
             held = np.cumsum(proxy[ordered])
             number = int(np.searchsorted(held, exact * held[-1])) + 1
-        found.append(np.sort(ordered[:number]))
-    return found
+        chosen.append(np.sort(ordered[:number]))
+    return chosen
 
 
 def _with_exact_tokens(
@@ -157,7 +154,7 @@ def _with_exact_tokens(
     engine: Engine,
     heavy: list[np.ndarray],
 ) -> tuple[ChunkResult, ChunkResult]:
-    """The engine's result for the chunk, and one in which each heavy token is one more weighting.
+    """The engine's result for the chunk, and a result in which each heavy token is one more weighting.
 
     A weighting that is 1 on one token of each sequence costs a backward pass and shares the forward pass.
     """

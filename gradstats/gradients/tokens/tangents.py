@@ -1,4 +1,4 @@
-r"""Random directions in parameter space, regenerated from a seed whenever they are needed."""
+r"""Random directions in parameter space, generated from a seed whenever they are needed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Factors:
 class Tangents:
     r"""Seeded isotropic directions :math:`v_k`, :math:`\mathbb E\,v_k v_k^\top = I`, of random signs.
 
-    A matrix's direction is :math:`V = A B^\top/\sqrt r` with random signs in A and B, since that is as good a
-    direction and far cheaper to follow: through a linear layer, :math:`Vx = A(B^\top x)/\sqrt r`. Whatever is no
-    matrix takes signs throughout. For a score s with the matrices :math:`G_\ell` among its parts,
+    The direction of a matrix is :math:`V = A B^\top/\sqrt r` with random signs in A and B, which is far cheaper to
+    follow through a linear layer, :math:`Vx = A(B^\top x)/\sqrt r`, at almost the same variance. Parameters that are
+    not matrices have independent random signs. For a score s whose matrices are :math:`G_\ell`,
 
     .. math:: \operatorname{Var}\langle s, v\rangle^2
         \le 2\lVert s\rVert^4 + \frac 6r \sum_\ell \lVert G_\ell^\top G_\ell\rVert_F^2
@@ -42,8 +42,8 @@ class Tangents:
     at rank 16 standard errors are at most 9 % above those of Gaussian directions, and that only where one matrix of
     rank one holds the whole of the score.
 
-    Direction k of a parameter depends on the seed, k, the parameter's name and its shape alone: neither on the
-    sequences, nor on their chunks, nor on what else is measured.
+    Direction k of a parameter depends only on the seed, k, the parameter's name and its shape: not on the sequences,
+    their chunks, or what else is measured.
 
     Hutchinson, "A stochastic estimator of the trace of the influence matrix" (1989).
 
@@ -59,25 +59,25 @@ class Tangents:
 
     @property
     def distribution(self) -> str:
-        """In words, for the metadata."""
+        """The distribution in words, for the metadata."""
         return f"random signs, matrices of rank {self.rank}"
 
     def has_factors(self, shape: Sequence[int]) -> bool:
-        """Whether a parameter's directions are products of factors."""
+        """Whether the directions of a parameter are products of factors."""
         return len(shape) == 2
 
     def factors(self, name: str, shape: Sequence[int], which: Collection[int], like: Tensor) -> Factors:
-        """Factors of some directions of a matrix, the left one scaled by one over the root of the rank."""
+        r"""Factors of the given directions of a matrix; the left factor is scaled by :math:`1/\sqrt r`."""
         rows, columns = shape
         signs = [self._signs(name, shape, number, (rows + columns) * self.rank) for number in which]
         both = torch.from_numpy(np.stack(signs)).to(like).view(len(signs), rows + columns, self.rank)
         return Factors(both[:, :rows] * self.rank**-0.5, both[:, rows:])
 
     def dense(self, name: str, shape: Sequence[int], which: Collection[int], like: Tensor) -> Tensor:
-        """Some directions of a parameter written out, (directions, *shape)."""
+        """The given directions of a parameter as plain tensors, (directions, *shape)."""
         if self.has_factors(shape):
-            found = self.factors(name, shape, which, like)
-            return found.left @ found.right.transpose(1, 2)
+            pair = self.factors(name, shape, which, like)
+            return pair.left @ pair.right.transpose(1, 2)
         signs = [self._signs(name, shape, number, int(np.prod(shape))) for number in which]
         return torch.from_numpy(np.stack(signs)).to(like).view(len(signs), *shape)
 

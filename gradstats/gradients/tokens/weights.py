@@ -1,17 +1,17 @@
-"""The user's token weights, checked once."""
+"""Read and check the user's token weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from gradstats.rollouts.table import Rollouts
 
-TokenWeights = Mapping[str, Sequence[Any]] | Sequence[Any]
+TokenWeights = Mapping[str, Sequence[ArrayLike]] | Sequence[ArrayLike]
 
-#: Name of a weighting that is given without one.
+#: Name of a weighting that is given without a name.
 DEFAULT_NAME = "weighted"
 
 
@@ -19,8 +19,11 @@ def named_weightings(token_weights: TokenWeights | None, rollouts: Rollouts) -> 
     """Weightings by name, each with one array per completion.
 
     Args:
-        token_weights: name → one sequence of numbers per completion, one number a token; or one such list alone.
+        token_weights: name → one sequence of numbers per completion, one number per token; or one such list.
         rollouts: the completions.
+
+    Returns:
+        Name → one array per completion.
 
     Raises:
         ValueError: when a weighting has another number of completions or of tokens, or is not finite.
@@ -31,7 +34,7 @@ def named_weightings(token_weights: TokenWeights | None, rollouts: Rollouts) -> 
     return {str(name): _checked(str(name), rows, rollouts) for name, rows in by_name.items()}
 
 
-def _checked(name: str, rows: Sequence[Any], rollouts: Rollouts) -> list[np.ndarray]:
+def _checked(name: str, rows: Sequence[ArrayLike], rollouts: Rollouts) -> list[np.ndarray]:
     if len(rows) != len(rollouts):
         raise ValueError(f"token_weights {name!r} has {len(rows)} rows for {len(rollouts)} rollouts: give one each")
     checked = [np.asarray(row, dtype=np.float64) for row in rows]

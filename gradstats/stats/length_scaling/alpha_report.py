@@ -1,34 +1,40 @@
-"""Everything that is said beside α: truncation, curvature, influence, blocks, energies, and the on-policy check."""
+"""α with its diagnostics: truncation, curvature, influence, blocks, energies, and the on-policy check."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar, cast
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
 from gradstats.stats.length_scaling.diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
+from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
 from gradstats.stats.on_policy.check import OnPolicyCheck, check_on_policy
+from gradstats.stats.records import records
 from gradstats.stats.tokens.profiles import has_token_energies
 
-# Refitting without each prompt in turn is cheap for regressions, which have it in closed form.
+# Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200
-BENDS_BELOW = 0.01
-# How much wider than Student's the interval has to be that allows for unequal noise, to be told.
+CURVED_BELOW = 0.01
+# How much wider than Student's the interval that allows for unequal noise has to be, to be reported.
 NOTICEABLY_WIDER = 1.2
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class AlphaReport:
-    """A length-scaling fit with what a reader has to know before believing its α.
+    """A length-scaling fit with the diagnostics to read before its α is believed.
 
     Attributes:
         fit: the fit.
         confidence_level: of all intervals.
-        interval: how the interval of α was made.
+        interval: method of the interval of α.
         low: lower end of it.
         high: upper end of it.
         mean_fit: for ``fit.method == "ols"``, the Poisson fit of E[‖S‖² | T], which the baseline needs; else None.
@@ -64,8 +70,8 @@ class AlphaReport:
         low, high = self.confidence_interval(level)
         return self.fit.to_frame(level).assign(alpha_low=low, alpha_high=high, interval=self.interval)
 
-    def summary(self) -> dict[str, Any]:
-        """All of it as nested numbers and sentences, as in ``alpha.json``; what was not found is None."""
+    def summary(self) -> dict[str, object]:
+        """All of it as nested numbers and sentences, as in ``alpha.json``; what is not available is None."""
         level = self.confidence_level
         influence = self.influence
         return {
@@ -73,83 +79,104 @@ class AlphaReport:
             "mean_scaling": _brief(self.mean_fit, level),
             "without_truncated": _brief(self.uncut_fit, level),
             "curvature": None if self.curvature is None else self.curvature.to_frame(level).iloc[0].to_dict(),
-            "most_influential_prompt": None if influence is None else _records(influence.head(1))[0],
+            "most_influential_prompt": None if influence is None else records(influence.head(1))[0],
             "token_energy": _brief(self.energy_fit, level),
-            "by_block": None if self.by_block is None else _records(self.by_block),
-            "on_policy": None if self.on_policy is None else _records(self.on_policy.to_frame(level)),
+            "by_block": None if self.by_block is None else records(self.by_block),
+            "on_policy": None if self.on_policy is None else records(self.on_policy.to_frame(level)),
             "sentences": self.sentences(),
         }
 
     def sentences(self) -> list[str]:
         """What to read beside α, one sentence each; the on-policy verdict is the first."""
-        said = ["Whether the samples are on-policy is not known: lengths and norms alone do not tell."]
+        sentences = ["Whether the samples are on-policy is not known: lengths and norms alone do not show it."]
         if self.on_policy is not None:
-            said = [self.on_policy.verdict()]
+            sentences = [self.on_policy.verdict()]
         if self.interval == "t":
             low, high = self.fit.confidence_interval(self.confidence_level, "hc3")
             if high - low > NOTICEABLY_WIDER * (self.high - self.low):
-                said.append(
-                    "The noise changes with length, which Student's interval does not allow for: take that of hc3, "
+                sentences.append(
+                    "The noise changes with length, which Student's interval does not allow for: use the hc3 interval, "
                     f"[{low:.3f}, {high:.3f}]."
                 )
         if self.mean_fit is not None:
-            said.append(
-                f"Of the mean E[‖S‖² | T], which a baseline's weights follow: {self._told(self.mean_fit)}, an interval "
-                "that is too narrow where the noise is large."
+            sentences.append(
+                f"The mean E[‖S‖² | T], which a baseline's weights follow, has {self._alpha(self.mean_fit)}, an "
+                "interval that is too narrow where the noise is large."
             )
         if self.energy_fit is not None:
-            said.append(
-                f"Of the summed token energies Σ‖s_t‖²: {self._told(self.energy_fit)}; the rest of α is correlation "
+            sentences.append(
+                f"The summed token energies Σ‖s_t‖² have {self._alpha(self.energy_fit)}; the rest of α is correlation "
                 "between tokens."
             )
         if self.fit.n_truncated:
-            rest = "too few remain for a fit" if self.uncut_fit is None else self._told(self.uncut_fit)
-            said.append(
+            rest = "too few remain for a fit" if self.uncut_fit is None else self._alpha(self.uncut_fit)
+            sentences.append(
                 f"{self.fit.n_truncated} of {self.fit.n} completions were cut off at the cap; without them: {rest}."
             )
-        if self.curvature is not None and self.curvature.pvalue < BENDS_BELOW:
-            way = "steepens" if self.curvature.curvature > 0 else "flattens"
-            said.append(
-                f"One power law does not fit: the line {way} with length (p = {self.curvature.pvalue:.1g}), so α is an "
-                "average over these lengths."
+        if self.curvature is not None and self.curvature.pvalue < CURVED_BELOW:
+            trend = "steepens" if self.curvature.curvature > 0 else "flattens"
+            sentences.append(
+                f"One power law does not fit: the line {trend} with length (p = {self.curvature.pvalue:.1g}), so α is "
+                "an average over these lengths."
             )
         if self.influence is not None:
             prompt, without, change = (self.influence[name].iloc[0] for name in ("prompt", "alpha", "change"))
             inside = self.low <= without <= self.high
-            said.append(
+            sentences.append(
                 f"Leaving out one prompt moves α by at most {abs(change):.2g} (prompt {prompt}, to {without:.3f})"
                 f"{'' if inside else ', outside the interval'}."
             )
-        return said
+        return sentences
 
-    def _told(self, fit: LengthScalingFit) -> str:
+    def _alpha(self, fit: LengthScalingFit) -> str:
         low, high = fit.confidence_interval(self.confidence_level)
         return f"α = {fit.alpha:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def alpha_report(
-    measured: Any = None,
+    measured: MeasuredNorms | None = None,
     *,
     method: str = "ols",
     interval: str | None = None,
     confidence_level: float = 0.95,
-    **arrays: Any,
+    lengths: ArrayLike | None = None,
+    sq_norms: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    truncated: ArrayLike | None = None,
 ) -> AlphaReport:
-    """Fits the length exponent and asks everything that bears on it.
+    """Fits the length exponent and runs every diagnostic that bears on it.
 
     Args:
-        measured: a measurement; or give ``lengths``, ``sq_norms``, ``groups`` and ``truncated`` as to
-            `fit_length_scaling`.
+        measured: a measurement; or give the arrays.
         method: of the fit, as in `fit_length_scaling`.
-        interval: kind of interval, as in `LengthScalingFit.confidence_interval`; None takes the fit's own.
+        interval: kind of interval, as in `LengthScalingFit.confidence_interval`; None for the fit's default.
         confidence_level: of all intervals.
-        **arrays: instead of ``measured``.
+        lengths: as in `fit_length_scaling`, instead of ``measured``.
+        sq_norms: likewise.
+        groups: likewise.
+        truncated: likewise.
 
     Raises:
         TypeError: as `fit_length_scaling`.
         ValueError: likewise, or for an interval that this fit does not offer.
+
+    Examples:
+        >>> import gradstats as gs
+        >>> points = gs.data.load("gloeckle2026")
+        >>> report = gs.alpha_report(lengths=points.length, sq_norms=points.sq_norm)
+        >>> round(report.fit.alpha, 3), round(report.low, 3), round(report.high, 3)
+        (0.789, 0.475, 1.102)
+        >>> print(report.sentences()[-1])
+        Leaving out one prompt moves α by at most 0.082 (prompt 24, to 0.707).
     """
-    fit = fit_length_scaling(measured, method=method, **arrays)
+    fit = fit_length_scaling(
+        measured,
+        lengths=lengths,
+        sq_norms=sq_norms,
+        groups=groups,
+        method=method,
+        truncated=truncated,
+    )
     low, high = fit.confidence_interval(confidence_level, interval)
     mean_fit = None
     if method == "ols":
@@ -166,44 +193,46 @@ def alpha_report(
         mean_fit=mean_fit,
         uncut_fit=_or_none(fit.without_truncated) if fit.n_truncated else None,
         curvature=_or_none(lambda: curvature_test(fit)),
-        influence=_named_influence(fit, measured, arrays) if closed_form or fit.n <= MOST_REFITS else None,
+        influence=_named_influence(fit, measured, groups) if closed_form or fit.n <= MOST_REFITS else None,
         by_block=_by_block(measured, method, confidence_level),
-        energy_fit=(fit_energy_scaling(measured, method=method) if has_token_energies(measured) else None),
-        on_policy=_or_none(lambda: check_on_policy(measured)) if hasattr(measured, "entropy") else None,
+        energy_fit=None
+        if measured is None or not has_token_energies(measured)
+        else fit_energy_scaling(measured, method=method),
+        on_policy=(
+            _or_none(lambda: check_on_policy(cast(MeasuredPolicy, measured))) if hasattr(measured, "entropy") else None
+        ),
     )
 
 
-def _named_influence(fit: LengthScalingFit, measured: Any, arrays: dict[str, Any]) -> pd.DataFrame | None:
-    """`alpha_without_each_prompt`, with the prompts' own names."""
+def _named_influence(
+    fit: LengthScalingFit, measured: MeasuredNorms | None, groups: ArrayLike | None
+) -> pd.DataFrame | None:
+    """`alpha_without_each_prompt`, with the names of the prompts."""
     frame = _or_none(lambda: alpha_without_each_prompt(fit))
-    groups = arrays.get("groups") if measured is None else measured.rollouts.prompt_id
+    groups = groups if measured is None else measured.rollouts.prompt_id
     if frame is None or groups is None:
         return frame
     names = np.unique(np.asarray(groups))
     return frame.assign(prompt=[str(names[number]) for number in frame["prompt"]])
 
 
-def _by_block(measured: Any, method: str, confidence_level: float) -> pd.DataFrame | None:
+def _by_block(measured: MeasuredNorms | None, method: str, confidence_level: float) -> pd.DataFrame | None:
     blocks = getattr(measured, "sq_norms_by_block", None)
     if blocks is None or blocks.shape[1] < 2:
         return None
-    return length_scaling_by_block(measured, method=method, confidence_level=confidence_level)
+    return length_scaling_by_block(cast(MeasuredBlocks, measured), method=method, confidence_level=confidence_level)
 
 
-def _or_none(action: Any) -> Any:
-    """What a small data set does not allow is left out of the report; the fit itself has been made."""
+def _or_none(action: Callable[[], Result]) -> Result | None:
+    """None for a diagnostic that a small data set does not allow; the fit itself has succeeded."""
     try:
         return action()
     except ValueError:
         return None
 
 
-def _brief(fit: LengthScalingFit | None, level: float) -> dict[str, Any] | None:
+def _brief(fit: LengthScalingFit | None, level: float) -> dict[str, object] | None:
     if fit is None:
         return None
     columns = ["alpha", "alpha_low", "alpha_high", "n", "n_prompts", "method", "interval"]
     return fit.to_frame(level).iloc[0][columns].to_dict()
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]

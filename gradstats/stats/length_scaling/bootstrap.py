@@ -17,19 +17,19 @@ def bootstrap_t_quantiles(
 ) -> tuple[float, float, float]:
     r"""Quantiles of the studentised slope when whole clusters are drawn with replacement.
 
-    Each resample gives \(t^* = (\hat b^* - \hat b)/\mathrm{se}^*\) with the cluster-robust standard error of
+    Each resample gives :math:`t^* = (\hat b^* - \hat b)/\mathrm{se}^*` with the cluster-robust standard error of
     the resample (CR0). Because only sums over clusters enter, all resamples are matrix products. Resamples in
-    which the slope is not determined (one cluster drawn throughout, say) carry no information and are left
+    which the slope is not determined (for example, one cluster drawn throughout) carry no information and are left
     out.
 
     Args:
         x: (n,) regressor.
         y: (n,) response.
         clusters: (n,) cluster of each row, numbered from 0.
-        probabilities: the two probabilities to read off.
-        n_resamples: how many resamples to draw.
+        probabilities: of the two quantiles.
+        n_resamples: number of resamples.
         rng: source of randomness.
-        fit_intercept: False for data from which the means have been taken already.
+        fit_intercept: False for data whose means have been subtracted already.
 
     Returns:
         The two quantiles of t*, and the CR0 standard error of the slope on the data themselves.

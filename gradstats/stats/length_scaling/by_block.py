@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
+from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
 from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
 
 
-def length_scaling_by_block(measured: Any, *, method: str = "ols", confidence_level: float = 0.95) -> pd.DataFrame:
+def length_scaling_by_block(
+    measured: MeasuredBlocks, *, method: str = "ols", confidence_level: float = 0.95
+) -> pd.DataFrame:
     """α of each block's share of the gradient, and of the whole.
 
     Args:
@@ -21,7 +22,7 @@ def length_scaling_by_block(measured: Any, *, method: str = "ols", confidence_le
 
     Returns:
         The rows of `LengthScalingFit.to_frame` with a column ``block`` in front (``"total"`` last) and
-        ``share_of_sq_norm``, the block's part of Σ‖S‖². A block whose gradient vanishes on some sequence has
+        ``share_of_sq_norm``, the block's share of Σ‖S‖². A block whose gradient vanishes on some sequence has
         no logarithm and gets NaN.
     """
     by_block = measured.sq_norms_by_block
@@ -44,10 +45,10 @@ def length_scaling_by_block(measured: Any, *, method: str = "ols", confidence_le
     return pd.concat(rows, ignore_index=True)
 
 
-def fit_energy_scaling(measured: Any, *, method: str = "ols") -> LengthScalingFit:
-    r"""α_energy, the exponent of \(\sum_t‖s_t‖²\): how the summed energy of single tokens grows with length.
+def fit_energy_scaling(measured: MeasuredNorms, *, method: str = "ols") -> LengthScalingFit:
+    r"""α_energy, the exponent of :math:`\sum_t‖s_t‖²`: how the summed energy of single tokens grows with length.
 
-    α_total less α_energy is what correlation between tokens adds.
+    The difference from α of the whole gradient is due to correlation between tokens.
 
     Args:
         measured: a measurement with ``.token_energy``.

@@ -1,4 +1,4 @@
-"""Does one power law fit, and which sequences or prompts is α owed to?"""
+"""Whether one power law fits, and which prompts influence α most."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gradstats.stats.length_scaling.regression_lines import RegressionLine
 
 @dataclass(frozen=True)
 class CurvatureTest:
-    """Whether log‖S‖² bends as a function of log T.
+    """The curvature of log‖S‖² as a function of log T.
 
     Attributes:
-        curvature: coefficient of (log T − mean)²; half of it is how fast α grows with log T, per unit.
+        curvature: coefficient of (log T − mean)², half the change of the slope 2α per unit of log T.
         stderr: its standard error, clustered by prompt (CR2).
         degrees: Satterthwaite degrees of freedom.
-        pvalue: of no bend, two-sided.
+        pvalue: of no curvature, two-sided.
     """
 
     curvature: float
@@ -42,18 +42,25 @@ class CurvatureTest:
 
 
 def curvature_test(fit: LengthScalingFit) -> CurvatureTest:
-    """Adds a square to the pooled line in logarithms and asks whether it is needed.
+    """Tests whether a quadratic term in log T improves the pooled line in logarithms.
 
     Args:
         fit: any length-scaling fit; its sequences are used, not its line.
 
     Raises:
         ValueError: for fewer than 4 distinct lengths or 3 prompts.
+
+    Examples:
+        >>> import gradstats as gs
+        >>> points = gs.data.load("gloeckle2026")
+        >>> test = gs.curvature_test(gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm))
+        >>> round(test.curvature, 2), round(test.pvalue, 2)
+        (-0.54, 0.46)
     """
     n_distinct = len(np.unique(fit.lengths))
     if n_distinct < 4 or fit.n_prompts < 3:
         raise ValueError(
-            f"a bend needs at least 4 distinct lengths and 3 prompts, got {n_distinct} and {fit.n_prompts}: "
+            f"a curvature test needs at least 4 distinct lengths and 3 prompts, got {n_distinct} and {fit.n_prompts}: "
             "measure more prompts"
         )
     x = np.log(fit.lengths)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +18,7 @@ from gradstats.stats.length_scaling.regression_lines import (
     within_prompt_line,
 )
 from gradstats.stats.length_scaling.theil_sen import TheilSenLine, theil_sen_line
+from gradstats.stats.measured import MeasuredNorms
 
 Line = RegressionLine | TheilSenLine
 METHODS: dict[str, Callable[..., Line]] = {
@@ -32,7 +32,7 @@ METHODS: dict[str, Callable[..., Line]] = {
 
 @dataclass(frozen=True)
 class LengthScalingFit:
-    r"""A fit of \(\log‖S‖² = c + 2α\log T\), natural logarithms; see `fit_length_scaling`.
+    r"""A fit of :math:`\log‖S‖² = c + 2α\log T`, natural logarithms; see `fit_length_scaling`.
 
     Attributes:
         alpha: the length exponent, half the slope.
@@ -87,14 +87,14 @@ class LengthScalingFit:
                 ``"bootstrap"`` (prompts drawn with replacement, studentised); ``"theil_sen"`` has ``"rank"``
                 (Sen 1968; equal noise) and ``"cluster"``, ``"ppml"`` has ``"hc3"`` and ``"cluster"``. None takes
                 ``"cluster"``, except for regressions in which every prompt has one completion: ``"t"``. Where
-                the noise changes with length ``"t"`` is too narrow (it held the truth in 82 to 85 of 100
-                simulated data sets): ask for ``"hc3"``. Intervals of ``"ppml"`` are too narrow where single
-                norms are many times their neighbours' (77 to 88 of 100).
+                the noise changes with length ``"t"`` is too narrow (it covered the truth in 82 to 85 of 100
+                simulated data sets): use ``"hc3"``. Intervals of ``"ppml"`` are too narrow where some norms
+                are many times larger than others at similar lengths (77 to 88 of 100).
             n_resamples: for ``"bootstrap"``.
             rng: for ``"bootstrap"``.
 
         Returns:
-            ``(low, high)`` of α; NaN with a warning where there are too few prompts to tell.
+            ``(low, high)`` of α; NaN with a warning where there are too few prompts.
 
         Raises:
             ValueError: for a method this fit does not offer, or a level outside (0, 1).
@@ -131,9 +131,9 @@ class LengthScalingFit:
         )
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """One row: α with its default interval, the slope, and what they rest on."""
+        """One row: α with its default interval, the slope, and the data behind them."""
         low, high = self.confidence_interval(confidence_level)
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "alpha": self.alpha,
             "alpha_low": low,
             "alpha_high": high,
@@ -152,7 +152,7 @@ class LengthScalingFit:
         return pd.DataFrame([row])
 
     def without_truncated(self) -> LengthScalingFit:
-        """The same fit on the sequences that ended by themselves."""
+        """The same fit on the sequences that were not cut off."""
         kept = ~self.truncated
         return fit_length_scaling(
             lengths=self.lengths[kept],
@@ -171,7 +171,7 @@ class LengthScalingFit:
 
 
 def fit_length_scaling(
-    measured: Any = None,
+    measured: MeasuredNorms | None = None,
     *,
     lengths: ArrayLike | None = None,
     sq_norms: ArrayLike | None = None,
@@ -179,10 +179,10 @@ def fit_length_scaling(
     method: str = "ols",
     truncated: ArrayLike | None = None,
 ) -> LengthScalingFit:
-    r"""Fits the length exponent α of \(‖S‖ ∝ T^{α}\), S = ∇ log π of a whole completion of T tokens.
+    r"""Fits the length exponent α of :math:`‖S‖ ∝ T^{α}`, S = ∇ log π of a whole completion of T tokens.
 
-    The line is \(\log‖S‖² = c + 2α\log T\) (natural logarithms; **the slope is 2α**). α = ½ is what
-    uncorrelated token scores give, α = 1 fully correlated ones. The exponent weights a length-controlled
+    The line is :math:`\log‖S‖² = c + 2α\log T` (natural logarithms; **the slope is 2α**). Uncorrelated token
+    scores give α = ½, fully correlated ones α = 1. The exponent weights a length-controlled
     baseline, Σ R T^{2α} / Σ T^{2α} (Gloeckle, "Length-controlled Baselines in RL with Language Models",
     2026).
 
@@ -190,14 +190,14 @@ def fit_length_scaling(
         measured: a measurement (``.lengths``, ``.sq_norms``, ``.rollouts.prompt_id``); or give the arrays.
         lengths: (n,) completion lengths T in tokens, instead of ``measured``.
         sq_norms: (n,) squared norms ‖S‖², not norms.
-        groups: (n,) prompt of each sequence, strings or integers; None says that each has its own.
+        groups: (n,) prompt of each sequence, strings or integers; None for sequences of different prompts.
         method: what the line describes. ``"ols"``: E[log‖S‖² | T], by least squares. ``"theil_sen"``: the
             same, by the median of pairwise slopes, which outliers do not move. ``"ppml"``: log E[‖S‖² | T],
             which is what the baseline needs, by Poisson pseudo-maximum-likelihood. ``"within_prompt"``: how a
             longer answer to the *same* prompt scales (prompt fixed effects). ``"between_prompt"``: how
             prompts with longer answers do (prompt means of the logarithms).
         truncated: (n,) whether a sequence was cut off at the length cap; they are counted and stay in the fit
-            (see ``.without_truncated()``). A measurement brings its own.
+            (see ``.without_truncated()``). A measurement records it.
 
     Returns:
         The fit, with ``.confidence_interval()``, ``.predict()`` and ``.to_frame()``.
@@ -208,9 +208,9 @@ def fit_length_scaling(
             distinct lengths, an unknown method, or data that a method cannot use.
 
     Examples:
-        >>> import gradstats.data
-        >>> points = gradstats.data.load("gloeckle2026")
-        >>> fit = fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)
+        >>> import gradstats as gs
+        >>> points = gs.data.load("gloeckle2026")
+        >>> fit = gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)
         >>> round(fit.alpha, 4), round(fit.alpha_stderr, 3)
         (0.7887, 0.153)
         >>> low, high = fit.confidence_interval(0.95)
@@ -239,7 +239,7 @@ def fit_length_scaling(
     if n_distinct < 3:
         raise ValueError(
             f"lengths hold {n_distinct} distinct value(s) and a slope with an error bar needs at least 3: "
-            "measure completions of more different lengths"
+            "measure completions of more lengths"
         )
     line = METHODS[method](np.log(t), np.log(norms), clusters)
     stderr = line.slope_stderr()
@@ -271,7 +271,7 @@ def _positive(values: ArrayLike, name: str) -> Float[np.ndarray, " n"]:
     if len(bad):
         raise ValueError(
             f"{name} must be finite and positive to take logarithms, but {len(bad)} of {len(array)} are not "
-            f"(the first is {array[bad[0]]} at position {bad[0]}): drop those sequences and say so"
+            f"(the first is {array[bad[0]]} at position {bad[0]}): drop those sequences and report that"
         )
     return array
 

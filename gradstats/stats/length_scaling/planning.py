@@ -1,4 +1,4 @@
-"""How many sequences does an α of a given precision take?"""
+"""The number of sequences that an α of a given precision needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradstats.stats.length_scaling.fit import LengthScalingFit
 
 @dataclass(frozen=True)
 class AlphaPlan:
-    """What a measurement of α would take.
+    """The size of a measurement of α with a given precision.
 
     Attributes:
         half_width: wanted half-width of the interval of α.
@@ -37,9 +37,9 @@ class AlphaPlan:
 
     def sentence(self) -> str:
         """The answer in words."""
-        source = "independent sequences of that noise and spread"
+        source = "independent sequences with that noise and spread of lengths"
         if self.pilot_n_prompts is not None:
-            source = f"more like the pilot's {self.pilot_n_prompts} prompts"
+            source = f"similar to the pilot's {self.pilot_n_prompts} prompts"
         return (
             f"α ± {self.half_width:g} ({self.confidence_level:.0%} interval) takes {self.n:,} sequences of "
             f"{self.n_prompts:,} prompts, if they are {source}."
@@ -54,11 +54,11 @@ def plan_alpha(
     noise: float | None = None,
     length_spread: float | None = None,
 ) -> AlphaPlan:
-    r"""Says how many prompts give α ± ``half_width``, from a pilot fit or from two numbers.
+    r"""Computes how many prompts give α ± ``half_width``, from a pilot fit or from two numbers.
 
     The standard error falls like one over the root of the number of prompts, at the pilot's completions a prompt,
-    range of lengths and noise; the Student quantile is taken at the number found. Without a pilot, independent
-    sequences have \(\mathrm{se}(α) = \frac{σ}{2 s \sqrt n}\), σ the noise about the line and s the spread of
+    range of lengths and noise; the Student quantile is that of the resulting number. Without a pilot, independent
+    sequences have :math:`\mathrm{se}(α) = \frac{σ}{2 s \sqrt n}`, σ the noise about the line and s the spread of
     lengths. A wider range of lengths needs fewer.
 
     Args:
@@ -71,6 +71,15 @@ def plan_alpha(
     Raises:
         TypeError: when neither or both of a pilot and the two numbers are given.
         ValueError: for a half-width, noise or spread that is not positive, or a pilot without a standard error.
+
+    Examples:
+        >>> import gradstats as gs
+        >>> gs.plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5).n
+        387
+        >>> points = gs.data.load("gloeckle2026")
+        >>> pilot = gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)
+        >>> gs.plan_alpha(pilot, half_width=0.1).n_prompts
+        263
     """
     if (pilot is None) == (noise is None and length_spread is None):
         raise TypeError("give either a pilot fit, or both noise= and length_spread=")
@@ -86,7 +95,7 @@ def plan_alpha(
             raise ValueError("the pilot has no standard error of alpha: give one with noise and at least 3 prompts")
         of_one, per_prompt = pilot.alpha_stderr * math.sqrt(pilot.n_prompts), pilot.n / pilot.n_prompts
     elif noise is None or length_spread is None:
-        raise TypeError("give both noise= and length_spread=: a slope's error is their quotient")
+        raise TypeError("give both noise= and length_spread=: the error of a slope is proportional to their quotient")
     else:
         of_one, per_prompt = noise / (2.0 * length_spread), 1.0
 

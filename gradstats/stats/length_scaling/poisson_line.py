@@ -14,10 +14,10 @@ MAX_STEPS = 100
 def poisson_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> RegressionLine:
-    r"""Fits \(E[‖S‖² | T] = \exp(c + 2α\log T)\) by \(\sum_i (‖S_i‖² - μ_i)(1, \log T_i) = 0\).
+    r"""Fits :math:`E[‖S‖² | T] = \exp(c + 2α\log T)` by :math:`\sum_i (‖S_i‖² - μ_i)(1, \log T_i) = 0`.
 
     Consistent whenever that mean is right, whatever the noise (Santos Silva and Tenreyro, Review of Economics
-    and Statistics 88, 2006), where least squares on logarithms is only if the noise is alike at all lengths.
+    and Statistics 88, 2006); least squares on logarithms is only if the noise is the same at all lengths.
     Errors are those of the working regression of (‖S‖² − μ)/√μ on √μ·(1, log T): cluster-robust (CR2), or
     HC3.
 
@@ -27,14 +27,14 @@ def poisson_line(
         clusters: (n,) prompt of each sequence.
 
     Raises:
-        ValueError: when the iteration does not settle.
+        ValueError: when the iteration does not converge.
     """
     centre = float(x.mean())
     design = np.column_stack([np.ones_like(x), x - centre])
-    # The slope does not depend on the unit of ‖S‖²: take one in which no exponential overflows.
+    # The slope does not depend on the unit of ‖S‖²: choose one in which no exponential overflows.
     shift = float(y.max())
     target = np.exp(y - shift)
-    # Start at least squares in logs, and halve steps that do not raise the likelihood.
+    # Start from least squares in logarithms, and halve steps that do not raise the likelihood.
     coefficients = np.linalg.lstsq(design, y - shift, rcond=None)[0]
 
     def likelihood(beta: np.ndarray) -> float:
@@ -52,7 +52,9 @@ def poisson_line(
             size /= 2.0
         coefficients = coefficients + size * step
     else:
-        raise ValueError("method='ppml' did not settle in 100 steps: look for squared norms that are far apart")
+        raise ValueError(
+            f"method='ppml' did not converge in {MAX_STEPS} steps: look for squared norms that are far apart"
+        )
     mean = np.exp(design @ coefficients)
     root = np.sqrt(mean)
     bread = np.linalg.inv(design.T @ (design * mean[:, None]))

@@ -17,8 +17,8 @@ class LeastSquares:
         coefficients: β̂ = (XᵀX)⁻¹Xᵀy, (k,).
         residuals: y − Xβ̂, (n,).
         bread: (XᵀX)⁻¹, (k, k).
-        n_absorbed: parameters taken out before the fit (the group means of a fixed-effects fit); they count
-            against the residual degrees of freedom.
+        n_absorbed: parameters eliminated before the fit (the group means of a fixed-effects fit), which reduce the
+            residual degrees of freedom.
     """
 
     design: Float[np.ndarray, "n k"]
@@ -29,7 +29,7 @@ class LeastSquares:
 
     @property
     def residual_df(self) -> int:
-        """The residual degrees of freedom, n − k less what was absorbed."""
+        """The residual degrees of freedom, n − k − n_absorbed."""
         return self.design.shape[0] - self.design.shape[1] - self.n_absorbed
 
     def classical(self, contrasts: Float[np.ndarray, "c k"]) -> tuple[np.ndarray, np.ndarray]:
@@ -39,9 +39,9 @@ class LeastSquares:
         return np.sqrt(variance), np.full(len(contrasts), float(self.residual_df))
 
     def hc3(self, contrasts: Float[np.ndarray, "c k"]) -> tuple[np.ndarray, np.ndarray]:
-        r"""HC3 standard errors: \(M Xᵀ\,\mathrm{diag}(e_i²/(1-h_i)²)\,X M\) (MacKinnon and White 1985).
+        r"""HC3 standard errors: :math:`M Xᵀ\,\mathrm{diag}(e_i²/(1-h_i)²)\,X M` (MacKinnon and White 1985).
 
-        A point of leverage 1 is fitted exactly and says nothing about the noise: the standard error is NaN.
+        A point of leverage 1 is fitted exactly and carries no information about the noise: the standard error is NaN.
         """
         leverage = np.einsum("nk,kl,nl->n", self.design, self.bread, self.design)
         slack = 1.0 - leverage
@@ -56,7 +56,7 @@ class LeastSquares:
     ) -> tuple[np.ndarray, np.ndarray]:
         r"""CR2 cluster-robust standard errors with Satterthwaite degrees of freedom.
 
-        \(V = M\,(\sum_g X_gᵀ A_g e_g e_gᵀ A_g X_g)\,M\) with \(A_g = (I - H_{gg})^{-1/2}\), unbiased when the
+        :math:`V = M\,(\sum_g X_gᵀ A_g e_g e_gᵀ A_g X_g)\,M` with :math:`A_g = (I - H_{gg})^{-1/2}`, unbiased when the
         errors are independent with equal variances; the degrees of freedom match the first two moments of the
         variance estimate under that working model (Bell and McCaffrey, Survey Methodology 28, 2002;
         Pustejovsky and Tipton, JBES 36, 2018).
@@ -73,20 +73,20 @@ class LeastSquares:
         # With Z = X·root, H_gg = Z_g Z_gᵀ, so A_g Z_g = Z_g (I − Z_gᵀZ_g)^{-1/2}: k × k work a cluster.
         z = self.design @ root
         n_clusters = int(clusters.max()) + 1
-        own = np.zeros((n_clusters, k, k))
-        np.add.at(own, clusters, z[:, :, None] * z[:, None, :])
-        scores = np.zeros((n_clusters, k))
-        np.add.at(scores, clusters, z * self.residuals[:, None])
-        values, vectors = np.linalg.eigh(np.eye(k) - own)
+        grams = np.zeros((n_clusters, k, k))  # Z_gᵀZ_g
+        np.add.at(grams, clusters, z[:, :, None] * z[:, None, :])
+        moments = np.zeros((n_clusters, k))  # Z_gᵀe_g
+        np.add.at(moments, clusters, z * self.residuals[:, None])
+        values, vectors = np.linalg.eigh(np.eye(k) - grams)
         inverse_root = np.zeros_like(values)
         np.divide(1.0, np.sqrt(np.maximum(values, 0.0)), out=inverse_root, where=values > EIGENVALUE_FLOOR)
         adjust = np.einsum("gij,gj,glj->gil", vectors, inverse_root, vectors)
 
         directions = contrasts @ root
         weights = np.einsum("ci,gij->cgj", directions, adjust)
-        variance = np.einsum("cgj,gj->cg", weights, scores) ** 2
+        variance = np.einsum("cgj,gj->cg", weights, moments) ** 2
         # p_g = (I − H)_{·g} A_g X_g M c:  p_gᵀp_h = δ_gh q_gᵀq_g − u_gᵀu_h with u_g = Z_gᵀq_g.
-        u = np.einsum("gij,cgj->cgi", own, weights)
+        u = np.einsum("gij,cgj->cgi", grams, weights)
         q_sq = np.einsum("cgi,cgi->cg", weights, u)
         u_sq = np.einsum("cgi,cgi->cg", u, u)
         trace = (q_sq - u_sq).sum(axis=1)
@@ -97,7 +97,7 @@ class LeastSquares:
         return np.sqrt(variance.sum(axis=1)), degrees
 
     def without_each(self, clusters: Int[np.ndarray, " n"]) -> Float[np.ndarray, "g k"]:
-        r"""The coefficients without each cluster in turn: \(β̂ - (XᵀX - X_gᵀX_g)^{-1} X_gᵀ e_g\).
+        r"""The coefficients without each cluster in turn: :math:`β̂ - (XᵀX - X_gᵀX_g)^{-1} X_gᵀ e_g`.
 
         Args:
             clusters: (n,) cluster of each row, numbered from 0.
@@ -110,12 +110,12 @@ class LeastSquares:
         z = self.design @ root
         rest = np.tile(np.eye(k), (int(clusters.max()) + 1, 1, 1))
         np.subtract.at(rest, clusters, z[:, :, None] * z[:, None, :])
-        scores = np.zeros(rest.shape[:2])
-        np.add.at(scores, clusters, z * self.residuals[:, None])
+        moments = np.zeros(rest.shape[:2])
+        np.add.at(moments, clusters, z * self.residuals[:, None])
         alone = np.flatnonzero(np.linalg.eigvalsh(rest)[:, 0] <= EIGENVALUE_FLOOR)
         if len(alone):
             raise ValueError(f"without cluster {alone[0]} the slope is not determined: measure more prompts")
-        return self.coefficients - np.linalg.solve(rest, scores[:, :, None])[:, :, 0] @ root.T
+        return self.coefficients - np.linalg.solve(rest, moments[:, :, None])[:, :, 0] @ root.T
 
 
 def least_squares(
@@ -126,7 +126,7 @@ def least_squares(
     Args:
         design: (n, k) regressors of full column rank.
         response: (n,) values to be explained.
-        n_absorbed: parameters already taken out of both, counted against the degrees of freedom.
+        n_absorbed: parameters already eliminated from both, which reduce the degrees of freedom.
 
     Raises:
         ValueError: when the columns of ``design`` are linearly dependent.

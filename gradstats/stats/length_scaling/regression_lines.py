@@ -24,11 +24,11 @@ class RegressionLine:
         intercept: value at log T = 0.
         r_squared: share of the variance explained; NaN when there is none to explain.
         centre: the log T at which the design was centred.
-        regression: the least-squares fit; its last column is log T.
+        regression: the least-squares fit; the last column of its design is log T.
         clusters: (rows,) prompt of each row of it, numbered from 0.
         prompts: (clusters,) number of each of these prompts among all.
         intervals: the interval methods it offers.
-        default_interval: the one used unless another is asked for.
+        default_interval: the interval method used by default.
     """
 
     slope: float
@@ -94,8 +94,8 @@ class RegressionLine:
 
     def _warn_few_prompts(self) -> None:
         warnings.warn(
-            f"the completions answer {int(self.clusters.max()) + 1} prompt(s), too few to tell how prompts "
-            "differ, so the interval of alpha is NaN: measure more prompts, or ask for method='t' if the "
+            f"the completions answer {int(self.clusters.max()) + 1} prompt(s), too few to estimate how prompts "
+            "differ, so the interval of alpha is NaN: measure more prompts, or use method='t' if the "
             "completions are independent",
             UserWarning,
             stacklevel=2,
@@ -122,7 +122,7 @@ def between_prompt_line(
 def within_prompt_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> RegressionLine:
-    """Least squares after taking each prompt's means out (prompt fixed effects).
+    """Least squares after subtracting each prompt's means (prompt fixed effects).
 
     Raises:
         ValueError: when no prompt has completions of different lengths.

@@ -22,8 +22,8 @@ class TheilSenLine:
         x: (n,) log T.
         y: (n,) log‖S‖².
         clusters: (n,) prompt of each sequence.
-        intervals: ``"cluster"`` and ``"rank"`` (Sen 1968; independent sequences whose noise is alike at all lengths).
-        default_interval: ``"cluster"``, with each sequence its own cluster where every prompt has one completion.
+        intervals: ``"cluster"`` and ``"rank"`` (Sen 1968; independent sequences, equal noise at all lengths).
+        default_interval: ``"cluster"``, with each sequence a cluster where every prompt has one completion.
     """
 
     slope: float
@@ -62,20 +62,20 @@ class TheilSenLine:
     def _clustered(self, level: float) -> tuple[float, float]:
         """Sen's inversion of Kendall's S, with the variance of S by prompt.
 
-        S = Σ_{i<j} sgn(x_j − x_i) sgn(r_j − r_i) moves with each sequence by S_i, its own terms of the sum,
+        S = Σ_{i<j} sgn(x_j − x_i) sgn(r_j − r_i) moves with each sequence by S_i, the terms of the sum that it is in,
         so its variance is Σ_g(Σ_{i∈g} S_i)².
         """
         dx = self.x[:, None] - self.x[None, :]
         dy = self.y[:, None] - self.y[None, :]
-        own = (np.sign(dx) * np.sign(dy - self.slope * dx)).sum(axis=1)
+        by_sequence = (np.sign(dx) * np.sign(dy - self.slope * dx)).sum(axis=1)
         n_clusters = int(self.clusters.max()) + 1
-        by_prompt = np.bincount(self.clusters, weights=own)
+        by_prompt = np.bincount(self.clusters, weights=by_sequence)
         variance = float(by_prompt @ by_prompt) * n_clusters / max(n_clusters - 1.0, 1.0)
         later = dx > 0
         slopes = np.sort(dy[later] / dx[later])
-        reach = float(stats.t.ppf(0.5 + level / 2.0, max(n_clusters - 1, 1)) * np.sqrt(variance))
-        low = int(np.floor((len(slopes) - reach) / 2.0))
-        high = int(np.ceil((len(slopes) + reach) / 2.0))
+        half_width = float(stats.t.ppf(0.5 + level / 2.0, max(n_clusters - 1, 1)) * np.sqrt(variance))
+        low = int(np.floor((len(slopes) - half_width) / 2.0))
+        high = int(np.ceil((len(slopes) + half_width) / 2.0))
         if low < 0 or high >= len(slopes):
             return -np.inf, np.inf
         return float(slopes[low]), float(slopes[high])
@@ -87,12 +87,12 @@ def theil_sen_line(
     """Fits the Theil–Sen line (Sen, JASA 63, 1968).
 
     Raises:
-        ValueError: for more sequences than pairs can be held of.
+        ValueError: for more sequences than fit in memory as pairs.
     """
     if len(x) > LARGEST:
         raise ValueError(
-            f"method='theil_sen' looks at all pairs and takes at most {LARGEST} sequences, got {len(x)}: fit "
-            "a random part of them"
+            f"method='theil_sen' uses all pairs and takes at most {LARGEST} sequences, got {len(x)}: fit "
+            "a random subset"
         )
     slope = float(np.asarray(stats.theilslopes(y, x), dtype=float)[0])
     return TheilSenLine(slope, float(np.median(y - slope * x)), x, y, clusters)

@@ -1,19 +1,22 @@
-r"""How far the engine that sampled is from the model that is scored, token by token."""
+"""The distance between the engine that sampled and the model that is scored, token by token."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 from gradstats.stats.jackknife import Estimate, mean_statistic
+from gradstats.stats.measured import MeasuredSampler
 from gradstats.stats.on_policy.check import SAMPLER_SETTINGS, departures_of
+from gradstats.stats.records import records
 
 LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
-# Rounding in float32 moves a token's log-probability by less, other kernels and quantised weights by more.
+# Rounding in float32 changes a token's log-probability by less, other kernels and quantised weights by more.
 _ROUNDING = 1e-3
 # A mean of rewards between 0 and 1 that may be off by more than this is worth a warning.
 _NOTICEABLE = 0.02
@@ -24,9 +27,9 @@ _ESTIMATED = ("mean_abs_gap", "token_kl", "token_distance", "mean_token_ratio", 
 class SamplerGap:
     r"""Log-ratios of the scored distribution π to the sampled one q, on tokens drawn from q.
 
-    With \(ρ_t = π(y_t)/q(y_t)\) and \(w = \prod_t ρ_t\) over a completion, everything is an average over draws from
-    q and needs no other draws: \(\mathrm{KL}(q‖π) = E_q[-\log ρ]\), and the total variation distance
-    \(\tfrac12\sum|π-q| = E_q[(1-ρ)_+]\), with w for ρ for whole completions. The expected values under π and q of
+    With :math:`ρ_t = π(y_t)/q(y_t)` and :math:`w = \prod_t ρ_t` over a completion, everything is an average over
+    draws from q and needs no other draws: :math:`\mathrm{KL}(q‖π) = E_q[-\log ρ]`, and the total variation distance
+    :math:`\tfrac12\sum|π-q| = E_q[(1-ρ)_+]`, with w for ρ for whole completions. The expected values under π and q of
     anything between 0 and 1, such as a success rate, differ by at most that distance.
 
     Attributes:
@@ -34,12 +37,12 @@ class SamplerGap:
         mean_abs_gap: mean of |log π − log q| over tokens.
         token_kl: KL(q‖π), a token.
         token_distance: total variation distance, a token; 0 when on-policy.
-        mean_token_ratio: mean of ρ: 1 where q can draw every token; what is missing is the share of π's mass that
+        mean_token_ratio: mean of ρ: 1 where q can draw every token; its shortfall is the share of π's mass that
             truncation (top-p, top-k, min-p) leaves out.
-        sequence_kl: KL(q‖π), a completion; NaN where some token of every completion is not known.
+        sequence_kl: KL(q‖π), a completion; NaN where every completion has an unknown token.
         sequence_distance: total variation distance, a completion.
-        effective_sample_size: \((\sum w)^2/\sum w^2\) of the completions whose tokens are all known (a last token that
-            ended the completion excepted).
+        effective_sample_size: :math:`(\sum w)^2/\sum w^2` of the completions whose tokens are all known (except for
+            a last token that ended the completion).
         n_tokens: tokens whose q is known.
         n_unknown: counted tokens whose q is not.
         n_sequences: completions that enter the sequence quantities.
@@ -58,12 +61,12 @@ class SamplerGap:
     n_tokens: int
     n_unknown: int
     n_sequences: int
-    sampler: dict[str, Any]
+    sampler: Mapping[str, object]
     scorer_temperature: float | None
 
     @property
     def departures(self) -> list[str]:
-        """Settings that make the sampled distribution another than the scored one, as ``name=value``."""
+        """Settings that make the sampled distribution differ from the scored one, as ``name=value``."""
         return departures_of(self.sampler, self.scorer_temperature)
 
     @property
@@ -99,41 +102,39 @@ class SamplerGap:
         rows.append({"quantity": "effective_sample_size", "estimate": size, "low": np.nan, "high": np.nan})
         return pd.DataFrame(rows)
 
-    def summary(self, confidence_level: float = 0.95) -> dict[str, Any]:
+    def summary(self, confidence_level: float = 0.95) -> dict[str, object]:
         """All of it as nested numbers, as in a run's manifest."""
         frames = {"quantities": self.to_frame(confidence_level), "quantiles": self.quantiles()}
-        nested = {
-            name: [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
-            for name, frame in frames.items()
-        }
+        nested = {name: records(frame) for name, frame in frames.items()}
         counts = {name: getattr(self, name) for name in ("n_tokens", "n_unknown", "n_sequences")}
         return {"sentence": self.sentence(confidence_level), "off_policy": self.off_policy, **nested, **counts}
 
     @property
     def off_policy(self) -> bool:
-        """Whether the settings differ, or completions are noticeably likelier under one engine than under the other."""
+        """Whether the settings differ, or the distance between the distributions over completions is noticeable."""
         low, _ = self.sequence_distance.confidence_interval()
         return bool(self.departures) or low > _NOTICEABLE
 
     def sentence(self, confidence_level: float = 0.95) -> str:
-        """How far sampler and scorer are apart and, where they are, how much that may matter and what to do."""
+        """How far sampler and scorer differ and, where they do, how much it may matter and what to do."""
         tokens = np.concatenate(self.gaps)
         tokens = np.abs(tokens[np.isfinite(tokens)])
-        told = (
-            f"the log-probabilities of sampler and scorer differ by {np.median(tokens):.2g} nats a token in the median "
+        difference = (
+            f"the log-probabilities of sampler and scorer differ by a median {np.median(tokens):.2g} nats a token "
             f"and {np.quantile(tokens, 0.99):.2g} at the 99th percentile"
         )
         if not self.off_policy:
-            close = "as rounding does" if np.quantile(tokens, 0.99) < _ROUNDING else "as other kernels or precision do"
-            return f"Sampler and scorer agree: {told}, {close}."
-        drift = f"{told}; KL(sampler‖scorer) is {self.token_kl.value:.2g} nats a token"
+            small = np.quantile(tokens, 0.99) < _ROUNDING
+            cause = "rounding" if small else "other kernels or another precision"
+            return f"Sampler and scorer agree: {difference}, as {cause} would explain."
+        drift = f"{difference}; KL(sampler‖scorer) is {self.token_kl.value:.2g} nats a token"
         if self.n_sequences:
             low, high = self.sequence_distance.confidence_interval(confidence_level)
             drift += (
                 f" and {self.sequence_kl.value:.3g} a completion, so that a success rate under the scored distribution "
                 f"may differ from the measured one by up to {self.sequence_distance.value:.2f} "
-                f"[{max(low, 0.0):.2f}, {min(high, 1.0):.2f}], and {self.n_sequences} completions are worth "
-                f"{self.effective_sample_size:.1f} of its own"
+                f"[{max(low, 0.0):.2f}, {min(high, 1.0):.2f}], and the effective sample size of "
+                f"{self.n_sequences} completions is {self.effective_sample_size:.1f}"
             )
         if self.mean_token_ratio.value < 1.0 - _ROUNDING and self._truncates:
             drift += f"; truncation leaves out {1.0 - self.mean_token_ratio.value:.1%} of its mass a token"
@@ -151,7 +152,7 @@ class SamplerGap:
         return any(name.startswith(("top_p", "top_k", "min_p")) for name in self.departures)
 
 
-def sampler_gap(measured: Any) -> SamplerGap:
+def sampler_gap(measured: MeasuredSampler) -> SamplerGap:
     """Compares the log-probabilities that the sampler recorded with those of the model that is scored.
 
     Args:
@@ -163,7 +164,7 @@ def sampler_gap(measured: Any) -> SamplerGap:
     if measured.old_logprobs is None or not any(np.isfinite(values).any() for values in measured.old_logprobs):
         raise ValueError(
             "the rollouts hold no log-probabilities of their sampler (sampler_logprobs): sample with an engine that "
-            "tells them, such as transformers or vllm"
+            "records them, such as transformers or vllm"
         )
     rollouts = measured.rollouts
     gaps = [
@@ -175,7 +176,7 @@ def sampler_gap(measured: Any) -> SamplerGap:
     totals = np.array([_total(gap) for gap in gaps])
     whole = np.isfinite(totals)
 
-    def token_mean(function: Any) -> Estimate:
+    def token_mean(function: Callable[[np.ndarray], np.ndarray]) -> Estimate:
         return _ratio([float(np.sum(function(gap))) for gap in known], [gap.size for gap in known], prompts)
 
     def sequence_mean(values: np.ndarray) -> Estimate:
@@ -202,7 +203,7 @@ def sampler_gap(measured: Any) -> SamplerGap:
 
 
 def _total(gap: Float[np.ndarray, " t"]) -> float:
-    """Log w of a completion; servers leave out the token that ended it, which is forgiven where there are others."""
+    """Log w of a completion. Servers leave out the token that ended it, which is ignored where there are others."""
     if gap.size > 1 and np.isnan(gap[-1]):
         gap = gap[:-1]
     return float(gap.sum())
@@ -215,8 +216,8 @@ def _effective_sample_size(log_ratios: Float[np.ndarray, " n"]) -> float:
     return float(ratios.sum() ** 2 / np.sum(ratios**2))
 
 
-def _ratio(sums: Any, counts: Any, prompts: np.ndarray) -> Estimate:
-    """The mean of what sums and counts were collected of, jackknifed by prompt; NaN where there is nothing."""
+def _ratio(sums: ArrayLike, counts: ArrayLike, prompts: np.ndarray) -> Estimate:
+    """Σ sums / Σ counts, jackknifed by prompt; NaN where nothing was counted."""
     sums, counts = (np.bincount(prompts, weights=np.asarray(values, dtype=np.float64)) for values in (sums, counts))
     if len(sums) < 2:
         return Estimate(float(sums.sum() / counts.sum()) if counts.sum() else np.nan, np.nan, "raw", np.nan)

@@ -1,11 +1,11 @@
-r"""What probes and heavy tokens tell of a policy's token scores, without touching the model again."""
+"""Profiles of token scores, from their projections and the heavy tokens, without another pass of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -13,6 +13,7 @@ from scipy import signal
 
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import Estimate, Statistic, mean_statistic
+from gradstats.stats.measured import MeasuredEnergies, MeasuredEntropies, MeasuredRollouts, MeasuredTokens
 from gradstats.stats.tokens.token_profile import TokenProfile, doubling_bins
 from gradstats.stats.variance.probe_error import probed_statistic
 
@@ -20,12 +21,12 @@ FEWEST_PROMPTS = 3
 COUNTS = (1, 2, 4, 8, 16, 32)
 
 
-def token_correlation(measured: Any, *, max_distance: int | None = None) -> TokenProfile:
+def token_correlation(measured: MeasuredTokens, *, max_distance: int | None = None) -> TokenProfile:
     r"""The correlation of token scores against the distance between the tokens.
 
     .. math:: ρ(d) = \frac{E\sum_t ⟨s_t, s_{t+d}⟩}{E\sum_t \frac12(‖s_t‖² + ‖s_{t+d}‖²)}
 
-    a quotient of sums, in which heavy tokens count for more: on-policy it is 0 at every distance. Inner products of
+    a quotient of sums, so that tokens count by their energy; on-policy it is 0 at every distance. Inner products of
     two heavy tokens come from their sketches, others from the probes.
 
     Args:
@@ -39,15 +40,15 @@ def token_correlation(measured: Any, *, max_distance: int | None = None) -> Toke
         ValueError: without token probes, or for fewer than 3 prompts.
     """
     tokens, prompts = tokens_of(measured)
-    longest = max(len(part.mask) for part in tokens) - 1
+    longest = max(len(scores.mask) for scores in tokens) - 1
     first, last = doubling_bins(max(1, longest if max_distance is None else min(max_distance, longest)))
     n_probes = tokens[0].n_probes
     sums = np.zeros((len(tokens), len(first)))
     energies, along = np.zeros_like(sums), np.zeros((len(tokens), len(first), n_probes))
-    for row, part in enumerate(tokens):
-        energy, counted = part.energy(), part.mask.astype(np.float64)
-        products = _lagged(_projections(part))
-        exact = _heavy_excess(part)
+    for row, scores in enumerate(tokens):
+        energy, counted = scores.energy(), scores.mask.astype(np.float64)
+        products = _lagged(_projections(scores))
+        exact = _heavy_excess(scores)
         paired = 0.5 * signal.correlate(energy, counted, method="fft")
         middle = len(energy) - 1
         energy_at = paired[middle:] + paired[middle::-1]
@@ -58,19 +59,19 @@ def token_correlation(measured: Any, *, max_distance: int | None = None) -> Toke
             sums[row, place] = along[row, place].mean() + exact[span].sum()
     estimates, counts = [], []
     for place in range(len(first)):
-        alive = np.array([len(part.mask) > first[place] for part in tokens])
+        alive = np.array([len(scores.mask) > first[place] for scores in tokens])
         product = _over_prompts(sums[:, place], prompts, alive, along[:, place])
         estimates.append((product / _over_prompts(energies[:, place], prompts, alive)).estimate())
         counts.append(len(product.replicates))
     return TokenProfile("correlation", "distance", first, last, tuple(estimates), np.array(counts))
 
 
-def local_slope(measured: Any) -> TokenProfile:
+def local_slope(measured: MeasuredTokens) -> TokenProfile:
     r"""Half the slope of log E[W_t] against log t along completions: α_energy from position to position.
 
-    Between positions a and b it is \(\frac12\log(E W_b/E W_a)/\log(b/a)\) over the completions that reach b, so that
-    both ends speak of the same completions: \(\frac12\) where tokens have the same energy everywhere, more where later
-    tokens have more.
+    Between positions a and b it is :math:`\frac12\log(E W_b/E W_a)/\log(b/a)` over the completions that reach b, so
+    that both ends are of the same completions: :math:`\frac12` where tokens have the same energy everywhere, more where
+    later tokens have more.
 
     Args:
         measured: a measurement with ``token_projections``.
@@ -83,7 +84,7 @@ def local_slope(measured: Any) -> TokenProfile:
     """
     tokens, prompts = tokens_of(measured)
     last = doubling_bins(int(np.max(measured.lengths)))[1]
-    sums = [(_packed(part.cumulative_energy(), part.mask), _cumulative_by_probe(part)) for part in tokens]
+    sums = [(_packed(scores.cumulative_energy(), scores.mask), _cumulative_by_probe(scores)) for scores in tokens]
     kept, estimates, counts = [], [], []
     for start, stop in pairwise(last):
         alive = np.array([len(total) >= stop for total, _ in sums])
@@ -108,11 +109,11 @@ def local_slope(measured: Any) -> TokenProfile:
     )
 
 
-def concentration(measured: Any, counts: Sequence[int] = COUNTS) -> TokenProfile:
-    r"""The share of a completion's token energy that its heaviest m tokens hold, averaged over completions.
+def concentration(measured: MeasuredTokens, counts: Sequence[int] = COUNTS) -> TokenProfile:
+    r"""The share of a completion's token energy in its m heaviest tokens, averaged over completions.
 
-    Tokens are ranked by the energies of one half of the probes and judged by those of the other (heavy tokens are
-    known exactly), both ways round: noise that makes a token seem heavy does not count for it.
+    Tokens are ranked by the energies along one half of the probes and summed with those along the other (heavy tokens
+    are known exactly), and both ways are averaged, so that noise in the ranking does not bias the share upward.
 
     Args:
         measured: a measurement with ``token_projections``.
@@ -123,28 +124,29 @@ def concentration(measured: Any, counts: Sequence[int] = COUNTS) -> TokenProfile
     """
     tokens, prompts = tokens_of(measured)
     shares = np.zeros((len(tokens), len(counts)))
-    for row, part in enumerate(tokens):
-        projections = _projections(part)
+    for row, scores in enumerate(tokens):
+        projections = _projections(scores)
         halves = [
-            replace(part, projections=projections[:, half]).energy() for half in (slice(0, None, 2), slice(1, None, 2))
+            replace(scores, projections=projections[:, half]).energy()
+            for half in (slice(0, None, 2), slice(1, None, 2))
         ]
-        if part.n_probes == 1:
+        if scores.n_probes == 1:
             halves[1] = halves[0]
         for ranking, energy in (halves, halves[::-1]):
             held = np.cumsum(energy[np.argsort(-ranking)])
             shares[row] += [0.5 * held[min(count, len(held)) - 1] / held[-1] for count in counts]
     sizes = np.bincount(prompts)
-    found = [mean_statistic(np.bincount(prompts, held) / sizes) for held in shares.T]
+    means = [mean_statistic(np.bincount(prompts, held) / sizes) for held in shares.T]
     at = np.asarray(counts, dtype=np.int64)
     return TokenProfile(
-        "share", "tokens", at, at, tuple(each.estimate() for each in found), np.full(len(at), len(set(prompts)))
+        "share", "tokens", at, at, tuple(each.estimate() for each in means), np.full(len(at), len(set(prompts)))
     )
 
 
-def drift_along(measured: Any) -> TokenProfile:
-    r"""The on-policy check position by position: \(E⟨s_t, \sum_{u<t}s_u⟩ / E‖s_t‖²\), 0 on-policy everywhere.
+def drift_along(measured: MeasuredTokens) -> TokenProfile:
+    r"""The on-policy check position by position: :math:`E⟨s_t, \sum_{u<t}s_u⟩ / E‖s_t‖²`, 0 on-policy everywhere.
 
-    Summed over t the numerators are \(\frac12(E‖S‖² - \sum_t E‖s_t‖²)\): where a drift begins is where this leaves 0.
+    Summed over t the numerators are :math:`\frac12(E‖S‖² - \sum_t E‖s_t‖²)`: a drift begins where this leaves 0.
 
     Args:
         measured: a measurement with ``token_projections``.
@@ -159,12 +161,12 @@ def drift_along(measured: Any) -> TokenProfile:
     first, last = doubling_bins(int(np.max(measured.lengths)))
     sums = np.zeros((len(tokens), len(first)))
     energies, along = np.zeros_like(sums), np.zeros((len(tokens), len(first), tokens[0].n_probes))
-    for row, part in enumerate(tokens):
-        projections = _projections(part)
+    for row, scores in enumerate(tokens):
+        projections = _projections(scores)
         before = np.cumsum(projections, axis=0) - projections
-        products = _packed(projections * before, part.mask)
-        excess = _packed(_heavy_excess_before(part), part.mask)
-        energy = _packed(part.energy(), part.mask)
+        products = _packed(projections * before, scores.mask)
+        excess = _packed(_heavy_excess_before(scores), scores.mask)
+        energy = _packed(scores.energy(), scores.mask)
         for place, (start, stop) in enumerate(zip(first - 1, last, strict=True)):
             along[row, place] = products[start:stop].sum(axis=0)
             sums[row, place] = along[row, place].mean() + excess[start:stop].sum()
@@ -178,8 +180,8 @@ def drift_along(measured: Any) -> TokenProfile:
     return TokenProfile("drift", "position", first, last, tuple(estimates), np.array(counts))
 
 
-def surprise_along(measured: Any) -> TokenProfile:
-    r"""The forward-only on-policy check position by position: the mean of \(-\log π(y_t) - H_t\), 0 on-policy.
+def surprise_along(measured: MeasuredEntropies) -> TokenProfile:
+    r"""The forward-only on-policy check position by position: the mean of :math:`-\log π(y_t) - H_t`, 0 on-policy.
 
     Args:
         measured: a measurement; no token probes are needed.
@@ -191,55 +193,58 @@ def surprise_along(measured: Any) -> TokenProfile:
         ValueError: for fewer than 3 prompts.
     """
     prompts = _prompts(measured)
-    first, last = doubling_bins(int(np.max(measured.lengths)))
+    lengths = np.array([int(mask.sum()) for mask in measured.rollouts.masks])
+    first, last = doubling_bins(int(lengths.max()))
     excess = [
         -(np.asarray(logprobs) + np.asarray(entropy))[mask]
         for logprobs, entropy, mask in zip(measured.logprobs, measured.entropy, measured.rollouts.masks, strict=True)
     ]
     estimates, counts = [], []
     for start, stop in zip(first - 1, last, strict=True):
-        alive = measured.lengths > start
+        alive = lengths > start
         total = np.array([values[start:stop].sum() for values in excess])
         tokens = np.array([float(len(values[start:stop])) for values in excess])
-        found = _over_prompts(total, prompts, alive) / _over_prompts(tokens, prompts, alive)
-        estimates.append(found.estimate())
-        counts.append(len(found.replicates))
+        surprise = _over_prompts(total, prompts, alive) / _over_prompts(tokens, prompts, alive)
+        estimates.append(surprise.estimate())
+        counts.append(len(surprise.replicates))
     return TokenProfile("surprise", "position", first, last, tuple(estimates), np.array(counts))
 
 
-def summed_energy(measured: Any) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n k"] | None]:
-    r"""(n,) \(\sum_t‖s_t‖²\) of each completion, and what each probe gives for the part of it that is not exact."""
-    parts = measured.token_scores() if hasattr(measured, "token_scores") else None
-    if parts is None:
-        return np.array([float(np.sum(energy)) for energy in measured.token_energy]), None
-    totals = np.array([part.energy().sum() for part in parts])
-    return totals, np.stack([_cumulative_by_probe(part)[-1] for part in parts]) if parts[0].n_probes else None
+def summed_energy(measured: MeasuredRollouts) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n k"] | None]:
+    r"""(n,) :math:`\sum_t‖s_t‖²` of each completion, and along each probe the energy of its light tokens."""
+    measured = cast(MeasuredEnergies, measured)
+    tokens = measured.token_scores() if hasattr(measured, "token_scores") else None
+    if tokens is None:
+        return np.array([float(np.sum(energy)) for energy in measured.token_energy or []]), None
+    totals = np.array([scores.energy().sum() for scores in tokens])
+    return totals, np.stack([_cumulative_by_probe(scores)[-1] for scores in tokens]) if tokens[0].n_probes else None
 
 
-def has_token_energies(measured: Any) -> bool:
+def has_token_energies(measured: MeasuredRollouts) -> bool:
     """Whether the energy of every token is known, exactly or from probes."""
     if not hasattr(measured, "token_scores"):
         return getattr(measured, "token_energy", None) is not None
-    parts = measured.token_scores()
-    return parts is not None and (parts[0].n_probes > 0 or not any(part.light.any() for part in parts))
+    tokens = cast(MeasuredEnergies, measured).token_scores()
+    return tokens is not None and (tokens[0].n_probes > 0 or not any(scores.light.any() for scores in tokens))
 
 
-def tokens_of(measured: Any) -> tuple[list[TokenScores], Int[np.ndarray, " n"]]:
-    """What is known of every completion's token scores, and its prompt's number.
+def tokens_of(measured: MeasuredTokens) -> tuple[list[TokenScores], Int[np.ndarray, " n"]]:
+    """The token scores of every completion, and the number of its prompt.
 
     Raises:
         ValueError: without token probes, or for fewer than 3 prompts.
     """
-    if getattr(measured, "token_projections", None) is None:
+    tokens = None if measured.token_projections is None else measured.token_scores()
+    if tokens is None:
         raise ValueError("the measurement has no probes of token scores: measure with token_probes=…, for example 32")
-    return measured.token_scores(), _prompts(measured)
+    return tokens, _prompts(measured)
 
 
-def _prompts(measured: Any) -> Int[np.ndarray, " n"]:
+def _prompts(measured: MeasuredRollouts) -> Int[np.ndarray, " n"]:
     prompts = np.unique(np.asarray(measured.rollouts.prompt_id), return_inverse=True)[1]
     n_prompts = int(prompts.max()) + 1
     if n_prompts < FEWEST_PROMPTS:
-        raise ValueError(f"intervals take at least {FEWEST_PROMPTS} prompts, got {n_prompts}: measure more")
+        raise ValueError(f"intervals need at least {FEWEST_PROMPTS} prompts, got {n_prompts}: measure more")
     return prompts
 
 
@@ -259,28 +264,28 @@ def _over_prompts(
     return probed_statistic(totals, per_probe)
 
 
-def _projections(part: TokenScores) -> Float[np.ndarray, "t k"]:
-    assert part.projections is not None
-    return np.where(part.mask[:, None], part.projections, 0.0).astype(np.float64)
+def _projections(scores: TokenScores) -> Float[np.ndarray, "t k"]:
+    assert scores.projections is not None
+    return np.where(scores.mask[:, None], scores.projections, 0.0).astype(np.float64)
 
 
 def _packed(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return values[mask]
 
 
-def _cumulative_by_probe(part: TokenScores) -> Float[np.ndarray, "t k"]:
+def _cumulative_by_probe(scores: TokenScores) -> Float[np.ndarray, "t k"]:
     """The squares of light tokens' projections, summed along the counted tokens."""
-    squares = np.where(part.light[:, None], _projections(part) ** 2, 0.0)
-    return np.cumsum(squares, axis=0)[part.mask]
+    squares = np.where(scores.light[:, None], _projections(scores) ** 2, 0.0)
+    return np.cumsum(squares, axis=0)[scores.mask]
 
 
-def _heavy_products(part: TokenScores) -> Float[np.ndarray, "h h"]:
+def _heavy_products(scores: TokenScores) -> Float[np.ndarray, "h h"]:
     """Inner products of different heavy tokens by their sketches, less those along the probes; 0 on the diagonal."""
-    if part.heavy_sketches is None or not len(part.heavy_positions):
+    if scores.heavy_sketches is None or not len(scores.heavy_positions):
         return np.zeros((0, 0))
-    wide = part.heavy_sketches.astype(np.float64)
-    along = _projections(part)[part.heavy_positions]
-    excess = wide @ wide.T - along @ along.T / part.n_probes
+    wide = scores.heavy_sketches.astype(np.float64)
+    along = _projections(scores)[scores.heavy_positions]
+    excess = wide @ wide.T - along @ along.T / scores.n_probes
     np.fill_diagonal(excess, 0.0)
     return excess
 
@@ -292,18 +297,18 @@ def _lagged(values: Float[np.ndarray, "t k"]) -> Float[np.ndarray, "t k"]:
     return np.fft.irfft(np.abs(spectrum) ** 2, 2 * length, axis=0)[:length]
 
 
-def _heavy_excess(part: TokenScores) -> Float[np.ndarray, " t"]:
-    """At every distance, what sketches of heavy tokens change in the sum of inner products along the probes."""
-    products = _heavy_products(part)
+def _heavy_excess(scores: TokenScores) -> Float[np.ndarray, " t"]:
+    """At every distance, the correction of the probes' sum of inner products by the sketches of heavy tokens."""
+    products = _heavy_products(scores)
     first, second = np.triu_indices(len(products), 1)
-    distances = part.heavy_positions[second] - part.heavy_positions[first]
-    return np.bincount(distances, products[first, second], len(part.mask)).astype(np.float64)
+    distances = scores.heavy_positions[second] - scores.heavy_positions[first]
+    return np.bincount(distances, products[first, second], len(scores.mask)).astype(np.float64)
 
 
-def _heavy_excess_before(part: TokenScores) -> Float[np.ndarray, " t"]:
+def _heavy_excess_before(scores: TokenScores) -> Float[np.ndarray, " t"]:
     """At each heavy token, the same summed over the heavy tokens before it."""
-    excess = np.zeros(len(part.mask))
-    products = _heavy_products(part)
+    excess = np.zeros(len(scores.mask))
+    products = _heavy_products(scores)
     if len(products):
-        excess[part.heavy_positions] = np.tril(products, -1).sum(axis=1)
+        excess[scores.heavy_positions] = np.tril(products, -1).sum(axis=1)
     return excess

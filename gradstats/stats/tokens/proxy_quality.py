@@ -1,10 +1,9 @@
-r"""How good is a forward-only proxy of token energies, and what does using it cost?"""
+"""The quality of forward-only proxies of token energies, and the cost of using them."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,28 +13,30 @@ from scipy import stats
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import otb
 from gradstats.estimators.estimator import Level
-from gradstats.stats.jackknife import Estimate, Statistic, mean_statistic
+from gradstats.measurement.token_scores import TokenScores
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
+from gradstats.stats.measured import MeasuredTokens
+from gradstats.stats.records import records
 from gradstats.stats.tokens.profiles import concentration, local_slope, summed_energy, token_correlation, tokens_of
 from gradstats.stats.tokens.token_profile import TokenProfile
 from gradstats.stats.variance.comparison import compare
 
-NOT_MEASURED = Estimate(np.nan, np.nan, "raw", np.nan)
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 QUANTITIES = ("rank_correlation", "log_slope", "factor", "cumulative_error", "otb_ratio")
 
 
 @dataclass(frozen=True)
 class ProxyRow:
-    """What was found about one proxy p_t of the token energies e_t = ‖s_t‖².
+    """The quality of one proxy p_t of the token energies e_t = ‖s_t‖².
 
     Attributes:
         proxy: its name.
         rank_correlation: Spearman's, within completions, averaged over prompts.
         log_slope: of log e on log p over all tokens with p > 0; 1 where energies are proportional to the proxy.
-        factor: how far off a token is after one common scaling: the mean of |log e/(c p)|, weighted by energy and
+        factor: typical error of a token after one common scaling: the mean of |log e/(c p)|, weighted by energy and
             exponentiated; 1 for a perfect proxy.
         cumulative_error: mean of |c Σ_{u≤t} p_u − W_t|/W_t at a quarter, half, three quarters and the end of each
-            completion, over completions, for c that makes totals equal over all.
+            completion, over completions, for the c that makes the totals over all completions equal.
         otb_ratio: tr Cov of the leave-one-out optimal token baseline with this proxy over that with energies.
         along: the cumulative error at each of the four places.
     """
@@ -51,7 +52,7 @@ class ProxyRow:
 
 @dataclass(frozen=True)
 class ProxyQuality:
-    """Forward-only proxies of token energies against energies that were measured.
+    """Forward-only proxies of token energies, compared with measured energies.
 
     Attributes:
         rows: one a proxy.
@@ -63,7 +64,7 @@ class ProxyQuality:
         correlation: profile of `token_correlation`.
         concentration: profile of `concentration`.
         local_slope: profile of `local_slope`.
-        notes: what to know when reading, one sentence each.
+        notes: what to know when reading the table, one sentence each.
     """
 
     rows: tuple[ProxyRow, ...]
@@ -92,9 +93,9 @@ class ProxyQuality:
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
         """One row a proxy: each quantity with ``_low`` and ``_high``, then the cumulative error along completions."""
-        records = []
+        rows = []
         for row in self.rows:
-            record: dict[str, Any] = {"proxy": row.proxy}
+            record: dict[str, object] = {"proxy": row.proxy}
             named = {name: getattr(row, name) for name in QUANTITIES}
             named |= {
                 f"cumulative_error_at_{fraction:g}": each for fraction, each in zip(FRACTIONS, row.along, strict=True)
@@ -102,8 +103,8 @@ class ProxyQuality:
             for name, estimate in named.items():
                 low, high = estimate.confidence_interval(confidence_level)
                 record |= {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
-            records.append(record)
-        frame = pd.DataFrame(records)
+            rows.append(record)
+        frame = pd.DataFrame(rows)
         frame.attrs |= {
             "confidence_level": confidence_level,
             "n_prompts": self.n_prompts,
@@ -114,8 +115,8 @@ class ProxyQuality:
         }
         return frame
 
-    def summary(self, confidence_level: float = 0.95) -> dict[str, Any]:
-        """All of it as nested numbers: what the frame's ``.attrs`` hold, the rows, and each profile's rows."""
+    def summary(self, confidence_level: float = 0.95) -> dict[str, object]:
+        """All of it as nested numbers: the frame's ``.attrs``, its rows, and each profile's rows."""
         frame = self.to_frame(confidence_level)
         profiles = {
             "correlation": self.correlation,
@@ -124,18 +125,14 @@ class ProxyQuality:
         }
         return {
             **{str(key): value for key, value in frame.attrs.items()},
-            "proxies": _records(frame),
-            **{name: _records(profile.to_frame(confidence_level)) for name, profile in profiles.items()},
+            "proxies": records(frame),
+            **{name: records(profile.to_frame(confidence_level)) for name, profile in profiles.items()},
         }
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
 @dataclass(frozen=True)
 class _OtbOf:
-    """The leave-one-out optimal token baseline with energies that travel as the batch's values."""
+    """The leave-one-out optimal token baseline with a proxy of energies, passed as the batch's ``values``."""
 
     name: str
     level: Level = "token"
@@ -154,30 +151,30 @@ class _OtbOf:
 
 
 def proxy_quality(
-    measured: Any, *, group_size: int | None = None, rng: int | np.random.Generator | None = 0
+    measured: MeasuredTokens, *, group_size: int | None = None, rng: int | np.random.Generator | None = 0
 ) -> ProxyQuality:
-    r"""Sets forward-only proxies of ‖s_t‖² against measured token energies, with intervals clustered by prompt.
+    r"""Compares forward-only proxies of ‖s_t‖² with measured token energies; intervals are clustered by prompt.
 
-    The proxies are ``logit``, \(w_t = 1 - 2π(y_t) + \sum_v π(v)²\) (the squared norm of the gradient with respect to
-    the logits, 2602.07078); ``last_layer``, \(w_t‖h_t‖²\) (with respect to the output embedding); ``entropy``; and
-    ``surprisal``, \(-\log π(y_t)\). The noise of the probes in light tokens' energies lowers rank correlations and
-    raises ``factor`` a little: at K probes each such energy is off by \(\sqrt{2/K}\).
+    The proxies are ``logit``, :math:`w_t = 1 - 2π(y_t) + \sum_v π(v)²` (the squared norm of the gradient with respect
+    to the logits, 2602.07078); ``last_layer``, :math:`w_t‖h_t‖²` (with respect to the output embedding); ``entropy``;
+    and ``surprisal``, :math:`-\log π(y_t)`. The noise of the probes in light tokens' energies lowers rank correlations
+    and raises ``factor`` a little: at K probes each such energy is off by :math:`\sqrt{2/K}`.
 
     Args:
         measured: a measurement with ``token_projections``.
-        group_size: completions a group, for what the proxy costs the optimal token baseline.
+        group_size: completions a group, for the cost to the optimal token baseline.
         rng: for that comparison.
 
     Raises:
         ValueError: without token probes, or for fewer than 3 prompts.
     """
-    parts, prompts = tokens_of(measured)
+    tokens, prompts = tokens_of(measured)
     batch = Batch.from_measurement(measured)
-    energies = [part.energy()[part.mask] for part in parts]
+    energies = [scores.energy()[scores.mask] for scores in tokens]
     proxies = _proxies(measured)
     rows, notes = [], []
     for name, padded in proxies.items():
-        values = [row[mask] for row, mask in zip(padded, _masks(measured), strict=True)]
+        values = [row[mask] for row, mask in zip(padded, measured.rollouts.masks, strict=True)]
         along = _cumulative_errors(energies, values, prompts)
         rows.append(
             ProxyRow(
@@ -192,17 +189,17 @@ def proxy_quality(
         )
     if all(np.isnan(row.otb_ratio.value) for row in rows):
         notes.append(
-            "what a proxy costs the optimal token baseline is NaN: it takes at least two completions a prompt, "
-            "sketches and rewards that differ within prompts"
+            "the cost of a proxy to the optimal token baseline is NaN: it needs at least two completions a prompt, "
+            "sketches, and rewards that differ within prompts"
         )
-    exact = sum(float(part.heavy_sq_norms[part.mask[part.heavy_positions]].sum()) for part in parts)
+    exact = sum(float(scores.heavy_sq_norms[scores.mask[scores.heavy_positions]].sum()) for scores in tokens)
     return ProxyQuality(
         rows=tuple(rows),
         n_prompts=len(set(prompts)),
         n_tokens=sum(map(len, energies)),
-        n_probes=parts[0].n_probes,
+        n_probes=tokens[0].n_probes,
         share_exact=exact / float(summed_energy(measured)[0].sum()),
-        tokens=_token_table(measured, parts, proxies),
+        tokens=_token_table(measured, tokens, proxies),
         correlation=token_correlation(measured),
         concentration=concentration(measured),
         local_slope=local_slope(measured),
@@ -210,10 +207,10 @@ def proxy_quality(
     )
 
 
-def _proxies(measured: Any) -> dict[str, list[np.ndarray]]:
-    """Each proxy, one array a completion, in the completions' own positions."""
+def _proxies(measured: MeasuredTokens) -> dict[str, list[np.ndarray]]:
+    """Each proxy, one array a completion, by position in the completion."""
     logit = [
-        np.maximum(1 - 2 * np.exp(np.asarray(logprobs)) + squares, 0.0)  # rounding alone takes it below 0
+        np.maximum(1 - 2 * np.exp(np.asarray(logprobs)) + squares, 0.0)  # negative by rounding only
         for logprobs, squares in zip(measured.logprobs, measured.sum_pi_squared, strict=True)
     ]
     return {
@@ -224,20 +221,16 @@ def _proxies(measured: Any) -> dict[str, list[np.ndarray]]:
     }
 
 
-def _masks(measured: Any) -> list[np.ndarray]:
-    return measured.rollouts.masks
-
-
 def _rank_correlation(energies: list[np.ndarray], values: list[np.ndarray], prompts: Int[np.ndarray, " n"]) -> Estimate:
-    found = np.full(len(energies), np.nan)
+    correlations = np.full(len(energies), np.nan)
     for row, (energy, value) in enumerate(zip(energies, values, strict=True)):
         if len(energy) > 2 and np.ptp(value) > 0 and np.ptp(energy) > 0:
-            found[row] = np.corrcoef(stats.rankdata(energy), stats.rankdata(value))[0, 1]
-    known = np.isfinite(found)
+            correlations[row] = np.corrcoef(stats.rankdata(energy), stats.rankdata(value))[0, 1]
+    known = np.isfinite(correlations)
     index = np.unique(prompts[known], return_inverse=True)[1]
     if index.size == 0 or index.max() < 2:
-        return NOT_MEASURED
-    return mean_statistic(np.bincount(index, found[known]) / np.bincount(index)).estimate()
+        return NOT_ESTIMATED
+    return mean_statistic(np.bincount(index, correlations[known]) / np.bincount(index)).estimate()
 
 
 def _log_slope(energies: list[np.ndarray], values: list[np.ndarray], prompts: Int[np.ndarray, " n"]) -> Estimate:
@@ -246,10 +239,11 @@ def _log_slope(energies: list[np.ndarray], values: list[np.ndarray], prompts: In
         kept = (energy > 0) & (value > 0)
         x, y = np.log(value[kept]), np.log(energy[kept])
         sums[:, prompt] += [len(x), x.sum(), y.sum(), x @ x, x @ y]
+    # The slope of least squares from sums, (n Σxy − Σx Σy)/(n Σx² − (Σx)²), jackknifed as a whole.
     count, x, y, xx, xy = (mean_statistic(row) for row in sums)
     spread = xx * count - x * x
     if not spread.value > 0:
-        return NOT_MEASURED
+        return NOT_ESTIMATED
     return ((xy * count - x * y) / spread).estimate()
 
 
@@ -258,23 +252,23 @@ def _factor(energies: list[np.ndarray], values: list[np.ndarray], prompts: Int[n
     sums = np.zeros((2, int(prompts.max()) + 1))
     for prompt, energy, value in zip(prompts, energies, values, strict=True):
         kept = (energy > 0) & (value > 0)
-        off = np.abs(np.log(energy[kept] / (scale * value[kept])))
-        sums[:, prompt] += [energy[kept] @ off, energy[kept].sum()]
-    found = (mean_statistic(sums[0]) / mean_statistic(sums[1])).estimate()
-    return Estimate(float(np.exp(found.value)), found.stderr, "log", found.degrees)
+        log_error = np.abs(np.log(energy[kept] / (scale * value[kept])))
+        sums[:, prompt] += [energy[kept] @ log_error, energy[kept].sum()]
+    log_factor = (mean_statistic(sums[0]) / mean_statistic(sums[1])).estimate()
+    return Estimate(float(np.exp(log_factor.value)), log_factor.stderr, "log", log_factor.degrees)
 
 
 def _cumulative_errors(
     energies: list[np.ndarray], values: list[np.ndarray], prompts: Int[np.ndarray, " n"]
 ) -> list[Statistic]:
     scale = _common_scale(energies, values)
-    found = np.zeros((len(FRACTIONS), len(energies)))
+    errors = np.zeros((len(FRACTIONS), len(energies)))
     for row, (energy, value) in enumerate(zip(energies, values, strict=True)):
         at = np.ceil(np.array(FRACTIONS) * len(energy)).astype(int) - 1
         truth, proxy = np.cumsum(energy)[at], np.cumsum(value)[at]
-        found[:, row] = np.abs(scale * proxy - truth) / truth
+        errors[:, row] = np.abs(scale * proxy - truth) / truth
     sizes = np.bincount(prompts)
-    return [mean_statistic(np.bincount(prompts, errors) / sizes) for errors in found]
+    return [mean_statistic(np.bincount(prompts, at_place) / sizes) for at_place in errors]
 
 
 def _common_scale(energies: list[np.ndarray], values: list[np.ndarray]) -> float:
@@ -283,7 +277,7 @@ def _common_scale(energies: list[np.ndarray], values: list[np.ndarray]) -> float
 
 
 def _otb_ratio(
-    measured: Any,
+    measured: MeasuredTokens,
     name: str,
     values: list[np.ndarray],
     batch: Batch,
@@ -292,8 +286,8 @@ def _otb_ratio(
 ) -> Estimate:
     # Without two completions of a prompt there is no baseline, and without varied rewards no gradient.
     if measured.sketches is None or batch.group_sizes.max() < 2:
-        return NOT_MEASURED
-    with warnings.catch_warnings():  # they are about the signal, which is not asked for here
+        return NOT_ESTIMATED
+    with warnings.catch_warnings():  # they are about the signal, which is not used here
         warnings.simplefilter("ignore", UserWarning)
         comparison = compare(
             measured,
@@ -306,20 +300,22 @@ def _otb_ratio(
     return comparison.rows[0].ratio
 
 
-def _token_table(measured: Any, parts: list[Any], proxies: dict[str, list[np.ndarray]]) -> pd.DataFrame:
+def _token_table(
+    measured: MeasuredTokens, tokens: list[TokenScores], proxies: dict[str, list[np.ndarray]]
+) -> pd.DataFrame:
     rollouts = measured.rollouts
     frames = []
-    for row, part in enumerate(parts):
+    for row, scores in enumerate(tokens):
         frame = pd.DataFrame(
             {
                 "prompt_id": rollouts.prompt_id[row],
                 "sample_id": rollouts.sample_id[row],
-                "position": np.arange(len(part.mask)),
-                "energy": part.energy(),
-                "energy_stderr": part.energy_stderr(),
-                "exact": ~part.light,
+                "position": np.arange(len(scores.mask)),
+                "energy": scores.energy(),
+                "energy_stderr": scores.energy_stderr(),
+                "exact": ~scores.light,
                 **{name: values[row] for name, values in proxies.items()},
             }
         )
-        frames.append(frame[part.mask])
+        frames.append(frame[scores.mask])
     return pd.concat(frames, ignore_index=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import index
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,12 +14,14 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.estimator import Weighting
+from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison_inputs import ComparisonInputs, comparison_inputs
 from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import remarks_about, warnings_about
-from gradstats.stats.variance.pooled_completions import Pool
+from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.row import EstimatorVariance
 
 DEFAULT_PROMPTS_PER_BATCH = 128
@@ -43,7 +44,7 @@ class GroupSplit:
     Attributes:
         group_size: completions a group; None when prompts have different numbers and all were used.
         n_prompts: prompts that fill at least one group, the independent units.
-        n_groups: groups in all.
+        n_groups: number of groups.
         n_leftover: completions that filled no group.
     """
 
@@ -55,15 +56,15 @@ class GroupSplit:
 
 @dataclass(frozen=True)
 class VarianceComparison:
-    """What `compare` found; `.to_frame()` is the table.
+    """The variance, bias and cosine of several estimators; `.to_frame()` is the table.
 
     Attributes:
         rows: one entry an estimator, in the order asked for, group size by group size.
         splits: the split into groups, one for each group size.
-        reference: label of the estimator that ratios are taken to.
+        reference: label of the estimator in the denominator of ratios.
         prompts_per_batch: B in bias_share.
         sketch_dim: dimension of the random projection; None for exact scores.
-        notes: what a reader of the table has to know, one sentence each.
+        notes: what to know when reading the table, one sentence each.
     """
 
     rows: tuple[EstimatorVariance, ...]
@@ -86,7 +87,7 @@ class VarianceComparison:
 
     @property
     def n_groups(self) -> int:
-        """Groups in all, over all sizes."""
+        """Groups, summed over all sizes."""
         return sum(split.n_groups for split in self.splits)
 
     @property
@@ -117,7 +118,7 @@ class VarianceComparison:
             raise ValueError(f"confidence_level={confidence_level:g} must lie between 0 and 1, for example 0.95")
         records = []
         for row in self.rows:
-            record: dict[str, Any] = {
+            record: dict[str, object] = {
                 "estimator": row.label,
                 "group_size": np.nan if row.group_size is None else row.group_size,
             }
@@ -137,37 +138,40 @@ class VarianceComparison:
         }
         return frame
 
-    def prompt_parts(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """trace_cov split into what differs within a prompt and what differs between prompts.
+    def variance_components(self, confidence_level: float = 0.95) -> pd.DataFrame:
+        """trace_cov split into the variance within prompts and the variance between prompts.
 
-        The within-prompt part falls as groups grow, the between-prompt part does not.
+        The variance within prompts falls as groups grow, the variance between prompts does not.
 
         Returns:
             One row an estimator: ``estimator, group_size``, ``within_prompt`` and ``between_prompt`` with their
-            ``_low`` and ``_high``; NaN for estimators that look across groups, and for group sizes of which every
-            prompt has a single group.
+            ``_low`` and ``_high``; NaN for batch-level estimators, and for group sizes at which every prompt has a
+            single group.
 
         Raises:
             ValueError: when every prompt has a single group, whatever the group size.
         """
         if all(split.n_groups == split.n_prompts for split in self.splits):
             raise ValueError(
-                "every prompt has a single group, which cannot tell the parts apart: choose a group_size of at most "
-                "half of a prompt's completions"
+                "every prompt has a single group, so that variance within and between prompts cannot be separated: "
+                "choose a group_size of at most half of a prompt's completions"
             )
         records = []
         for row in self.rows:
-            record: dict[str, Any] = {"estimator": row.label, "group_size": row.group_size}
-            for part in ("within_prompt", "between_prompt"):
-                estimate = getattr(row, part)
+            record: dict[str, object] = {"estimator": row.label, "group_size": row.group_size}
+            for name in ("within_prompt", "between_prompt"):
+                estimate = getattr(row, name)
                 low, high = estimate.confidence_interval(confidence_level)
-                record |= {part: estimate.value, f"{part}_low": low, f"{part}_high": high}
+                record |= {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
             records.append(record)
         return pd.DataFrame(records)
 
+    #: The name of `variance_components` in version 0.1.
+    prompt_parts = variance_components
+
 
 def compare(
-    measured_or_batch: Any,
+    measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
     scores: ArrayLike | None = None,
     group_size: int | Sequence[int] | None = None,
@@ -177,25 +181,25 @@ def compare(
     rng: int | np.random.Generator | None = 0,
     *,
     scores_are_sketches: bool | None = None,
-    **fields: Any,
+    **fields: ArrayLike | None,
 ) -> VarianceComparison:
     r"""Compares the variance of policy-gradient estimators on the same rollouts, with paired intervals.
 
-    With \(g_m = \sum_{i \in m} w_i S_i\) the gradient of a group of completions of prompt m, each row holds
+    With :math:`g_m = \sum_{i \in m} w_i S_i` the gradient of a group of completions of prompt m, each row holds
 
-    - ``trace_cov``: \(\mathrm{tr\,Cov}(g) = E‖g‖² - ‖E g‖²\) of one group's gradient, over prompts and
+    - ``trace_cov``: :math:`\mathrm{tr\,Cov}(g) = E‖g‖² - ‖E g‖²` of one group's gradient, over prompts and
       completions;
-    - ``signal_sq``: \(‖E g‖²\), the mean of \(⟨g_m, g_{m'}⟩\) over different prompts: unbiased, may be
+    - ``signal_sq``: :math:`‖E g‖²`, the mean of :math:`⟨g_m, g_{m'}⟩` over different prompts: unbiased, may be
       negative;
     - ``noise_to_signal``: their quotient, in units of groups (McCandlish et al., 1812.06162);
     - ``ratio``: trace_cov over the reference's;
     - ``matched_ratio``: the same after scaling the estimator so that its expected gradient projects with
       coefficient 1 on the reference's. Where both expectations are exact multiples of the true gradient (an
       own-sample mean keeps (N−1)/N of it) that number is used, otherwise the coefficient is estimated;
-    - ``cosine``: between E g and the expected gradient of `rloo`, cross-fitted: each prompt's gradient is held
-      against `rloo`'s of all *other* prompts, so that no completion meets itself (as in ``signal_sq`` and
-      ``bias_share``);
-    - ``bias_share``: \(‖E d‖²/(‖E d‖² + \mathrm{trace\_cov}/B)\), d = g − g(`rloo`): the share of the mean
+    - ``cosine``: between E g and the expected gradient of `rloo`, cross-fitted: each prompt's gradient is
+      multiplied by `rloo`'s of all *other* prompts, so that no completion is paired with itself (as in
+      ``signal_sq`` and ``bias_share``);
+    - ``bias_share``: :math:`‖E d‖²/(‖E d‖² + \mathrm{trace\_cov}/B)`, d = g − g(`rloo`): the share of the mean
       squared error of a batch of B prompts that is bias. The unbiased ‖E d‖² may be negative, and so may the
       share;
     - ``kept_share``: the share of groups with any non-zero weight.
@@ -208,41 +212,42 @@ def compare(
 
     **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not,
     noise_to_signal is NaN with its lower end given and its upper end infinite, cosine and an estimated
-    matched_ratio are NaN, and a warning says at least how many prompts would be needed.
+    matched_ratio are NaN, and a warning gives a lower bound on the number of prompts needed.
 
     **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
-    ‖S_i‖² are taken exactly where they were measured. A quadratic form tr(C·G) of the Gram matrix G
-    then has the variance (2/D)·tr(C G C G) over sketches. A jackknife over prompts sees the part of it that
-    differs between prompts, and not the part that all share, because one sketch serves them all: that part is
-    evaluated on the linearised form of every quantity, from disjoint folds of prompts, and added.
+    ‖S_i‖² are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G
+    then has the variance (2/D)·tr(C G C G) over sketches. A jackknife over prompts sees the component of it
+    that differs between prompts, but not the one that all share, because one sketch serves them all: the latter is
+    estimated for the linearised form of every quantity, from disjoint folds of prompts, and added.
 
     **Tokens.** Where random probes of the token scores were measured (``token_probes``), token-level estimators are
     compared from them: whole completions and heavy tokens through their sketches, the light rest through the probes
     (`gradstats.stats.variance.probed_sums.ProbedTokens`). The error that all prompts share is estimated from the
-    spread over probes and added likewise. Weights that rest on token energies (`otb(energy="exact")`,
-    `causal_optimal`) are made from three disjoint thirds of the probes, so that their noise does not count as the
+    spread over probes and added likewise. Weights that depend on token energies (`otb(energy="exact")`,
+    `causal_optimal`) are computed from three disjoint thirds of the probes, so that their noise does not count as the
     estimator's.
 
-    **Estimators that look across groups** see batches of ``prompts_per_batch`` prompts drawn without
-    replacement; their trace_cov is B times that of the batch gradient, in the unit of the others.
+    **Batch-level estimators** get batches of ``prompts_per_batch`` prompts drawn without
+    replacement; their trace_cov is B times that of the batch gradient, and so comparable with the others'.
 
     Args:
         measured_or_batch: a measurement, or a `Batch` (then ``scores`` is needed).
         estimators: names (parameters allowed, ``"kimi(tau=0.5)"``), estimators or recipes; rows keep their
             order.
         scores: (N, D) scores of completions or (N, T, D) of tokens, in any coordinates that keep the
-            gradients' inner products; None takes the measurement's sketches, or its exact Gram matrix.
+            gradients' inner products; None takes the measurement's sketches.
         group_size: completions a group; a prompt with more is split, in sample order, into disjoint groups,
             and leftovers are counted. None takes all completions of each prompt. Several sizes are compared
-            from one pool of completions, rows size by size, each with the reference at its own size; trace_cov
-            is of one group, so at equal completions in all compare group_size · trace_cov.
-        reference: the estimator that ratios are taken to.
-        prompts_per_batch: B for bias_share (128 by default) and for estimators that look across groups (by
-            default a quarter of the prompts, at most 128).
-        n_resamples: how often the prompts are dealt into batches for estimators that look across groups.
-        rng: for those batches and for pricing the sketch's error.
-        scores_are_sketches: whether ``scores`` are a random projection; None says yes for a measurement's
-            sketches and no for ``scores`` given by hand.
+            from the same completions, rows size by size, each relative to the reference at the same size; trace_cov
+            is of one group, so that estimators at the same total number of completions are compared by
+            group_size · trace_cov.
+        reference: the estimator in the denominator of ratios.
+        prompts_per_batch: B for bias_share (128 by default) and for batch-level estimators (by default a quarter of
+            the prompts, at most 128).
+        n_resamples: how often the prompts are dealt into batches for batch-level estimators.
+        rng: for those batches and for estimating the sketch's error.
+        scores_are_sketches: whether ``scores`` are a random projection; by default True for a
+            measurement's sketches and False for ``scores`` given here.
         **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array a completion, or
             (N, T)) or ``greedy_rewards`` for `remax`.
 
@@ -250,10 +255,22 @@ def compare(
         A `VarianceComparison`.
 
     Raises:
-        TypeError: for a Batch without scores, or fields beside a Batch.
-        ValueError: for fewer than 2 prompts, a group size larger than the pool, scores of a wrong shape, a
-            token-level estimator without token scores, an estimator whose inputs are missing, batches too
+        TypeError: for a Batch without scores, or further fields given with a Batch.
+        ValueError: for fewer than 2 prompts, a group size larger than the number of completions, scores of a wrong
+            shape, a token-level estimator without token scores, an estimator whose inputs are missing, batches too
             large.
+
+    Examples:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> rewards, lengths = rng.integers(0, 2, 400), rng.integers(10, 100, 400)
+        >>> batch = gs.estimators.Batch(rewards, lengths, np.repeat(np.arange(100), 4))
+        >>> scores = (rewards[:, None] + rng.normal(size=(400, 8))) * np.sqrt(lengths)[:, None]
+        >>> table = gs.compare(batch, ["rloo", "group_mean", "reinforce"], scores)
+        >>> frame = table.to_frame()
+        >>> frame[["estimator", "ratio", "matched_ratio"]].round(3).to_numpy().tolist()
+        [['rloo', 1.0, 1.0], ['group_mean', 0.563, 1.0], ['reinforce', 2.448, 2.448]]
     """
     generator = np.random.default_rng(rng)
     chosen = [families.get(estimator) for estimator in estimators]
@@ -262,21 +279,19 @@ def compare(
     base = families.get(reference)
     if base.across_groups:
         raise ValueError(
-            f"reference={base.label!r} looks across groups: choose one that stays within its group, such as 'rloo'"
+            f"reference={base.label!r} is a batch-level estimator: choose a group-level one, such as 'rloo'"
         )
     sizes = _sizes(group_size)
     inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, [*chosen, base], fields)
-    if inputs.scores.ndim == 2:  # what weights a completion's tokens alike needs no scores of tokens
+    if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
         *chosen, base = [along_completions(estimator, inputs.batch) for estimator in (*chosen, base)]
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
-    shared: dict[str, Any] = {"prompts_per_batch": prompts_per_batch, "n_resamples": n_resamples}
-    parts: list[tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]] = []
-    seeds = generator.spawn(len(sizes))
-    for size, own in zip(sizes, seeds, strict=True):
+    by_size: list[tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]] = []
+    for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
         groups = split_into_groups(prompts, inputs.order, size)
-        pool = _pool(inputs, groups, [*chosen, base], own, **shared)
-        parts.append(_compared(pool, chosen, base))
-    splits, rows, warned, remarks = zip(*parts, strict=True)
+        pool = _pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples)
+        by_size.append(_compared(pool, chosen, base))
+    splits, rows, warned, remarks = zip(*by_size, strict=True)
     warned, remarks = _of_each_size(warned, sizes), _of_each_size(remarks, sizes)
     for note in warned:
         warnings.warn(note, UserWarning, stacklevel=2)
@@ -299,30 +314,39 @@ def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
     return list(dict.fromkeys(sizes))
 
 
-def _pool(
+def _pooled(
     inputs: ComparisonInputs,
     groups: Groups,
     estimators: Sequence[Weighting],
     rng: np.random.Generator,
-    **shared: Any,
-) -> Pool:
+    prompts_per_batch: int | None,
+    n_resamples: int,
+) -> PooledCompletions:
     """The completions of one split, checked against what the estimators need."""
     if groups.n_prompts < 2:
         raise ValueError(
             "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
         )
-    kept, scores, probes = inputs.with_coordinates(groups, rng)
+    batch, scores, sketch_error = inputs.with_coordinates(groups, rng)
     for estimator in estimators:
         if estimator.level == "token" and scores.tokens is None and scores.probed is None:
             raise ValueError(
-                f"{estimator.label} weights each token, and only scores of whole completions are here: pass "
+                f"{estimator.label} weights each token, and only scores of whole completions are known: pass "
                 "scores=(N, T, D), or measure with token_probes=… so that token scores are known"
             )
-    return Pool(kept, groups, scores, probes, deal_seed=int(rng.integers(2**63)), **shared)
+    return PooledCompletions(
+        batch=batch,
+        groups=groups,
+        scores=scores,
+        sketch_error=sketch_error,
+        prompts_per_batch=prompts_per_batch,
+        n_resamples=n_resamples,
+        deal_seed=int(rng.integers(2**63)),
+    )
 
 
 def _compared(
-    pool: Pool, estimators: Sequence[Weighting], reference: Weighting
+    pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting
 ) -> tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]:
     """The split, the rows, what to warn of and what to remark, at one group size."""
     sizes = pool.groups.sizes
@@ -340,14 +364,14 @@ def _compared(
 
 
 def _of_each_size(notes: Sequence[Sequence[str]], sizes: Sequence[int | None]) -> list[str]:
-    """The notes of all group sizes, each telling its size where there are several; what all say is said once."""
+    """The notes of all group sizes, each with its size where there are several; what holds for all is stated once."""
     if len(sizes) == 1:
         return list(notes[0])
     common = [note for note in notes[0] if all(note in others for others in notes)]
-    own = [
+    of_one_size = [
         f"group_size={size}: {note}"
-        for size, mine in zip(sizes, notes, strict=True)
-        for note in mine
+        for size, remarks in zip(sizes, notes, strict=True)
+        for note in remarks
         if note not in common
     ]
-    return [*own, *common]
+    return [*of_one_size, *common]

@@ -1,23 +1,24 @@
-"""What a comparison starts from: completions in sample order, and what is known of their gradients."""
+"""The inputs of a comparison: completions in sample order, and what is known of their gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
+from gradstats.stats.measured import MeasuredGradients, MeasuredTokens
 from gradstats.stats.variance.group_moments import Groups
-from gradstats.stats.variance.probe_error import TokenProbes
+from gradstats.stats.variance.probe_error import TokenProbeError
 from gradstats.stats.variance.probed_sums import ProbedTokens, probed_tokens
 from gradstats.stats.variance.reduced_coordinates import in_fewer_coordinates
 from gradstats.stats.variance.score_vectors import Scores, prepare_scores
-from gradstats.stats.variance.sketch_error import SketchProbes
+from gradstats.stats.variance.sketch_error import SketchError
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class ComparisonInputs:
         order: (N,) their positions in sample order.
         scores: (N, D) or (N, T, D).
         sketched: whether the scores are a random projection.
-        probed: what probes tell of the tokens; None where they were not measured, or nothing asks for tokens.
+        probed: token scores projected on random probes; None where they were not measured or are not needed.
     """
 
     batch: Batch
@@ -42,27 +43,29 @@ class ComparisonInputs:
         """The scores of some completions, in that order."""
         return prepare_scores(self.scores, self.batch.mask, rows, self.sketched, self.batch.sq_norms, self.probed)
 
-    def probes(self, n_prompts: int, rng: np.random.Generator) -> SketchProbes | None:
-        """What prices the error of sketch and token probes; None where inner products are exact."""
+    def sketch_error(self, n_prompts: int, rng: np.random.Generator) -> SketchError | None:
+        """The error of sketch and token probes; None where inner products are exact."""
         dim = self.scores.shape[-1]
         if self.probed is not None:
-            return TokenProbes(dim, n_prompts, rng, self.probed.n_probes, self.sketched)
-        return SketchProbes(dim, n_prompts, rng) if self.sketched else None
+            return TokenProbeError(dim, n_prompts, rng, self.probed.n_probes, self.sketched)
+        return SketchError(dim, n_prompts, rng) if self.sketched else None
 
-    def with_coordinates(self, groups: Groups, rng: np.random.Generator) -> tuple[Batch, Scores, SketchProbes | None]:
-        """The completions of a split in its order, their scores, and what prices errors of these."""
-        scores, probes = in_fewer_coordinates(self.prepared(groups.rows), self.probes(groups.n_prompts, rng))
-        return self.batch.select(groups.rows).with_fields(groups=groups.group), scores, probes
+    def with_coordinates(self, groups: Groups, rng: np.random.Generator) -> tuple[Batch, Scores, SketchError | None]:
+        """The completions of a split in its order, their scores, and the error of these."""
+        scores, sketch_error = in_fewer_coordinates(
+            self.prepared(groups.rows), self.sketch_error(groups.n_prompts, rng)
+        )
+        return self.batch.select(groups.rows).with_fields(groups=groups.group), scores, sketch_error
 
 
 def comparison_inputs(
-    measured_or_batch: Any,
+    measured_or_batch: Batch | MeasuredGradients,
     scores: ArrayLike | None,
     scores_are_sketches: bool | None,
     weightings: Sequence[Weighting] = (),
-    fields: Mapping[str, Any] | None = None,
+    fields: Mapping[str, ArrayLike | None] | None = None,
 ) -> ComparisonInputs:
-    """The completions, their sample order, their scores, and what probes tell of tokens.
+    """The completions, their sample order, their scores, and the projections of token scores.
 
     Args:
         measured_or_batch: a measurement, or a `Batch` with ``scores``.
@@ -73,6 +76,7 @@ def comparison_inputs(
 
     Raises:
         TypeError: for a Batch without scores, or with further fields; for fields that are measured.
+        ValueError: for a measurement without sketches, and no scores in their place.
     """
     fields = dict(fields or {})
     if isinstance(measured_or_batch, Batch):
@@ -90,21 +94,18 @@ def comparison_inputs(
     if scores is not None:
         return ComparisonInputs(batch, order, np.asarray(scores), bool(scores_are_sketches), None)
     if measured.sketches is None:
-        gram = np.asarray(measured.gram(), dtype=np.float64)
-        return ComparisonInputs(batch, order, _coordinates(gram), False, None)
+        raise ValueError(
+            "the measurement holds no sketches, which inner products of gradients need: measure with sketch_dim, for "
+            "example 16384"
+        )
     sketched = True if scores_are_sketches is None else scores_are_sketches
     probed = None
-    if getattr(measured, "token_projections", None) is not None and any(each.level == "token" for each in weightings):
-        measured_here = {"token_energy", "token_cross"} & set(fields)
-        if measured_here:
+    has_probes = getattr(measured, "token_projections", None) is not None
+    if has_probes and any(each.level == "token" for each in weightings):
+        measured_fields = {"token_energy", "token_cross"} & set(fields)
+        if measured_fields:
             raise TypeError(
-                f"{' and '.join(sorted(measured_here))} come from the measurement: pass a Batch with scores=…"
+                f"{' and '.join(sorted(measured_fields))} come from the measurement: pass a Batch with scores=…"
             )
-        probed = probed_tokens(measured, batch)
+        probed = probed_tokens(cast(MeasuredTokens, measured), batch)
     return ComparisonInputs(batch, order, np.asarray(measured.sketches), sketched, probed)
-
-
-def _coordinates(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
-    """Vectors whose inner products are the Gram matrix."""
-    values, vectors = np.linalg.eigh(gram)
-    return vectors * np.sqrt(np.maximum(values, 0.0))

@@ -1,4 +1,4 @@
-"""Gradients of groups of completions, and the second moments of prompts they give."""
+"""Gradients of groups of completions, and their second moments over prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from scipy import sparse
 
 from gradstats.stats.jackknife import Statistic, mean_statistic
-from gradstats.stats.variance.sketch_error import SketchProbes
+from gradstats.stats.variance.sketch_error import SketchError
+from gradstats.stats.variance.u_statistic import inner_products, mean_over_pairs
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Groups:
 
 
 def shuffled_prompts(labels: np.ndarray, rng: np.random.Generator) -> Int[np.ndarray, " n"]:
-    """Numbers prompts from 0 at random: what is done by runs of numbers then meets prompts that are alike."""
+    """Numbers prompts from 0 at random, so that runs of consecutive numbers are random folds of prompts."""
     numbers = np.unique(labels, return_inverse=True)[1]
     return rng.permutation(int(numbers.max()) + 1)[numbers]
 
@@ -68,21 +69,21 @@ def split_into_groups(prompts: Int[np.ndarray, " n"], order: Int[np.ndarray, " n
     """
     rows = order[np.argsort(prompts[order], kind="stable")]
     prompt = prompts[rows]
-    pool = np.bincount(prompts)
-    starts = np.cumsum(pool) - pool
+    available = np.bincount(prompts)
+    starts = np.cumsum(available) - available
     rank = np.arange(len(rows)) - starts[prompt]
     if group_size is None:
-        part = np.zeros_like(rank)
+        slot = np.zeros_like(rank)
         kept = np.ones(len(rows), dtype=bool)
     else:
-        if not 1 <= group_size <= pool.max():
+        if not 1 <= group_size <= available.max():
             raise ValueError(
                 f"group_size={group_size} must lie between 1 and the number of completions of a prompt, at "
-                f"most {pool.max()} here: choose a smaller one or sample more completions"
+                f"most {available.max()} here: choose a smaller one or sample more completions"
             )
-        part = rank // group_size
-        kept = part < (pool // group_size)[prompt]
-    pairs = np.column_stack([prompt[kept], part[kept]])
+        slot = rank // group_size
+        kept = slot < (available // group_size)[prompt]
+    pairs = np.column_stack([prompt[kept], slot[kept]])
     labels, group = np.unique(pairs, axis=0, return_inverse=True)
     return Groups(
         rows=rows[kept],
@@ -94,24 +95,20 @@ def split_into_groups(prompts: Int[np.ndarray, " n"], order: Int[np.ndarray, " n
 
 @dataclass(frozen=True)
 class PromptMoments:
-    r"""What an estimator's group gradients leave behind for each prompt.
+    r"""Second moments of an estimator's group gradients, with the prompt as the independent unit.
 
-    With g_{mk} the gradient of group k of prompt m and \(\bar g_m\) their mean over k:
+    With :math:`g_{mk}` the gradient of group k of prompt m, K_m groups of it and :math:`\bar g_m` their mean:
 
     Attributes:
-        means: (M, D) the \(\bar g_m\).
-        total: (D,) their sum.
-        own_sq: (M,) \(‖\bar g_m‖²\), in the space of the scores.
-        second_moment: \(E‖g‖²\), the mean over prompts of \(\frac{1}{K}\sum_k‖g_{mk}‖²\).
+        means: (M, D) the :math:`\bar g_m`.
+        second_moment: :math:`E‖g‖²`, the mean over prompts of :math:`\frac{1}{K_m}\sum_k‖g_{mk}‖²`.
+        signal: :math:`‖E g‖²` without bias, the mean of :math:`⟨\bar g_m, \bar g_{m'}⟩` over different prompts.
         within: the variance between groups of one prompt, the mean over prompts with two or more of
-            \(\frac{1}{K-1}\sum_k‖g_{mk} - \bar g_m‖²\); None when no prompt has two.
-        signal: \(‖E g‖²\) without bias: the mean of \(⟨\bar g_m, \bar g_{m'}⟩\) over different prompts.
+            :math:`\frac{1}{K_m-1}\sum_k‖g_{mk} - \bar g_m‖²`; None when no prompt has two.
         signs: the signature of inner products in these coordinates, or more; None where it is positive.
     """
 
     means: Float[np.ndarray, "m d"]
-    total: Float[np.ndarray, " d"]
-    own_sq: Float[np.ndarray, " m"]
     second_moment: Statistic
     signal: Statistic
     within: Statistic | None
@@ -119,10 +116,10 @@ class PromptMoments:
 
     @property
     def trace_cov(self) -> Statistic:
-        r"""\(\mathrm{tr\,Cov}\) of one group's gradient: \(E‖g‖² - ‖E g‖²\).
+        r""":math:`\mathrm{tr\,Cov}` of one group's gradient: :math:`E‖g‖² - ‖E g‖²`.
 
-        With one group a prompt this is (Σ‖g_m‖² − ‖Σg_m‖²/M)/(M−1); with several it is the sum of the
-        within-prompt part and the between-prompt part.
+        With one group a prompt this is (Σ‖g_m‖² − ‖Σg_m‖²/M)/(M−1); with several it is the sum of the variance
+        within prompts and of that between prompts.
         """
         return self.second_moment - self.signal
 
@@ -132,26 +129,33 @@ def prompt_moments(
     weights: Float[np.ndarray, " n"],
     groups: Groups,
     surplus_sq: Float[np.ndarray, " n"] | None = None,
-    probes: SketchProbes | None = None,
+    sketch_error: SketchError | None = None,
     *,
     signs: Float[np.ndarray, " features"] | None = None,
     exact_squares: bool = True,
 ) -> PromptMoments:
-    """Sums weighted scores to groups and prompts, with delete-one-prompt replicates in closed form.
+    r"""Sums weighted scores to groups and prompts, with delete-one-prompt replicates in closed form.
+
+    With :math:`g_{mk} = \sum_{i \in (m,k)} w_i S_i` and M prompts, E‖g‖² is the mean of
+    :math:`x_m = \frac{1}{K_m}\sum_k‖g_{mk}‖²`, whose replicate without prompt m is
+    :math:`(\sum_{m'} x_{m'} - x_m)/(M-1)`. ‖E g‖² is the U-statistic of `mean_over_pairs`.
 
     Args:
         contributions: (n, D) score of each kept completion, in the order of ``groups.rows``.
         weights: (n,) its weight in its group's gradient.
         groups: the split.
         surplus_sq: (n,) exact ‖S_i‖² less that of the sketch, which replaces the sketch's on the diagonal.
-        probes: for sketches, the directions that price the sketch's error.
+        sketch_error: for sketched scores, estimates the sketch's error.
         signs: the signature of inner products in these coordinates, of D or more; None where it is positive.
-        exact_squares: whether ``surplus_sq`` makes squares exact; if they keep errors of the sketch, these are priced.
+        exact_squares: whether ``surplus_sq`` makes squares exact. Where they keep some of the sketch's error, it is
+            estimated as well.
     """
     n_groups, n_prompts = groups.n_groups, groups.n_prompts
     per_prompt = groups.groups_per_prompt
+    # g_k = Σ_i w_i S_i over the completions of group k.
     gather = sparse.csr_array((weights, (groups.group, np.arange(len(weights)))), shape=(n_groups, len(weights)))
     gradients = gather @ contributions
+    # ‖g_k‖² = Σ_{i≠j} w_i w_j ⟨S_i, S_j⟩ + Σ_i w_i²‖S_i‖², the last with exact norms.
     squares = inner_products(gradients, gradients, signs)
     if surplus_sq is not None:
         squares = squares + np.bincount(groups.group, weights=weights**2 * surplus_sq, minlength=n_groups)
@@ -162,92 +166,63 @@ def prompt_moments(
     else:
         average = sparse.csr_array((share, (groups.prompt, np.arange(n_groups))), shape=(n_prompts, n_groups))
         means = average @ gradients
-    total = means.sum(axis=0)
-    dual = in_dual(total, signs)
-    own_sq = inner_products(means, means, signs)
 
     slope = None
-    if probes is not None:
-        slope = probes.squares(gradients, share / n_prompts, groups.prompt)
+    if sketch_error is not None:
+        slope = sketch_error.squares(gradients, share / n_prompts, groups.prompt)
         if surplus_sq is not None and exact_squares:
             row_share = share[groups.group] * weights**2 / n_prompts
-            slope -= probes.squares(contributions, row_share, groups.prompt[groups.group])
-    second = mean_statistic(mean_squares, slope)
-    signal = Statistic(
-        *_cross_mean(float(total @ dual), float(own_sq.sum()), means @ dual, means @ dual, own_sq),
-        sketch=None if probes is None else probes.cross(means, means),
-    )
+            slope -= sketch_error.squares(contributions, row_share, groups.prompt[groups.group])
     within = None
     if per_prompt.max() > 1:
         diagonal = np.zeros(len(weights)) if surplus_sq is None else weights**2 * surplus_sq
-        within = _within_prompt(gradients - means[groups.prompt], diagonal, groups, probes, signs)
-    return PromptMoments(means, total, own_sq, second, signal, within, signs)
-
-
-def cross_signal(first: PromptMoments, second: PromptMoments, probes: SketchProbes | None = None) -> Statistic:
-    """⟨E g, E h⟩ of two estimators without bias: the mean of ⟨ḡ_m, h̄_m'⟩ over different prompts."""
-    signs = first.signs
-    # Coordinates that only one of them has are those in which the other is 0.
-    common = min(len(first.total), len(second.total))
-    mine, theirs = first.means[:, :common], second.means[:, :common]
-    own = inner_products(mine, theirs, signs)
-    dual = in_dual(second.total[:common], signs)
-    return Statistic(
-        *_cross_mean(
-            float(first.total[:common] @ dual),
-            float(own.sum()),
-            mine @ dual,
-            theirs @ in_dual(first.total[:common], signs),
-            own,
-        ),
-        sketch=None if probes is None else probes.cross(first.means, second.means),
+        within = _within_prompt(gradients - means[groups.prompt], diagonal, groups, sketch_error, signs)
+    return PromptMoments(
+        means=means,
+        second_moment=mean_statistic(mean_squares, slope),
+        signal=_mean_cross(means, means, signs, sketch_error),
+        within=within,
+        signs=signs,
     )
 
 
-def in_dual(vectors: Float[np.ndarray, "*rows d"], signs: Float[np.ndarray, " features"] | None) -> np.ndarray:
-    """What to multiply vectors with for inner products of a signature, given for these coordinates or more."""
-    return vectors if signs is None else vectors * signs[: vectors.shape[-1]]
+def cross_signal(first: PromptMoments, second: PromptMoments, sketch_error: SketchError | None = None) -> Statistic:
+    """⟨E g, E h⟩ of two estimators without bias: the mean of ⟨ḡ_m, h̄_m'⟩ over different prompts."""
+    return _mean_cross(first.means, second.means, first.signs, sketch_error)
 
 
-def inner_products(
-    first: Float[np.ndarray, "rows d"],
-    second: Float[np.ndarray, "rows d"],
+def _mean_cross(
+    first: Float[np.ndarray, "m d"],
+    second: Float[np.ndarray, "m e"],
     signs: Float[np.ndarray, " features"] | None,
-) -> Float[np.ndarray, " rows"]:
-    """⟨first_r, second_r⟩ of each row."""
-    return np.einsum("rd,rd->r", first, in_dual(second, signs))
+    sketch_error: SketchError | None,
+) -> Statistic:
+    value, replicates = mean_over_pairs(first, second, signs)
+    return Statistic(float(value), replicates, None if sketch_error is None else sketch_error.cross(first, second))
 
 
 def _within_prompt(
     deviations: Float[np.ndarray, "groups d"],
     diagonal: Float[np.ndarray, " n"],
     groups: Groups,
-    probes: SketchProbes | None,
+    sketch_error: SketchError | None,
     signs: Float[np.ndarray, " features"] | None,
 ) -> Statistic:
-    """The variance between groups of one prompt, averaged over prompts that have two or more.
+    r"""The variance between groups of one prompt, averaged over the prompts that have two or more.
 
-    The sketch's own squares on the diagonal are put right by ``diagonal``; how they move with the sketch is left in,
-    which errs on the wide side.
+    :math:`\frac{1}{K-1}\sum_k‖g_k - \bar g‖²` with exact squares on the diagonal: a completion of group k enters
+    :math:`g_k - \bar g` with the factor :math:`1 - 1/K` and the K−1 others with :math:`-1/K`, so that its square
+    counts :math:`\frac{1}{K-1}[(1-\frac1K)² + (K-1)\frac{1}{K²}] = \frac1K` times. How the sketch's error moves these
+    squares is left in the error estimate, which errs on the wide side.
     """
     per_prompt = groups.groups_per_prompt
     several = per_prompt > 1
     squares = np.bincount(groups.prompt, weights=inner_products(deviations, deviations, signs))
-    repair = np.bincount(groups.prompt[groups.group], weights=diagonal) / per_prompt
-    spread = np.where(several, squares / np.maximum(per_prompt - 1, 1) + repair, 0.0)
+    surplus = np.bincount(groups.prompt[groups.group], weights=diagonal) / per_prompt
+    spread = np.where(several, squares / np.maximum(per_prompt - 1, 1) + surplus, 0.0)
     n_several = several.sum()
-    left = n_several - several
-    replicates = np.divide(spread.sum() - spread, left, out=np.full(len(spread), np.nan), where=left > 0)
+    remaining = n_several - several
+    replicates = np.divide(spread.sum() - spread, remaining, out=np.full(len(spread), np.nan), where=remaining > 0)
     shares = several[groups.prompt] / (np.maximum(per_prompt - 1, 1)[groups.prompt] * n_several)
-    slope = None if probes is None else probes.squares(deviations, shares, groups.prompt)
+    slope = None if sketch_error is None else sketch_error.squares(deviations, shares, groups.prompt)
     return Statistic(float(spread.sum() / n_several), replicates, slope)
-
-
-def _cross_mean(
-    product: float, diagonal: float, first: np.ndarray, second: np.ndarray, own: np.ndarray
-) -> tuple[float, np.ndarray]:
-    """Mean over ordered pairs of different prompts, on all prompts and without each."""
-    m = len(own)
-    pairs = product - diagonal
-    left = pairs - first - second + 2.0 * own
-    return pairs / (m * (m - 1.0)), left / ((m - 1.0) * (m - 2.0) or np.nan)

@@ -1,33 +1,33 @@
-r"""What group size of RLOO does an estimator amount to?"""
+"""The group size at which RLOO is as noisy as an estimator."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.estimators import Estimator
+from gradstats.estimators import Batch, Estimator
 from gradstats.stats.jackknife import Estimate, Statistic
+from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
 from gradstats.stats.variance.group_moments import shuffled_prompts, split_into_groups
-from gradstats.stats.variance.pooled_completions import Pool
+from gradstats.stats.variance.pooled_completions import PooledCompletions
 
 
 @dataclass(frozen=True)
 class EquivalentGroupSize:
-    """The group size at which RLOO is as noisy as an estimator, at equal completions in all.
+    """The group size at which RLOO is as noisy as an estimator, at the same total number of completions.
 
     Attributes:
         estimator: label of the estimator.
         group_size: completions a group of it.
-        inverse: estimate of 1/(N' − 1), N' the equivalent size; where it is not above 0, no group size of RLOO is as
-            quiet.
+        inverse: estimate of 1/(N' − 1), N' the equivalent size; where it is not above 0, no group size of RLOO
+            has as low a variance.
         n_prompts: prompts it rests on.
     """
 
@@ -38,7 +38,7 @@ class EquivalentGroupSize:
 
     @property
     def value(self) -> float:
-        """N'; infinite when no group size of RLOO is as quiet."""
+        """N'; infinite when no group size of RLOO has as low a variance."""
         return _size(self.inverse.value)
 
     def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
@@ -64,12 +64,13 @@ class EquivalentGroupSize:
         low, high = self.confidence_interval(confidence_level)
         return (
             f"{self.estimator} at N = {self.group_size} is as noisy as rloo at N = {self.value:.3g} [{low:.3g}, "
-            f"{high:.3g}], at equal completions in all ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
+            f"{high:.3g}], at the same total number of completions ({confidence_level:.0%} interval, "
+            f"{self.n_prompts} prompts)."
         )
 
 
 def equivalent_group_size(
-    measured_or_batch: Any,
+    measured_or_batch: Batch | MeasuredGradients,
     estimator: str | Estimator,
     group_size: int,
     scores: ArrayLike | None = None,
@@ -77,26 +78,37 @@ def equivalent_group_size(
     *,
     scores_are_sketches: bool | None = None,
 ) -> EquivalentGroupSize:
-    r"""Asks what group size of `rloo` is worth an estimator at ``group_size`` completions.
+    r"""Finds the group size at which `rloo` is as noisy as an estimator at ``group_size`` completions.
 
-    The comparison is at equal completions in all and of the within-prompt part w of the variance, since the
-    between-prompt part does not shrink with the group. RLOO is a U-statistic of pairs, so that
-    \(N w(N) = v_1 + v_2/(N-1)\) exactly: v_1 what a perfect baseline would leave, v_2 the price of estimating it. Both
-    come from groups of 2 and of N, and \(v_1 + v_2/(N'-1) = N w_\mathrm{estimator}(N)\) is solved for N'. The
+    The comparison is at the same total number of completions and of the within-prompt variance w, since the
+    between-prompt variance does not shrink with the group. RLOO is a U-statistic of pairs, so that
+    :math:`N w(N) = v_1 + v_2/(N-1)` exactly: v_1 is what a perfect baseline would leave, v_2 the cost of estimating it.
+    Both come from groups of 2 and of N, and :math:`v_1 + v_2/(N'-1) = N w_\mathrm{estimator}(N)` is solved for N'. The
     interval is a delete-one-prompt jackknife of 1/(N' − 1), which stays finite where N' does not.
 
     Args:
         measured_or_batch: as in `compare`.
-        estimator: name or object, one that stays within its group.
-        group_size: N, at least 3 (groups of 2 are the other anchor); prompts with fewer than 2N completions are
+        estimator: name or object of a group-level estimator.
+        group_size: N, at least 3 (groups of 2 are the second anchor); prompts with fewer than 2N completions are
             left out.
         scores: as in `compare`.
-        rng: for pricing the sketch's error.
+        rng: for estimating the sketch's error.
         scores_are_sketches: as in `compare`.
 
     Raises:
-        ValueError: for a group size below 3, fewer than 3 prompts with 2N completions, an estimator that looks
-            across groups, or data on which the baseline of RLOO costs nothing.
+        ValueError: for a group size below 3, fewer than 3 prompts with 2N completions, a batch-level
+            estimator, or data on which the baseline of RLOO costs nothing.
+
+    Examples:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> rewards, lengths = rng.integers(0, 2, 1600), rng.integers(10, 100, 1600)
+        >>> batch = gs.estimators.Batch(rewards, lengths, np.repeat(np.arange(100), 16))
+        >>> scores = rng.normal(size=(1600, 8)) * np.sqrt(lengths)[:, None]
+        >>> result = gs.equivalent_group_size(batch, "rloo", 4, scores)
+        >>> round(result.value, 6)
+        4.0
     """
     return equivalent_group_sizes(
         measured_or_batch, [estimator], group_size, scores, rng, scores_are_sketches=scores_are_sketches
@@ -104,7 +116,7 @@ def equivalent_group_size(
 
 
 def equivalent_group_sizes(
-    measured_or_batch: Any,
+    measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Estimator],
     group_size: int,
     scores: ArrayLike | None = None,
@@ -112,42 +124,44 @@ def equivalent_group_sizes(
     *,
     scores_are_sketches: bool | None = None,
 ) -> list[EquivalentGroupSize]:
-    """`equivalent_group_size` of several estimators, held against the same groups of `rloo`; arguments as there."""
+    """`equivalent_group_size` of several estimators, compared with the same groups of `rloo`; arguments as there."""
     chosen = [families.get(estimator) for estimator in estimators]
     for one in chosen:
         if one.across_groups:
-            raise ValueError(f"{one.label} looks across groups, so that a group size says nothing of it")
+            raise ValueError(
+                f"{one.label} is a batch-level estimator, for which an equivalent group size is not defined"
+            )
     if group_size < 3:
-        raise ValueError(f"group_size={group_size} must be at least 3: groups of 2 are the other anchor")
+        raise ValueError(f"group_size={group_size} must be at least 3: groups of 2 are the second anchor")
     inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, chosen)
     batch, order = inputs.batch, inputs.order
     enough = batch.group_sizes >= 2 * group_size
     if enough.sum() < 3:
         raise ValueError(
             f"only {int(enough.sum())} prompts have the {2 * group_size} completions that two groups of {group_size} "
-            "need, and at least 3 are: sample more completions or lower group_size"
+            "need, and at least 3 prompts are required: sample more completions or lower group_size"
         )
     order = order[enough[batch.group_index[order]]]
     for one in chosen:
         if one.expected_scale(group_size) is None:
             warnings.warn(
-                f"E[ĝ] of {one.label} is no known multiple of the true gradient, so that its shrinkage counts as lower "
-                "variance: ask about the leave-one-out version (loo=True)",
+                f"E[ĝ] of {one.label} is not a known multiple of the true gradient, so that its shrinkage counts as "
+                "lower variance: use the leave-one-out version (loo=True)",
                 UserWarning,
                 stacklevel=2,
             )
     generator = np.random.default_rng(rng)
-    probes = inputs.probes(int(enough.sum()), generator)
+    sketch_error = inputs.sketch_error(int(enough.sum()), generator)
     prompts = shuffled_prompts(batch.group_index[order], generator)
 
-    def pool(size: int) -> Pool:
+    def pool(size: int) -> PooledCompletions:
         groups = split_into_groups(prompts, np.arange(len(order)), size)
         rows = order[groups.rows]
-        return Pool(
+        return PooledCompletions(
             batch=batch.select(rows).with_fields(groups=groups.group),
             groups=groups,
             scores=inputs.prepared(rows),
-            probes=probes,
+            sketch_error=sketch_error,
             prompts_per_batch=None,
             n_resamples=1,
             deal_seed=0,
@@ -156,24 +170,25 @@ def equivalent_group_sizes(
     rloo = families.get("rloo")
     grouped = pool(group_size)
     pairs, larger = _within(pool(2), rloo, 2), _within(grouped, rloo, group_size)
-    price = (pairs - larger).scaled((group_size - 1.0) / (group_size - 2.0))
-    if not price.value > 0:
+    # From 2 w(2) = v_1 + v_2 and N w(N) = v_1 + v_2/(N−1): v_2 = (2 w(2) − N w(N))·(N−1)/(N−2).
+    cost = (pairs - larger).scaled((group_size - 1.0) / (group_size - 2.0))
+    if not cost.value > 0:
         raise ValueError(
             "the baseline of rloo costs nothing measurable here (pairs are no noisier than larger groups): measure "
             "more prompts"
         )
-    perfect = pairs - price
+    perfect = pairs - cost
     answers = []
     for one in chosen:
         scale = one.expected_scale(group_size)
-        own = _within(grouped, one, group_size).scaled(1.0 if not scale else scale**-2)
-        inverse = ((own - perfect) / price).estimate()
+        matched = _within(grouped, one, group_size).scaled(1.0 if not scale else scale**-2)
+        inverse = ((matched - perfect) / cost).estimate()
         answers.append(EquivalentGroupSize(one.label, group_size, inverse, int(enough.sum())))
     return answers
 
 
-def _within(pool: Pool, estimator: Estimator, size: int) -> Statistic:
-    """N·w(N), the within-prompt part at equal completions."""
+def _within(pool: PooledCompletions, estimator: Estimator, size: int) -> Statistic:
+    """N·w(N), the within-prompt variance at the same total number of completions."""
     moments = pool.local(estimator).moments
     if moments is None or moments.within is None:
         raise ValueError(

@@ -1,9 +1,8 @@
-"""What δ of Asymmetric REINFORCE does a baseline amount to?"""
+"""The δ of Asymmetric REINFORCE that a baseline is equivalent to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ import pandas as pd
 from gradstats import estimators as families
 from gradstats.estimators import Batch, Estimator
 from gradstats.stats.jackknife import Estimate, mean_statistic
+from gradstats.stats.measured import MeasuredRollouts
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class ImpliedShift:
         low, high = self.confidence_interval(confidence_level)
         return (
             f"The baseline of {self.estimator} lies {self.delta.value:+.3g} [{low:.3g}, {high:.3g}] from the group "
-            f"mean: the δ of asymmetric that it amounts to ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
+            f"mean: the equivalent δ of asymmetric ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
         )
 
 
-def implied_shift(measured_or_batch: Any, estimator: str | Estimator) -> ImpliedShift:
+def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | Estimator) -> ImpliedShift:
     r"""The δ for which Asymmetric REINFORCE, A = R − (R̄ + δ), has the estimator's baseline on average.
 
     A length-weighted baseline lies below the group mean where longer answers are less often right, which is what a
@@ -54,18 +54,27 @@ def implied_shift(measured_or_batch: Any, estimator: str | Estimator) -> Implied
 
     Args:
         measured_or_batch: a measurement or a `Batch`.
-        estimator: a sequence-level estimator of the form R − baseline; of grpo's kind, which divide as well, the
-            answer would mean nothing.
+        estimator: a sequence-level estimator of the form R − baseline; the shift of one that also divides, such as
+            grpo, would have no meaning.
 
     Raises:
         ValueError: for a token-level estimator, one that scales its advantages, or fewer than 3 prompts.
+
+    Examples:
+        >>> import gradstats as gs
+        >>> batch = gs.estimators.Batch([1, 0, 1, 1, 0, 0], [10, 40, 20, 30, 50, 30], [0, 0, 1, 1, 2, 2])
+        >>> shift = gs.implied_shift(batch, "token_mean")
+        >>> round(shift.delta.value, 3)  # the longer answer of prompt 0 is wrong: (0.2 − 0.5)/3
+        -0.1
     """
     batch = measured_or_batch if isinstance(measured_or_batch, Batch) else Batch.from_measurement(measured_or_batch)
     chosen = families.get(estimator)
     if batch.n_groups < 3:
         raise ValueError(f"an interval of the shift needs at least 3 prompts, got {batch.n_groups}: measure more")
     if chosen.level != "sequence" or chosen.definition.scale != "–":
-        raise ValueError(f"{chosen.label} does not subtract one baseline from a completion's reward: it has no shift")
+        raise ValueError(
+            f"{chosen.label} does not subtract one baseline from a completion's reward, so it has no shift"
+        )
     baseline = batch.rewards - chosen.advantages(batch)
     shift = np.bincount(batch.group_index, weights=baseline - batch.rewards) / batch.group_sizes
     return ImpliedShift(chosen.label, mean_statistic(shift).estimate(), batch.n_groups)

@@ -1,10 +1,9 @@
-r"""Which lengths the noise comes from: the parts of the gradient that completions of some lengths contribute."""
+"""The variance of the gradient by completion length."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +12,7 @@ from numpy.typing import ArrayLike
 from gradstats import estimators as families
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Level, Weighting
+from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison import VarianceComparison, compare
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
 
@@ -46,7 +46,7 @@ class _OfLengths:
         return self.whole.across_groups
 
     def expected_scale(self, group_size: int) -> float | None:
-        """None: the part that some lengths contribute has an expectation of its own."""
+        """None: the contribution of some lengths is not a known multiple of the gradient."""
         return None
 
     def weights(self, batch: Batch) -> np.ndarray:
@@ -57,7 +57,7 @@ class _OfLengths:
 
 @dataclass(frozen=True)
 class LengthBins:
-    """What `variance_by_length` found.
+    """The noise and signal of the gradient, by completion length.
 
     Attributes:
         estimator: label of the estimator.
@@ -87,7 +87,7 @@ class LengthBins:
 
 
 def variance_by_length(
-    measured_or_batch: Any,
+    measured_or_batch: Batch | MeasuredGradients,
     estimator: str | Weighting = "rloo",
     scores: ArrayLike | None = None,
     n_bins: int = 4,
@@ -96,38 +96,49 @@ def variance_by_length(
     *,
     scores_are_sketches: bool | None = None,
 ) -> LengthBins:
-    r"""Splits an estimator's gradient by completion length, and gives the noise and the signal of each part.
+    r"""Splits an estimator's gradient by completion length, and estimates the noise and signal of each bin.
 
-    \(g_m = \sum_b g_m^b\) with \(g_m^b = \sum_{i \in m,\, T_i \in b} w_i S_i\): the weights are those of the whole
-    group, and completions of other lengths are left out of the sum. Each part is then a gradient estimator of its
-    own, with the trace_cov, signal_sq and noise_to_signal of `compare`; ``ratio`` is its share of the whole's
-    trace_cov (parts of one group covary, so that shares need not sum to 1).
+    :math:`g_m = \sum_b g_m^b` with :math:`g_m^b = \sum_{i \in m,\, T_i \in b} w_i S_i`: the weights are those of the
+    whole group, and completions of other lengths are left out of the sum. Each bin is then a gradient estimator in
+    itself, with the trace_cov, signal_sq and noise_to_signal of `compare`; ``ratio`` is its share of the trace_cov of
+    the whole (bins of one group covary, so that shares need not sum to 1).
 
     Args:
         measured_or_batch: as in `compare`.
-        estimator: whose gradient is split; one that stays within its group.
+        estimator: whose gradient is split; a group-level one.
         scores: as in `compare`.
         n_bins: bins of about equally many completions; fewer where lengths tie.
         group_size: as in `compare`.
-        rng: for pricing the sketch's error.
+        rng: for estimating the sketch's error.
         scores_are_sketches: as in `compare`.
 
     Returns:
         A `LengthBins`; where a bin's signal is not resolved, its noise_to_signal is NaN with a lower end.
 
     Raises:
-        ValueError: for ``n_bins`` below 1, an estimator that looks across groups, and as in `compare`.
+        ValueError: for ``n_bins`` below 1, a batch-level estimator, and as in `compare`.
+
+    Examples:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> lengths = rng.integers(10, 100, 400)
+        >>> batch = gs.estimators.Batch(rng.integers(0, 2, 400), lengths, np.repeat(np.arange(100), 4))
+        >>> scores = rng.normal(size=(400, 8)) * np.sqrt(lengths)[:, None]
+        >>> frame = gs.variance_by_length(batch, "rloo", scores, n_bins=2).to_frame()
+        >>> frame[["length_low", "length_high", "n_completions", "ratio"]].round(2).to_numpy().tolist()
+        [[10.0, 57.0, 198.0, 0.31], [58.0, 99.0, 202.0, 0.67]]
     """
     if n_bins < 1:
         raise ValueError(f"n_bins={n_bins} must be at least 1")
     chosen = families.get(estimator)
     if chosen.across_groups:
-        raise ValueError(f"{chosen.label} looks across groups: choose one that stays within its group, such as 'rloo'")
+        raise ValueError(f"{chosen.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
     lengths = np.sort(comparison_inputs(measured_or_batch, scores, scores_are_sketches).batch.lengths)
     starts = np.unique(lengths[(np.arange(n_bins) * len(lengths)) // n_bins])
     ends = [*(lengths[lengths < start].max() for start in starts[1:]), lengths[-1]]
     bins = np.column_stack([starts, ends])
-    with warnings.catch_warnings():  # what is not resolved is told by the rows themselves
+    with warnings.catch_warnings():  # the rows themselves are NaN where the signal is not resolved
         warnings.simplefilter("ignore", UserWarning)
         comparison = compare(
             measured_or_batch,

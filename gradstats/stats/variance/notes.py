@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradstats.estimators.estimator import Weighting
-from gradstats.stats.variance.pooled_completions import Pool
+from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.row import EstimatorVariance, prompts_to_resolve
 
 LEVEL = 0.95
 
 
-def warnings_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]) -> list[str]:
+def warnings_about(
+    pool: PooledCompletions, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]
+) -> list[str]:
     """What is NaN in the table, and why."""
     notes = []
     silent = [row.label for row in rows if row.kept_share.value == 0.0]
@@ -44,7 +46,9 @@ def warnings_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Se
     return notes
 
 
-def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]) -> list[str]:
+def remarks_about(
+    pool: PooledCompletions, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]
+) -> list[str]:
     """How the table was made, where that is not the plain case."""
     notes = []
     groups = pool.groups
@@ -69,10 +73,10 @@ def remarks_about(pool: Pool, rows: Sequence[EstimatorVariance], estimators: Seq
             f"token scores come from {probed.n_probes} random probes and {len(probed.owner)} tokens measured one by "
             "one; the probes' error is part of every interval"
         )
-    if pool.scores.sketched and pool.probes is not None:
+    if pool.scores.sketched and pool.sketch_error is not None:
         exactly = "exact squares" if pool.scores.surplus_sq is not None else "sketched squares"
         notes.append(
-            f"inner products come from a sketch of dimension {pool.probes.dim} with {exactly}; "
+            f"inner products come from a sketch of dimension {pool.sketch_error.dim} with {exactly}; "
             "its error is part of every interval"
         )
     return notes
@@ -93,7 +97,7 @@ def _about_signal(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> st
     )
 
 
-def _why_silent(pool: Pool) -> str:
+def _why_silent(pool: PooledCompletions) -> str:
     rewards = pool.batch.rewards
     if pool.groups.sizes.max() == 1:
         return "groups hold a single completion (choose group_size of at least 2)"

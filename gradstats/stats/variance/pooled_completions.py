@@ -1,10 +1,9 @@
-"""The completions all estimators of one comparison share, and what each makes of them."""
+"""The completions that all estimators of one comparison share, and the row of each estimator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -16,21 +15,21 @@ from gradstats.stats.variance.batch_moments import batch_moments, weighted_rows
 from gradstats.stats.variance.group_moments import Groups, PromptMoments, cross_signal, prompt_moments
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.score_vectors import Scores
-from gradstats.stats.variance.sketch_error import SketchProbes
+from gradstats.stats.variance.sketch_error import SketchError
 
 LARGEST_DEFAULT_BATCH = 128
 
 
 @dataclass(frozen=True)
-class Pool:
+class PooledCompletions:
     """Completions in the order of their groups, with their scores.
 
     Attributes:
         batch: the kept completions; its groups are those of ``groups``.
         groups: the split into groups of one prompt each.
         scores: their scores.
-        probes: for sketched scores, what prices the sketch's error.
-        prompts_per_batch: for estimators that look across groups; None takes a quarter of the prompts.
+        sketch_error: for sketched or probed scores, estimates their error; None where inner products are exact.
+        prompts_per_batch: for batch-level estimators; None takes a quarter of the prompts.
         n_resamples: how often prompts are dealt into batches for those.
         deal_seed: for those deals, which are the same for all estimators.
     """
@@ -38,22 +37,22 @@ class Pool:
     batch: Batch
     groups: Groups
     scores: Scores
-    probes: SketchProbes | None
+    sketch_error: SketchError | None
     prompts_per_batch: int | None
     n_resamples: int
     deal_seed: int
 
     @property
     def batch_prompts(self) -> int:
-        """Prompts in a batch of estimators that look across groups."""
+        """Prompts in a batch of batch-level estimators."""
         if self.prompts_per_batch is not None:
             return self.prompts_per_batch
         return min(LARGEST_DEFAULT_BATCH, max(1, self.groups.n_prompts // 4))
 
     def weights(self, estimator: Weighting, rows: Int[np.ndarray, " rows"] | None = None) -> np.ndarray:
-        """The weights of all completions, or of some as a batch of their own, as `Scores.weighted` takes them.
+        """The weights of all completions, or of some as a separate batch, as `Scores.weighted` takes them.
 
-        An estimator that looks at token energies gets them from each part of the probes in turn.
+        An estimator that uses token energies gets them from each third of the probes in turn.
         """
         chosen = [batch if rows is None else batch.select(rows) for batch in self._batches(estimator)]
         if len(chosen) == 1:
@@ -63,10 +62,10 @@ class Pool:
     def _batches(self, estimator: Weighting) -> tuple[Batch, ...]:
         if self.scores.probed is None or {"token_energy", "token_cross"}.isdisjoint(estimator.needs):
             return (self.batch,)
-        return self._batch_by_part
+        return self._batch_by_third
 
     @cached_property
-    def _batch_by_part(self) -> tuple[Batch, ...]:
+    def _batch_by_third(self) -> tuple[Batch, ...]:
         assert self.scores.probed is not None
         return self.scores.probed.batches(self.batch)
 
@@ -79,14 +78,14 @@ class Pool:
         given = self.scores.weighted(weights)
         if weights.ndim == 3:
             assert self.scores.probed is not None
-            moved = self.scores.probed.influence(self.batch, lambda batch: _token_weights(estimator, batch), weights)
-            given = replace(given, vectors=np.concatenate([given.vectors, moved], axis=1))
+            shifts = self.scores.probed.influence(self.batch, lambda batch: _token_weights(estimator, batch), weights)
+            given = replace(given, vectors=np.concatenate([given.vectors, shifts], axis=1))
         moments = prompt_moments(
             given.vectors,
             given.weights,
             self.groups,
             given.surplus_sq,
-            self.probes,
+            self.sketch_error,
             signs=self.scores.signs,
             exact_squares=given.exact_squares,
         )
@@ -99,44 +98,44 @@ class Pool:
         reference: Weighted,
         unbiased: Weighted,
     ) -> EstimatorVariance:
-        """Everything about one estimator beside the reference and the unbiased one."""
+        """All quantities of one estimator, relative to the reference and the unbiased one."""
         known = self._known_coefficient(estimator, reference_estimator)
         if estimator.across_groups:
-            return self._row_across(estimator, reference, unbiased, known)
-        own = self.local(estimator)
+            return self._batch_level_row(estimator, reference, unbiased, known)
+        weighted = self.local(estimator)
         # Equal weights are one estimator under two names: share the moments, so that differences are exactly 0.
         for other in (unbiased, reference):
-            if other.moments is not None and np.array_equal(own.weights, other.weights):
-                own = other
-        shares = np.bincount(self.groups.prompt, weights=own.kept) / self.groups.groups_per_prompt
-        if own.moments is None:
+            if other.moments is not None and np.array_equal(weighted.weights, other.weights):
+                weighted = other
+        shares = np.bincount(self.groups.prompt, weights=weighted.kept) / self.groups.groups_per_prompt
+        if weighted.moments is None:
             return EstimatorVariance(estimator.label, kept_share=mean_statistic(shares).estimate())
         crosses = {
-            id(other): cross_signal(own.moments, other.moments, self.probes)
+            id(other): cross_signal(weighted.moments, other.moments, self.sketch_error)
             for other in (reference, unbiased)
             if other.moments is not None
         }
         return _row(
             estimator.label,
-            own.moments.trace_cov,
-            own.moments.signal,
+            weighted.moments.trace_cov,
+            weighted.moments.signal,
             shares,
             reference.moments,
             unbiased.moments,
             crosses.get(id(reference)),
             crosses.get(id(unbiased)),
-            1.0 if own is reference else known,
-            own.moments.within,
+            1.0 if weighted is reference else known,
+            weighted.moments.within,
         )
 
-    def _row_across(
+    def _batch_level_row(
         self, estimator: Weighting, reference: Weighted, unbiased: Weighted, known: float | None
     ) -> EstimatorVariance:
         n_prompts = self.groups.n_prompts
         if not 1 <= self.batch_prompts <= n_prompts // 2:
             raise ValueError(
                 f"prompts_per_batch={self.batch_prompts} must be between 1 and half the {n_prompts} prompts "
-                f"here: {estimator.label} looks across groups, and its variance needs two disjoint batches"
+                f"here: {estimator.label} is a batch-level estimator, whose variance needs two disjoint batches"
             )
 
         others = {id(other): other.moments for other in (reference, unbiased) if other.moments is not None}
@@ -148,7 +147,7 @@ class Pool:
             self.n_resamples,
             np.random.default_rng(self.deal_seed),
             tuple(others.values()),
-            self.probes,
+            self.sketch_error,
         )
         if not moments.kept_share.any():
             return EstimatorVariance(estimator.label, kept_share=mean_statistic(moments.kept_share).estimate())
@@ -169,10 +168,10 @@ class Pool:
         """E[ĝ] of one over E[ĝ] of the other, where both are known multiples of ∇J at every size here."""
         scales = []
         for size in {int(size) for size in self.groups.sizes}:
-            own, theirs = estimator.expected_scale(size), reference.expected_scale(size)
-            if own is None or theirs is None or theirs == 0.0:
+            scale, of_reference = estimator.expected_scale(size), reference.expected_scale(size)
+            if scale is None or of_reference is None or of_reference == 0.0:
                 return None
-            scales.append((own, theirs))
+            scales.append((scale, of_reference))
         return scales[0][0] / scales[0][1] if len(set(scales)) == 1 else None
 
 
@@ -183,9 +182,9 @@ def _token_weights(estimator: Weighting, batch: Batch) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Weighted:
-    """Weights of an estimator on the pool, which groups they keep, and their moments.
+    """Weights of an estimator on these completions, the groups with a non-zero one, and their moments.
 
-    ``moments`` is None when every weight is zero or some are not finite: there is no gradient to speak of.
+    ``moments`` is None when every weight is zero or some are not finite, so that there is no gradient.
     """
 
     weights: np.ndarray
@@ -195,7 +194,7 @@ class Weighted:
 
 def _row(
     label: str,
-    trace: Statistic,
+    trace_cov: Statistic,
     signal: Statistic,
     shares: np.ndarray,
     reference: PromptMoments | None,
@@ -205,32 +204,37 @@ def _row(
     known_coefficient: float | None,
     within: Statistic | None = None,
 ) -> EstimatorVariance:
-    """The estimates of a row as functions of U-statistics, each jackknifed as a whole."""
-    estimates: dict[str, Any] = {
-        "trace_cov": trace.estimate("log"),
-        "signal_sq": signal.estimate(),
-        "signal_to_noise": (signal / trace).estimate(),
-        "kept_share": mean_statistic(shares).estimate(),
-    }
+    """The estimates of a row as functions of U-statistics, each jackknifed as a whole.
+
+    ``cosine`` is ⟨E g, E u⟩/√(‖E g‖²‖E u‖²), ``coefficient`` ⟨E g, E r⟩/‖E r‖², ``matched_ratio`` the ratio over its
+    square, and ``bias_to_noise`` ‖E g − E u‖²/tr Cov, with r the reference and u the unbiased estimator.
+    """
+    row = EstimatorVariance(
+        label=label,
+        known_coefficient=known_coefficient,
+        trace_cov=trace_cov.estimate("log"),
+        signal_sq=signal.estimate(),
+        signal_to_noise=(signal / trace_cov).estimate(),
+        kept_share=mean_statistic(shares).estimate(),
+    )
     if within is not None:
-        estimates |= {
-            "within_prompt": within.estimate("log"),
-            "between_prompt": (trace - within).estimate(),
-        }
+        row = replace(row, within_prompt=within.estimate("log"), between_prompt=(trace_cov - within).estimate())
     if reference is not None and with_reference is not None:
-        ratio = trace / reference.trace_cov
+        ratio = trace_cov / reference.trace_cov
         coefficient = with_reference / reference.signal
-        estimates |= {
-            "ratio": ratio.estimate("log"),
-            "coefficient": coefficient.estimate(),
-            "matched_ratio": (ratio / (coefficient * coefficient)).estimate("log"),
-            "reference_signal_sq": reference.signal.estimate(),
-        }
+        row = replace(
+            row,
+            ratio=ratio.estimate("log"),
+            coefficient=coefficient.estimate(),
+            matched_ratio=(ratio / (coefficient * coefficient)).estimate("log"),
+            reference_signal_sq=reference.signal.estimate(),
+        )
     if unbiased is not None and with_unbiased is not None:
-        bias = signal - with_unbiased.scaled(2.0) + unbiased.signal
-        estimates |= {
-            "cosine": (with_unbiased / (signal.root() * unbiased.signal.root())).estimate(),
-            "bias_to_noise": (bias / trace).estimate(),
-            "unbiased_signal_sq": unbiased.signal.estimate(),
-        }
-    return EstimatorVariance(label=label, known_coefficient=known_coefficient, **estimates)
+        bias_sq = signal - with_unbiased.scaled(2.0) + unbiased.signal
+        row = replace(
+            row,
+            cosine=(with_unbiased / (signal.root() * unbiased.signal.root())).estimate(),
+            bias_to_noise=(bias_sq / trace_cov).estimate(),
+            unbiased_signal_sq=unbiased.signal.estimate(),
+        )
+    return row

@@ -2,37 +2,35 @@ r"""The error that random probes of token scores add to quadratic forms of gradi
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float
 
 from gradstats.stats.jackknife import Statistic, mean_statistic
 from gradstats.stats.variance.probed_sums import probe_blocks
-from gradstats.stats.variance.sketch_error import N_FOLDS, SketchProbes
+from gradstats.stats.variance.sketch_error import N_FOLDS, SketchError
 
 
-class TokenProbes(SketchProbes):
-    r"""Prices the error of quadratic forms of the features that `ProbedTokens` makes of token scores.
+class TokenProbeError(SketchError):
+    r"""Estimates the error of quadratic forms of the features that `ProbedTokens` makes of token scores.
 
-    Along probe k a quadratic form of gradients takes the value \(q_k\), and what is estimated is the mean over K
+    Along probe k a quadratic form of gradients takes the value :math:`q_k`, and what is estimated is the mean over K
     probes. The probes are shared by all prompts, so that a jackknife over prompts does not see the error of the mean
-    in the *expectation* over prompts: its variance is \(\frac{1}{K}\mathrm{Var}_k(E\,q_k)\), estimated from the
-    covariance over k of the \(q_k\) of disjoint folds of prompts. This holds for probes of any distribution. The
-    sketch's part of the form, ⟨Z_a, Z_b⟩, is priced as in `SketchProbes`.
+    in the *expectation* over prompts: its variance is :math:`\frac{1}{K}\mathrm{Var}_k(E\,q_k)`, estimated from the
+    covariance over k of the :math:`q_k` of disjoint folds of prompts. This holds for probes of any distribution. The
+    sketched term of the form, ⟨Z_a, Z_b⟩, is estimated as in `SketchError`.
 
-    Where weights were estimated from probes themselves, what the probes change by way of the weights is added to
-    \(q_k\), as far as the features hold it (`ProbedTokens.influence`).
+    Where weights were themselves estimated from the probes, the effect of each probe through the weights is added to
+    :math:`q_k`, as far as the features hold it (`ProbedTokens.influence`).
 
     Each method returns an array (folds, directions) of linear slopes: first those of the sketch, then of blocks of
-    probes, each the sum of its \((q_k - \bar q)/\sqrt{K(K-1)}\).
+    probes, each the sum of its :math:`(q_k - \bar q)/\sqrt{K(K-1)}`.
 
     Args:
         dim: dimension of the sketch.
         n_prompts: number of prompts.
-        rng: for the directions that price the sketch.
+        rng: for the random directions of the sketch's error.
         n_probes: K.
-        sketched: whether the sketch is one, or exact coordinates of the gradients.
+        sketched: whether the scores are a random projection, or exact coordinates of the gradients.
     """
 
     def __init__(self, dim: int, n_prompts: int, rng: np.random.Generator, n_probes: int, sketched: bool):
@@ -49,48 +47,53 @@ class TokenProbes(SketchProbes):
         self, vectors: Float[np.ndarray, "g features"], shares: Float[np.ndarray, " g"]
     ) -> Float[np.ndarray, " slopes"]:
         """For Σ_g share_g ‖v_g‖², without folds."""
-        known, along, along_known, moved = self._split(vectors)
-        influence = None if moved is None else np.einsum("g,gk,gbk->b", shares, along, moved)
+        known, along, along_known, shifts = self._split(vectors)
+        influence = None if shifts is None else np.einsum("g,gk,gbk->b", shares, along, shifts)
+        # q_k = Σ_g share_g (P_{g,k}² − P^Z_{g,k}²).
         return self._slopes(super().whole_squares(known, shares), shares @ (along**2 - along_known**2), influence)
 
     def whole_cross(
         self, first: Float[np.ndarray, "m features"], second: Float[np.ndarray, "m others"]
     ) -> Float[np.ndarray, " slopes"]:
         """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, without folds."""
-        mine = self._split(first)
-        theirs = mine if second is first else self._split(second)
+        left = self._split(first)
+        right = left if second is first else self._split(second)
+        # q_k: the U-statistic of P_k (and of P^Z_k) over pairs of different rows, as in `mean_over_pairs`.
         pairs = len(first) * max(len(first) - 1.0, 1.0)
         along, along_known = (
             (a.sum(axis=0) * b.sum(axis=0) - (a * b).sum(axis=0)) / pairs
-            for a, b in zip(mine[1:3], theirs[1:3], strict=True)
+            for a, b in zip(left[1:3], right[1:3], strict=True)
         )
         influences = [
-            (moved.sum(axis=0) @ other.sum(axis=0) - np.einsum("mbk,mk->b", moved, other)) / (2.0 * pairs)
-            for moved, other in ((mine[3], theirs[1]), (theirs[3], mine[1]))
-            if moved is not None
+            (shifts.sum(axis=0) @ other.sum(axis=0) - np.einsum("mbk,mk->b", shifts, other)) / (2.0 * pairs)
+            for shifts, other in ((left[3], right[1]), (right[3], left[1]))
+            if shifts is not None
         ]
         influence = np.sum(influences, axis=0) if influences else None
-        return self._slopes(super().mean_cross(mine[0][None], theirs[0][None]), along - along_known, influence)
+        return self._slopes(super().mean_cross(left[0][None], right[0][None]), along - along_known, influence)
 
     def mean_cross(
         self, first: Float[np.ndarray, "k m features"], second: Float[np.ndarray, "k m others"]
     ) -> Float[np.ndarray, " slopes"]:
-        """`whole_cross` averaged over k deals, each of which pairs its own rows alone."""
+        """`whole_cross` averaged over k deals, with pairs of rows of the same deal only."""
         deals = [
-            self.whole_cross(mine, mine if second is first else theirs)
-            for mine, theirs in zip(first, second, strict=True)
+            self.whole_cross(rows, rows if second is first else others)
+            for rows, others in zip(first, second, strict=True)
         ]
         return np.mean(deals, axis=0)
 
     def _split(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """Known part, projections of the whole and of the known part, and the influence of blocks where there is."""
+        """The known Z, the projections P and P^Z, and (rows, blocks, k) influences of blocks, if any."""
         d, k = len(self.directions), self.n_probes
-        moved = vectors[:, 3 * d + 4 * k :] if vectors.shape[1] > 3 * d + 4 * k else None
-        by_block = None if moved is None else moved.reshape(len(moved), -1, k)
+        shifts = vectors[:, 3 * d + 4 * k :] if vectors.shape[1] > 3 * d + 4 * k else None
+        by_block = None if shifts is None else shifts.reshape(len(shifts), -1, k)
         return vectors[:, :d], vectors[:, d : d + k], vectors[:, d + k : d + 2 * k], by_block
 
     def _slopes(
-        self, sketch: Any, per_probe: Float[np.ndarray, " k"], influence: Float[np.ndarray, " blocks"] | None
+        self,
+        sketch: Float[np.ndarray, "d directions"],
+        per_probe: Float[np.ndarray, " k"],
+        influence: Float[np.ndarray, " blocks"] | None,
     ) -> Float[np.ndarray, " slopes"]:
         # A single probe has no spread, and leaves the error unknown.
         spread = np.sqrt(self.n_probes / (self.n_probes - 1.0)) if self.n_probes > 1 else np.nan
@@ -99,11 +102,11 @@ class TokenProbes(SketchProbes):
 
 
 def probed_statistic(values: Float[np.ndarray, " m"], per_probe: Float[np.ndarray, "m k"] | None = None) -> Statistic:
-    r"""The mean over prompts of a quantity that is a mean over probes, with what all prompts share of their error.
+    r"""The mean over prompts of a quantity that is itself a mean over probes, with the error that all prompts share.
 
     Args:
         values: one a prompt.
-        per_probe: what each of the K probes gives in place of their mean; None where no probe enters.
+        per_probe: the value along each of the K probes, whose mean ``values`` holds; None where no probe enters.
     """
     slopes = None
     if per_probe is not None and per_probe.shape[1] > 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -13,27 +12,30 @@ from scipy import sparse
 
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import logit_energy
+from gradstats.stats.measured import MeasuredTokens
 
-# Weights that were estimated from probes take three disjoint parts of them: one for each side of a product, and one
-# for the product itself. What a probe changes in them is found by leaving out one block of a part at a time.
-N_PARTS = 3
+# Weights that were estimated from probes need three disjoint thirds of them: one for each side of a product, and one
+# for the product itself. The influence of a probe on them follows from leaving out one block of a third at a time.
+N_THIRDS = 3
 MOST_BLOCKS = 10
-FEWEST_PROBES = 2 * N_PARTS
+FEWEST_PROBES = 2 * N_THIRDS
 
 
-def probe_parts(n_probes: int) -> list[Int[np.ndarray, " probes"]]:
-    """Three disjoint parts of the probes."""
-    return np.array_split(np.arange(n_probes), N_PARTS)
+def probe_thirds(n_probes: int) -> list[Int[np.ndarray, " probes"]]:
+    """Three disjoint thirds of the probes."""
+    return np.array_split(np.arange(n_probes), N_THIRDS)
 
 
 def probe_blocks(n_probes: int) -> list[list[Int[np.ndarray, " probes"]]]:
-    """The blocks that each part is divided into, at most ten."""
-    return [np.array_split(part, min(len(part), MOST_BLOCKS)) if len(part) else [] for part in probe_parts(n_probes)]
+    """The blocks that each third is divided into, at most ten."""
+    return [
+        np.array_split(third, min(len(third), MOST_BLOCKS)) if len(third) else [] for third in probe_thirds(n_probes)
+    ]
 
 
 @dataclass(frozen=True)
 class ProbedTokens:
-    r"""What a measurement with ``token_probes`` knows of the token scores of n completions.
+    r"""The token scores of n completions, projected on random probes; the heaviest ones measured exactly.
 
     A weighted sum is split, for any c that is not chosen from the probes, into
 
@@ -45,15 +47,16 @@ class ProbedTokens:
 
     .. math:: ⟨a, b⟩ ≈ ⟨Z_a, Z_b⟩ + \frac{1}{K}\sum_k (P_{a,k} P_{b,k} - P^Z_{a,k} P^Z_{b,k}),
 
-    without bias: probes are asked only about what sketches do not tell. So a weighted sum is represented by
+    without bias: probes estimate only what the sketches do not hold. So a weighted sum is represented by
     (Z, P/√K, P^Z/√K), with inner products of signature (+, +, −).
 
     Weights that were themselves estimated from the probes (energies, cross products) would be correlated with P, and
-    their noise would count as variance of the estimator. They are therefore made anew from each of three parts of the
-    probes, and products are averaged over ⟨a with weights of one part, b with weights of another⟩ along the probes of
-    the third. With :math:`x^{f}` made of the weights of part f this needs the mean :math:`\bar x` and, with negative
-    sign, the deviations from it: :math:`\frac16\sum_{f≠f'}⟨x^f, y^{f'}⟩ = ⟨\bar x, \bar y⟩ - \frac16\sum_f
-    ⟨x^f - \bar x, y^f - \bar y⟩`. Weights that are alike for all parts have no deviations.
+    their noise would count as variance of the estimator. They are therefore computed separately from each of three
+    thirds of the probes, and products are averaged over ⟨a with weights of one third, b with weights of another⟩ along
+    the probes of the remaining one. With :math:`x^{f}` the sum under the weights of third f this needs the mean
+    :math:`\bar x` and, with negative sign, the deviations from it: :math:`\frac16\sum_{f≠f'}⟨x^f, y^{f'}⟩ =
+    ⟨\bar x, \bar y⟩ - \frac16\sum_f ⟨x^f - \bar x, y^f - \bar y⟩`. Weights that are the same for all thirds have no
+    deviations.
 
     Attributes:
         whole: (n, d) sketch of S_i.
@@ -87,6 +90,7 @@ class ProbedTokens:
         """The signature of the features that `sums` and `influence` give, deviations included."""
         d, k = self.whole.shape[1], self.n_probes
         blocks = sum(map(len, probe_blocks(k)))
+        # Z̄, P̄, P̄^Z, two contrasts of Z, half-differences of P and of P^Z, and influences, which enter no product.
         return np.repeat([1.0, 1.0, -1.0, -1.0, -1.0, 1.0, 0.0], [d, k, k, 2 * d, k, k, blocks * k])
 
     def select(
@@ -95,7 +99,7 @@ class ProbedTokens:
         whole: Float[np.ndarray, "kept d"],
         surplus_sq: Float[np.ndarray, " kept"] | None,
     ) -> ProbedTokens:
-        """Those of some completions, in that order, with the given sketches of them and surplus squares."""
+        """The same for some completions, in that order, with their sketches and surplus squares as given."""
         heavy, owner = self._heavy_of(rows)
         per_row = {name: getattr(self, name)[rows] for name in ("projections", "light", "proxy")}
         per_heavy = {name: getattr(self, name)[heavy] for name in ("position", "heavy", "heavy_sq")}
@@ -103,41 +107,41 @@ class ProbedTokens:
         return ProbedTokens(whole=whole, surplus_sq=surplus, owner=owner, **per_row, **per_heavy)
 
     def batches(self, batch: Batch) -> tuple[Batch, ...]:
-        """The batch with token energies and cross products as each part of the probes gives them.
+        """The batch with token energies and cross products as estimated from each third of the probes.
 
         Raises:
-            ValueError: for fewer probes than parts.
+            ValueError: for fewer than two probes a third.
         """
         if self.n_probes < FEWEST_PROBES:
             raise ValueError(
-                f"token_probes={self.n_probes} are too few for weights that depend on token energies, which take "
-                f"{N_PARTS} disjoint parts of the probes: measure with token_probes=32, or at least {FEWEST_PROBES}"
+                f"token_probes={self.n_probes} are too few for weights that depend on token energies, which need "
+                f"{N_THIRDS} disjoint sets of probes: measure with token_probes=32, or at least {FEWEST_PROBES}"
             )
-        return tuple(self._batch(batch, part) for part in probe_parts(self.n_probes))
+        return tuple(self._batch(batch, third) for third in probe_thirds(self.n_probes))
 
     def influence(
-        self, batch: Batch, weights_of: Callable[[Batch], np.ndarray], weights: Float[np.ndarray, "parts n t"]
+        self, batch: Batch, weights_of: Callable[[Batch], np.ndarray], weights: Float[np.ndarray, "thirds n t"]
     ) -> Float[np.ndarray, "n features"]:
-        r"""What each block of probes changes in the weighted sums by way of the weights, along the other parts' probes.
+        r"""How each block of probes changes weighted sums through the weights, along the probes of the other thirds.
 
-        Leaving block b out of its part of K_f probes turns the weights w into \(w_{(b)}\); to first order the block
-        moves them by \(\frac{K_f - K_b}{K_f}(w - w_{(b)})\).
+        Leaving block b out of its third of K_f probes changes the weights w into :math:`w_{(b)}`; to first order the
+        block shifts them by :math:`\frac{K_f - K_b}{K_f}(w - w_{(b)})`.
 
         Args:
             batch: the completions.
             weights_of: batch → (n, t) weights.
-            weights: (3, n, t) those of each part of the probes.
+            weights: (3, n, t) those from each third of the probes.
         """
-        found = []
-        parts = zip(probe_parts(self.n_probes), probe_blocks(self.n_probes), weights, strict=True)
-        for part, blocks, own in parts:
+        influences = []
+        thirds = zip(probe_thirds(self.n_probes), probe_blocks(self.n_probes), weights, strict=True)
+        for third, blocks, from_third in thirds:
             for block in blocks:
-                rest = np.setdiff1d(part, block)
-                moved = (own - weights_of(self._batch(batch, rest))) * (len(rest) / len(part))
-                along = np.einsum("nt,ntk->nk", moved, self.projections) / np.sqrt(self.n_probes)
-                along[:, part] = 0.0
-                found.append(along)
-        return np.concatenate(found, axis=1)
+                rest = np.setdiff1d(third, block)
+                shift = (from_third - weights_of(self._batch(batch, rest))) * (len(rest) / len(third))
+                along = np.einsum("nt,ntk->nk", shift, self.projections) / np.sqrt(self.n_probes)
+                along[:, third] = 0.0
+                influences.append(along)
+        return np.concatenate(influences, axis=1)
 
     def sums(
         self, weights: np.ndarray, rows: Int[np.ndarray, " rows"], which: Int[np.ndarray, " rows"], n_sums: int
@@ -145,39 +149,41 @@ class ProbedTokens:
         """Weighted sums of the token scores of some completions, and how far their squares are off.
 
         Args:
-            weights: (rows, t), or (3, rows, t) where each part of the probes gives weights of its own.
+            weights: (rows, t), or (3, rows, t) where each third of the probes gives different weights.
             rows: which completions they are for.
             which: the sum that each completion enters, from 0.
             n_sums: number of sums.
 
         Returns:
-            The features of each sum, as told in the class, and the exact squares of whole completions and of heavy
+            The features of each sum, as defined in the class, and the exact squares of whole completions and of heavy
             tokens in it less those of their sketches.
         """
         weights = weights if weights.ndim == 3 else weights[None]
         heavy, owner = self._heavy_of(rows)
         on_heavy = weights[:, owner, self.position[heavy]]
         proxy = self.proxy[rows]
-        common = np.stack([_middle_weight(part, np.where(self.light[rows], proxy, 0.0)) for part in weights])
+        # c of the class: the weight that a whole completion gets, which its heavy tokens are then corrected for.
+        common = np.stack([_middle_weight(third, np.where(self.light[rows], proxy, 0.0)) for third in weights])
         excess = on_heavy - common[:, owner]
         known, along_known, along = [], [], []
-        for part, alike, more in zip(weights, common, excess, strict=True):
-            whole = sparse.csr_array((alike, (which, rows)), shape=(n_sums, len(self.whole)))
+        for third, c, beyond_c in zip(weights, common, excess, strict=True):
+            # Z = c S + Σ_heavy (w_h − c) s_h, and its projections P^Z; then P = ⟨Σ_t w_t s_t, v_k⟩.
+            whole = sparse.csr_array((c, (which, rows)), shape=(n_sums, len(self.whole)))
             # In the type of the sketches, which would otherwise be copied to a wider one.
             single = sparse.csr_array(
-                (more.astype(self.heavy.dtype), (which[owner], heavy)), shape=(n_sums, len(self.heavy))
+                (beyond_c.astype(self.heavy.dtype), (which[owner], heavy)), shape=(n_sums, len(self.heavy))
             )
             known.append(whole @ self.whole + single @ self.heavy)
             along_known.append(whole @ self._along_whole + single @ self._along_heavy)
             into = sparse.csr_array((np.ones(len(rows)), (which, np.arange(len(rows)))), shape=(n_sums, len(rows)))
-            along.append(into @ np.einsum("nt,ntk->nk", part, self.projections[rows]))
+            along.append(into @ np.einsum("nt,ntk->nk", third, self.projections[rows]))
         scale = 1.0 / np.sqrt(self.n_probes)
         features = self._features(np.stack(known), scale * np.stack(along), scale * np.stack(along_known))
-        # What is exact may be put in with any share. That of all tokens' middle weight stays small where a light token
-        # has a huge weight and cS nearly cancels against heavy tokens.
-        overall = np.stack([_middle_weight(part, proxy) for part in weights])
-        of_whole = _across_parts(overall) * self.surplus_sq[rows]
-        of_heavy = _across_parts(on_heavy - overall[:, owner]) * self.heavy_surplus_sq[heavy]
+        # Any c may be used for the exact squares. The middle weight of all tokens keeps the surplus small where a light
+        # token has a huge weight and cS nearly cancels against heavy tokens.
+        overall = np.stack([_middle_weight(third, proxy) for third in weights])
+        of_whole = _across_thirds(overall) * self.surplus_sq[rows]
+        of_heavy = _across_thirds(on_heavy - overall[:, owner]) * self.heavy_surplus_sq[heavy]
         return features, np.bincount(which, of_whole, n_sums) + np.bincount(which[owner], of_heavy, n_sums)
 
     @cached_property
@@ -195,32 +201,38 @@ class ProbedTokens:
 
     def _features(
         self,
-        known: Float[np.ndarray, "parts sums d"],
-        along: Float[np.ndarray, "parts sums k"],
-        along_known: Float[np.ndarray, "parts sums k"],
+        known: Float[np.ndarray, "thirds sums d"],
+        along: Float[np.ndarray, "thirds sums k"],
+        along_known: Float[np.ndarray, "thirds sums k"],
     ) -> Float[np.ndarray, "sums features"]:
+        """(Z, P/√K, P^Z/√K) of one set of weights; of three, their means and the deviations from them."""
         if len(known) == 1:
             return np.concatenate([known[0], along[0], along_known[0]], axis=1)
         mean, deviations = [], []
         for values in (along, along_known):
             middle, half = np.empty_like(values[0]), np.empty_like(values[0])
-            for number, part in enumerate(probe_parts(self.n_probes)):
-                first, second = (values[other][:, part] for other in range(N_PARTS) if other != number)
-                middle[:, part], half[:, part] = (first + second) / 2.0, (first - second) / 2.0
+            # Along the probes of one third only the weights of the other two enter: with their mean m and
+            # half-difference h, the average of first·second and second·first is m² − h².
+            for number, third in enumerate(probe_thirds(self.n_probes)):
+                first, second = (values[other][:, third] for other in range(N_THIRDS) if other != number)
+                middle[:, third], half[:, third] = (first + second) / 2.0, (first - second) / 2.0
             mean.append(middle)
             deviations.append(half)
         first, second, third = known
+        # (1/6) Σ_f ‖x_f − x̄‖² as two squares: (x_1 − x_2)²/12 + (x_1 + x_2 − 2 x_3)²/36.
         contrasts = [(first - second) / np.sqrt(12.0), (first + second - 2.0 * third) / 6.0]
         return np.concatenate([known.mean(axis=0), *mean, *contrasts, *deviations], axis=1)
 
-    def _batch(self, batch: Batch, part: Int[np.ndarray, " probes"]) -> Batch:
+    def _batch(self, batch: Batch, probes: Int[np.ndarray, " probes"]) -> Batch:
         """The batch with ‖s_t‖² and ⟨s_t, S⟩ of every token: along some probes, and of heavy tokens as measured."""
-        some = self.projections[:, :, part]
-        energy = np.einsum("ntk,ntk->nt", some, some) / len(part)
-        cross = np.einsum("ntk,nk->nt", some, some.sum(axis=1)) / len(part)
+        # p_{t,k}² and p_{t,k} Σ_u p_{u,k}, averaged over these probes.
+        some = self.projections[:, :, probes]
+        energy = np.einsum("ntk,ntk->nt", some, some) / len(probes)
+        cross = np.einsum("ntk,nk->nt", some, some.sum(axis=1)) / len(probes)
         energy[self.owner, self.position] = self.heavy_sq
-        own = np.einsum("hd,hd->h", self.heavy, self.whole[self.owner] - self.heavy, dtype=np.float64)
-        cross[self.owner, self.position] = own + self.heavy_sq
+        # ⟨s_h, S⟩ = ⟨s_h, S − s_h⟩ + ‖s_h‖², the last exactly.
+        with_others = np.einsum("hd,hd->h", self.heavy, self.whole[self.owner] - self.heavy, dtype=np.float64)
+        cross[self.owner, self.position] = with_others + self.heavy_sq
         return batch.with_fields(token_energy=energy, token_cross=cross)
 
     def _heavy_of(self, rows: Int[np.ndarray, " rows"]) -> tuple[Int[np.ndarray, " h"], Int[np.ndarray, " h"]]:
@@ -237,7 +249,7 @@ def _middle_weight(
 ) -> Float[np.ndarray, " rows"]:
     """The median over tokens of their weights, each counted with its energy; 0 where there is none.
 
-    A mean would follow the weight of a single token whose energy is overrated.
+    A mean would follow the weight of a single token whose energy is overestimated.
     """
     order = np.argsort(weights, axis=1)
     reached = np.cumsum(np.take_along_axis(energy, order, axis=1), axis=1)
@@ -247,15 +259,15 @@ def _middle_weight(
     return np.where(total > 0, middle, 0.0)[:, 0]
 
 
-def _across_parts(values: Float[np.ndarray, "parts x"]) -> Float[np.ndarray, " x"]:
-    """Products of a value with itself across different parts of the probes, averaged; its square for one part."""
+def _across_thirds(values: Float[np.ndarray, "thirds x"]) -> Float[np.ndarray, " x"]:
+    """Products of a value with itself across different thirds of the probes, averaged; the square of a single one."""
     if len(values) == 1:
         return values[0] ** 2
     return (values.sum(axis=0) ** 2 - (values**2).sum(axis=0)) / (len(values) * (len(values) - 1.0))
 
 
-def probed_tokens(measured: Any, batch: Batch) -> ProbedTokens:
-    """What a measurement's probes, sketches and heavy tokens tell.
+def probed_tokens(measured: MeasuredTokens, batch: Batch) -> ProbedTokens:
+    """The token scores of a measurement, as its probes, sketches and heavy tokens give them.
 
     Args:
         measured: a measurement with ``token_projections``, ``heavy_positions``, ``heavy_sq_norms``,
@@ -265,10 +277,11 @@ def probed_tokens(measured: Any, batch: Batch) -> ProbedTokens:
     Raises:
         ValueError: when the heavy tokens have no sketches, or projections are not finite.
     """
-    mask = batch.mask
+    mask, rows = batch.mask, measured.token_projections
+    assert rows is not None
     whole = np.asarray(measured.sketches)
-    projections = np.zeros((*mask.shape, measured.token_projections[0].shape[1]))
-    for row, values in enumerate(measured.token_projections):
+    projections = np.zeros((*mask.shape, rows[0].shape[1]))
+    for row, values in enumerate(rows):
         projections[row, : len(values)] = values
     projections[~mask] = 0.0
     bad = np.flatnonzero(~np.isfinite(projections.sum(axis=(1, 2))))
@@ -277,15 +290,16 @@ def probed_tokens(measured: Any, batch: Batch) -> ProbedTokens:
             f"token_projections of completion {bad[0]} hold values that are not finite: measure it again, or leave it "
             "out"
         )
-    owner = np.repeat(np.arange(len(mask)), [len(positions) for positions in measured.heavy_positions])
-    position = np.concatenate([np.asarray(positions, dtype=np.int64) for positions in measured.heavy_positions])
+    heavy_positions = measured.heavy_positions or [np.zeros(0, dtype=np.int64)] * len(mask)
+    owner = np.repeat(np.arange(len(mask)), [len(positions) for positions in heavy_positions])
+    position = np.concatenate([np.asarray(positions, dtype=np.int64) for positions in heavy_positions])
     if len(owner) and measured.heavy_sketches is None:
         raise ValueError(
             "the heavy tokens have no sketches, which weighted sums of token scores need: measure with sketch_dim=…, "
             "for example 16384"
         )
     heavy, heavy_sq = np.zeros((0, whole.shape[1])), np.zeros(0)
-    if len(owner):
+    if measured.heavy_sketches is not None and measured.heavy_sq_norms is not None and len(owner):
         counted = mask[owner, position]
         heavy = np.concatenate(measured.heavy_sketches)
         heavy_sq = np.concatenate(measured.heavy_sq_norms).astype(np.float64)

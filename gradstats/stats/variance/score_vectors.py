@@ -14,13 +14,13 @@ from gradstats.stats.variance.probed_sums import ProbedTokens
 
 @dataclass(frozen=True)
 class Contributions:
-    """What weights make of the scores of n completions: weighted vectors whose inner products are the gradients'.
+    """The weighted scores of n completions: vectors and weights whose products have the gradients' inner products.
 
     Attributes:
         vectors: (n, d) vectors.
         weights: (n,) weights still to be applied to them.
         surplus_sq: (n,) exact ‖·‖² of each vector less that in these coordinates; None when unknown or exact.
-        exact_squares: whether ``surplus_sq`` makes the squares exact, or only a part of them.
+        exact_squares: whether ``surplus_sq`` makes the squares exact; otherwise they keep some of the sketch's error.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -35,10 +35,10 @@ class Scores:
 
     Attributes:
         sequence: (n, D) S_i = Σ_t s_{i,t}.
-        tokens: (n, T, D) s_{i,t}, or None when tokens are unknown or probed.
+        tokens: (n, T, D) s_{i,t}, or None when they are unknown or known from probes.
         sketched: whether inner products hold only on average, as in a random projection.
         surplus_sq: (n,) exact ‖S_i‖² less that of the sketch; None when unknown or nothing is sketched.
-        probed: what random probes tell of tokens; vectors are then its features.
+        probed: token scores projected on random probes; vectors are then its features.
     """
 
     sequence: Float[np.ndarray, "n d"]
@@ -61,7 +61,7 @@ class Scores:
         return np.concatenate([self.sequence, along, along], axis=1)
 
     def weighted(self, weights: np.ndarray) -> Contributions:
-        """What weights make of the scores: (n,), (n, T), or (3, n, T) where parts of the probes give their own."""
+        """The scores under weights (n,), (n, T), or (3, n, T) where each third of the probes gives different ones."""
         if weights.ndim == 1:
             return Contributions(self.vectors, weights, self.surplus_sq)
         n = weights.shape[-2]
@@ -112,7 +112,7 @@ def prepare_scores(
         rows: (n,) positions of the kept completions.
         sketched: whether the scores are a random projection.
         sq_norms: (N,) exact ‖S_i‖², used for the diagonal when the scores are sketched.
-        probed: what probes tell of all N completions' tokens.
+        probed: token scores of all N completions, projected on random probes.
 
     Raises:
         ValueError: for a wrong shape or values that are not finite.
@@ -124,7 +124,8 @@ def prepare_scores(
         )
     if scores.ndim == 3 and scores.shape[1] != mask.shape[1]:
         raise ValueError(
-            f"scores holds {scores.shape[1]} tokens a completion, but the batch is {mask.shape[1]} wide: pad both alike"
+            f"scores holds {scores.shape[1]} tokens a completion, but the batch is {mask.shape[1]} wide: pad both to "
+            "the same width"
         )
     in_order = len(rows) == n and np.array_equal(rows, np.arange(n))
     values = np.asarray(scores if in_order else scores[rows], dtype=np.float64)

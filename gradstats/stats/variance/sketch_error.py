@@ -12,25 +12,30 @@ N_DIRECTIONS = 16
 N_FOLDS = 4
 
 
-class SketchProbes:
-    r"""Prices the error of quadratic forms evaluated in a D-dimensional sketch.
+class SketchError:
+    r"""Estimates the error of quadratic forms that are evaluated in a D-dimensional sketch.
 
-    A quadratic form of gradients, \(q = \sum_{ij} C_{ij}⟨S_i, S_j⟩\) with symmetric C, has in a CountSketch
+    A quadratic form of gradients, :math:`q = \sum_{ij} C_{ij}⟨S_i, S_j⟩` with symmetric C, has in a CountSketch
     (or AMS, or Gaussian) projection of dimension D the right mean and the variance
 
     .. math:: \frac{2}{D}\,\mathrm{tr}(C G C G) = \frac{2}{D}\,‖K‖_F², \qquad K = V^T C V, \quad G = V V^T
 
-    (an upper bound for CountSketch, tight unless a few coordinates carry everything). Part of it is noise
-    that differs from prompt to prompt, and a jackknife over prompts sees that part. It does not see the
-    sketch's error in the *expectation* of q, because one sketch serves all prompts: by the law of total
-    variance \(\frac{2}{D}‖E K‖_F²\) has to be added. \(‖E K‖_F²\) is estimated without bias as the inner
-    product of the K of disjoint folds of prompts, and that inner product along R random sign directions
-    (Hutchinson), which needs neither G nor K. In the sketch itself ‖K‖_F² comes out too large by (tr K)²/D,
-    which removing the trace takes off.
+    (an upper bound for CountSketch, tight unless a few coordinates carry everything). One component of it is
+    noise that differs from prompt to prompt, which a jackknife over prompts sees. It does not see the sketch's error
+    in the *expectation* of q, because one sketch serves all prompts: by the law of total variance
+    :math:`\frac{2}{D}‖E K‖_F²` has to be added. :math:`‖E K‖_F²` is estimated without bias by the inner
+    product of the K of disjoint folds of prompts, :math:`⟨K_f, K_{f'}⟩ ≈ \frac1R\sum_r ⟨K_f z_r, K_{f'} z_r⟩` along R
+    random sign directions (Hutchinson), which needs neither G nor K. In the sketch itself ‖K‖_F² comes out too large
+    by (tr K)²/D, which removing the trace corrects.
 
     Prompts have to be numbered at random, so that folds are alike. Each method returns an array (folds, D, R) of
-    \((K_f - \frac{\mathrm{tr} K_f}{D} I) Z\sqrt{2/(DR)}\): linear combinations of forms combine linearly, and
-    `added_variance` reads the variance off.
+    :math:`(K_f - \frac{\mathrm{tr} K_f}{D} I) Z\sqrt{2/(DR)}`: linear combinations of forms combine linearly, and
+    `added_variance` gives the variance they add.
+
+    Args:
+        dim: D.
+        n_prompts: number of prompts.
+        rng: for the random directions.
     """
 
     def __init__(self, dim: int, n_prompts: int, rng: np.random.Generator):
@@ -45,8 +50,8 @@ class SketchProbes:
         # Folds are runs of prompt numbers, so that they are views and not copies of what may be gigabytes.
         self._bounds = np.linspace(0, n_prompts, n_folds + 1).round().astype(int)
 
-    def turned(self, directions: Float[np.ndarray, "c r"]) -> SketchProbes:
-        """The same probes in other coordinates, in which the vectors to come are given too."""
+    def with_directions(self, directions: Float[np.ndarray, "c r"]) -> SketchError:
+        """The same in other coordinates, in which the vectors are then to be given as well."""
         other = copy(self)
         other.directions = directions
         return other
@@ -61,8 +66,8 @@ class SketchProbes:
         result = []
         for start, stop in pairwise(self._bounds):
             inside = slice(*np.searchsorted(prompts, [start, stop]))
-            grown = self._bounds[-1] / (stop - start)
-            result.append(self.whole_squares(vectors[inside], grown * shares[inside]))
+            inverse_share = self._bounds[-1] / (stop - start)
+            result.append(self.whole_squares(vectors[inside], inverse_share * shares[inside]))
         return np.stack(result)
 
     def cross(
@@ -71,14 +76,15 @@ class SketchProbes:
         """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different prompts."""
         result = []
         for start, stop in pairwise(self._bounds):
-            mine = first[start:stop]
-            result.append(self.whole_cross(mine, mine if second is first else second[start:stop]))
+            fold = first[start:stop]
+            result.append(self.whole_cross(fold, fold if second is first else second[start:stop]))
         return np.stack(result)
 
     def whole_squares(
         self, vectors: Float[np.ndarray, "g d"], shares: Float[np.ndarray, " g"]
     ) -> Float[np.ndarray, " *slopes"]:
         """For Σ_g share_g ‖v_g‖², without folds."""
+        # K Z = Σ_g share_g v_g v_gᵀ Z and tr K = Σ_g share_g ‖v_g‖².
         trace = float(shares @ np.einsum("gd,gd->g", vectors, vectors))
         form = vectors.T @ (shares[:, None] * (vectors @ self.directions))
         return form - trace / self.dim * self.directions
@@ -87,25 +93,27 @@ class SketchProbes:
         self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m e"]
     ) -> Float[np.ndarray, " *slopes"]:
         """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, without folds."""
-        mine = first[None]
-        return self.mean_cross(mine, mine if second is first else second[None])
+        deal = first[None]
+        return self.mean_cross(deal, deal if second is first else second[None])
 
     def mean_cross(
         self, first: Float[np.ndarray, "k m d"], second: Float[np.ndarray, "k m e"]
     ) -> Float[np.ndarray, " *slopes"]:
-        """`whole_cross` averaged over k deals, each of which pairs its own rows alone."""
+        """`whole_cross` averaged over k deals, with pairs of rows of the same deal only."""
+        # K = Σ_{m≠m'} (g_m h_m'ᵀ + h_m' g_mᵀ)/(2M(M−1)), averaged over the deals.
         n_deals, m, _ = first.shape
         pairs = 2.0 * n_deals * m * max(m - 1.0, 1.0)
-        forward = self._without_own(first, second)
-        backward = forward if second is first else self._without_own(second, first)
+        forward = self._without_diagonal(first, second)
+        backward = forward if second is first else self._without_diagonal(second, first)
         trace = 2.0 * float(np.vdot(first.sum(axis=1), second.sum(axis=1)) - np.vdot(first, second))
         return (forward + backward - trace / self.dim * self.directions) / pairs
 
-    def _without_own(self, first: Float[np.ndarray, "k m d"], second: Float[np.ndarray, "k m d"]) -> np.ndarray:
+    def _without_diagonal(self, first: Float[np.ndarray, "k m d"], second: Float[np.ndarray, "k m d"]) -> np.ndarray:
+        """Σ_{m≠m'} g_m h_m'ᵀ Z, summed over deals."""
         flat = first.reshape(-1, first.shape[2])
-        seen = second.reshape(flat.shape) @ self.directions
-        return first.sum(axis=1).T @ seen.reshape(*first.shape[:2], -1).sum(axis=1) - flat.T @ seen
+        along = second.reshape(flat.shape) @ self.directions
+        return first.sum(axis=1).T @ along.reshape(*first.shape[:2], -1).sum(axis=1) - flat.T @ along
 
     def in_every_fold(self, whole: Float[np.ndarray, " *slopes"]) -> Float[np.ndarray, "f *slopes"]:
-        """A form that was not split by prompts: priced with ‖K‖_F² instead of ‖E K‖_F², which is larger."""
+        """A form that was not split by prompts: its error is estimated by ‖K‖_F², which is larger than ‖E K‖_F²."""
         return np.broadcast_to(whole, (len(self._bounds) - 1, *whole.shape))

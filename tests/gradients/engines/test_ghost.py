@@ -7,11 +7,8 @@ import pytest
 import torch
 from conftest import ragged_rollouts
 from gradient_models import ARCHITECTURES, any_model, lora_model, oracle
-from torch import nn
 
 import gradstats.gradients as gradients
-from gradstats.gradients.engines.layers import KINDS, BroadcastLayer, EmbeddingRows
-from gradstats.gradients.engines.outer_products import OuterProducts, contract, gram_strips
 from gradstats.gradients.objective import make_chunk
 from gradstats.policy.policy import Policy
 
@@ -184,101 +181,3 @@ def test_checkpointing_that_is_in_use_is_refused(rollouts):
     model.train()
     with pytest.raises(gradients.UnsupportedModuleError, match=r"cannot go through gradient checkpointing: call model"):
         gradients.measure(model, rollouts, engine="ghost", progress=False)
-
-
-@pytest.mark.parametrize("time", [1, 5, 128, 300])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_gram_form_product_form_and_autograd_agree(time, transposed):
-    rng = torch.Generator().manual_seed(time)
-    inputs = torch.randn(3, time, 2100, generator=rng, dtype=torch.float64)
-    term = OuterProducts(inputs, torch.randn(3, time, 7, generator=rng, dtype=torch.float64), transposed)
-    whole = torch.einsum("btr,btc->brc", term.left, term.right)
-    expected = whole.square().sum(dim=(1, 2))
-    gram = contract(gram_strips(term.gradients, torch.float64), gram_strips(term.inputs, torch.float64))
-    torch.testing.assert_close(gram, expected, rtol=1e-11, atol=0)
-    pieces = [(first, product.clone()) for first, product in term.products(torch.float64)]
-    torch.testing.assert_close(torch.cat([product for _, product in pieces], dim=1), whole)
-    assert [first for first, _ in pieces] == np.cumsum([0, *(p.shape[1] for _, p in pieces[:-1])]).tolist()
-
-
-def test_the_cheaper_form_is_chosen():
-    def term(time, inputs, outputs):
-        return OuterProducts(torch.zeros(1, time, inputs), torch.zeros(1, time, outputs))
-
-    assert term(128, 576, 1536).prefers_gram()
-    assert not term(2048, 576, 192).prefers_gram()
-    assert not term(512, 24, 40).prefers_gram()
-    # 512 tokens, 576 × 576: not by itself, but together with the keys' and values' layers, which share the inputs.
-    assert not term(512, 576, 576).prefers_gram()
-    assert term(512, 576, 576).prefers_gram(shared=3)
-
-
-class ScaledEmbedding(nn.Embedding):
-    embed_scale = 3.0
-
-    def forward(self, ids):
-        return super().forward(ids) * self.embed_scale
-
-
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        (nn.Linear(6, 4), (3, 5, 6)),
-        (nn.Linear(6, 4, bias=False), (3, 2, 5, 6)),
-        (nn.LayerNorm(6), (3, 5, 6)),
-        (nn.LayerNorm(6, bias=False), (3, 5, 6)),
-        (nn.LayerNorm((2, 6)), (3, 5, 2, 6)),
-        (nn.RMSNorm(6), (3, 5, 4, 6)),
-        (nn.Embedding(9, 4, padding_idx=2), None),
-        (ScaledEmbedding(9, 4), None),
-    ],
-)
-def test_terms_of_single_layers(module, shape):
-    torch.manual_seed(0)
-    module = module.double()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    inputs = torch.randint(0, 9, (3, 5)) if shape is None else torch.randn(shape, dtype=torch.float64)
-    output = module(inputs)
-    gradient = torch.randn_like(output)
-    kind = next(kind for kind in KINDS if kind.handles(module))
-    layer = kind("somewhere", module, {name: name for name, _ in module.named_parameters()})
-    assert dict(layer.term_kinds()).keys() == dict(module.named_parameters()).keys()
-    for name, term in layer.terms(inputs, gradient.detach()):
-        if isinstance(term, OuterProducts):
-            found = torch.einsum("btr,btc->brc", term.left, term.right)
-        elif isinstance(term, EmbeddingRows):
-            found = torch.stack(
-                [
-                    torch.zeros_like(module.weight).index_add(0, ids, rows)
-                    for ids, rows in zip(term.ids, term.values, strict=True)
-                ]
-            )
-        else:
-            found = term
-        for row in range(3):
-            (expected,) = torch.autograd.grad(output[row], dict(module.named_parameters())[name], gradient[row], True)
-            torch.testing.assert_close(found[row], expected)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        nn.Embedding(9, 4, max_norm=1.0),
-        nn.Embedding(9, 4, scale_grad_by_freq=True),
-        nn.Bilinear(3, 3, 2),
-        nn.BatchNorm1d(3),
-    ],
-)
-def test_layers_that_compute_something_else_are_not_taken_for_known_ones(module):
-    assert not any(kind.handles(module) for kind in KINDS)
-
-
-def test_sequences_that_cannot_be_told_apart_are_refused():
-    layer = next(kind for kind in KINDS if kind.handles(nn.Linear(2, 2)))("experts.3.up", nn.Linear(2, 2), {})
-    with pytest.raises(gradients.UnsupportedModuleError, match=r"apart in experts\.3\.up \(Linear\), .* \(9, 2\)"):
-        layer.per_token(torch.zeros(9, 2), 3, (5,))
-    norm = BroadcastLayer("norm", torch.nn.Identity(), {})
-    with pytest.raises(gradients.UnsupportedModuleError, match=r"cannot tell sequences apart in norm"):
-        norm.stand_in(torch.zeros(9, 2), 3, (5,))

@@ -13,9 +13,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 import gradstats.gradients as gradients
+from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.tokens import projections
 from gradstats.gradients.tokens.tangents import Tangents
-from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.storage import read_measurement
 from gradstats.policy.policy import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -209,7 +211,9 @@ def test_projections_depend_neither_on_chunks_nor_on_shards_nor_on_directions_at
     monkeypatch.setattr(projections, "_ENOUGH_DIRECTIONS", 3)
     monkeypatch.setattr(projections, "_ENOUGH_TOKENS", 0)
     monkeypatch.setattr(projections, "_HEAD_ELEMENTS", 1000)
-    session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, token_budget=30, **options)
+    session = gradients.MeasuringSession.open(
+        tiny_model("gpt2"), rollouts, MeasurementSection(token_budget=30, **options)
+    )
     parts = Measurement.concatenate(session.measure(rollouts.select(rows)) for rows in ([0, 1], [2, 3, 4], [5]))
     for row in range(6):
         np.testing.assert_allclose(parts.token_projections[row], whole.token_projections[row], rtol=1e-9, atol=1e-10)
@@ -260,11 +264,17 @@ def test_measurements_of_other_directions_are_not_joined():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"token_probes": -1}, "token_probes is -1: give a number of random directions"),
-        ({"token_exact": -2}, "token_exact is -2: give a number of tokens, or a share"),
+        ({"token_probes": -1}, "token_probes is -1: it must be an integer of at least 0 .random directions"),
+        (
+            {"token_exact": -2},
+            "token_exact is -2: it must be an integer of at least 0, or a number of at least 0 .tokens of each",
+        ),
         ({"token_exact": 1.5}, r"token_exact is 1\.5: give a number of tokens, or a share"),
         ({"token_exact": 1.0}, r"token_exact is 1\.0, neither a share below 1 nor a whole number"),
-        ({"token_probes": 2, "token_seed": -1}, "token_seed is -1: give a seed"),
+        (
+            {"token_probes": 2, "token_seed": -1},
+            "token_seed is -1: it must be an integer of at least 0 .seed of the random directions",
+        ),
     ],
 )
 def test_bad_token_settings_are_refused(options, message, rollouts):
@@ -314,13 +324,15 @@ def test_running_out_of_memory_takes_fewer_directions_then_fewer_sequences(monke
         return call(self, which)
 
     monkeypatch.setattr(projector, "__call__", scarce)
-    session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, token_probes=8, sketch_dim=None)
+    session = gradients.MeasuringSession.open(
+        tiny_model("gpt2"), rollouts, MeasurementSection(token_probes=8, sketch_dim=None)
+    )
     session.token_budget = 4096
     monkeypatch.setattr("gradstats.gradients.chunking.MOST_PADDING", 0.99)
     with pytest.warns(RuntimeWarning) as caught:
         measured = session.measure(rollouts)
     told = [str(item.message) for item in caught]
-    assert told[0] == "memory ran out with 8 directions at once: going on with 4"
+    assert told[0] == "memory ran out with 8 directions at once: continuing with 4"
     assert any(sentence.startswith("memory ran out on 5 sequences of") for sentence in told)
     for row in range(5):
         np.testing.assert_allclose(measured.token_projections[row], whole.token_projections[row], rtol=1e-9, atol=1e-9)

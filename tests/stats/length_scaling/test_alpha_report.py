@@ -44,7 +44,7 @@ def measured(n_prompts=30, per_prompt=4, bend=0.0, sampler_temperature=1.0, seed
     )
 
 
-def test_a_measurement_gets_every_part():
+def test_a_measurement_gets_every_diagnostic():
     given = measured()
     report = alpha_report(given)
     fit = fit_length_scaling(given)
@@ -67,14 +67,14 @@ def test_a_measurement_gets_every_part():
     assert [row["quantity"] for row in summary["on_policy"]] == ["surprise", "mean_score_sq", "energy_ratio"]
 
 
-def test_a_bend_and_another_temperature_are_told():
+def test_a_bend_and_another_temperature_are_reported():
     said = " ".join(alpha_report(measured(bend=0.5, sampler_temperature=0.6)).sentences())
     assert "Not on-policy" in said
     assert "drawn with temperature=0.6 and scored at temperature 1" in said
     assert "One power law does not fit: the line steepens" in said
 
 
-def test_bare_points_say_that_they_tell_less():
+def test_bare_points_state_what_is_unknown():
     report = alpha_report(lengths=POINTS["length"], sq_norms=POINTS["sq_norm"], interval="hc3", confidence_level=0.9)
     assert "not known" in report.sentences()[0]
     assert report.on_policy is report.by_block is report.energy_fit is report.uncut_fit is None
@@ -99,7 +99,7 @@ def test_influence_in_closed_form_is_refitting(method):
         assert row["change"] == pytest.approx(alone.alpha - report.fit.alpha, abs=1e-9)
 
 
-def test_small_data_leave_parts_out_and_keep_the_fit():
+def test_small_data_leave_diagnostics_out_and_keep_the_fit():
     report = alpha_report(lengths=[5, 9, 14], sq_norms=[2.0, 3.0, 7.0])
     assert report.curvature is None
     assert np.isfinite(report.low)
@@ -110,11 +110,11 @@ def test_small_data_leave_parts_out_and_keep_the_fit():
         alpha_report(**keywords, interval="rank")
 
 
-def test_noise_that_changes_with_length_is_told_where_the_interval_does_not_allow_for_it():
+def test_noise_that_changes_with_length_is_reported_where_the_interval_does_not_allow_for_it():
     rng = np.random.default_rng(0)
     x = rng.normal(4.5, 0.7, 200)
     noise = rng.normal(size=200)
-    for scale, told in ((1.0, False), (0.2 + np.abs(x - 4.5), True)):
+    for scale, reported in ((1.0, False), (0.2 + np.abs(x - 4.5), True)):
         keywords = {"lengths": np.exp(x), "sq_norms": np.exp(1.6 * x + scale * noise)}
-        assert ("The noise changes with length" in " ".join(alpha_report(**keywords).sentences())) is told
+        assert ("The noise changes with length" in " ".join(alpha_report(**keywords).sentences())) is reported
         assert "The noise changes" not in " ".join(alpha_report(**keywords, interval="hc3").sentences())

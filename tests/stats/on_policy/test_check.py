@@ -100,4 +100,4 @@ def test_an_energy_ratio_of_few_prompts_does_not_count():
     check = check_on_policy(measured)
     assert check.energy_prompts < 2
     assert "energy_ratio" not in check.failures()
-    assert "the last resting on 1.0 prompts' worth of energy and not counted" in check.verdict()
+    assert "the last not counted since it rests on effectively 1.0 prompts" in check.verdict()

@@ -91,7 +91,7 @@ def test_the_interval_covers():
     assert 0.90 <= covered / 200 <= 0.99
 
 
-def test_the_warning_tells_settings_bias_and_remedy():
+def test_the_sentence_names_settings_bias_and_remedy():
     sampled, settings = CASES["top_k"]
     sentence = sampler_gap(drawn(sampled, settings)).sentence()
     lost = 1 - SCORED[sampled > 0].sum()
@@ -106,7 +106,7 @@ def test_weights_that_differ_are_noticed_without_any_setting():
     assert "the recorded settings do not explain it: check weights, precision and quantisation" in sentence
 
 
-def test_tokens_that_the_sampler_does_not_tell_are_left_out_and_counted():
+def test_tokens_that_the_sampler_does_not_record_are_left_out_and_counted():
     measured = drawn(SCORED, n_prompts=3, per_prompt=2)
     measured.old_logprobs[0][-1] = np.nan  # the end token, which servers leave out
     measured.old_logprobs[1][2] = np.nan

@@ -16,7 +16,6 @@ from gradstats.stats import (
     surprise_along,
     token_correlation,
 )
-from gradstats.stats.tokens.token_profile import doubling_bins
 from gradstats.stats.variance.probe_error import probed_statistic
 
 POLICY = enumerated()
@@ -35,14 +34,6 @@ def brute_correlation(scores, lengths, distances):
                 top += s[t] @ s[t + distance]
                 bottom += 0.5 * (s[t] @ s[t] + s[t + distance] @ s[t + distance])
     return top / bottom
-
-
-def test_bins_double():
-    for longest in (1, 2, 3, 8, 21):
-        first, last = doubling_bins(longest)
-        covered = np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)])
-        np.testing.assert_array_equal(covered, np.arange(1, longest + 1))
-    assert doubling_bins(21)[1].tolist() == [1, 2, 4, 8, 16, 21]
 
 
 def test_correlation_is_that_of_exact_scores():

@@ -41,7 +41,7 @@ def test_a_perfect_proxy_is_perfect():
     assert quality.confidence_interval(quantity="otb_ratio")[0].shape == (4,)
 
 
-def test_a_power_of_the_energies_is_told_by_slope_and_factor():
+def test_a_power_of_the_energies_shows_in_slope_and_factor():
     measured, _, _ = drawn()
     energies = measured.token_energy
     quality = gs.proxy_quality(with_last_layer(measured, [energy**0.5 for energy in energies]))

@@ -1,99 +1,78 @@
-"""Several group sizes from one pool of completions, and scores in fewer coordinates."""
-
-import warnings
+"""The group size at which RLOO is as noisy as an estimator."""
 
 import numpy as np
-import pandas as pd
 import pytest
+from comparison_batches import correlated_batch, quietly
 
-from gradstats.estimators import Batch
-from gradstats.stats import compare
-from gradstats.stats.variance.reduced_coordinates import in_fewer_coordinates
-from gradstats.stats.variance.score_vectors import Scores
-from gradstats.stats.variance.sketch_error import SketchProbes
+from gradstats.stats import (
+    EquivalentGroupSize,
+    compare,
+    equivalent_group_size,
+)
+from gradstats.stats.jackknife import Estimate
 
 
-def make(n_prompts=20, size=8, dim=6, seed=0):
-    rng = np.random.default_rng(seed)
-    n = n_prompts * size
-    scores = rng.normal(size=(n, dim)) + 0.3
-    batch = Batch(
-        (rng.random(n) < 0.5).astype(float),
-        rng.integers(3, 60, n),
-        np.repeat(np.arange(n_prompts), size),
-        sq_norms=1.1 * (scores**2).sum(axis=1),
+def test_rloo_is_equivalent_to_itself():
+    batch, scores = correlated_batch()
+    result = equivalent_group_size(batch, "rloo", 4, scores)
+    assert result.value == pytest.approx(4.0)
+    np.testing.assert_allclose(result.confidence_interval(), [4.0, 4.0])
+    assert result.n_prompts == 200
+
+
+def test_own_sample_mean_is_worth_rloo_of_its_size():
+    batch, scores = correlated_batch()
+    assert equivalent_group_size(batch, "group_mean", 4, scores).value == pytest.approx(4.0)
+
+
+def test_pairs_follow_the_u_statistic():
+    """N·w(N) = v1 + v2/(N−1): the size that groups of 8 predict for groups of 4 is 4."""
+    batch, scores = correlated_batch(n_prompts=1500)
+    parts = {}
+    for size in (2, 4, 8):
+        frame = quietly(compare, batch, ["rloo"], scores, group_size=size).variance_components()
+        parts[size] = size * frame["within_prompt"].item()
+    cost = (parts[2] - parts[8]) * 7 / 6
+    assert 1 + cost / (parts[4] - (parts[2] - cost)) == pytest.approx(4.0, rel=0.15)
+
+
+def test_a_nearly_perfect_baseline_is_worth_a_large_group():
+    batch, scores = correlated_batch()
+    mean = np.bincount(batch.group_index, weights=batch.rewards)[batch.group_index] / 16
+    centred = batch.with_fields(rewards=batch.rewards - mean)
+    result = equivalent_group_size(centred, "reinforce", 4, scores)
+    assert result.value == np.inf
+    assert result.confidence_interval()[0] > 4
+
+
+def test_the_upper_end_may_be_infinite_where_the_estimate_is_not():
+    result = EquivalentGroupSize("mine", 4, Estimate(0.1, 0.08, "raw", 100.0), 101)
+    assert result.value == pytest.approx(11.0)
+    low, high = result.confidence_interval()
+    assert 4 < low < 11
+    assert high == np.inf
+    assert result.to_frame()["equivalent_group_size_high"].item() == np.inf
+
+
+def test_group_size_refusals():
+    batch, scores = correlated_batch(n_prompts=5, size=8)
+    with pytest.raises(ValueError, match="group_size=2 must be at least 3"):
+        equivalent_group_size(batch, "rloo", 2, scores)
+    with pytest.raises(ValueError, match="only 0 prompts have the 10 completions"):
+        equivalent_group_size(batch, "rloo", 5, scores)
+    with pytest.raises(ValueError, match="is a batch-level estimator"):
+        equivalent_group_size(batch, "batch_mean", 4, scores)
+    with pytest.raises(ValueError, match="gives no completion any weight in groups of 2"):
+        equivalent_group_size(batch.with_fields(rewards=np.ones(40)), "rloo", 4, scores)
+    batch, scores = correlated_batch()
+    with pytest.warns(UserWarning, match=r"not a known multiple.*loo=True"):
+        equivalent_group_size(batch, "token_mean", 4, scores)
+
+
+def test_the_sentence_names_both_group_sizes():
+    batch, scores = correlated_batch()
+    sentence = equivalent_group_size(batch, "rloo", 4, scores).sentence()
+    assert sentence.startswith(
+        "rloo at N = 4 is as noisy as rloo at N = 4 [4, 4], at the same total number of completions"
     )
-    return batch, scores
-
-
-def quietly(*arguments, **keywords):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return compare(*arguments, **keywords)
-
-
-def test_sizes_in_one_call_are_the_rows_of_each_size_alone():
-    batch, scores = make()
-    together = quietly(batch, ["group_mean", "rloo"], scores, group_size=[2, 4, 8])
-    frame = together.to_frame()
-    assert list(frame["group_size"]) == [2, 2, 4, 4, 8, 8]
-    assert together.group_size == (2, 4, 8)
-    assert (together.n_prompts, together.n_groups, together.n_leftover) == (20, 140, 0)
-    for position, size in enumerate((2, 4, 8)):
-        alone = quietly(batch, ["group_mean", "rloo"], scores, group_size=size)
-        assert alone.group_size == size
-        rows = frame.iloc[2 * position : 2 * position + 2].reset_index(drop=True)
-        pd.testing.assert_frame_equal(rows, alone.to_frame(), check_dtype=False)
-    parts = together.prompt_parts()
-    assert list(parts["within_prompt"].isna()) == [False] * 4 + [True] * 2
-
-
-def test_notes_tell_their_size_and_are_not_repeated():
-    batch, scores = make(size=6)
-    result = quietly(batch, ["rloo", "group_mean"], scores, group_size=(4, 3), scores_are_sketches=True)
-    notes = list(result.notes)
-    assert any(note.startswith("group_size=4: 40 completions did not fill a group of 4") for note in notes)
-    assert sum("inner products come from a sketch of dimension 6" in note for note in notes) == 1
-    assert result.n_leftover == 40
-    assert len(result.to_frame(0.9)) == 4
-
-
-def test_repeated_and_missing_sizes():
-    batch, scores = make()
-    assert list(quietly(batch, ["rloo"], scores, group_size=[4, 4]).to_frame()["group_size"]) == [4]
-    with pytest.raises(ValueError, match="group_size is empty: give one size, several, or None"):
-        compare(batch, ["rloo"], scores, group_size=[])
-    with pytest.raises(ValueError, match="group_size=9 must lie between 1 and .* at most 8 here"):
-        compare(batch, ["rloo"], scores, group_size=[4, 9])
-
-
-def test_fewer_coordinates_keep_every_inner_product():
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=(12, 90))
-    probes = SketchProbes(90, 12, rng)
-    scores, turned = in_fewer_coordinates(Scores(values, None, True, None), probes)
-    assert scores.sequence.shape == (12, 12 + probes.directions.shape[1])
-    assert turned.dim == 90
-    np.testing.assert_allclose(scores.sequence @ scores.sequence.T, values @ values.T, atol=1e-12)
-    np.testing.assert_allclose(scores.sequence @ turned.directions, values @ probes.directions, atol=1e-12)
-    for before, after in (
-        (probes.cross(values, values), turned.cross(scores.sequence, scores.sequence)),
-        (
-            probes.squares(values, np.ones(12), np.arange(12)),
-            turned.squares(scores.sequence, np.ones(12), np.arange(12)),
-        ),
-    ):
-        gram = [np.einsum("fdr,gdr->fg", slopes, slopes) for slopes in (before, after)]
-        np.testing.assert_allclose(gram[0], gram[1], atol=1e-10)
-    wide = Scores(values[:, :24], None, True, None)
-    assert in_fewer_coordinates(wide, None)[0].sequence.shape == (12, 12)
-    narrow = Scores(values[:, :23], None, False, None)
-    assert in_fewer_coordinates(narrow, None)[0] is narrow
-
-
-def test_a_comparison_in_many_dimensions_is_that_of_few():
-    batch, scores = make(n_prompts=6)
-    turn = np.linalg.qr(np.random.default_rng(1).normal(size=(400, 6)))[0]
-    few = quietly(batch, ["rloo", "grpo", "batch_mean"], scores, n_resamples=5).to_frame()
-    many = quietly(batch, ["rloo", "grpo", "batch_mean"], scores @ turn.T, n_resamples=5).to_frame()
-    pd.testing.assert_frame_equal(few, many, rtol=1e-8)
+    assert "(95% interval, 200 prompts)" in sentence

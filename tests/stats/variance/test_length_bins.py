@@ -53,7 +53,7 @@ def test_tied_lengths_make_fewer_bins():
 
 def test_what_cannot_be_split_is_refused():
     batch, scores = ragged_batch()
-    with pytest.raises(ValueError, match="batch_mean looks across groups: choose one that stays within its group"):
+    with pytest.raises(ValueError, match="batch_mean is a batch-level estimator: choose a group-level one"):
         variance_by_length(batch, "batch_mean", scores)
     with pytest.raises(ValueError, match="n_bins=0 must be at least 1"):
         variance_by_length(batch, "rloo", scores, n_bins=0)

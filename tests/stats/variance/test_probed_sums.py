@@ -1,20 +1,18 @@
-"""Token-level estimators from probes: unbiased against exact token scores, and covering what is enumerated."""
+"""Token-level estimators from probes: unbiased against exact token scores, and covering enumerated variances."""
 
 import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from comparison_batches import quiet_compare
 from probed_policies import enumerated, probed
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe
 from gradstats.stats import compare, equivalent_group_size
-from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
-from gradstats.stats.variance.group_moments import Groups, cross_signal, prompt_moments
-from gradstats.stats.variance.probe_error import TokenProbes
-from gradstats.stats.variance.probed_sums import probe_blocks, probe_parts
+from gradstats.stats.variance.probed_sums import probe_blocks, probe_thirds
 
 EVERY_LEVEL = [
     "rloo",
@@ -26,13 +24,9 @@ EVERY_LEVEL = [
     "gae(lam=0.9)",
     "causal_optimal",
 ]
+
+
 POLICY = enumerated()
-
-
-def quietly(*arguments, **keywords):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return compare(*arguments, **keywords)
 
 
 def drawn(n_groups=30, group_size=3, seed=0):
@@ -65,7 +59,7 @@ def test_inner_products_of_weighted_sums_are_unbiased(n_heavy):
 
 
 def test_noise_of_estimated_weights_does_not_count():
-    """Weights that are noise along the probes: products across parts give the square of their mean."""
+    """Weights that are noise along the probes: products across thirds give the square of their mean."""
     batch, scores = drawn(3)
     rng = np.random.default_rng(2)
     mean = rng.normal(size=batch.mask.shape) * batch.mask
@@ -89,8 +83,8 @@ def test_with_every_token_heavy_the_table_is_that_of_exact_scores():
     measured = probed(batch, scores, 6, 4, np.random.default_rng(0))
     names = [*EVERY_LEVEL, Recipe("otb", aggregation="sequence_mean"), est.causal_optimal(scope="batch", loo=True)]
     shared = {"group_size": 3, "prompts_per_batch": 8, "n_resamples": 6}
-    table = quietly(measured, names, scores_are_sketches=False, values=batch.values, **shared).to_frame()
-    exact = quietly(batch, names, scores, **shared).to_frame()
+    table = quiet_compare(measured, names, scores_are_sketches=False, values=batch.values, **shared).to_frame()
+    exact = quiet_compare(batch, names, scores, **shared).to_frame()
     for column in ("trace_cov", "trace_cov_low", "trace_cov_high", "signal_sq", "ratio", "ratio_low", "kept_share"):
         np.testing.assert_allclose(table[column], exact[column], rtol=1e-6, err_msg=column)
 
@@ -98,8 +92,8 @@ def test_with_every_token_heavy_the_table_is_that_of_exact_scores():
 def test_rows_of_whole_completions_are_those_of_sketches_alone():
     batch, scores = drawn(40)
     measured = probed(batch, scores, 12, 1, np.random.default_rng(0), sketch_dim=40)
-    mixed = quietly(measured, ["rloo", "token_mean", "otb"]).to_frame()
-    alone = quietly(measured, ["rloo", "token_mean"]).to_frame()
+    mixed = quiet_compare(measured, ["rloo", "token_mean", "otb"]).to_frame()
+    alone = quiet_compare(measured, ["rloo", "token_mean"]).to_frame()
     for column in ("trace_cov", "trace_cov_low", "signal_sq", "signal_sq_high", "ratio_high"):
         np.testing.assert_allclose(mixed[column][:2], alone[column], rtol=1e-9)
 
@@ -108,8 +102,8 @@ def test_estimates_from_probes_are_near_those_of_exact_scores():
     batch, scores = drawn(150)
     measured = probed(batch, scores, 64, 1, np.random.default_rng(3))
     names = ["otb", "otb(energy=exact)", "gae", Recipe("gae", aggregation="token_mean")]
-    table = quietly(measured, names, scores_are_sketches=False, values=batch.values).to_frame()
-    exact = quietly(batch, names, scores).to_frame()
+    table = quiet_compare(measured, names, scores_are_sketches=False, values=batch.values).to_frame()
+    exact = quiet_compare(batch, names, scores).to_frame()
     np.testing.assert_allclose(table["trace_cov"], exact["trace_cov"], rtol=0.05)
 
 
@@ -119,8 +113,8 @@ def test_clipped_recipes_weight_tokens():
     measured = probed(batch, scores, 48, 1, rng)
     old = batch.logprobs + rng.normal(scale=0.3, size=batch.mask.shape) * batch.mask
     recipe = est.recipes.get("dapo")
-    table = quietly(measured, [recipe], scores_are_sketches=False, old_logprobs=old).to_frame()
-    exact = quietly(batch.with_fields(old_logprobs=old), [recipe], scores).to_frame()
+    table = quiet_compare(measured, [recipe], scores_are_sketches=False, old_logprobs=old).to_frame()
+    exact = quiet_compare(batch.with_fields(old_logprobs=old), [recipe], scores).to_frame()
     np.testing.assert_allclose(table["trace_cov"], exact["trace_cov"], rtol=0.1)
 
 
@@ -134,7 +128,7 @@ def test_equivalent_group_size_takes_token_estimators():
     assert found.value == pytest.approx(exact.value, rel=1e-6)
 
 
-def test_masked_tokens_have_no_part():
+def test_masked_tokens_do_not_enter():
     batch, scores = drawn(40)
     mask = batch.mask & ((np.arange(4) != 1) | (batch.lengths < 3)[:, None])
     holed = Batch(
@@ -146,15 +140,15 @@ def test_masked_tokens_have_no_part():
         sum_pi_squared=batch.sum_pi_squared,
     )
     measured = probed(holed, scores, 6, 4, np.random.default_rng(0))
-    table = quietly(measured, ["otb", "otb_turns"], scores_are_sketches=False).to_frame()
+    table = quiet_compare(measured, ["otb", "otb_turns"], scores_are_sketches=False).to_frame()
     np.testing.assert_allclose(
-        table["trace_cov"], quietly(holed, ["otb", "otb_turns"], scores).to_frame()["trace_cov"], rtol=1e-6
+        table["trace_cov"], quiet_compare(holed, ["otb", "otb_turns"], scores).to_frame()["trace_cov"], rtol=1e-6
     )
 
 
-def test_parts_and_blocks_hold_every_probe_once():
+def test_thirds_and_blocks_hold_every_probe_once():
     for n_probes in (1, 2, 3, 7, 32, 100):
-        parts = np.concatenate(probe_parts(n_probes))
+        parts = np.concatenate(probe_thirds(n_probes))
         blocks = np.concatenate([block for blocks in probe_blocks(n_probes) for block in blocks])
         np.testing.assert_array_equal(parts, np.arange(n_probes))
         np.testing.assert_array_equal(blocks, np.arange(n_probes))
@@ -177,37 +171,6 @@ def test_what_is_refused():
         compare(few, ["otb"])
 
 
-@pytest.mark.parametrize("n_probes", [6, 40])
-def test_standard_errors_with_probes_are_those_of_repetition(n_probes):
-    """Over fresh prompts and fresh probes, estimates scatter by their standard errors; prompts alone explain less."""
-    n_prompts, dim, repeats = 60, 40, 200
-    direction = np.random.default_rng(9).normal(size=dim) / np.sqrt(dim)
-    groups = Groups(np.arange(n_prompts), np.arange(n_prompts), np.arange(n_prompts), n_leftover=0)
-    found = []
-    for seed in range(repeats):
-        rng = np.random.default_rng(seed)
-        gradients = direction + 0.5 * rng.normal(size=(n_prompts, dim)) / np.sqrt(dim)
-        known = 0.3 * gradients
-        along = gradients @ rng.normal(size=(dim, n_probes)) / np.sqrt(n_probes)
-        features = np.concatenate([known, along, 0.3 * along], axis=1)
-        signs = np.repeat([1.0, 1.0, -1.0], [dim, n_probes, n_probes])
-        probes = TokenProbes(dim, n_prompts, rng, n_probes, sketched=False)
-        pair = [
-            prompt_moments(features, weights, groups, None, probes, signs=signs)
-            for weights in (np.ones(n_prompts), rng.normal(1, 0.2, n_prompts))
-        ]
-        cross = cross_signal(*pair, probes)
-        stats = (pair[0].second_moment, pair[0].signal, cross)
-        found.append(
-            [(s.value, s.estimate().stderr, Statistic(s.value, s.replicates).estimate().stderr) for s in stats]
-        )
-    values, errors, jackknife = np.moveaxis(np.array(found), 2, 0)
-    ratio = np.sqrt((errors**2).mean(axis=0)) / values.std(axis=0)
-    np.testing.assert_array_less(0.85, ratio)
-    np.testing.assert_array_less(ratio, 1.25)
-    np.testing.assert_array_less(jackknife.mean(axis=0), 0.8 * values.std(axis=0))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_probes", "n_heavy", "sketch_dim"), [(32, 1, None), (32, 0, None), (32, 1, 512)])
 def test_intervals_from_probes_cover_enumerated_variances(n_probes, n_heavy, sketch_dim):
@@ -219,8 +182,8 @@ def test_intervals_from_probes_cover_enumerated_variances(n_probes, n_heavy, ske
     for seed in range(replications):
         batch, scores = drawn(150, 3, seed)
         measured = probed(batch, scores, n_probes, n_heavy, np.random.default_rng(seed), sketch_dim)
-        table = quietly(measured, names, scores_are_sketches=sketch_dim is not None, values=batch.values).rows
-        plain = quietly(batch, names, scores).rows
+        table = quiet_compare(measured, names, scores_are_sketches=sketch_dim is not None, values=batch.values).rows
+        plain = quiet_compare(batch, names, scores).rows
         for name, row, other in zip(names, table, plain, strict=True):
             for count, estimate in ((hits, row.trace_cov), (reference, other.trace_cov)):
                 low, high = estimate.confidence_interval(0.95)
@@ -230,12 +193,12 @@ def test_intervals_from_probes_cover_enumerated_variances(n_probes, n_heavy, ske
         assert hits[name] >= 0.88 * replications, (name, hits, reference)
 
 
-def test_a_fast_look_at_enumerated_variances():
+def test_one_large_sample_agrees_with_enumerated_variances():
     """One large sample: 99.9 % intervals from probes hold the exact traces, and are narrow."""
     names = ["otb", "otb(energy=exact)", "gae", "causal_optimal"]
     batch, scores = drawn(1500, 3, 11)
     measured = probed(batch, scores, 48, 1, np.random.default_rng(11))
-    frame = quietly(measured, names, scores_are_sketches=False, values=batch.values).to_frame(0.999)
+    frame = quiet_compare(measured, names, scores_are_sketches=False, values=batch.values).to_frame(0.999)
     for name, row in zip(names, frame.to_dict("records"), strict=True):
         exact = POLICY.moments(est.get(name), 3).trace_cov
         assert row["trace_cov_low"] <= exact <= row["trace_cov_high"], name
@@ -262,8 +225,8 @@ def test_energies_of_some_tokens_alone_are_left_out_of_the_batch():
 
 
 @pytest.mark.parametrize("n_heavy", [1, 4])
-def test_products_take_sides_from_different_parts_and_probes_from_the_third(n_heavy):
-    """The signed features against the average written out over parts of the probes."""
+def test_products_take_sides_from_different_thirds_and_probes_from_the_remaining_one(n_heavy):
+    """The signed features against the average written out over thirds of the probes."""
     batch, scores = drawn(5)
     rng = np.random.default_rng(3)
     tokens = prepared(probed(batch, scores, 8, n_heavy, rng), "otb")[1]
@@ -276,8 +239,8 @@ def test_products_take_sides_from_different_parts_and_probes_from_the_third(n_he
         for second in {0, 1, 2} - {first}:
             mine, theirs = single[first], single[second]
             expected += mine[:, :dim] @ theirs[:, :dim].T / 6.0
-            # Each probe of the third part stands for itself: the six orders meet it twice.
-            along = dim + probe_parts(8)[3 - first - second]
+            # Each probe belongs to one remaining third, which two of the six ordered pairs share.
+            along = dim + probe_thirds(8)[3 - first - second]
             expected += (mine[:, along] @ theirs[:, along].T - mine[:, along + 8] @ theirs[:, along + 8].T) / 2.0
     found = (features * tokens.signs[: features.shape[1]]) @ features.T
     np.testing.assert_allclose(found, 0.5 * (expected + expected.T), rtol=1e-9, atol=1e-9)

@@ -5,7 +5,7 @@ import pytest
 
 from gradstats.stats.jackknife import added_variance
 from gradstats.stats.variance.group_moments import Groups, cross_signal, prompt_moments
-from gradstats.stats.variance.sketch_error import SketchProbes
+from gradstats.stats.variance.sketch_error import SketchError
 
 RNG = np.random.default_rng(0)
 
@@ -18,37 +18,37 @@ def count_sketch(vectors, dim, rng):
     return vectors @ projection
 
 
-def exact_price(form, vectors):
+def exact_variance(form, vectors):
     """2/D·(tr(C G C G) − (tr C G)²/D), from the whole Gram matrix."""
     product = form @ vectors @ vectors.T
     dim = vectors.shape[1]
     return 2 / dim * (np.trace(product @ product) - np.trace(product) ** 2 / dim)
 
 
-def test_squares_are_priced_by_the_gram_matrix():
+def test_squares_have_the_variance_of_the_gram_matrix():
     vectors, shares = RNG.normal(size=(7, 5)), RNG.random(7)
-    slopes = SketchProbes(5, 7, np.random.default_rng(0)).whole_squares(vectors, shares)
-    assert (slopes**2).sum() == pytest.approx(exact_price(np.diag(shares), vectors), rel=1e-10)
+    slopes = SketchError(5, 7, np.random.default_rng(0)).whole_squares(vectors, shares)
+    assert (slopes**2).sum() == pytest.approx(exact_variance(np.diag(shares), vectors), rel=1e-10)
 
 
-def test_cross_terms_are_priced_by_the_gram_matrix():
+def test_cross_terms_have_the_variance_of_the_gram_matrix():
     first, second = RNG.normal(size=(6, 5)), RNG.normal(size=(6, 5))
-    probes = SketchProbes(5, 6, np.random.default_rng(0))
+    probes = SketchError(5, 6, np.random.default_rng(0))
     slopes = probes.whole_cross(first, second)
     both = np.vstack([first, second])
     pairs = (np.ones((6, 6)) - np.eye(6)) / 30
     form = np.block([[np.zeros((6, 6)), pairs], [pairs.T, np.zeros((6, 6))]]) / 2
-    assert (slopes**2).sum() == pytest.approx(exact_price(form, both), rel=1e-10)
+    assert (slopes**2).sum() == pytest.approx(exact_variance(form, both), rel=1e-10)
     np.testing.assert_allclose(probes.whole_cross(first, first), probes.whole_cross(first, first.copy()), rtol=1e-12)
 
 
 def test_random_directions_are_right_on_average():
     vectors, shares = RNG.normal(size=(20, 64)), RNG.random(20)
     draws = [
-        (SketchProbes(64, 20, np.random.default_rng(seed)).whole_squares(vectors, shares) ** 2).sum()
+        (SketchError(64, 20, np.random.default_rng(seed)).whole_squares(vectors, shares) ** 2).sum()
         for seed in range(400)
     ]
-    assert np.mean(draws) == pytest.approx(exact_price(np.diag(shares), vectors), abs=4 * np.std(draws) / 20)
+    assert np.mean(draws) == pytest.approx(exact_variance(np.diag(shares), vectors), abs=4 * np.std(draws) / 20)
 
 
 def test_folds_average_to_the_whole_and_give_the_expectation():
@@ -57,7 +57,7 @@ def test_folds_average_to_the_whole_and_give_the_expectation():
     found, whole = [], []
     for seed in range(300):
         vectors = np.random.default_rng(seed).normal(size=(12, 5)) * spread
-        probes = SketchProbes(5, 12, np.random.default_rng(seed))
+        probes = SketchError(5, 12, np.random.default_rng(seed))
         shares = np.full(12, 1 / 12)
         folds = probes.squares(vectors, shares, np.arange(12))
         np.testing.assert_allclose(folds.mean(axis=0), probes.whole_squares(vectors, shares), rtol=1e-10)
@@ -69,9 +69,9 @@ def test_folds_average_to_the_whole_and_give_the_expectation():
     assert np.mean(whole) > 1.2 * expected
 
 
-def test_a_form_without_folds_is_priced_whole():
+def test_a_form_without_folds_counts_in_full():
     whole = RNG.normal(size=(4, 3))
-    probes = SketchProbes(4, 20, np.random.default_rng(0))
+    probes = SketchError(4, 20, np.random.default_rng(0))
     assert added_variance(probes.in_every_fold(whole)) == pytest.approx((whole**2).sum())
     assert added_variance(whole[None]) == pytest.approx((whole**2).sum())
 
@@ -98,7 +98,7 @@ def test_standard_errors_with_a_sketch_are_those_of_repetition(exact_squares, si
         scores = (rng.normal(size=(n_prompts * size, 12)) + 2 * prompt) @ mixing + signal * direction
         sketch = count_sketch(scores, dim, rng)
         surplus = (scores**2).sum(axis=1) - (sketch**2).sum(axis=1) if exact_squares else None
-        probes = SketchProbes(dim, n_prompts, rng)
+        probes = SketchError(dim, n_prompts, rng)
         first, second = (
             prompt_moments(sketch, weights, groups, surplus, probes)
             for weights in (np.full(len(scores), 1 / size), rng.normal(1, 0.2, len(scores)) / size)

@@ -48,6 +48,45 @@ def measured(tmp_path_factory):
     return folder
 
 
+def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, points):
+    code, out, _ = run(monkeypatch, capsys, "alpha", points)
+    assert code == 0
+    assert "α = 0.7887  stderr 0.153  95% interval [0.475, 1.102]" in out
+
+
+def test_alpha_as_json_and_by_prompt(monkeypatch, capsys, points):
+    code, out, _ = run(monkeypatch, capsys, "alpha", points, "--json", "--confidence-level", "0.9")
+    summary = json.loads(out)
+    assert code == 0
+    assert summary["alpha"] == pytest.approx(0.7887, abs=5e-5)
+    assert summary["confidence_level"] == 0.9
+    assert 0.475 < summary["alpha_low"] < summary["alpha_high"] < 1.102
+    frame = pd.read_csv(points)
+    frame.assign(prompt_id=np.arange(29) // 3).to_csv(points, index=False)
+    clustered = json.loads(run(monkeypatch, capsys, "alpha", points, "--json")[1])
+    assert clustered["interval"] == "cluster"
+    assert clustered["alpha"] == summary["alpha"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("length,norm\n1,2\n", "has no column 'sq_norm' (it has length, norm)"),
+        ("length,sq_norm\n1,2\n2,x\n3,4\n", "the column 'sq_norm' of"),
+        ("length,sq_norm\n5,2\n5,3\n6,4\n", "lengths hold 2 distinct value(s)"),
+        ("", "cannot be read as CSV"),
+    ],
+)
+def test_bad_points_end_in_one_sentence(monkeypatch, capsys, tmp_path, content, message):
+    path = tmp_path / "points.csv"
+    path.write_text(content)
+    code, out, err = run(monkeypatch, capsys, "alpha", path)
+    assert code == 1
+    assert message in err
+    assert "Traceback" not in out + err
+    assert len(err.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize("method", ["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"])
 def test_alpha_by_every_method(monkeypatch, capsys, measured, method):
     fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured), method=method)
@@ -119,7 +158,7 @@ def test_the_questions(monkeypatch, capsys, measured):
     ("words", "message"),
     [
         (["group-size", "rloo", "--group-size", 5], "only 0 prompts have the 10 completions that two groups of 5 need"),
-        (["group-size", "batch_mean"], "looks across groups"),
+        (["group-size", "batch_mean"], "is a batch-level estimator"),
         (["shift", "grpo"], "does not subtract one baseline"),
         (["shift", "rlo"], "no estimator is called 'rlo'"),
     ],

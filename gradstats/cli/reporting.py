@@ -1,0 +1,47 @@
+"""The commands that draw and report a run from its saved numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradstats.cli import terminal
+from gradstats.cli.options import OptionsOf, Positional
+from gradstats.config.sections import FiguresSection
+
+
+def figures(
+    runs: Positional[tuple[Path, ...]],
+    look: OptionsOf[FiguresSection],
+    out: Path | None = None,
+) -> None:
+    """Draw the figures of a run again, or several runs on the same axes, from saved numbers and without the model.
+
+    Args:
+        runs: run directories; several are laid over each other, labelled, with a warning where their settings differ.
+        look: the figures' appearance.
+        out: the folder; by default that of the run, or figures/NAME+NAME for several.
+    """
+    from gradstats.report.figures import draw_overlay, draw_run
+    from gradstats.report.saved_results import read_results
+
+    if not runs:
+        raise ValueError("name at least one run directory: gradstats figures RUN")
+    results = [read_results(run) for run in runs]
+    if len(results) == 1:
+        paths = draw_run(results[0], out or runs[0] / "figures", look)
+    else:
+        paths = draw_overlay(results, out or Path("figures") / "+".join(run.resolve().name for run in runs), look)
+    for path in paths:
+        terminal.console.print(str(path))
+
+
+def report(run: Positional[Path], out: Path | None = None) -> None:
+    """Write one self-contained HTML page on a run: verdict, α, variance table, figures, commands, manifest.
+
+    Args:
+        run: a run directory.
+        out: the file; RUN/report.html by default.
+    """
+    from gradstats.report.page import write_report
+
+    terminal.console.print(str(write_report(run, out)))

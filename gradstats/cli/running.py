@@ -1,0 +1,159 @@
+"""The commands that sample, score and measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from gradstats.cli import terminal
+from gradstats.cli.options import OptionsOf, Positional, Settings, described_by, policy_section
+from gradstats.config.experiment import with_settings
+from gradstats.config.sections import MeasurementSection, PolicySection, PromptsSection, SamplingSection
+
+
+def run(
+    experiment: Positional[str],
+    out: Path | None = None,
+    dry_run: bool = False,
+    overrides: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = (),
+    progress: bool = True,
+) -> None:
+    """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run.
+
+    Args:
+        experiment: an experiment file (YAML), or the name of one that comes with the project (`gradstats list`).
+        out: the run directory; runs/NAME by default.
+        dry_run: only print what would be sampled and measured, with upper bounds of time, memory and disk.
+        overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
+        progress: show progress bars.
+    """
+    from gradstats.config.experiment import load_experiment
+
+    loaded = load_experiment(experiment, overrides)
+    if dry_run:
+        from gradstats.runs.cost import estimate_cost
+
+        terminal.show_cost(loaded, estimate_cost(loaded))
+        return
+    from gradstats.runs.pipeline import run_experiment
+
+    result = run_experiment(loaded, out or Path("runs") / loaded.name, progress=progress)
+    terminal.show_run(result)
+
+
+def sample(
+    policy: Positional[str],
+    prompts: Annotated[str, described_by(PromptsSection, "source")],
+    out: Path,
+    settings: OptionsOf[SamplingSection],
+    n: Annotated[int | None, described_by(PromptsSection, "n")] = None,
+    prompt_settings: Annotated[Settings, described_by(PromptsSection, "settings")] = (),
+    policy_settings: Settings = (),
+    dtype: Annotated[str | None, described_by(PolicySection, "dtype")] = None,
+    progress: bool = True,
+) -> None:
+    """Sample rollouts and write them to a Parquet file. What an interrupted call has finished is kept in OUT.parts.
+
+    Args:
+        policy: "embedded", a local folder, a .gguf file or a hub id.
+        prompts: where the problems come from.
+        out: the file to write.
+        settings: how completions are drawn and scored.
+        n: number of prompts.
+        prompt_settings: options of the problems.
+        policy_settings: options of the policy, as in revision=main adapter=./lora allow_pickle=true temperature=0.6.
+        dtype: type of the weights.
+        progress: show a progress bar.
+    """
+    import gradstats
+    from gradstats.system.shards import remove_shards, shards_folder
+
+    model = policy_section(policy, policy_settings, dtype=dtype)
+    source = PromptsSection(source=prompts, n=n, seed=settings.seed, settings=with_settings({}, prompt_settings))
+    rollouts = gradstats.sample(
+        gradstats.load_policy(model.name, **model.arguments()),
+        gradstats.load_prompts(source.source, source.n, rng=source.seed, **source.settings),
+        **settings.arguments(),
+        keep_in=shards_folder(out),
+        progress=progress,
+    )
+    rollouts.to_parquet(out)
+    remove_shards(out)
+    terminal.show_rollouts(rollouts, out)
+
+
+def regrade(
+    run: Positional[Path],
+    reward: tuple[str, ...] = (),
+    progress: bool = True,
+) -> None:
+    """Score a run's stored completions again, without sampling or measuring, and analyse it again.
+
+    Args:
+        run: a run directory.
+        reward: name of the reward, or module:function, or several as name=weight; by default that which the
+            run was scored with, for a reward or answers that were corrected.
+        progress: show a progress bar.
+    """
+    from gradstats.runs.pipeline import regrade_run
+
+    single = reward[0] if len(reward) == 1 else list(reward) or None
+    result = regrade_run(run, single, progress=progress)
+    terminal.show_regrading(run)
+    if result is not None:
+        terminal.show_run(result)
+
+
+def measure(
+    policy: Positional[str],
+    rollouts: Path,
+    out: Path,
+    settings: OptionsOf[MeasurementSection],
+    rollouts_format: Literal["gradstats", "trl", "verl"] = "gradstats",
+    rollouts_options: Settings = (),
+    temperature: Annotated[float | None, described_by(PolicySection, "temperature")] = None,
+    dtype: Annotated[str | None, described_by(PolicySection, "dtype")] = None,
+    policy_settings: Settings = (),
+    progress: bool = True,
+) -> None:
+    """Measure the gradients of rollouts and write them to a folder. What was finished is kept in OUT.parts.
+
+    Args:
+        policy: "embedded", a local folder, a .gguf file or a hub id.
+        rollouts: a rollouts file, or a run directory; or what a trainer wrote, a file or a folder of them.
+        out: the folder to write.
+        settings: which gradients are measured, and how.
+        rollouts_format: gradstats, trl (the Parquet files of log_completions) or verl (the JSONL files of
+            trainer.rollout_data_dir), whose texts are tokenised with the policy's tokenizer.
+        rollouts_options: options of the trainer's reader, as in reward=accuracy_reward max_completion_length=256.
+        temperature: temperature of the policy.
+        dtype: type of the weights.
+        policy_settings: options of the policy, as for `gradstats sample`.
+        progress: show a progress bar.
+    """
+    import gradstats
+    from gradstats.measurement.disk_size import measured_bytes, require_space
+    from gradstats.measurement.token_scores import remark_on_precision
+    from gradstats.runs.sources import load_rollouts_of
+    from gradstats.system.shards import remove_shards, shards_folder
+
+    model = policy_section(policy, policy_settings, temperature=temperature, dtype=dtype)
+    loaded = gradstats.load_policy(model.name, **model.arguments())
+    if rollouts_format == "gradstats":
+        table = load_rollouts_of(rollouts)
+    else:
+        from gradstats.rollouts.readers import READERS
+
+        table = READERS[rollouts_format](rollouts, loaded.tokenizer, **with_settings({}, rollouts_options))
+    require_space(out, measured_bytes(table, settings))
+    measured = gradstats.measure(loaded, table, **settings.arguments(), keep_in=shards_folder(out), progress=progress)
+    measured.save(out, settings.token_dtype)
+    remove_shards(out)
+    terminal.console.print(f"{len(measured)} sequences measured with {measured.metadata['engine']} → {out}")
+    if measured.old_logprobs is not None:
+        terminal.console.print(gradstats.sampler_gap(measured).sentence(), markup=False)
+    scores = measured.token_scores()
+    if scores is not None:
+        terminal.note(remark_on_precision(scores))

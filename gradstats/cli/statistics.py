@@ -1,0 +1,206 @@
+"""The commands on what was measured: α, the variance comparison, and the questions that are one command each."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from gradstats.cli import terminal
+from gradstats.cli.options import OptionsOf, Positional
+from gradstats.config.sections import VarianceSection
+from gradstats.system.files import to_json
+
+
+def alpha(
+    source: Positional[Path],
+    method: Literal["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"] = "ols",
+    interval: Literal["t", "hc3", "cluster", "bootstrap", "rank"] | None = None,
+    confidence_level: float = 0.95,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Fit the length-scaling exponent α of ‖S‖² ∝ T^(2α), with its interval and diagnostics.
+
+    Args:
+        source: a CSV file with the columns length, sq_norm and, where prompts repeat, prompt_id; a measurement folder
+            or a run directory.
+        method: least squares in logarithms, the median of pairwise slopes, the scaling of the mean of ‖S‖² (Poisson
+            pseudo-likelihood), that among answers to one prompt, or that between prompts.
+        interval: kind of interval; Student's t for one completion a prompt, cluster-robust by prompt otherwise.
+        confidence_level: level of the interval.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.runs.sources import load_points
+
+    report = gradstats.alpha_report(
+        **load_points(source), method=method, interval=interval, confidence_level=confidence_level
+    )
+    if as_json:
+        print(to_json(report.summary()))
+    else:
+        terminal.show_alpha_report(report)
+
+
+def variance(
+    source: Positional[Path],
+    settings: OptionsOf[VarianceSection],
+    out: Path | None = None,
+) -> None:
+    """Compare the variance of policy-gradient estimators on what was measured.
+
+    Args:
+        source: a measurement folder or a run directory.
+        settings: which estimators are compared, and how.
+        out: also write the table as CSV.
+    """
+    import gradstats
+    from gradstats.runs.sources import load_measurement_of
+
+    measured = load_measurement_of(source)
+    with warnings.catch_warnings():  # its notes say the same, and more
+        warnings.simplefilter("ignore")
+        comparison = gradstats.compare(measured, **settings.arguments())
+    frame = comparison.to_frame(settings.confidence_level)
+    terminal.show_variance(frame)
+    for sentence in comparison.notes:
+        terminal.note(sentence)
+    if out is not None:
+        from gradstats.system.files import atomic_path
+
+        with atomic_path(out) as partial:
+            frame.to_csv(partial, index=False, lineterminator="\n")
+        terminal.console.print(f"→ {out}")
+
+
+def tokens(
+    source: Positional[Path],
+    group_size: int | None = None,
+    confidence_level: float = 0.95,
+    out: Path | None = None,
+    seed: int = 0,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Study single tokens: how well proxies predict their energy, how concentrated and correlated it is.
+
+    Numbers and figures are written to the run directory, or where --out says.
+
+    Args:
+        source: a measurement folder or a run directory, measured with token probes.
+        group_size: completions per group in the comparison of optimal token baselines; all by default.
+        confidence_level: level of the intervals.
+        out: folder for numbers and figures; the run directory by default, none for a bare measurement.
+        seed: seed of the comparison.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.runs.sources import load_measurement_of
+
+    quality = gradstats.proxy_quality(load_measurement_of(source), group_size=group_size, rng=seed)
+    if as_json:
+        print(to_json(quality.summary(confidence_level)))
+    else:
+        terminal.show_tokens(quality, confidence_level)
+    folder = source if out is None and (source / "measurement").is_dir() else out
+    if folder is not None:
+        from gradstats.report.figures import draw_run
+        from gradstats.report.saved_results import read_results
+        from gradstats.report.saved_tokens import save_tokens
+
+        save_tokens(quality, folder, confidence_level)
+        results = read_results(folder)
+        for path in draw_run(results, folder / "figures", results.look):
+            terminal.note(f"→ {path}")
+
+
+def plan(
+    pilot: Positional[Path | None] = None,
+    half_width: float = 0.05,
+    noise: float | None = None,
+    length_spread: float | None = None,
+    confidence_level: float = 0.95,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """How many sequences give α ± a half-width? From a pilot measurement, or from noise and spread of lengths.
+
+    Args:
+        pilot: a CSV file, a measurement folder or a run directory, as for `gradstats alpha`.
+        half_width: wanted half-width of the interval of α.
+        noise: standard deviation of log‖S‖² about the line, instead of a pilot.
+        length_spread: standard deviation of log T, instead of a pilot.
+        confidence_level: level of the interval.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.runs.sources import load_points
+
+    fit = None if pilot is None else gradstats.fit_length_scaling(**load_points(pilot))
+    terminal.show_answer(
+        gradstats.plan_alpha(fit, half_width, confidence_level, noise=noise, length_spread=length_spread),
+        as_json,
+    )
+
+
+def group_size(
+    source: Positional[Path],
+    estimator: Positional[str],
+    group_size: int = 4,
+    confidence_level: float = 0.95,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Which group size of RLOO has the variance of an estimator at N completions, at the same total number?
+
+    Args:
+        source: a measurement folder or a run directory, with 2N completions a prompt.
+        estimator: its name, with parameters as in "length_weighted(alpha=0.8, loo=True)".
+        group_size: N.
+        confidence_level: level of the interval.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.runs.sources import load_measurement_of
+
+    answer = gradstats.equivalent_group_size(load_measurement_of(source), estimator, group_size)
+    terminal.show_answer(answer, as_json, confidence_level)
+
+
+def shift(
+    source: Positional[Path],
+    estimator: Positional[str],
+    confidence_level: float = 0.95,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Which shift δ of Asymmetric REINFORCE does a baseline correspond to on these rollouts?
+
+    Args:
+        source: a measurement folder or a run directory.
+        estimator: its name, with parameters as in "length_weighted(alpha=0.8)".
+        confidence_level: level of the interval.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.runs.sources import load_measurement_of
+
+    answer = gradstats.implied_shift(load_measurement_of(source), estimator)
+    terminal.show_answer(answer, as_json, confidence_level)
+
+
+def length_reward(
+    source: Positional[Path],
+    confidence_level: float = 0.95,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Does reward correlate with length among answers to the same prompt?
+
+    Args:
+        source: a rollouts file or a run directory.
+        confidence_level: level of the interval.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.runs.sources import load_rollouts_of
+
+    answer = gradstats.length_reward_correlation(load_rollouts_of(source))
+    terminal.show_answer(answer, as_json, confidence_level)

@@ -1,0 +1,230 @@
+"""The option sets of an experiment: name, default, help and range of every option, declared here and nowhere else.
+
+The functions of the Python interface, the options of the command line and the sections of an experiment file share
+them; `tests/config/test_entries.py` holds that names and defaults agree.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field, field_validator
+
+from gradstats.config.validation import Section
+
+DEFAULT_ESTIMATORS = (
+    "reinforce",
+    "constant(b=optimal)",
+    "group_mean",
+    "rloo",
+    "grpo",
+    "dr_grpo",
+    "token_mean(loo=True)",
+    "length_weighted(alpha=0.8, loo=True)",
+    "norm_weighted(loo=True)",
+)
+
+Count = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+ConfidenceLevel = Annotated[float, Gt(0), Lt(1)]
+
+#: Options of something that is chosen by name elsewhere: a data source, a sampler, a chat template.
+FreeOptions = dict[str, Any]
+#: One reward, several as "name=weight", several as name → weight, or the problem set's own.
+RewardNames = str | list[str] | dict[str, float] | None
+#: How squared norms are split: by a name, or by regular expression → block.
+BlockNames = str | dict[str, str]
+#: One group size, several, or all completions of each prompt.
+GroupSizes = Count | list[Count] | None
+
+
+class PolicySection(Section):
+    """Arguments of :func:`gradstats.load_policy`."""
+
+    title: ClassVar[str] = "the policy"
+    not_arguments: ClassVar[frozenset[str]] = frozenset({"name"})
+
+    name: str = Field(description='"embedded", a local folder, a .gguf file or a hub id.')
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="type of the weights and gradients: float32 (the default), float64, bfloat16 or float16.",
+    )
+    temperature: PositiveFloat = Field(
+        default=1.0,
+        description="temperature of the distribution whose log-probability is differentiated; 1 by default.",
+    )
+    device: str = Field(default="auto", description='"auto" (CUDA where there is one), "cpu", "cuda" or "mps".')
+    revision: str | None = Field(default=None, description="commit, tag or branch on the hub.")
+    adapter: str | None = Field(default=None, description="a peft adapter to put on the model: a folder or a hub id.")
+    trust_remote_code: bool = Field(default=False, description="run model code that comes with the weights.")
+    allow_pickle: bool = Field(default=False, description="read pickled weights, which may run code.")
+
+
+class PromptsSection(Section):
+    """Arguments of :func:`gradstats.load_prompts`; ``settings`` are the source's own."""
+
+    title: ClassVar[str] = "the problem set"
+
+    source: str = Field(
+        description='"embedded", a .jsonl, .csv or .parquet file, reasoning-gym/TASK or a hub data set.'
+    )
+    n: Count | None = Field(default=None, description="number of prompts; all of a file or data set by default.")
+    seed: NonNegativeInt = Field(default=0, description="seed of the subset, or of the generator.")
+    settings: FreeOptions = Field(
+        default_factory=dict, description="options of the source, as in prompt_column=question answer_format=hashes."
+    )
+
+
+class SamplingSection(Section):
+    """Arguments of :func:`gradstats.sample`."""
+
+    title: ClassVar[str] = "sampling"
+
+    group_size: Count = Field(default=8, description="completions of each prompt.")
+    max_new_tokens: Count = Field(default=1500, description="cap on a completion's tokens.")
+    temperature: PositiveFloat | None = Field(
+        default=None, description="the sampler's temperature; the policy's own by default."
+    )
+    top_p: Annotated[float, Gt(0), Le(1)] = Field(default=1.0, description="nucleus mass; 1 keeps every token.")
+    top_k: NonNegativeInt = Field(default=0, description="number of tokens kept; 0 keeps all.")
+    min_p: Annotated[float, Ge(0), Lt(1)] = Field(
+        default=0.0,
+        description="share of the likeliest token's probability below which tokens are dropped; 0 keeps all.",
+    )
+    repetition_penalty: PositiveFloat = Field(default=1.0, description="1 leaves the logits unchanged.")
+    reward: RewardNames = Field(
+        default=None,
+        description="name of the reward, or module:function, or several as name=weight; the problem set's own by "
+        "default.",
+    )
+    seed: NonNegativeInt = Field(
+        default=0, description="seed of the sampler; on the command line also of the problems."
+    )
+    batch_size: Count = Field(default=64, description="completions drawn together.")
+    system_prompt: str | None = Field(default=None, description="a system message for the chat template.")
+    template_options: FreeOptions = Field(
+        default_factory=dict, description="variables of the chat template, as in enable_thinking=false."
+    )
+    sampler: Literal["transformers", "continuous", "vllm", "openai"] = Field(
+        default="transformers",
+        description="the engine: transformers, continuous (its continuous batching), vllm, or openai for a server of "
+        "that API.",
+    )
+    base_url: str | None = Field(default=None, description="the server's address, as in http://localhost:8000/v1.")
+    sampler_options: FreeOptions = Field(
+        default_factory=dict, description="options of the engine, as in model=NAME concurrency=16 timeout_seconds=60."
+    )
+    greedy: bool = Field(
+        default=False, description="also draw one greedy completion of each prompt, whose reward is ReMax's baseline."
+    )
+
+
+class MeasurementSection(Section):
+    """Arguments of :func:`gradstats.measure`, and the type in which token scores are saved."""
+
+    title: ClassVar[str] = "the measurement"
+    not_arguments: ClassVar[frozenset[str]] = frozenset({"token_dtype"})
+
+    engine: Literal["auto", "ghost", "vmap", "loop"] = Field(default="auto", description="how gradients are computed.")
+    params: str | None = Field(
+        default=None,
+        description="regular expression of the parameters to differentiate; all trainable ones by default.",
+    )
+    blocks: BlockNames = Field(default="layer", description="how squared norms are split: layer, kind or parameter.")
+    sketch_dim: Count | None = Field(
+        default=16384,
+        description="dimension of the random projections, which variance comparisons need; None for none.",
+    )
+    sketch_seed: NonNegativeInt = Field(
+        default=0, description="seed of the projections; measurements to be compared need the same."
+    )
+    token_probes: NonNegativeInt = Field(
+        default=0, description="random directions that every token's gradient is projected on; 0 for none."
+    )
+    token_exact: NonNegativeInt | Annotated[float, Ge(0)] = Field(
+        default=0,
+        description="tokens of each sequence measured exactly, the heaviest by the forward-only proxy: their number, "
+        "or the share of the proxy that they hold.",
+    )
+    token_seed: NonNegativeInt = Field(default=0, description="seed of the random directions.")
+    token_dtype: Literal["float32", "float16"] = Field(
+        default="float32", description="type in which token projections are saved."
+    )
+    token_budget: Count | None = Field(
+        default=None, description="most tokens that go through the model at once, padding included; 4096 by default."
+    )
+    memory_gib: PositiveFloat | None = Field(
+        default=None,
+        description="most memory for logits and per-sequence gradients; a quarter of the machine's, at most 4 GiB, "
+        "by default.",
+    )
+
+    @field_validator("token_exact")
+    @classmethod
+    def _number_or_share(cls, token_exact: int | float) -> int | float:
+        if token_exact == 1 and isinstance(token_exact, float):
+            raise ValueError(
+                ", neither a share below 1 nor a whole number of tokens: give 1 for one token of each sequence, or a "
+                "number as large as the longest completion for all"
+            )
+        if token_exact > 1 and token_exact != int(token_exact):
+            raise ValueError(": give a number of tokens, or a share of the proxy between 0 and 1")
+        return token_exact
+
+
+class LengthScalingSection(Section):
+    """Options of the length-scaling fit; ``published`` names data sets drawn over the figure."""
+
+    title: ClassVar[str] = "length_scaling"
+
+    confidence_level: ConfidenceLevel = Field(default=0.95, description="level of the interval.")
+    published: str | None = Field(
+        default=None, description="a data set to draw over the figure, see `gradstats list data`."
+    )
+
+
+class VarianceSection(Section):
+    """Arguments of :func:`gradstats.compare`; an estimator is a label such as ``length_weighted(alpha=0.8)``."""
+
+    title: ClassVar[str] = "the variance comparison"
+    not_arguments: ClassVar[frozenset[str]] = frozenset({"confidence_level"})
+
+    estimators: list[str] = Field(
+        default_factory=lambda: list(DEFAULT_ESTIMATORS),
+        description='names, with parameters as in "length_weighted(alpha=0.8, loo=True)".',
+    )
+    group_size: GroupSizes = Field(
+        default=None,
+        description="completions per group, one size or several; all of a prompt by default. Single tokens are studied "
+        "at the first.",
+    )
+    reference: str = Field(default="rloo", description="estimator that ratios are taken to.")
+    prompts_per_batch: Count | None = Field(
+        default=None,
+        description="prompts of a batch, for the share of bias (128 by default) and for batch-level estimators (by "
+        "default a quarter of the prompts, at most 128).",
+    )
+    n_resamples: Count = Field(
+        default=256, description="how often the prompts are dealt into batches for batch-level estimators."
+    )
+    confidence_level: ConfidenceLevel = Field(default=0.95, description="level of the intervals.")
+    seed: NonNegativeInt = Field(default=0, description="seed of the comparison.")
+
+
+class FiguresSection(Section):
+    """Appearance of the figures."""
+
+    title: ClassVar[str] = "the figures"
+
+    venue: Literal["icml", "neurips", "iclr", "colm", "acl", "jmlr", "slide"] = Field(
+        default="icml", description="whose column widths to use."
+    )
+    column: Literal["half", "full"] | None = Field(
+        default=None, description="half or full width; one column of the venue by default."
+    )
+    theme: Literal["light", "dark"] = Field(default="light", description="light, or dark for slides.")
+    formats: list[Literal["pdf", "svg", "png", "pgf"]] = Field(
+        default_factory=lambda: ["pdf", "png"], description="file formats of each figure."
+    )

@@ -1,0 +1,145 @@
+"""Sections whose wrong settings are reported in one sentence each, with the remedy that their declaration gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+_WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class WrongSetting:
+    """One setting that is unknown, missing, or has a value that its declaration does not allow.
+
+    Attributes:
+        path: where it stands, such as ``("sampling", "group_size")``.
+        fault: what is wrong and what to do, as the end of a sentence that begins with the path.
+        unknown: whether the setting does not exist; the sentence then begins with its section.
+    """
+
+    path: tuple[str, ...]
+    fault: str
+    unknown: bool = False
+
+    def sentence(self, owner: str) -> str:
+        """The whole sentence; ``owner`` is what an unknown setting at the top level is missing from."""
+        return f"{'.'.join(self.path[:-1] if self.unknown else self.path) or owner} {self.fault}"
+
+
+class WrongSettingsError(ValueError):
+    """A section was given wrong settings; the message holds one sentence for each."""
+
+    def __init__(self, wrong: list[WrongSetting], owner: str) -> None:
+        super().__init__("; ".join(setting.sentence(owner) for setting in wrong))
+        self.wrong = wrong
+
+
+class Section(BaseModel):
+    """A set of options: each field declares name, type, range, default and help of one option.
+
+    Raises:
+        WrongSettingsError: for settings that are unknown, missing, of a wrong type or out of range.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=False)
+
+    #: How the section is called in a sentence.
+    title: ClassVar[str] = "the section"
+    #: Fields that are not arguments of the function whose options these are.
+    not_arguments: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, **settings: Any) -> None:
+        settings = {name: _plain(value) for name, value in settings.items()}
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            wrong = list(dict.fromkeys(type(self)._wrong(error.errors(), settings)))
+            raise WrongSettingsError(wrong, self.title) from error
+
+    def arguments(self, **changes: Any) -> dict[str, Any]:
+        """The section as keyword arguments of the function whose options it declares.
+
+        Args:
+            **changes: arguments that replace those of the section.
+        """
+        options = self.model_dump(exclude=set(self.not_arguments))
+        if "seed" in options:
+            options["rng"] = options.pop("seed")
+        return options | changes
+
+    @classmethod
+    def _wrong(cls, errors: list[ErrorDetails], settings: Mapping[str, Any]) -> Iterator[WrongSetting]:
+        for error in errors:
+            name = str(error["loc"][0]) if error["loc"] else ""
+            cause = error.get("ctx", {}).get("error")
+            if isinstance(cause, WrongSettingsError):
+                yield from (replace(inner, path=(name, *inner.path)) for inner in cause.wrong)
+            elif error["type"] == "extra_forbidden":
+                near = get_close_matches(name, cls.model_fields, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(cls.model_fields)}"
+                yield WrongSetting((name,), f"has no setting {name!r}: {hint}", unknown=True)
+            elif error["type"] == "missing":
+                yield WrongSetting((name,), f"is missing: give {cls.model_fields[name].description}".removesuffix("."))
+            elif cause is not None:
+                yield WrongSetting((name,), f"is {settings[name]!r}{cause}")
+            else:
+                yield WrongSetting((name,), f"is {settings[name]!r}: {cls._remedy(name)}")
+
+    @classmethod
+    def _remedy(cls, name: str) -> str:
+        """What a field's declaration allows, as ``"it must be an integer of at least 1, or None (its help)"``."""
+        field = cls.model_fields[name]
+        members = _members(field.annotation)
+        if get_origin(members[0]) is Literal:
+            return f"choose {_allowed(members[0])}{' (or None)' if NoneType in members else ''}"
+        allowed = [_allowed(member, tuple(field.metadata)) for member in members if member is not NoneType]
+        if NoneType in members:
+            allowed.append("None")
+        either = f"{', '.join(allowed[:-1])}{', or ' if allowed[1:] else ''}{allowed[-1]}"
+        return f"it must be {either} ({(field.description or name).removesuffix('.')})"
+
+
+def _plain(value: object) -> object:
+    """A NumPy scalar as the Python number it holds."""
+    return cast(Any, value).item() if type(value).__module__ == "numpy" and not hasattr(value, "__len__") else value
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union; any other type by itself."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _allowed(annotation: Any, limits: tuple[object, ...] = ()) -> str:
+    """The values that a type allows, in words."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _allowed(arguments[0], (*arguments[1:], *limits))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin is list:
+        return f"a list with each entry {_allowed(arguments[0])}"
+    if origin is dict:
+        return "a mapping" + (f" with each value {_allowed(arguments[1])}" if arguments[1] in _WORDS else "")
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"a mapping of {', '.join(annotation.model_fields)}"
+    return _WORDS[annotation] + _range(limits)
+
+
+def _range(limits: tuple[object, ...]) -> str:
+    """The range that limits leave: " of at least 1", " above 0", " in (0, 1]"."""
+    low = next((limit for limit in limits if isinstance(limit, Ge | Gt)), None)
+    high = next((limit for limit in limits if isinstance(limit, Le | Lt)), None)
+    if low is None:
+        return ""
+    least = f"[{low.ge}" if isinstance(low, Ge) else f"({low.gt}"
+    if high is not None:
+        return f" in {least}, {f'{high.le}]' if isinstance(high, Le) else f'{high.lt})'}"
+    return f" of at least {low.ge}" if isinstance(low, Ge) else f" above {low.gt}"

@@ -1,0 +1,70 @@
+"""Measurements of several shards joined into one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.weighted_gradients import WeightedGradients
+from gradstats.rollouts.table import Rollouts
+
+#: Entries of the metadata that measurements must share to be joined.
+_SHARED = (
+    "sketch_dim",
+    "sketch_seed",
+    "block_names",
+    "token_probes",
+    "token_seed",
+    "token_exact",
+    "token_distribution",
+)
+
+
+def concatenate_measurements(shards: Iterable[Measurement]) -> Measurement:
+    """Stack measurements, see :meth:`gradstats.Measurement.concatenate`."""
+    shards = list(shards)
+    if not shards:
+        raise ValueError("there are no measurements to concatenate: give at least one")
+    _refuse_different(shards)
+    sq_norms, sketches = _stacked([WeightedGradients(shard.sq_norms_by_block, shard.sketches) for shard in shards])
+    per_token = [shard.per_token_fields() | shard.heavy_fields() for shard in shards]
+    return Measurement(
+        Rollouts.concatenate(shard.rollouts for shard in shards),
+        sq_norms,
+        sketches,
+        **{name: [rows for fields in per_token for rows in fields[name]] for name in per_token[0]},
+        weighted={
+            name: WeightedGradients(*_stacked([shard.weighted[name] for shard in shards]))
+            for name in shards[0].weighted
+        },
+        metadata=shards[0].metadata
+        | {"not_finite": [row for shard in shards for row in shard.metadata.get("not_finite", [])]},
+    )
+
+
+def _refuse_different(shards: Sequence[Measurement]) -> None:
+    """Refuse measurements whose numbers cannot stand side by side."""
+    for name in _SHARED:
+        values = {str(shard.metadata.get(name)) for shard in shards}
+        if len(values) > 1:
+            raise ValueError(
+                f"measurements differ in {name} ({', '.join(sorted(values))}): measure them with the same settings"
+            )
+    for name, kinds in (
+        ("ref_logprobs", {shard.ref_logprobs is None for shard in shards}),
+        ("token_projections", {shard.token_projections is None for shard in shards}),
+        ("the tokens measured exactly", {tuple(shard.heavy_fields()) for shard in shards}),
+        ("the names of their token_weights", {tuple(shard.weighted) for shard in shards}),
+    ):
+        if len(kinds) > 1:
+            raise ValueError(f"measurements differ in {name}: measure them with the same settings")
+
+
+def _stacked(shards: Sequence[WeightedGradients]) -> tuple[pd.DataFrame, np.ndarray | None]:
+    """Squared norms and sketches of several shards, one after another."""
+    sketches = [shard.sketches for shard in shards if shard.sketches is not None]
+    sq_norms = pd.concat([shard.sq_norms_by_block for shard in shards], ignore_index=True)
+    return sq_norms, np.concatenate(sketches) if sketches else None

@@ -1,0 +1,31 @@
+"""The type of the models that are sampled from and measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import GenerationMixin, PreTrainedModel
+
+    class CausalModel(PreTrainedModel, GenerationMixin):
+        """A causal language model of transformers."""
+
+else:
+    CausalModel = nn.Module  # peft wraps a model in a class that is not a PreTrainedModel but forwards its attributes
+
+
+def vocabulary_size(model: CausalModel) -> int:
+    """The number of rows of a model's input embedding, padding of the vocabulary included."""
+    return cast("Tensor", model.get_input_embeddings().weight).shape[0]
+
+
+def output_embedding(model: CausalModel) -> nn.Module:
+    """The layer that turns the last hidden states into logits."""
+    return cast("nn.Module", model.get_output_embeddings())
+
+
+def n_logits(model: CausalModel) -> int:
+    """The number of logits per position."""
+    return cast("Tensor", output_embedding(model).weight).shape[0]

@@ -1,0 +1,198 @@
+"""What each statistic needs of a measurement, so that anything with these attributes will do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pandas as pd
+
+from gradstats.measurement.token_scores import TokenScores
+
+
+@runtime_checkable
+class Completions(Protocol):
+    """The columns of a table of completions that statistics read; see `gradstats.Rollouts`."""
+
+    @property
+    def prompt_id(self) -> np.ndarray:
+        """(N,) the prompt of each completion."""
+        ...
+
+    @property
+    def sample_id(self) -> np.ndarray:
+        """(N,) its number within the prompt."""
+        ...
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """(N,) its reward."""
+        ...
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(N,) its number of counted tokens."""
+        ...
+
+    @property
+    def masks(self) -> list[np.ndarray]:
+        """For each completion, which of its tokens count."""
+        ...
+
+    @property
+    def truncated(self) -> np.ndarray:
+        """(N,) whether it was cut off at the length cap."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """How the completions were sampled."""
+        ...
+
+
+@runtime_checkable
+class MeasuredRollouts(Protocol):
+    """Anything that knows which completions it measured."""
+
+    @property
+    def rollouts(self) -> Completions:
+        """The N completions."""
+        ...
+
+
+@runtime_checkable
+class MeasuredNorms(MeasuredRollouts, Protocol):
+    """Squared norms of the scores of whole completions."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(N,) number of counted tokens."""
+        ...
+
+    @property
+    def sq_norms(self) -> np.ndarray:
+        """(N,) ‖S_i‖²."""
+        ...
+
+
+@runtime_checkable
+class MeasuredBlocks(MeasuredNorms, Protocol):
+    """Squared norms by block of parameters."""
+
+    @property
+    def sq_norms_by_block(self) -> pd.DataFrame:
+        """(N, blocks) squared norms, which sum to ‖S_i‖²."""
+        ...
+
+
+@runtime_checkable
+class MeasuredLogprobs(MeasuredRollouts, Protocol):
+    """The scored distribution at every token, from a forward pass."""
+
+    @property
+    def logprobs(self) -> list[np.ndarray]:
+        """For each completion, log π of its tokens."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """How it was measured."""
+        ...
+
+
+@runtime_checkable
+class MeasuredEntropies(MeasuredLogprobs, Protocol):
+    """The same with entropies."""
+
+    @property
+    def entropy(self) -> list[np.ndarray]:
+        """For each completion, the entropy of π at its tokens."""
+        ...
+
+
+@runtime_checkable
+class MeasuredPolicy(MeasuredEntropies, Protocol):
+    """What the on-policy check needs."""
+
+    @property
+    def sq_norms(self) -> np.ndarray:
+        """(N,) ‖S_i‖²."""
+        ...
+
+    @property
+    def sketches(self) -> np.ndarray | None:
+        """(N, D) random projections of the S_i."""
+        ...
+
+
+class MeasuredEnergies(MeasuredRollouts, Protocol):
+    """Energies of single tokens; not for isinstance, since a measurement may warn when they are read."""
+
+    @property
+    def token_energy(self) -> list[np.ndarray] | None:
+        """For each completion, ‖s_t‖² of its tokens."""
+        ...
+
+    def token_scores(self) -> list[TokenScores] | None:
+        """What is known of the token scores of each completion."""
+        ...
+
+
+@runtime_checkable
+class MeasuredSampler(MeasuredLogprobs, Protocol):
+    """Log-probabilities under the sampler as well."""
+
+    @property
+    def old_logprobs(self) -> list[np.ndarray] | None:
+        """For each completion, what the sampler recorded of its tokens."""
+        ...
+
+
+@runtime_checkable
+class MeasuredGradients(MeasuredRollouts, Protocol):
+    """Random projections of the scores of whole completions."""
+
+    @property
+    def sketches(self) -> np.ndarray | None:
+        """(N, D) random projections of the S_i."""
+        ...
+
+
+@runtime_checkable
+class MeasuredTokens(MeasuredNorms, MeasuredPolicy, Protocol):
+    """Projections of the scores of single tokens, and exact norms of the heaviest; see `gradstats.Measurement`."""
+
+    @property
+    def sum_pi_squared(self) -> list[np.ndarray]:
+        """For each completion, Σ_v π(v)² at its tokens."""
+        ...
+
+    @property
+    def hidden_sq_norms(self) -> list[np.ndarray]:
+        """For each completion, squared norms of what enters the output embedding."""
+        ...
+
+    @property
+    def token_projections(self) -> list[np.ndarray] | None:
+        """For each completion, (T_i, K) projections of its tokens' scores."""
+        ...
+
+    @property
+    def heavy_positions(self) -> list[np.ndarray] | None:
+        """For each completion, positions of the tokens measured exactly."""
+        ...
+
+    @property
+    def heavy_sq_norms(self) -> list[np.ndarray] | None:
+        """For each completion, ‖s_t‖² of those."""
+        ...
+
+    @property
+    def heavy_sketches(self) -> list[np.ndarray] | None:
+        """For each completion, (m_i, D) sketches of those."""
+        ...
+
+    def token_scores(self) -> list[TokenScores] | None:
+        """What is known of the token scores of each completion."""
+        ...

@@ -1,0 +1,25 @@
+"""What there is by name, versions and hardware."""
+
+from __future__ import annotations
+
+import json
+
+import matplotlib as mpl
+import pytest
+from command_line import run
+
+mpl.use("Agg")
+
+
+@pytest.mark.parametrize("what", ["experiments", "estimators", "data", "rewards"])
+def test_lists(monkeypatch, capsys, what):
+    code, out, _ = run(monkeypatch, capsys, "list", what)
+    expected = {"experiments": "embedded", "estimators": "rloo", "data": "gloeckle2026", "rewards": "math"}
+    assert code == 0
+    assert expected[what] in out
+
+
+def test_env_is_json(monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, "env")
+    assert code == 0
+    assert {"torch", "transformers", "gradstats"} <= set(json.loads(out)["versions"])

@@ -1,0 +1,207 @@
+"""Running, sampling and measuring from the command line: options, what is printed, what is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import run
+
+import gradstats
+
+mpl.use("Agg")
+
+
+def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
+    words = ("run", run_directory / "tiny.yaml", "--out", run_directory / "run", "--no-progress")
+    code, out, _ = run(monkeypatch, capsys, *words)
+    assert code == 0
+    assert "20 completions of 5 prompts" in out
+    assert "α = " in out
+    assert "length_weighted(alpha=0.8, loo=True)" in out
+    for name in ("alpha.json", "variance.csv", "figures/length_scaling.pdf", "figures/variance.pdf", "manifest.json"):
+        assert str(run_directory / "run" / name) in out
+        assert (run_directory / "run" / name).exists()
+    code, out, _ = run(monkeypatch, capsys, "variance", run_directory / "run", "--estimators", "rloo", "group_mean")
+    assert code == 0
+    assert "group_mean" in out
+    code, out, _ = run(monkeypatch, capsys, "figures", run_directory / "run", "--venue", "neurips", "--formats", "svg")
+    assert code == 0
+    assert (run_directory / "run" / "figures" / "variance.svg").exists()
+
+
+def test_run_with_other_settings_names_the_setting(monkeypatch, capsys, run_directory):
+    run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", "--out", run_directory / "run", "--no-progress")
+    text = (run_directory / "tiny.yaml").read_text().replace("sketch_dim: 128", "sketch_dim: 64")
+    (run_directory / "other.yaml").write_text(text)
+    code, _, err = run(monkeypatch, capsys, "run", run_directory / "other.yaml", "--out", run_directory / "run")
+    assert code == 1
+    assert "was made with measurement.sketch_dim=128, not 64" in err
+
+
+def test_a_dry_run_tells_the_cost_and_writes_nothing(monkeypatch, capsys, run_directory, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", "--dry-run")
+    assert code == 0
+    assert "would sample 20 completions of 5 prompts, at most 12 tokens each" in out
+    assert "sampling" in out
+    assert "disk" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_an_experiment_can_be_changed_from_the_command(monkeypatch, capsys, run_directory, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ("run", run_directory / "tiny.yaml", "--dry-run", "--set")
+    _, out, _ = run(monkeypatch, capsys, *words, "prompts.n=3", "sampling.group_size=2", "sampling.reward={exact: 1}")
+    assert "would sample 6 completions of 3 prompts" in out
+    for wrong, message in (
+        ("prompts.m=3", "prompts has no setting 'm': it has source, n, seed, settings"),
+        ("prompts.n", "'prompts.n' is not a setting: write it as name=value"),
+        ("sampling.reward={exact", "the value of sampling.reward is '{exact', which is not YAML"),
+    ):
+        code, _, err = run(monkeypatch, capsys, *words, wrong)
+        assert code == 1
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_sample_then_measure_then_alpha(monkeypatch, capsys, policy_folder, run_directory):
+    rollouts, measured = run_directory / "r.parquet", run_directory / "m"
+    words = ("--prompts", run_directory / "p.jsonl", "--max-new-tokens", 10, "--reward", "exact", "--no-progress")
+    code, out, err = run(monkeypatch, capsys, "sample", policy_folder, *words, "--out", rollouts)
+    assert code == 0
+    assert "note: the model's generation_config asks for temperature=0.6" in err
+    assert "40 completions of 5 prompts" in out
+    words = ("--rollouts", rollouts, "--out", measured, "--engine", "loop", "--no-progress")
+    code, out, _ = run(monkeypatch, capsys, "measure", policy_folder, *words)
+    assert code == 0
+    assert "40 sequences measured with loop" in out
+    fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured))
+    code, out, _ = run(monkeypatch, capsys, "alpha", measured)
+    assert f"α = {fit.alpha:.4f}" in out
+
+
+def test_sample_takes_settings_of_prompts_policy_template_and_several_rewards(
+    monkeypatch, capsys, policy_folder, run_directory
+):
+    (run_directory / "q.jsonl").write_text(json.dumps({"question": "ab", "solution": "so #### 7"}))
+    out = run_directory / "several.parquet"
+    words = (
+        "sample", policy_folder, "--prompts", run_directory / "q.jsonl", "--out", out, "--group-size", 2,
+        "--max-new-tokens", 4, "--no-progress", "--system-prompt", "cd",
+        "--prompt-settings", "prompt_column=question", "answer_column=solution", "answer_format=hashes",
+        "--policy-settings", "allow_pickle=true", "--reward", "math=1", "exact=0.5",
+    )  # fmt: skip
+    code, printed, err = run(monkeypatch, capsys, *words)
+    assert code == 0, err
+    assert "2 completions of 1 prompts" in printed
+    metadata = gradstats.read_rollouts(out).metadata
+    assert metadata["reward"] == {"math": 1.0, "exact": 0.5}
+    assert metadata["grading"]["completions"] == 2
+    assert metadata["system_prompt"] == "cd"
+    code, _, err = run(monkeypatch, capsys, *words, "--template-options", "enable_thinking=false")
+    assert code == 1
+    assert "does not use the template option 'enable_thinking'" in err
+
+
+def test_measuring_tokens(monkeypatch, capsys, policy_folder, run_directory, tmp_path):
+    rollouts, measured = tmp_path / "r.parquet", tmp_path / "m"
+    words = ("--prompts", run_directory / "p.jsonl", "--max-new-tokens", 6, "--reward", "exact", "--no-progress")
+    run(monkeypatch, capsys, "sample", policy_folder, *words, "--n", 2, "--out", rollouts)
+    words = ("measure", policy_folder, "--rollouts", rollouts, "--out", measured, "--no-progress")
+    words += ("--token-probes", 3, "--token-exact", 2, "--token-seed", 5, "--token-dtype", "float16")
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 0
+    assert "token scores are measured with eager attention" in err
+    told = " ".join(err.split())
+    assert re.search(r"W_T has a relative standard error of \d+\.\d% in the median, from 3 probes and 2 exact", told)
+    assert "which is poor: raise token_exact, to 16 say, or token_probes" in told
+    read = gradstats.read_measurement(measured)
+    assert read.metadata["token_seed"] == 5
+    assert {values.shape[1] for values in read.token_projections} == {3}
+    assert max(map(len, read.heavy_positions)) == 2
+    assert read.token_projections[0].dtype == np.float16
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 1
+    assert re.search(r"the measurement takes up to 0\.0\d GiB, and .* has 0\.00 GiB left: measure with fewer", err)
+
+
+@pytest.fixture
+def tempered_rollouts(monkeypatch, capsys, policy_folder, run_directory, tmp_path):
+    """Rollouts drawn with a policy of temperature 0.6, which only --policy-settings states."""
+    out = tmp_path / "tempered.parquet"
+    words = (
+        "sample",
+        policy_folder,
+        "--prompts",
+        run_directory / "p.jsonl",
+        "--n",
+        2,
+        "--out",
+        out,
+        "--reward",
+        "exact",
+    )
+    words += ("--group-size", 2, "--max-new-tokens", 4, "--no-progress", "--policy-settings", "temperature=0.6")
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 0, err
+    return out
+
+
+def test_sampling_follows_the_temperature_of_the_policy(tempered_rollouts):
+    metadata = gradstats.read_rollouts(tempered_rollouts).metadata
+    assert metadata["policy"]["temperature"] == 0.6
+    assert metadata["sampler"]["temperature"] == 0.6
+
+
+def test_measuring_takes_the_temperature_from_either_option_and_not_from_both(
+    monkeypatch, capsys, policy_folder, tempered_rollouts, tmp_path
+):
+    words = ("measure", policy_folder, "--rollouts", tempered_rollouts, "--no-progress", "--out")
+    limits = ("--sketch-dim", 16, "--sketch-seed", 3, "--token-budget", 40, "--memory-gib", 0.5)
+    code, _, err = run(monkeypatch, capsys, *words, tmp_path / "m", *limits, "--policy-settings", "temperature=0.6")
+    assert code == 0, err
+    metadata = gradstats.read_measurement(tmp_path / "m").metadata
+    assert (metadata["policy"]["temperature"], metadata["sketch_seed"]) == (0.6, 3)
+    both = ("--policy-settings", "temperature=0.6", "--temperature", 0.7)
+    code, _, err = run(monkeypatch, capsys, *words, tmp_path / "n", *both)
+    assert code == 1
+    assert "temperature is given both by --temperature and by --policy-settings: give it once" in err
+
+
+def test_a_run_compares_as_its_variance_section_says(monkeypatch, capsys, run_directory, tmp_path):
+    text = (run_directory / "tiny.yaml").read_text().replace("        ", "")
+    text += "variance: {estimators: [rloo, batch_mean], group_size: [2, 4], prompts_per_batch: 2, n_resamples: 8}"
+    (tmp_path / "several.yaml").write_text(text)
+    words = ("run", tmp_path / "several.yaml", "--out", tmp_path / "run", "--no-progress")
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 0, err
+    frame = pd.read_csv(tmp_path / "run" / "variance.csv")
+    assert list(frame["group_size"]) == [2, 2, 4, 4]
+    about = json.loads((tmp_path / "run" / "variance.json").read_text())
+    assert about["prompts_per_batch"] == 2
+    assert any("batches of 2 prompts, dealt 8 times" in note for note in about["notes"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--group-size", 0), "group_size is 0: it must be an integer of at least 1 (completions of each prompt)"),
+        (("--policy-settings", "temperatur=1"), "the policy has no setting 'temperatur': did you mean 'temperature'?"),
+        (("--dtype", "float8"), "dtype is 'float8': choose one of float32, float64, bfloat16, float16"),
+    ],
+)
+def test_options_out_of_range_end_in_one_sentence(monkeypatch, capsys, tmp_path, words, message):
+    monkeypatch.chdir(tmp_path)
+    needed = ("sample", "embedded", "--prompts", "embedded", "--n", 2, "--out", "x.parquet")
+    code, out, err = run(monkeypatch, capsys, *needed, *words)
+    assert code == 1
+    assert message in " ".join(err.split())
+    assert "Traceback" not in out + err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,43 @@
+"""What a run is estimated to cost."""
+
+from __future__ import annotations
+
+import json
+
+import matplotlib as mpl
+import pytest
+
+import gradstats
+from gradstats.config.experiment import Experiment
+from gradstats.runs.cost import estimate_cost
+
+mpl.use("Agg")
+
+
+def test_cost_estimates_follow_the_settings(policy_folder, tmp_path):
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 6)))
+
+    def cost(measurement=None, **sampling):
+        settings = {"group_size": 4, "max_new_tokens": 12, "reward": "exact"} | sampling
+        return estimate_cost(
+            Experiment(
+                name="c",
+                policy={"name": policy_folder},
+                prompts={"source": str(tmp_path / "p.jsonl")},
+                sampling=settings,
+                measurement={"sketch_dim": 1000} | (measurement or {}),
+            )
+        )
+
+    few, many = cost(), cost(group_size=8)
+    assert (few.n_sequences, many.n_sequences) == (20, 40)
+    assert many.n_tokens == 2 * few.n_tokens == 480
+    assert many.disk_gib == pytest.approx(2 * few.disk_gib)
+    assert few.disk_gib * 1024**3 == pytest.approx(20 * (4 * 1000 + 12 * 40))
+    assert few.n_parameters == gradstats.load_policy(policy_folder).describe()["n_parameters"]
+    assert min(few.sampling_seconds, few.measuring_seconds, few.memory_gib) > 0
+    tokens = cost({"token_probes": 16, "token_exact": 0.25, "token_dtype": "float16"})
+    scores = 20 * (12 * 16 * 2 + 3 * (1000 * 2 + 16))
+    assert (tokens.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(scores)
+    # The ghost engine, which auto takes where it can, holds no gradient of a whole sequence.
+    assert few.memory_gib < cost({"engine": "loop"}).memory_gib < cost({"engine": "vmap"}).memory_gib

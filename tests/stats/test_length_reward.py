@@ -1,0 +1,42 @@
+"""The correlation of length and reward within prompts."""
+
+import numpy as np
+import pytest
+from comparison_batches import correlated_batch
+
+from gradstats.stats import (
+    length_reward_correlation,
+)
+
+
+def test_length_reward_correlation_is_within_prompts():
+    batch, _ = correlated_batch()
+    result = length_reward_correlation(batch)
+    x, y = batch.lengths.astype(float), batch.rewards.copy()
+    for prompt in range(200):
+        rows = batch.group_index == prompt
+        x[rows] -= x[rows].mean()
+        y[rows] -= y[rows].mean()
+    assert result.correlation == pytest.approx(np.corrcoef(x, y)[0, 1])
+    low, high = result.confidence_interval()
+    assert low < result.correlation < high < 0.05
+    assert result.to_frame()["correlation_low"].item() == low
+    moved = length_reward_correlation(lengths=3 * batch.lengths + 7, rewards=-batch.rewards, groups=batch.groups)
+    assert moved.correlation == pytest.approx(-result.correlation)
+
+
+def test_length_reward_correlation_without_variation_is_nan_with_a_reason():
+    with pytest.warns(UserWarning, match=r"only 0 prompt\(s\) have completions that differ in both"):
+        result = length_reward_correlation(lengths=[1, 2, 3, 4], rewards=[1, 1, 0, 0], groups=[0, 0, 1, 1])
+    assert np.isnan(result.correlation)
+    with pytest.raises(TypeError, match="give a measurement, or all of"):
+        length_reward_correlation(lengths=[1])
+    with pytest.raises(ValueError, match="got 2, 1 and 2"):
+        length_reward_correlation(lengths=[1, 2], rewards=[1], groups=[0, 0])
+
+
+def test_the_sentence_states_the_direction_only_where_it_is_resolved():
+    batch, _ = correlated_batch()
+    assert length_reward_correlation(batch).sentence().startswith("Longer answers to a prompt are less often right")
+    unrelated = batch.with_fields(rewards=np.random.default_rng(0).permutation(batch.rewards))
+    assert length_reward_correlation(unrelated).sentence().startswith("No correlation of length and reward")

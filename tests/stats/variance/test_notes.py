@@ -1,0 +1,67 @@
+"""Warnings and remarks of a comparison."""
+
+import numpy as np
+import pytest
+from comparison_batches import interleaved_batch, quiet_compare, sized_batch, warned_compare
+
+from gradstats.stats import compare
+
+
+def test_unresolved_signal_is_reported_and_bounded():
+    batch, scores = interleaved_batch([4] * 30, dim=200)
+    with pytest.warns(UserWarning, match=r"not resolved for rloo and grpo.*at least about [\d,]+ prompts.*now 30"):
+        result = compare(batch, ["rloo", "grpo"], scores)
+    frame = result.to_frame()
+    assert (frame["signal_sq_low"] <= 0).all()
+    assert frame["noise_to_signal"].isna().all()
+    assert (frame["noise_to_signal_low"] > 0).all()
+    assert np.isinf(frame["noise_to_signal_high"]).all()
+    assert frame["cosine"].isna().all()
+    assert frame["matched_ratio"].iloc[0] == 1.0
+    assert np.isnan(frame["matched_ratio"].iloc[1])
+    assert "not resolved" in result.notes[0]
+
+
+def test_equal_rewards_give_nan_with_the_reason():
+    batch, scores = interleaved_batch([4] * 10)
+    batch = batch.with_fields(rewards=np.ones(40))
+    frame, text = warned_compare(batch, ["rloo", "grpo", "reinforce"], scores, reference="reinforce")
+    assert "every reward equals 1 " in text
+    assert "so rloo and grpo give no completion any weight" in text
+    assert frame["trace_cov"].isna().tolist() == [True, True, False]
+    assert frame["kept_share"].tolist() == [0.0, 0.0, 1.0]
+    assert frame["ratio"].iloc[2] == 1.0
+
+
+def test_rewards_equal_within_groups_give_nan_with_the_reason():
+    batch, scores = interleaved_batch([4] * 10)
+    batch = batch.with_fields(rewards=(batch.group_index % 2).astype(float))
+    with pytest.warns(UserWarning, match=r"equal within every group.*so rloo give no completion any weight"):
+        frame = compare(batch, ["rloo"], scores).to_frame()
+    assert np.isnan(frame["trace_cov"].item())
+
+
+def test_two_prompts_have_no_interval():
+    batch, scores = interleaved_batch([4, 4])
+    with pytest.warns(UserWarning, match="2 prompts are too few"):
+        frame = compare(batch, ["reinforce"], scores, reference="reinforce").to_frame()
+    assert np.isfinite(frame["trace_cov"].item())
+    assert np.isnan(frame["trace_cov_low"].item())
+
+
+def test_two_batches_have_no_interval():
+    batch, scores = interleaved_batch([4] * 10)
+    frame, text = warned_compare(batch, ["batch_mean"], scores, prompts_per_batch=5, n_resamples=4)
+    assert "only 2 disjoint batches of 5" in text
+    assert np.isfinite(frame["trace_cov"].item())
+    assert np.isnan(frame["signal_sq_low"].item())
+
+
+def test_notes_name_their_size_and_are_not_repeated():
+    batch, scores = sized_batch(size=6)
+    result = quiet_compare(batch, ["rloo", "group_mean"], scores, group_size=(4, 3), scores_are_sketches=True)
+    notes = list(result.notes)
+    assert any(note.startswith("group_size=4: 40 completions did not fill a group of 4") for note in notes)
+    assert sum("inner products come from a sketch of dimension 6" in note for note in notes) == 1
+    assert result.n_leftover == 40
+    assert len(result.to_frame(0.9)) == 4

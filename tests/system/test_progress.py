@@ -1,0 +1,34 @@
+"""The progress bar's note."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.progress import Progress
+
+from gradstats.system.progress import ProgressReport
+
+
+def test_the_bar_shows_speed_success_and_length(monkeypatch):
+    clock = {"now": 100.0}
+    monkeypatch.setattr("gradstats.system.progress.time.monotonic", lambda: clock["now"])
+    bar = Progress(disable=True)
+    report = ProgressReport(bar, "sampling", 10, 2)
+    report.completions(np.array([1.0, 0.0]), np.array([10, 20]), before=True)
+    assert bar.tasks[0].completed == 2
+    assert report.note() == "success 50%, mean length 15"
+    clock["now"] = 110.0
+    report.tokens(2500)
+    report.completions(np.array([1.0, 1.0]), np.array([30, 40]))
+    assert bar.tasks[0].completed == 4
+    assert report.note() == "250 tokens/s, success 75%, mean length 25"
+    report.completions(np.array([0.25]), np.array([25]))
+    assert report.note() == "250 tokens/s, mean reward 0.65, mean length 25"
+
+
+def test_a_chunk_moves_the_bar_and_its_speed(monkeypatch):
+    monkeypatch.setattr("gradstats.system.progress.time.monotonic", iter([0.0, 2.0, 2.0]).__next__)
+    bar = Progress(disable=True)
+    report = ProgressReport(bar, "measuring", 10, 0)
+    report.chunk(3, 500)
+    assert bar.tasks[0].completed == 3
+    assert report.note() == "250 tokens/s"

@@ -1,0 +1,290 @@
+"""The layout that CONTRIBUTING.md describes: imports between packages, what a package holds, lengths of files."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "gradstats"
+TESTS = Path(__file__).parent
+
+_BASE = {"config", "system"}
+_SAMPLED = {*_BASE, "prompts", "rewards", "policy", "rollouts"}
+_MEASURED = {*_SAMPLED, "sampling", "measurement"}
+_STATISTICS = {*_BASE, "rollouts", "measurement", "estimators", "stats", "data"}
+_PAGES = {*_STATISTICS, "plots"}
+_EVERYTHING = {*_MEASURED, *_PAGES, "gradients", "values", "report", "runs"}
+
+#: Package → the packages that it may import: those to its left in CONTRIBUTING.md, and of the models' half only the
+#: tables, for the half that never loads a model.
+MAY_IMPORT: dict[str, set[str]] = {
+    "config": set(),
+    "system": set(),
+    "data": set(),
+    "prompts": _BASE,
+    "rewards": {*_BASE, "prompts"},
+    "policy": _BASE,
+    "rollouts": _BASE,
+    "sampling": _SAMPLED,
+    "measurement": {*_BASE, "rollouts"},
+    "gradients": _MEASURED,
+    "estimators": {*_BASE, "rollouts", "measurement"},
+    "stats": {*_BASE, "rollouts", "measurement", "estimators", "data"},
+    "values": {*_MEASURED, "gradients", "stats"},
+    "plots": _STATISTICS,
+    "report": _PAGES,
+    "tables": {*_PAGES, "report"},
+    "runs": _EVERYTHING - {"runs"},
+    "integrations": _EVERYTHING,
+    "cli": {*_EVERYTHING, "", "tables"},  # "": the package's public names, as a user writes them
+    "reference": {*_SAMPLED, "measurement", "estimators"},
+}
+#: Packages that never load torch or transformers.
+LIGHT = ("config", "rollouts", "measurement", "estimators", "stats", "plots", "report", "data", "tables")
+
+MOST_LINES_OF_A_FILE = 400
+MOST_LINES_OF_AN_INIT = 40
+MOST_LINES_OF_A_BODY = 70
+MOST_ANY_PER_1000_LINES = 8.0
+
+#: Modules that have no test file of their own name, since they are tested together: test file → modules, or a folder.
+TESTED_TOGETHER: dict[str, list[str]] = {
+    "cli/test_commands.py": ["cli/terminal.py", "runs/cost.py", "runs/sources.py"],
+    "data/test_data_sets.py": ["data/published.py"],
+    # Every estimator against its slow twin, by the same parametrised test.
+    "estimators/test_estimator_twins.py": ["estimators/baselines/", "reference/naive_estimators.py"],
+    "estimators/test_registry.py": ["config/labels.py", "estimators/estimator.py", "estimators/parameters.py"],
+    # Every component of a recipe against the recipe written out by hand.
+    "estimators/recipes/test_lookup.py": ["estimators/recipes/", "reference/naive_recipe.py"],
+    "gradients/engines/test_every_engine.py": ["gradients/engines/", "reference/autograd_loop.py"],
+    "gradients/test_measure.py": [
+        "gradients/attention.py", "gradients/blocks.py", "gradients/checks/", "gradients/chunking.py",
+        "gradients/memory.py", "gradients/objective.py", "gradients/reference_policy.py",
+        "gradients/session.py",
+    ],
+    "gradients/tokens/test_scores.py": ["gradients/tokens/", "measurement/token_scores.py"],
+    "measurement/test_measurement.py": ["measurement/"],
+    # Every figure from frames of every shape.
+    "plots/test_every_plot.py": ["plots/"],
+    "policy/test_policy.py": ["policy/checkpoint.py", "system/hub.py"],
+    "prompts/test_load.py": ["prompts/columns.py", "prompts/files.py"],
+    "prompts/test_known_sets.py": ["prompts/hub.py"],
+    "prompts/test_reasoning_tasks.py": ["prompts/task_entries.py"],
+    "reference/test_enumerated.py": ["reference/moments.py"],
+    "report/test_tables.py": ["report/numbers.py", "stats/variance/winner.py"],
+    "report/test_figures.py": ["report/saved_results.py"],
+    "rewards/test_grading.py": ["rewards/final_answer.py", "rewards/math_scorer.py", "rollouts/grading_counts.py"],
+        "rollouts/test_trainer_dumps.py": ["rollouts/trl.py", "rollouts/verl.py"],
+    # The steps of a run, from one to the next.
+    "runs/test_pipeline.py": [
+        "config/experiment.py", "runs/analysis.py", "runs/directory.py", "runs/loading.py", "runs/measuring_step.py",
+        "runs/sampling_step.py",
+    ],
+    "runs/test_alpha_r1_distill.py": ["runs/revisions.py"],
+    # Every engine draws from the same distribution.
+    "sampling/test_samplers.py": [
+        "rollouts/retokenise.py", "sampling/continuous_sampler.py", "sampling/engines.py", "sampling/settings.py",
+        "sampling/stop_tokens.py", "sampling/transformers_sampler.py", "sampling/vllm_sampler.py",
+    ],
+    "sampling/test_sample.py": ["sampling/draw_batches.py", "sampling/plan.py"],
+    # Each question of a researcher, answered by a public function.
+    "stats/test_questions.py": [
+        "stats/length_reward.py", "stats/length_scaling/planning.py", "stats/variance/implied_shift.py",
+    ],
+    "stats/length_scaling/test_fit.py": [
+        "stats/length_scaling/bootstrap.py", "stats/length_scaling/by_block.py", "stats/length_scaling/poisson_line.py",
+        "stats/length_scaling/regression_lines.py", "stats/length_scaling/theil_sen.py",
+    ],
+    "stats/tokens/test_profiles.py": ["stats/tokens/token_profile.py"],
+    "stats/variance/test_comparison.py": [
+        "stats/variance/batch_moments.py", "stats/variance/comparison_inputs.py", "stats/variance/group_moments.py",
+        "stats/variance/notes.py", "stats/variance/pooled_completions.py", "stats/variance/reduced_coordinates.py",
+        "stats/variance/row.py", "stats/variance/score_vectors.py",
+    ],
+    "stats/variance/test_probed_sums.py": ["reference/naive_token_estimators.py", "stats/variance/probe_error.py"],
+    "system/test_worker.py": ["system/worker_main.py"],
+}  # fmt: skip
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE.parent).as_posix()
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import of this package, inside functions and under TYPE_CHECKING as well."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno} imports relatively: write the whole name"
+            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if is_module(name) else str(node.module) for name in submodules]
+        else:
+            continue
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] == "gradstats")
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def test_every_package_is_in_the_contract_and_nothing_else_is_in_the_root():
+    entries = {path for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    files = {path.name for path in entries if path.is_file()}
+    assert files <= {"__init__.py", "__init__.pyi", "py.typed"}
+    packages = {path.name for path in entries if path.is_dir()}
+    assert packages <= set(MAY_IMPORT)
+    assert all((PACKAGE / name / "__init__.py").is_file() for name in packages)
+
+
+def test_the_contract_has_no_circles():
+    remaining = {package: set(allowed) - {""} for package, allowed in MAY_IMPORT.items()}
+    while remaining:
+        first = [package for package, allowed in remaining.items() if not allowed & set(remaining)]
+        assert first, f"these import one another: {sorted(remaining)}"
+        for package in first:
+            del remaining[package]
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_from_its_left_only(package):
+    against = []
+    for path in modules():
+        for line, name in imports(path):
+            imported = name.split(".")[1] if "." in name else ""
+            if package_of(path) == package and imported not in {package, *MAY_IMPORT[package]}:
+                against.append(f"{name_of(path)}:{line} imports {name}")
+    assert not against, "\n".join(against)
+
+
+def test_no_module_imports_from_the_init_of_its_own_package():
+    found = []
+    for path in modules():
+        package = ".".join(path.relative_to(PACKAGE.parent).parent.parts)
+        if path.name != "__init__.py":
+            found += [f"{name_of(path)}:{line} imports {name}" for line, name in imports(path) if name == package]
+    assert not found, "\n".join(found)
+
+
+def test_private_names_stay_in_their_module():
+    found = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gradstats"):
+                private = [alias.name for alias in node.names if alias.name.startswith("_")]
+                found += [f"{name_of(path)}:{node.lineno} imports {name} of {node.module}" for name in private]
+    assert not found, "\n".join(found)
+
+
+def test_an_init_only_hands_names_on():
+    found = []
+    for path in PACKAGE.rglob("__init__.py"):
+        text = path.read_text(encoding="utf-8")
+        if len(text.splitlines()) > MOST_LINES_OF_AN_INIT:
+            found.append(f"{name_of(path)} is longer than {MOST_LINES_OF_AN_INIT} lines")
+        found += [
+            f"{name_of(path)}:{node.lineno} holds logic"
+            for node in ast.parse(text).body
+            if not (isinstance(node, ast.Import | ast.ImportFrom) or is_docstring(node) or is_public_list(node))
+        ]
+    assert not found, "\n".join(found)
+
+
+def is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def is_public_list(node: ast.stmt) -> bool:
+    """``__all__ = …``, or what lazy_loader gives for a stub."""
+    if not isinstance(node, ast.Assign):
+        return False
+    names = {name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return names <= {"__all__", "__getattr__", "__dir__"}
+
+
+def test_files_are_short():
+    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES_OF_A_FILE} == {}
+
+
+def test_functions_are_short():
+    long = {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if is_docstring(node.body[0]) else node.body
+                length = 0 if not body else int(body[-1].end_lineno or 0) - body[0].lineno + 1
+                if length > MOST_LINES_OF_A_BODY:
+                    long[f"{name_of(path)}:{node.lineno} {node.name}"] = length
+    assert long == {}
+
+
+def test_types_are_stated():
+    text = "".join(path.read_text(encoding="utf-8") for path in modules())
+    assert 1000 * len(re.findall(r"\bAny\b", text)) / text.count("\n") < MOST_ANY_PER_1000_LINES
+
+
+def has_logic(path: Path) -> bool:
+    """Whether a module defines a public function, or a public class with a method that does something."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            return True
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            methods = [entry for entry in node.body if isinstance(entry, ast.FunctionDef)]
+            if any(not is_stub(method) for method in methods):
+                return True
+    return False
+
+
+def is_stub(function: ast.FunctionDef) -> bool:
+    """A method of a protocol or of an abstract class: a docstring, ``...``, or NotImplementedError."""
+    return all(is_docstring(node) or isinstance(node, ast.Raise | ast.Pass) for node in function.body)
+
+
+def test_each_module_with_logic_has_its_test_file():
+    together = [module for covered in TESTED_TOGETHER.values() for module in covered]
+    missing = []
+    for path in modules():
+        relative = path.relative_to(PACKAGE)
+        mirror = TESTS / relative.parent / f"test_{relative.name}"
+        if path.name == "__init__.py" or not has_logic(path) or mirror.is_file():
+            continue
+        if not {relative.as_posix(), f"{relative.parent.as_posix()}/"} & set(together):
+            missing.append(f"{name_of(path)} has no {mirror.relative_to(TESTS.parent)}")
+    assert not missing, "\n".join(missing)
+
+
+def test_what_is_tested_together_exists():
+    for test_file, covered in TESTED_TOGETHER.items():
+        assert (TESTS / test_file).is_file(), test_file
+        for module in covered:
+            assert (PACKAGE / module).exists(), f"{module} of {test_file}"
+
+
+@pytest.mark.parametrize("package", ["", *LIGHT])
+def test_light_packages_never_load_torch(package):
+    """Each in a process of its own; their modules are imported one by one, and some statistics are called."""
+    paths = [path for path in modules() if package_of(path) == package]
+    names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in paths]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {[name.removesuffix('.__init__') for name in names]}: importlib.import_module(name)\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
