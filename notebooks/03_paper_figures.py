@@ -52,7 +52,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 import gradstats as gs
-from gradstats.config.experiment import FiguresSection
+from gradstats.config.sections import FiguresSection
 from gradstats.report.figures import draw_overlay
 from gradstats.report.saved_results import read_results
 
