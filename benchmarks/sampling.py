@@ -1,9 +1,9 @@
-"""Tokens per second of the samplers on one policy: length-sorted batches against transformers' continuous batching.
+"""Tokens per second of the samplers on one policy: length-sorted batches and transformers' continuous batching.
 
-Both draw the same prompts at the same settings, in turns within one process, so that a repeat's ratio compares
-neighbours in time; the first turn warms up. ``continuous`` has a fixed cost at the start of each call, so small and
-larger numbers of completions are both timed. The table goes beside a figure and a manifest; cases that are not run
-again keep their rows. Run it with ``python -P``.
+Both samplers draw from the same prompts at the same settings and alternate within one process, so that the ratio of a
+repeat compares neighbouring times; the first turn is a warm-up. ``continuous`` has a fixed cost at the start of each
+call, so small and larger numbers of completions are timed. The benchmark writes a table, a figure and a manifest; cases
+that are not run again keep their rows. Run it with ``python -P``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Case:
     """A number of completions of embedded problems, drawn together.
 
     Attributes:
-        completions: how many.
-        cap: most tokens of each.
+        completions: number of completions.
+        cap: maximum number of tokens of each.
     """
 
     completions: int
@@ -44,7 +44,7 @@ DEFAULT_CASES = tuple(CASES)[:2]
 
 
 def time_case(case: Case, repeats: int, policy_name: str, device: str) -> pd.DataFrame:
-    """Seconds and tokens of each method and repeat."""
+    """Time each method and repeat; returns seconds and tokens."""
     policy = load_policy(policy_name, device=device)
     problems = load_prompts("embedded", max(case.completions // 4, 1), rng=0)
     prompts = sorted((policy.encode_prompt(problem.prompt) for problem in problems), key=len)
@@ -52,7 +52,7 @@ def time_case(case: Case, repeats: int, policy_name: str, device: str) -> pd.Dat
     settings = SamplerSettings(case.cap)
     samplers = {method: open_sampler(method, policy) for method in METHODS}
     rows = []
-    for repeat in range(-1, repeats):  # the first turn warms up
+    for repeat in range(-1, repeats):  # the first turn is a warm-up
         for method, sampler in samplers.items():
             seeds = [1000 + repeat] * len(prompts)
             wall, processor = time.perf_counter(), time.process_time()
@@ -67,7 +67,7 @@ def time_case(case: Case, repeats: int, policy_name: str, device: str) -> pd.Dat
 
 
 def summarise(name: str, case: Case, times: pd.DataFrame) -> pd.DataFrame:
-    """One row per method: medians, and medians of the ratios to the reference of the same repeat."""
+    """Reduce the times to one row per method: medians, and medians of each repeat's ratio to the reference."""
     times = times.assign(tokens_per_s=times["tokens"] / times["wall_s"])
     rows = []
     for method in METHODS:
@@ -85,7 +85,7 @@ def summarise(name: str, case: Case, times: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(table: Any, stem: Path) -> list[Path]:
-    """Speed relative to length-sorted batches, a row per case."""
+    """Draw the speed relative to length-sorted batches, one row per case; returns the paths."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
     import seaborn as sns
@@ -93,8 +93,8 @@ def draw(table: Any, stem: Path) -> list[Path]:
     from gradstats.plots import save_figure, style
 
     cases = list(dict.fromkeys(table["case"]))
-    looks: dict[str, Any] = style("icml", "half", height=0.7 + 0.25 * len(cases))
-    with mpl.rc_context(looks):  # pyright: ignore[reportArgumentType]
+    rc_params: dict[str, Any] = style("icml", "half", height=0.7 + 0.25 * len(cases))
+    with mpl.rc_context(rc_params):  # pyright: ignore[reportArgumentType]
         fig, ax = plt.subplots()
         others = table[table["method"] != table["reference"]]
         sns.stripplot(
@@ -116,13 +116,13 @@ def benchmark(
     policy: str = "embedded",
     device: str = "cpu",
 ) -> None:
-    """Run cases and write table, figure and manifest.
+    """Run cases and write the table, the figure and the manifest.
 
     Args:
-        cases: names of cases, see CASES.
-        repeats: timed repeats, after one that warms up.
+        cases: names of cases, see ``CASES``.
+        repeats: timed repeats, after one warm-up.
         out: folder of the results.
-        policy: whose completions are drawn.
+        policy: the policy to sample from.
         device: cpu or cuda.
     """
     from gradstats.system.environment import environment
@@ -130,12 +130,12 @@ def benchmark(
     previous = out / "sampling.csv"
     table: Any = pd.read_csv(previous) if previous.exists() else pd.DataFrame()
     for name in cases:
-        found = summarise(name, CASES[name], time_case(CASES[name], repeats, policy, device))
+        rows = summarise(name, CASES[name], time_case(CASES[name], repeats, policy, device))
         print(
-            found.drop(columns=["case", "completions", "cap"]).round(3).to_string(index=False), f"← {name}", flush=True
+            rows.drop(columns=["case", "completions", "cap"]).round(3).to_string(index=False), f"← {name}", flush=True
         )
         kept = table[table["case"] != name] if len(table) else table
-        table = pd.concat([kept, found], ignore_index=True)
+        table = pd.concat([kept, rows], ignore_index=True)
         order = {known: place for place, known in enumerate(CASES)}
         table = table.sort_values("case", key=lambda column: column.map(order), kind="stable", ignore_index=True)
         for path in draw(table, out / "sampling"):

@@ -1,13 +1,15 @@
 """Error and time of three random projections of a linear layer's gradient, Σ_t g_t x_tᵀ, at equal size.
 
-- ``CountSketch``: what gradstats uses; the gradient is made a few rows at a time and every coordinate is added up.
+- ``CountSketch``: the projection that gradstats uses; the gradient is formed a few rows at a time and every coordinate
+  is added to the sketch.
 - ``TensorSketch`` (Pham & Pagh, 2013): sketches of g_t and x_t, convolved by FFT and summed over time; the gradient is
-  never made.
+  never formed.
 - ``Kronecker``: (G A)ᵀ (X B) with Gaussian A, B, a projection to √D × √D.
 
-Error is the standard deviation, over seeds, of ⟨Cx, Cy⟩/(‖x‖‖y‖), largest over pairs of gradients that are equal,
-related (cosine about a half) and unrelated, for gradients of one token (rank one) and of many (dense). Time is that of
-the layer's part of a backward pass, product included, as a ratio to the plain weight gradient of the same batch.
+The error is the standard deviation over seeds of ⟨Cx, Cy⟩/(‖x‖‖y‖), the largest over pairs of gradients that are
+equal, related (cosine of about one half) and unrelated, for gradients of one token (rank one) and of many (dense). The
+time is that of the layer's share of a backward pass, including the product, relative to the plain weight gradient of
+the same batch.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ Projection = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def count_sketch(inputs: Tensor, gradients: Tensor, seed: int) -> Tensor:
-    """As the ghost engine does: slices of the product, added up and dropped."""
+    """Sketch as the ghost engine does: slices of the product are added to the sketch and discarded."""
     sketch = CountSketch(DIM, seed)
     term = OuterProducts(inputs, gradients)
     total = inputs.new_zeros(len(inputs), DIM)
@@ -52,7 +54,7 @@ def count_sketch(inputs: Tensor, gradients: Tensor, seed: int) -> Tensor:
 
 
 def tensor_sketch(inputs: Tensor, gradients: Tensor, seed: int) -> Tensor:
-    """Convolution of two CountSketches for each token, summed over time before the transform back."""
+    """Convolve two CountSketches for each token, summed over time before the inverse transform."""
     spectra = []
     for place, factor in enumerate((gradients, inputs)):
         generator = torch.Generator().manual_seed(2 * seed + place)
@@ -67,7 +69,7 @@ def tensor_sketch(inputs: Tensor, gradients: Tensor, seed: int) -> Tensor:
 
 
 def kronecker(inputs: Tensor, gradients: Tensor, seed: int) -> Tensor:
-    """Both factors projected, and one small product."""
+    """Project both factors and form one small product."""
     generator = torch.Generator().manual_seed(seed)
     side = int(DIM**0.5)
     left = torch.randn(gradients.shape[2], side, generator=generator, dtype=inputs.dtype) / side**0.5
@@ -83,7 +85,7 @@ PROJECTIONS: dict[str, Projection] = {
 
 
 def largest_error(projection: Projection, time_steps: int, n_seeds: int) -> float:
-    """The standard deviation of a normalised inner product, largest over equal, related and unrelated gradients."""
+    """Largest standard deviation of a normalised inner product over equal, related and unrelated gradients."""
     inputs, outputs, _ = ERROR_LAYER
     generator = torch.Generator().manual_seed(12345)
 
@@ -91,23 +93,23 @@ def largest_error(projection: Projection, time_steps: int, n_seeds: int) -> floa
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     x, g, fresh = normal(1, time_steps, inputs), normal(1, time_steps, outputs), normal(1, time_steps, outputs)
-    # One sequence, itself, one that shares half its gradient, and one that shares nothing.
+    # Pairs of one sequence with itself, with one of cosine about one half, and with an unrelated one.
     others = {"equal": (x, g), "related": (x, 0.5 * g + 0.75**0.5 * fresh), "unrelated": (normal(*x.shape), fresh)}
     pairs = {name: (torch.cat([x, a]), torch.cat([g, b])) for name, (a, b) in others.items()}
     worst = 0.0
     for both in pairs.values():
         exact = torch.einsum("bti,bto->bio", *both).flatten(1)
         scale = float(exact[0].norm() * exact[1].norm())
-        found = []
+        products = []
         for seed in range(n_seeds):
             first, second = projection(*both, seed)
-            found.append(float(first @ second) / scale)
-        worst = max(worst, float(np.std(found)))
+            products.append(float(first @ second) / scale)
+        worst = max(worst, float(np.std(products)))
     return worst
 
 
 def time_layer(name: str, repeats: int) -> dict[str, float]:
-    """Median seconds of each projection of one layer, and of the plain weight gradient, taken in turns."""
+    """Median seconds of each projection of one layer and of the plain weight gradient, measured in turns."""
     inputs, outputs, steps, batch = LAYERS[name]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, steps, inputs, generator=generator)
@@ -115,22 +117,22 @@ def time_layer(name: str, repeats: int) -> dict[str, float]:
     runs: dict[str, Callable[[], Any]] = {"plain": lambda: g.flatten(0, 1).T @ x.flatten(0, 1)}
     for method, projection in PROJECTIONS.items():
         runs[method] = lambda projection=projection: projection(x, g, 0)
-    found: dict[str, list[float]] = {method: [] for method in runs}
-    for repeat in range(-1, repeats):  # the first turn warms up
+    seconds: dict[str, list[float]] = {method: [] for method in runs}
+    for repeat in range(-1, repeats):  # the first turn is a warm-up
         for method, run in runs.items():
             start = time.process_time()
             run()
             if repeat >= 0:
-                found[method].append(time.process_time() - start)
-    return {method: float(np.median(times)) for method, times in found.items()}
+                seconds[method].append(time.process_time() - start)
+    return {method: float(np.median(times)) for method, times in seconds.items()}
 
 
 def benchmark(repeats: int = 5, n_seeds: int = 400, out: Path = Path("figures/sketches")) -> None:
-    """Measure error and time, and write table, figure and manifest.
+    """Measure error and time, and write the table, the figure and the manifest.
 
     Args:
-        repeats: timed repeats, after one that warms up.
-        n_seeds: seeds that an error is taken over.
+        repeats: timed repeats, after one warm-up.
+        n_seeds: number of seeds over which an error is computed.
         out: folder of the results.
     """
     import matplotlib as mpl
@@ -156,8 +158,8 @@ def benchmark(repeats: int = 5, n_seeds: int = 400, out: Path = Path("figures/sk
             rows.append(row)
             print(row, flush=True)
     table = pd.DataFrame(rows)
-    looks: dict[str, Any] = style("icml", "full", height=1.7)
-    with mpl.rc_context(looks):  # pyright: ignore[reportArgumentType]
+    rc_params: dict[str, Any] = style("icml", "full", height=1.7)
+    with mpl.rc_context(rc_params):  # pyright: ignore[reportArgumentType]
         fig, axes = plt.subplots(1, 2, width_ratios=(1.0, 1.3))
         long = table.drop_duplicates("method").melt("method", [f"error, {kind}" for kind in kinds], "kind", "error")
         long["kind"] = long["kind"].str.removeprefix("error, ")

@@ -1,16 +1,15 @@
-"""Cost and error of token-resolved measurements, against one backward pass for each token.
+"""Cost and error of token-level measurements, compared with one backward pass per token.
 
-SmolLM2-135M-Instruct reads answers that it sampled itself, cut after T tokens. For each answer the heaviest m tokens
-are measured exactly and all tokens projected on K directions; the cumulative energy W_T then comes from both. The
-reference is T backward passes that share one forward pass, norms alone. It is run on every token where T is small, and
-elsewhere on tokens that are evenly spaced, whose mean cost stands for all. Every other cost is put together from parts
-that are timed in the same process: the forward pass with the gradients at the output embedding, each direction, and
-each exact token.
+SmolLM2-135M-Instruct scores answers that it sampled, cut after T tokens. For each answer, the heaviest m tokens are
+measured exactly and all tokens are projected on K directions; the cumulative energy W_T combines both. The reference is
+T backward passes that share one forward pass and compute norms only. For small T it is run on every token, otherwise on
+evenly spaced tokens, whose mean cost is used for all. Every other cost is the sum of components timed in the same
+process: the forward pass with the gradients at the output embedding, each direction, and each exact token.
 
-The truth is exact where every token went backwards, and errors are met ones. Elsewhere the table tells the standard
-error that the measurement itself states, and that of the best estimate of the truth. Each answer's directions are split
-into disjoint sets of K, which are as many estimates. Table, figure and manifest are written; cases that are not run
-again keep their rows.
+Where every token was differentiated, the truth is exact and the table gives actual errors. Elsewhere it gives the
+standard error that the measurement reports, and the standard error of the best estimate of the truth. The directions of
+each answer are split into disjoint sets of K, each of which gives one estimate. The benchmark writes a table, a figure
+and a manifest; cases that are not run again keep their rows.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ MEMORY_GIB = 4.0
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured at one length.
+    """A measurement at one length.
 
     Attributes:
-        time: T, tokens of each answer.
-        settings: pairs (m, K) that the table tells of.
-        exact: tokens of each answer measured exactly, with sketches.
-        probes: directions.
-        backward: tokens that go backwards by themselves; all T of them make an exact truth.
+        time: T, number of tokens of each answer.
+        settings: the pairs (m, K) in the table.
+        exact: number of tokens of each answer measured exactly, with sketches.
+        probes: number of directions.
+        backward: number of tokens differentiated individually; with all T of them the truth is exact.
         answers: number of answers.
     """
 
@@ -72,7 +71,7 @@ CASES = {
 
 
 def answers(policy: Policy, path: Path, longest: int) -> Rollouts:
-    """Answers that the policy sampled at temperature 1, as far as they run to the cap of ``longest`` tokens."""
+    """Return the answers sampled by the policy at temperature 1 that reach the cap of ``longest`` tokens."""
     if not path.exists():
         rng = np.random.default_rng(0)
         problems = []
@@ -90,14 +89,14 @@ def answers(policy: Policy, path: Path, longest: int) -> Rollouts:
 
 
 class Stopwatch:
-    """Wall clock and processor time, summed up by name."""
+    """Wall-clock and processor time, summed by name."""
 
     def __init__(self) -> None:
         self.wall: dict[str, float] = {}
         self.processor: dict[str, float] = {}
 
     def __call__(self, name: str, run: Any, *arguments: Any) -> Any:
-        """Run something and count its time to ``name``."""
+        """Call ``run`` and add its time to ``name``."""
         wall, processor = time.perf_counter(), time.process_time()
         result = run(*arguments)
         self.wall[name] = self.wall.get(name, 0.0) + time.perf_counter() - wall
@@ -107,7 +106,7 @@ class Stopwatch:
 
 
 def one_hot(chunk: Chunk, positions: np.ndarray) -> Chunk:
-    """The chunk with one weighting per position, 1 there and 0 elsewhere."""
+    """Give the chunk one weighting per position, 1 at the position and 0 elsewhere."""
     weights = torch.zeros(len(positions), *chunk.weights.shape[1:])
     weights[torch.arange(len(positions)), 0, chunk.starts[0] + torch.from_numpy(positions)] = 1
     return replace(chunk, weights=weights)
@@ -116,14 +115,14 @@ def one_hot(chunk: Chunk, positions: np.ndarray) -> Chunk:
 def measure_answer(
     policy: Policy, selection: ParameterSelection, chunk: Chunk, case: Case, watch: Stopwatch
 ) -> tuple[TokenScores, np.ndarray, np.ndarray]:
-    """Token scores of one answer, its heaviest tokens by rank, and energies of the tokens that went backwards."""
+    """Measure one answer: its token scores, heaviest tokens by rank, and energies of the tokens differentiated."""
     gradients = watch("head", head_gradients, policy, chunk)
     ranks = [heaviest_tokens(gradients.statistics, chunk, number)[0] for number in range(1, case.exact + 1)]
     by_weight = [int(next(iter(set(now) - set(before)))) for before, now in zip([[], *ranks], ranks, strict=False)]
     projected = watch(
         "probes", project_tokens, policy, chunk, selection, Tangents(0, case.probes), gradients, MEMORY_GIB
     )
-    # One token alone tells what the forward pass costs, which all exact tokens share.
+    # A single token gives the cost of the forward pass, which all exact tokens share.
     sketch = CountSketch(SKETCH_DIM)
     watch("first exact token", ghost_engine, policy, one_hot(chunk, ranks[-1][:1]), selection, sketch)
     exact = watch("exact tokens", ghost_engine, policy, one_hot(chunk, ranks[-1]), selection, sketch)
@@ -144,7 +143,7 @@ def measure_answer(
 def errors(
     scores: TokenScores, by_weight: np.ndarray, backward: np.ndarray, m: int, n_probes: int
 ) -> list[dict[str, float]]:
-    """Relative errors of W_T from each disjoint set of K directions, and the truth's own standard error."""
+    """Relative errors of W_T from each disjoint set of K directions, and the standard error of the truth."""
     is_exact = len(backward) == len(scores.mask)
     truth = np.cumsum(backward) if is_exact else scores.cumulative_energy()
     uncertain = 0.0 if is_exact else scores.cumulative_energy_stderr()[-1] / truth[-1]
@@ -154,13 +153,13 @@ def errors(
     norms = np.array([known[position] for position in kept.tolist()])
     rows = []
     for first in range(0, scores.n_probes - n_probes + 1, n_probes):
-        part = TokenScores(scores.projections[:, first : first + n_probes], kept, norms, None, scores.mask)
-        estimate = part.cumulative_energy()
+        subset = TokenScores(scores.projections[:, first : first + n_probes], kept, norms, None, scores.mask)
+        estimate = subset.cumulative_energy()
         rows.append(
             {
                 "error": abs(estimate[-1] / truth[-1] - 1),
                 "error_along": float(np.median(np.abs(estimate / truth - 1))),
-                "stated_stderr": part.cumulative_energy_stderr()[-1] / truth[-1],
+                "stated_stderr": subset.cumulative_energy_stderr()[-1] / truth[-1],
                 "share_of_exact": norms.sum() / truth[-1],
                 "truth_stderr": uncertain,
             }
@@ -169,20 +168,20 @@ def errors(
 
 
 def cost(times: dict[str, float], case: Case, m: int, n_probes: int) -> float:
-    """Seconds of one answer, put together from its parts."""
+    """Seconds per answer, the sum of its components."""
     each = (times["exact tokens"] - times["first exact token"]) / (case.exact - 1)
     exact = times["first exact token"] + (m - 1) * each if m else 0.0
     return (times["head"] + n_probes / case.probes * times["probes"] + exact) / case.answers
 
 
 def reference_cost(times: dict[str, float], case: Case) -> float:
-    """Seconds of T backward passes that share one forward pass."""
+    """Seconds per answer of T backward passes that share one forward pass."""
     each = (times["backward passes"] - times["first backward pass"]) / (case.backward - 1)
     return (times["first backward pass"] + (case.time - 1) * each) / case.answers
 
 
 def run_case(name: str, case: Case, policy: Policy, rollouts: Rollouts) -> pd.DataFrame:
-    """One row per setting: cost against the reference's, and errors of W_T."""
+    """Measure one case; returns a row per setting with its cost relative to the reference and the errors of W_T."""
     frame = rollouts.frame.iloc[: case.answers]
     cut = [list(tokens[: case.time]) for tokens in frame["completion_tokens"]]
     chosen = Rollouts.from_sequences(
@@ -191,7 +190,7 @@ def run_case(name: str, case: Case, policy: Policy, rollouts: Rollouts) -> pd.Da
     selection = select_parameters(policy.model)
     watch = Stopwatch()
     first = make_chunk(chosen, [0], policy.device, policy.dtype)
-    project_tokens(policy, first, selection, Tangents(0, 1), head_gradients(policy, first), MEMORY_GIB)  # warms up
+    project_tokens(policy, first, selection, Tangents(0, 1), head_gradients(policy, first), MEMORY_GIB)  # warm-up
     measured = []
     for row in range(case.answers):
         print(f"{name}, answer {row + 1} of {case.answers}", flush=True)
@@ -204,7 +203,7 @@ def run_case(name: str, case: Case, policy: Policy, rollouts: Rollouts) -> pd.Da
         head | {"method": f"{case.time} backward passes", **reference, "wall_ratio": 1.0, "processor_ratio": 1.0}
     )
     for m, n_probes in case.settings:
-        found = pd.DataFrame(
+        estimates = pd.DataFrame(
             [row for scores, ranks, norms in measured for row in errors(scores, ranks, norms, m, n_probes)]
         )
         wall, processor = cost(watch.wall, case, m, n_probes), cost(watch.processor, case, m, n_probes)
@@ -212,22 +211,24 @@ def run_case(name: str, case: Case, policy: Policy, rollouts: Rollouts) -> pd.Da
             head
             | {"method": f"({m}, {n_probes})", "wall_s": wall, "processor_s": processor}
             | {"wall_ratio": wall / reference["wall_s"], "processor_ratio": processor / reference["processor_s"]}
-            | {"estimates": len(found), "error_median": found["error"].median(), "error_max": found["error"].max()}
-            | {"error_along_median": found["error_along"].median(), "stated_stderr": found["stated_stderr"].median()}
-            | {"share_of_exact": found["share_of_exact"].median(), "truth_stderr": found["truth_stderr"].max()}
+            | {"estimates": len(estimates), "error_median": estimates["error"].median()}
+            | {"error_max": estimates["error"].max()}
+            | {"error_along_median": estimates["error_along"].median()}
+            | {"stated_stderr": estimates["stated_stderr"].median()}
+            | {"share_of_exact": estimates["share_of_exact"].median(), "truth_stderr": estimates["truth_stderr"].max()}
         )
     return without_shared_errors(pd.DataFrame(rows))
 
 
 def without_shared_errors(table: pd.DataFrame) -> pd.DataFrame:
-    """Errors against an estimated truth left out: it shares its directions with the estimates, and flatters them."""
+    """Blank errors relative to an estimated truth: it shares directions with the estimates and understates errors."""
     errors = [column for column in table if str(column).startswith("error_")]
     table.loc[table["truth_stderr"] > 0, errors] = float("nan")
     return table
 
 
 def draw(table: Any, stem: Path) -> list[Path]:
-    """Stated error of W_T against cost, a mark per setting and a colour per length; rings are errors that were met."""
+    """Draw the reported error of W_T against cost, a mark per setting, a colour per length; rings are actual errors."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
     import seaborn as sns
@@ -236,8 +237,8 @@ def draw(table: Any, stem: Path) -> list[Path]:
     from gradstats.plots.forest import plain_ticks
 
     shown = table.dropna(subset=["stated_stderr"])
-    looks: dict[str, Any] = style("icml", "half")
-    with mpl.rc_context(looks):  # pyright: ignore[reportArgumentType]
+    rc_params: dict[str, Any] = style("icml", "half")
+    with mpl.rc_context(rc_params):  # pyright: ignore[reportArgumentType]
         fig, ax = plt.subplots()
         sns.scatterplot(
             shown, x="processor_ratio", y="stated_stderr", hue="case", style="case", palette="colorblind", ax=ax
@@ -249,7 +250,7 @@ def draw(table: Any, stem: Path) -> list[Path]:
             facecolors="none",
             edgecolors="0.4",
             linewidths=0.7,
-            label="median error met",
+            label="median actual error",
         )
         for row in shown.itertuples():
             ax.annotate(
@@ -267,11 +268,11 @@ def draw(table: Any, stem: Path) -> list[Path]:
 
 
 def benchmark(cases: tuple[str, ...] = tuple(CASES), out: Path = Path("figures/tokens"), model: str = MODEL) -> None:
-    """Run cases and write table, figure and manifest.
+    """Run cases and write the table, the figure and the manifest.
 
     Args:
-        cases: names of cases, see CASES.
-        out: folder of the results; the answers are sampled into it where they are not there yet.
+        cases: names of cases, see ``CASES``.
+        out: folder of the results; the answers are sampled and stored there if they do not exist yet.
         model: the GGUF file of SmolLM2-135M-Instruct (``make smollm2``).
     """
     from gradstats.system.environment import environment
@@ -282,9 +283,9 @@ def benchmark(cases: tuple[str, ...] = tuple(CASES), out: Path = Path("figures/t
     previous = out / "tokens.csv"
     table: Any = pd.read_csv(previous) if previous.exists() else pd.DataFrame()
     for name in cases:
-        found = run_case(name, CASES[name], policy, rollouts)
-        print(found.drop(columns=["case", "answers", "time"]).round(4).to_string(index=False), f"← {name}", flush=True)
-        table = pd.concat([table[table["case"] != name] if len(table) else table, found], ignore_index=True)
+        rows = run_case(name, CASES[name], policy, rollouts)
+        print(rows.drop(columns=["case", "answers", "time"]).round(4).to_string(index=False), f"← {name}", flush=True)
+        table = pd.concat([table[table["case"] != name] if len(table) else table, rows], ignore_index=True)
         table = table.sort_values("time", kind="stable", ignore_index=True)
         for path in draw(table, out / "tokens"):
             print(path)

@@ -1,4 +1,4 @@
-"""Writes the generated parts of estimators.md: the tables of estimators and recipes, and the rankings.
+"""Write the generated sections of estimators.md: the tables of estimators and recipes, and the rankings.
 
 Run ``python docs/estimators_page.py`` after a change to an estimator, a recipe or a policy below.
 """
@@ -15,6 +15,7 @@ import pandas as pd
 
 from gradstats import estimators as est
 from gradstats.estimators import Recipe, recipes
+from gradstats.estimators.registry import get_definition
 from gradstats.reference import EnumeratedPolicy
 
 PAGE = Path(__file__).with_name("estimators.md")
@@ -22,7 +23,7 @@ GROUP_SIZE = 4
 
 
 def ends_in_one(prompt: int, tokens: tuple[int, ...]) -> float:
-    """1 when the last token before the end is token 1."""
+    """Return 1 if the last token before the end is token 1, else 0."""
     return float([token for token in tokens if token][-1:] == [1])
 
 
@@ -53,7 +54,7 @@ RANKED: list[est.Estimator | Recipe] = [
 
 
 def ranking(policy: EnumeratedPolicy) -> pd.DataFrame:
-    """Every estimator on groups of 4, exactly, in the order of the matched ratio."""
+    """Rank every estimator on groups of 4 by its exact variance at matched signal."""
     reference = policy.moments(est.rloo(), GROUP_SIZE)
     rows = []
     for estimator in RANKED:
@@ -71,7 +72,7 @@ def ranking(policy: EnumeratedPolicy) -> pd.DataFrame:
 
 
 def fixed_baselines(policy: EnumeratedPolicy) -> pd.DataFrame:
-    """Baselines known exactly instead of estimated on a group: tr Cov of one completion's gradient."""
+    """Compare baselines that are known exactly, not estimated from a group, by tr Cov of one completion's gradient."""
     p, rewards, mask = policy.probabilities, policy.rewards, policy.mask
     lengths = policy.lengths.astype(np.float64)
     cumulative = np.cumsum(policy.token_energy, axis=1) * mask
@@ -95,7 +96,7 @@ def fixed_baselines(policy: EnumeratedPolicy) -> pd.DataFrame:
 
 
 def portrait(policy: EnumeratedPolicy) -> str:
-    """One sentence of numbers about a policy."""
+    """Describe a policy in one sentence of numbers."""
     p = policy.probabilities
     length = policy.lengths - p @ policy.lengths
     links = []
@@ -110,7 +111,7 @@ def portrait(policy: EnumeratedPolicy) -> str:
 
 
 def to_markdown(frame: pd.DataFrame) -> str:
-    """A frame as a Markdown table, numbers to three decimals."""
+    """Format a frame as a Markdown table, with numbers to three decimals."""
     cells = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
     rows = [list(frame.columns), ["---"] * frame.shape[1], *cells]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -121,31 +122,31 @@ def _cell(value: object) -> str:
 
 
 def parameters_of(name: str) -> str:
-    """The parameters of an estimator with their defaults, as one would write them."""
-    declared = list(inspect.signature(est.registry.get_definition(name).function).parameters.values())[1:]
+    """Format an estimator's parameters with their defaults, as in a call."""
+    declared = list(inspect.signature(get_definition(name).function).parameters.values())[1:]
     written = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in declared]
     return f"`{name}({', '.join(written)})`"
 
 
 def blocks() -> dict[str, str]:
-    """The generated parts by the name of their markers."""
+    """Return the generated sections by the names of their markers."""
     family = est.table().drop(columns=["ratio + clip", "aggregation"])
     family["name"] = [parameters_of(name) for name in family["name"]]
     rows = recipes.table()
     rows["name"] = [f"`{name}`" for name in rows["name"]]
-    made = {"estimators": to_markdown(family), "recipes": to_markdown(rows)}
+    sections = {"estimators": to_markdown(family), "recipes": to_markdown(rows)}
     for name, make in POLICIES.items():
         policy = make()
-        parts = [portrait(policy), to_markdown(ranking(policy)), to_markdown(fixed_baselines(policy))]
-        made[f"ranking {name}"] = "\n\n".join(parts)
-    return made
+        blocks_of_policy = [portrait(policy), to_markdown(ranking(policy)), to_markdown(fixed_baselines(policy))]
+        sections[f"ranking {name}"] = "\n\n".join(blocks_of_policy)
+    return sections
 
 
 def render(page: str) -> str:
-    """The page with every generated part made anew."""
+    """Return the page with every generated section replaced by its current text."""
     for name, text in blocks().items():
         pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", flags=re.DOTALL)
-        page, count = pattern.subn(lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page)
+        page, count = pattern.subn(lambda match, text=text: f"{match[1]}\n{text}\n\n{match[2]}", page)
         if count != 1:
             raise ValueError(f"{PAGE.name} must have one pair of markers for {name!r}, found {count}")
     return page

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tyro
 
-from gradstats.config.experiment import FiguresSection
+from gradstats.config.sections import FiguresSection
 from gradstats.report.figures import draw_run
 from gradstats.report.saved_results import BREAKDOWNS, read_results
 from gradstats.report.saved_tokens import FILES as TOKEN_FILES

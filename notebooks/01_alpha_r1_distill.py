@@ -12,13 +12,13 @@
 # ---
 
 # %% [markdown]
-# # The length exponent α, and its error bar
+# # The length exponent α and its confidence interval
 #
-# How does the gradient of a trace grow with its length, ‖∇ log π(y|x)‖ ∝ T^α? The published "α ≈ 0.79" is of
-# DeepSeek-R1-Distill-Qwen-1.5B on 30 word problems. This notebook refits the published points, then measures live.
+# How does the gradient of a trace grow with its length, ‖∇ log π(y|x)‖ ∝ T^α? The published "α ≈ 0.79" was obtained for
+# DeepSeek-R1-Distill-Qwen-1.5B on 30 word problems. This notebook refits the published points and then measures α.
 #
-# The live part takes R1-Distill where its weights are in the local cache and a GPU is there. Elsewhere the small
-# **embedded policy stands in**: its α is its own, and says nothing about R1-Distill.
+# The measurement uses R1-Distill if its weights are in the local cache and a GPU is available. Otherwise, the small
+# **embedded policy is used as a stand-in**; its α says nothing about R1-Distill.
 
 # %%
 import matplotlib as mpl
@@ -31,7 +31,7 @@ mpl.rcParams.update(gs.plots.style("icml", "half"))
 # %% [markdown]
 # ## The published points
 #
-# Lengths and squared norms suffice for a fit: no model is needed.
+# The fit requires only lengths and squared norms, no model.
 
 # %%
 points = gs.data.load("gloeckle2026")
@@ -41,7 +41,7 @@ print(f"published points: α = {published.alpha:.3f} [{low:.3f}, {high:.3f}], n 
 print("excludes 1/2 (uncorrelated tokens):", low > 0.5, "– excludes 1 (fully correlated):", high < 1.0)
 
 # %% [markdown]
-# ## A live measurement
+# ## Measurement
 
 # %%
 import torch
@@ -62,8 +62,8 @@ measured = gs.measure(policy, rollouts, sketch_dim=2048, progress=False)
 print(f"{len(measured)} completions, lengths {rollouts.lengths.min()}–{rollouts.lengths.max()}")
 
 # %% [markdown]
-# Samples must come from the distribution that is differentiated; drawn at another temperature, α is of something else.
-# The on-policy verdict is the first of what there is to read beside α.
+# Samples must come from the distribution that is differentiated; samples drawn at another temperature bias α. The
+# on-policy check is therefore the first diagnostic to read.
 
 # %%
 report = gs.alpha_report(measured)
@@ -77,7 +77,7 @@ ax = gs.plot_length_scaling(report.fit, label=label, published="gloeckle2026")
 plt.show()
 
 # %% [markdown]
-# How many sequences would give α ± 0.05 here?
+# How many sequences would be needed for α ± 0.05?
 
 # %%
 gs.plan_alpha(report.fit, 0.05)

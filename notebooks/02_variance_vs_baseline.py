@@ -14,11 +14,11 @@
 # %% [markdown]
 # # Variance against baseline
 #
-# Which baseline makes the policy gradient less noisy, on this model, these problems, this group size? The gradients are
-# measured once; every baseline, group size and resample after that is linear algebra.
+# Which baseline reduces the noise of the policy gradient for a given model, problem set and group size? The gradients
+# are measured once; comparing baselines, group sizes and resamples is then linear algebra.
 #
-# Here the **embedded policy** is measured, a small arithmetic reasoner that ships with the package. For your own model
-# change the two lines that load policy and problems.
+# This notebook measures the **embedded policy**, a small arithmetic reasoner that ships with the package. To use your own
+# model, change the two lines that load the policy and the problems.
 
 # %%
 import warnings
@@ -33,7 +33,7 @@ from gradstats import estimators as est
 
 torch.set_num_threads(1)
 mpl.rcParams.update(gs.plots.style("icml", "half"))
-# What the data do not resolve is told by the notes of a comparison, printed below.
+# The notes of the comparison, printed below, list the quantities that the data do not resolve.
 warnings.filterwarnings("ignore", message=".*not resolved")
 
 # %%
@@ -46,9 +46,9 @@ print(f"{len(measured)} completions, {rollouts.rewards.mean():.0%} right")
 # %% [markdown]
 # ## One group size
 #
-# `ratio` is the variance over that of RLOO, paired. An estimator with the group's own mean is shrunk by (N−1)/N, and a
-# shrunken gradient must not look quiet: `matched_ratio` compares at equal expected gradient, and cosine and share of
-# bias stand beside it.
+# `ratio` is the variance relative to that of RLOO, paired. A baseline that includes the sample's own reward shrinks the
+# gradient by (N−1)/N, which lowers the raw variance. `matched_ratio` compares at equal expected gradient; the figure also
+# shows the cosine and the share of bias.
 
 # %%
 baselines = ["reinforce", "group_mean", "rloo", est.token_mean(loo=True), est.length_weighted(alpha=0.8, loo=True)]
@@ -65,14 +65,14 @@ for note in comparison.notes:
 # %% [markdown]
 # ## Within and between prompts
 #
-# Larger groups average over completions of one prompt, which leaves the part between prompts untouched.
+# Larger groups average over completions of one prompt and do not reduce the variance between prompts.
 
 # %%
 gs.plots.plot_prompt_parts(comparison.prompt_parts())
 plt.show()
 
 # %% [markdown]
-# ## Several group sizes, at equal completions in all
+# ## Several group sizes at an equal total number of completions
 
 # %%
 sizes = pd.concat([gs.compare(measured, baselines, group_size=size).to_frame() for size in (2, 4, 8)])
@@ -80,9 +80,9 @@ gs.plots.plot_group_size(sizes)
 plt.show()
 
 # %% [markdown]
-# ## Does length go with reward, among answers to the same prompt?
+# ## Is length correlated with reward among answers to the same prompt?
 #
-# Only then can a length-weighted baseline differ from the mean.
+# A length-weighted baseline differs from the mean only if it is.
 
 # %%
 correlation = gs.length_reward_correlation(measured)

@@ -14,8 +14,8 @@
 # %% [markdown]
 # # Figures and tables for a paper
 #
-# A finished run is redrawn from its saved numbers: at a venue's width, in any format, without the model. The run drawn
-# here is made first, in a process of its own, with the **embedded policy** and few prompts.
+# The figures of a finished run can be redrawn from its saved numbers, at a venue's width and in any format, without the
+# model. The first cell creates two small runs of the **embedded policy** in a separate process.
 
 # %%
 import subprocess
@@ -36,23 +36,23 @@ for name, temperature in (("warm", 1.0), ("cool", 0.8)):
     path.write_text(EXPERIMENT % temperature)
     runs.append(Path("runs") / name)
     command = ["gradstats", "run", str(path), "--out", str(runs[-1]), "--no-progress"]
-    # In the environment of this kernel, whose commands need not be on the path of the machine.
+    # The kernel's environment may not be on PATH.
     command[0] = str(Path(sys.executable).with_name(command[0]))
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 print(*sorted(str(path) for path in runs[0].glob("*")), sep="\n")
 
 # %% [markdown]
-# ## One figure, by hand
+# ## A single figure
 #
-# A style is a dictionary of rcParams; the figure has the column's exact width and is not cropped.
+# A style is a dictionary of rcParams; the figure has the exact width of the column and is not cropped.
 
 # %%
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 import gradstats as gs
-from gradstats.config.experiment import FiguresSection
+from gradstats.config.sections import FiguresSection
 from gradstats.report.overlay import draw_overlay
 from gradstats.report.saved_results import read_results
 
@@ -66,8 +66,8 @@ print(*written, sep="\n")
 # %% [markdown]
 # ## Two runs on the same axes
 #
-# The same as `gradstats figures runs/warm runs/cool --venue icml`. The runs differ in temperature: that is told in the
-# legend, and warned about.
+# Equivalent to `gradstats figures runs/warm runs/cool --venue icml`. The runs differ in temperature, which the legend
+# shows and a warning states.
 
 # %%
 paths = draw_overlay([warm, cool], Path("figures/overlay"), FiguresSection(venue="icml", formats=["pdf", "png"]))
@@ -83,7 +83,7 @@ print((runs[0] / "tables" / "variance.tex").read_text())
 print(alpha_table({"warm": warm.fit, "cool": cool.fit}).to_markdown())
 
 # %% [markdown]
-# Drawing took no torch:
+# Drawing does not import torch:
 
 # %%
 assert "torch" not in sys.modules

@@ -1,4 +1,4 @@
-"""Calling the command in the test process."""
+"""Calls the command in the test process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements of enumerated policies: exact token scores seen through sketches, heavy tokens and random probes."""
+"""Measurements of enumerated policies: exact token scores reduced to sketches, heavy tokens and random probes."""
 
 import numpy as np
 import pandas as pd
@@ -57,7 +57,7 @@ def probed(batch, token_scores, n_probes, n_heavy, rng, sketch_dim=None):
 
 
 def enumerated(**settings):
-    """A policy whose scores have many directions, of which few carry much."""
+    """A policy whose scores have many directions, few of which have large energy."""
     rng = np.random.default_rng(5)
     nodes: dict = {}
 

@@ -1,4 +1,4 @@
-"""A run directory with the numbers of a finished run and none of its shards."""
+"""A run directory that contains the numbers of a finished run but not its shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ESTIMATORS = ("rloo", "reinforce", "length_weighted(alpha=0.8, loo=True)", "<b>m
 
 
 def save_run(folder, name="saved <run>", seed=0, **settings):
-    """A run directory with the numbers of a finished run and none of its shards."""
+    """A run directory that contains the numbers of a finished run but not its shards."""
     rng = np.random.default_rng(seed)
     (folder / "tables").mkdir(parents=True)
     experiment = {"name": name, "policy": {"name": "models/p"}, "prompts": {"source": "embedded"}} | settings

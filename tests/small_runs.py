@@ -13,7 +13,7 @@ from gradstats.runs.sampling_step import sample_shards
 
 
 def small_experiment(policy: str, file, /, n_problems: int = 8, **changes) -> Experiment:
-    """An experiment on a file of problems that is written for it; ``changes`` are fields of its sections."""
+    """An experiment with a small file of problems; ``changes`` are fields of its sections."""
     file.write_text(
         "\n".join(json.dumps({"prompt": "ab " * k, "answer": "x", "key": f"k{k}"}) for k in range(1, n_problems + 1))
     )
@@ -31,7 +31,7 @@ def small_experiment(policy: str, file, /, n_problems: int = 8, **changes) -> Ex
 
 
 def sampled_and_measured(experiment: Experiment, path) -> Measurement:
-    """What a run does before it analyses."""
+    """The steps of a run before the analysis."""
     run = RunDirectory.open(path, experiment)
     sample_shards(run, progress=False)
     measure_shards(run, progress=False)
@@ -39,17 +39,17 @@ def sampled_and_measured(experiment: Experiment, path) -> Measurement:
 
 
 def vowels(completion, problem):
-    """1 where the completion has a vowel."""
+    """Reward 1 if the completion contains a vowel."""
     return float(any(letter in "aeiou" for letter in completion))
 
 
 def consonants(completion, problem):
-    """The share of consonants."""
+    """Reward equal to the share of consonants."""
     return sum(letter.isalpha() and letter not in "aeiou" for letter in completion) / 12
 
 
 def picky(completion, problem):
-    """Raises where there is a digit."""
+    """Raises an error if the completion contains a digit."""
     if any(letter.isdigit() for letter in completion):
         raise ValueError("a digit")
     return 1.0

@@ -1,4 +1,4 @@
-"""figures/: redrawn from the numbers beside them, and a check that says when they are older."""
+"""The figures folder: redrawing from stored numbers, and the check for outdated figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks: paired with their scripts, executed from end to end, and none is missing."""
+"""The notebooks agree with their scripts, run from end to end, and are complete."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import nn
 
+from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats.jackknife import Estimate, mean_statistic
@@ -160,7 +161,8 @@ def hidden_states(
     from gradstats.gradients.objective import make_chunk
 
     policy: Policy = as_policy(policy_or_model)
-    model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+    adapted = getattr(policy.model, "get_base_model", None)
+    model = policy.model if adapted is None else cast("CausalModel", adapted())
     states: list[np.ndarray] = [np.empty(0)] * len(rollouts)
     with torch.no_grad(), progress_bar("hidden states", len(rollouts), shown=progress) as report:
         for rows in _chunks(rollouts, token_budget):

@@ -1,4 +1,4 @@
-"""The statistics commands: fits, plans, and the questions that are one command each."""
+"""The statistics commands: fits, plans and further questions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradstats.rollouts.table import Rollouts
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A measurement of 30 prompts of 8 completions, in which longer answers are less often right."""
+    """A measurement of 30 prompts of 8 completions, in which longer answers are less often correct."""
     rng = np.random.default_rng(0)
     n = 240
     lengths = np.ceil(np.exp(rng.normal(2.5, 0.6, n))).astype(int)

@@ -1,4 +1,4 @@
-"""Random batches for hypothesis: ragged, uneven, interleaved; singletons, holes, ties, flat groups."""
+"""Random batches for hypothesis: ragged, uneven, interleaved; singletons, masked tokens, ties, equal rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token-level estimators at the level of completions: the same gradients, and no others."""
+"""Token-level estimators that act on whole completions: recognised exactly, with the same gradients."""
 
 from __future__ import annotations
 

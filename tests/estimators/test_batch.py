@@ -1,4 +1,4 @@
-"""What a Batch accepts, and the sentences it refuses the rest with."""
+"""Input that a Batch accepts, and the errors for other input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every estimator against its naive twin, on random batches."""
+"""Every estimator against its naive implementation, on random batches."""
 
 from __future__ import annotations
 

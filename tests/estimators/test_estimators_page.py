@@ -1,4 +1,4 @@
-"""The generated parts of docs/estimators.md are what the code says today."""
+"""The generated sections of docs/estimators.md agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names, labels, parameters, and estimators of one's own."""
+"""Names, labels, parameters and user-defined estimators."""
 
 from __future__ import annotations
 

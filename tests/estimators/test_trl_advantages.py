@@ -1,4 +1,4 @@
-"""TRL's own advantages, taken from its trainers on random groups, against ours."""
+"""Advantages computed by TRL's trainers on random groups, compared with those of gradstats."""
 
 from __future__ import annotations
 

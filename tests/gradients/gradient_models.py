@@ -15,7 +15,7 @@ ARCHITECTURES = [(name, tied) for name in ("qwen2", "qwen3", "llama", "gpt2", "g
 
 
 def any_model(architecture: str, tied: bool = False, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
-    """A random two-layer model in evaluation mode; padding is a token of its own where the architecture has one."""
+    """A random two-layer model in evaluation mode; padding is a separate token if the architecture has one."""
     if architecture in ("qwen2", "llama", "gpt2"):
         return tiny_model(architecture, tied, dtype)
     common = {
@@ -61,7 +61,7 @@ def randomised(model: torch.nn.Module, dtype: torch.dtype = torch.float64) -> to
 
 
 def lora_model(architecture: str = "qwen2", **options) -> torch.nn.Module:
-    """A model with adapters by peft on its attention, their factors random."""
+    """A model with peft adapters on its attention layers, with random factors."""
     import peft
 
     config = peft.LoraConfig(r=3, task_type="CAUSAL_LM", lora_dropout=0.0, **options)
@@ -69,7 +69,7 @@ def lora_model(architecture: str = "qwen2", **options) -> torch.nn.Module:
 
 
 def oracle(model, rollouts, temperature=1.0) -> dict[str, np.ndarray]:
-    """Squared norms by parameter, plain autograd."""
+    """Squared norms by parameter, from plain autograd."""
     found = sequence_gradients(model, rollouts, temperature)
     return {name: np.array([one[name].double().square().sum().item() for one in found]) for name in found[0]}
 

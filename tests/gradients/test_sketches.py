@@ -1,4 +1,4 @@
-"""The CountSketch: unbiased inner products, the stated variance, one vector whatever the engine."""
+"""The CountSketch: unbiased inner products, the stated variance, and the same vector with every engine."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ QUANTITIES = tuple(quantity.name for quantity in COMPARED)
 
 
 def names(shape: str, usual: int = 5) -> list[str]:
-    """Names of the rows of a frame of some shape."""
+    """Row names of a frame of the given shape."""
     many = [*KNOWN, *(f"mine_{at}" for at in range(30 - len(KNOWN)))]
     long = [LONG, "length_weighted(alpha=0.8, loo=True)", "rloo"]
     return {"empty": [], "one row": ["rloo"], "thirty": many, "long names": long}.get(shape, list(KNOWN[:usual]))
@@ -37,7 +37,7 @@ def with_intervals(frame: pd.DataFrame, columns: tuple[str, ...], shape: str, sc
 
 
 def variance(shape: str) -> pd.DataFrame:
-    """What compare() gives."""
+    """A frame as returned by compare()."""
     frame = with_intervals(pd.DataFrame({"estimator": names(shape), "group_size": 4}), QUANTITIES, shape)
     frame.attrs["reference"] = "rloo"
     return frame
@@ -54,7 +54,7 @@ def group_sizes(shape: str) -> pd.DataFrame:
 
 
 def prompt_parts(shape: str) -> pd.DataFrame:
-    """What prompt_parts() gives; one part between prompts is negative."""
+    """A frame as returned by prompt_parts(); one between-prompt component is negative."""
     frame = pd.DataFrame({"estimator": names(shape), "group_size": 4})
     frame = with_intervals(frame, ("within_prompt", "between_prompt"), shape, 100.0)
     for column in ("between_prompt", "between_prompt_low", "between_prompt_high"):
@@ -63,7 +63,7 @@ def prompt_parts(shape: str) -> pd.DataFrame:
 
 
 def blocks(shape: str) -> pd.DataFrame:
-    """What length_scaling_by_block() gives."""
+    """A frame as returned by length_scaling_by_block()."""
     usual = ["embedding", *(f"layers.{at}" for at in range(4)), "final norm", "total"]
     long = [f"model.layers.{at}.self_attn.a_projection_with_a_long_name.weight" for at in range(3)]
     many = ["embedding", *(f"layers.{at}" for at in range(28)), "total"]
@@ -74,7 +74,7 @@ def blocks(shape: str) -> pd.DataFrame:
 
 
 def parameter_blocks(shape: str) -> pd.DataFrame:
-    """The same with one block a parameter."""
+    """The same with one block per parameter."""
     kinds = [
         "self_attn.q_proj",
         "self_attn.k_proj",
@@ -111,7 +111,7 @@ def tokens(shape: str) -> pd.DataFrame:
 
 
 def proxies(shape: str) -> pd.DataFrame:
-    """A proxy and the truth."""
+    """A proxy and the measured energies."""
     rng = np.random.default_rng(0)
     n = {"empty": 0, "one row": 1, "thirty": 5000}.get(shape, 200)
     truth = rng.lognormal(0, 2, n)
@@ -125,7 +125,7 @@ def proxies(shape: str) -> pd.DataFrame:
 
 
 def profile(shape: str, axis: str, quantity: str) -> pd.DataFrame:
-    """A profile of tokens: bins that double."""
+    """A token profile whose bins double in width."""
     last = 2 ** np.arange({"empty": 0, "one row": 1, "thirty": 12}.get(shape, 6))
     first = last // 2 + 1 if axis == "distance" else last
     frame = pd.DataFrame({f"{axis}_first": first, f"{axis}_last": last, "n_prompts": 40})
@@ -133,17 +133,17 @@ def profile(shape: str, axis: str, quantity: str) -> pd.DataFrame:
 
 
 def concentrations(shape: str) -> pd.DataFrame:
-    """What concentration() gives."""
+    """A frame as returned by concentration()."""
     return profile(shape, "tokens", "share")
 
 
 def correlations(shape: str) -> pd.DataFrame:
-    """What token_correlation() gives."""
+    """A frame as returned by token_correlation()."""
     return profile(shape, "distance", "correlation")
 
 
 def completions(shape: str) -> pd.DataFrame:
-    """One row a completion."""
+    """One row per completion."""
     rng = np.random.default_rng(0)
     n = {"empty": 0, "one row": 1, "thirty": 4000}.get(shape, 96)
     frame = pd.DataFrame({"prompt_id": [f"p{at // 4}" for at in range(n)], "length": rng.integers(5, 300, n)})

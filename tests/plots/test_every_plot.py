@@ -25,7 +25,7 @@ def paper_style():
 
 
 def texts(figure):
-    """Every text that is drawn, with where it is."""
+    """Every text that is drawn, with its position."""
     ticks, drawn = set(), set()
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis):

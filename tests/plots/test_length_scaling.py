@@ -1,4 +1,4 @@
-"""The length-scaling figure draws what the fit says."""
+"""The length-scaling figure shows the numbers of the fit."""
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt

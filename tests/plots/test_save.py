@@ -1,4 +1,4 @@
-"""Saved figures: whole files, exact size, byte-identical, with their table."""
+"""Saved figures: complete files of exact size, byte-identical when repeated, with their table."""
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt

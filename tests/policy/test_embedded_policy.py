@@ -1,4 +1,4 @@
-"""The shipped policy: it loads with plain transformers, and does what its model card says."""
+"""The shipped policy: it loads with plain transformers and behaves as its model card states."""
 
 import re
 from pathlib import Path

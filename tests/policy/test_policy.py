@@ -1,4 +1,4 @@
-"""Loading policies: local folders, what is refused, the chat template."""
+"""Loading policies: local folders, rejected files, the chat template."""
 
 from __future__ import annotations
 

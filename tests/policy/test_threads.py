@@ -1,4 +1,4 @@
-"""Small models run on one thread, and torch's setting comes back."""
+"""Small models run on one thread, and torch's setting is restored."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from gradstats.prompts.embedded import extract_answer, generate_problems, parse_
 
 
 def evaluated(prompt: str) -> int:
-    """Total of a problem by Python's own arithmetic: drop the labels and spaces, evaluate the rest."""
+    """Total of a problem, computed by Python after removing labels and spaces."""
     return eval(re.sub("[a-z ?]", "", prompt))
 
 

@@ -37,7 +37,7 @@ def dapo(number):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Folders as ``hf download ID --local-dir data/NAME`` leaves them."""
+    """Folders as written by ``hf download ID --local-dir data/NAME``."""
     frames = {
         "orca-math-word-problems-200k/data/train-00000-of-00001.parquet": pd.DataFrame(
             ORCA, columns=["question", "answer"]

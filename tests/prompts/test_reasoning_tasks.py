@@ -1,4 +1,4 @@
-"""reasoning-gym's tasks: their own scorers, with the answer extracted first."""
+"""reasoning-gym's tasks and scorers, with the answer extracted first."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_unknown_tasks_and_settings_are_named():
 
 
 def test_problems_are_the_same_in_every_process():
-    """These tasks depend on the order of sets, or on Python's own generator, besides their seed."""
+    """Besides their seed, these tasks depend on the order of sets or on Python's global generator."""
     tasks = ("isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note", "word_ladder")
     first = {task: load_prompts(task, 3, rng=1) for task in tasks}
     PROCESS.close()

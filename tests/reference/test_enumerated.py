@@ -1,4 +1,4 @@
-"""The enumerated policy against finite differences and sampling, and every estimator's bias against it."""
+"""The enumerated policy against finite differences and sampling, and the bias of every estimator against the policy."""
 
 from __future__ import annotations
 

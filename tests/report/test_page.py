@@ -1,4 +1,4 @@
-"""The report: one file that asks nothing of the network, and works in a browser."""
+"""The report: one self-contained file that works in a browser without network access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens from the command line: what is printed, written, read back and drawn."""
+"""Token results from the command line: printed, written, read back and drawn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measured():
 
 @pytest.fixture
 def folder(measured, tmp_path):
-    """A run directory with nothing but a measurement."""
+    """A run directory that contains only a measurement."""
     (tmp_path / "run").mkdir()
     measured.save(tmp_path / "run" / "measurement")
     return tmp_path / "run"

@@ -109,7 +109,7 @@ def test_of_two_rows_the_interval_itself_is_paired():
 
 
 def test_a_real_comparison_bolds_the_baseline():
-    """Scores that carry the reward's noise: without a baseline the variance is larger beyond doubt."""
+    """Scores with the noise of the reward: without a baseline the variance is clearly larger."""
     rng = np.random.default_rng(0)
     n, size = 40, 8
     rewards = 5.0 + rng.normal(size=n * size)

@@ -1,4 +1,4 @@
-"""One reward or several: weights, what is counted, what is refused before anything is sampled."""
+"""One reward or several: weights, counted failures, and errors raised before sampling."""
 
 from __future__ import annotations
 

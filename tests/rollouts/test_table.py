@@ -1,4 +1,4 @@
-"""The rollouts table: what it refuses, and that files give back what went in."""
+"""The rollouts table: rejected input, and exact round trips through files."""
 
 from __future__ import annotations
 

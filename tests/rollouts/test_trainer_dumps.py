@@ -1,4 +1,4 @@
-"""Trainers' dumps: files of TRL's own and verl's own code, and what broken ones say."""
+"""Trainers' dumps: files written by the code of TRL and verl, and the errors for broken files."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_the_measure_command_reads_dumps(policy_folder, tmp_path, monkeypatch, c
 
 
 def test_verls_own_dump_is_read(tmp_path, tokenizer):
-    """Its function that writes them, taken out of its trainer's source, which itself needs ray and a GPU stack."""
+    """verl's function that writes the files, extracted from its trainer's source, which needs ray and a GPU stack."""
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
         pytest.skip("verl is not installed")

@@ -1,4 +1,4 @@
-"""The published α setting, the whole path, with a small random model in the place of the 1.5 B one."""
+"""The published α setting from end to end, with a small random model instead of the 1.5 B model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def downloads(tmp_path_factory):
-    """What the two ``hf download`` commands leave: a folder with a model and one with the data set."""
+    """The result of the two ``hf download`` commands: a folder with a model and one with the data set."""
     root = tmp_path_factory.mktemp("r1")
     special = ["<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]
     alphabet = [*special, "<think>", "</think>", *(chr(code) for code in range(33, 127)), "Ġ", "Ċ"]
@@ -147,7 +147,7 @@ def test_the_variants_differ_in_what_they_are_named_for(name, changed):
 
 
 def test_what_the_hubs_names_stand_for_is_resolved_once_and_recorded(monkeypatch, capsys, downloads, tmp_path):
-    """A hub that answers, and serves the local folders; its branches move on after the first look."""
+    """A reachable hub that serves the local folders; its branches move after the first request."""
     import datasets
 
     commits = iter("abcd")

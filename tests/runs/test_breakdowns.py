@@ -1,4 +1,4 @@
-"""Tables beside a run's variance comparison."""
+"""Tables that break down a run's variance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradstats.runs.breakdowns import variance_breakdowns
 
 @dataclass
 class Measured:
-    """What a comparison reads of a measurement."""
+    """The fields of a measurement that a comparison reads."""
 
     rollouts: Rollouts
     sketches: np.ndarray

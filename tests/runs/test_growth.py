@@ -1,4 +1,4 @@
-"""Extending a finished run: what was drawn and measured stays as it is, what is added is reproducible."""
+"""Extending a finished run: existing shards stay unchanged, and additions are reproducible."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def begun(experiment, folder):
 
 @pytest.fixture
 def path(begun, tmp_path):
-    """A copy of it."""
+    """A copy of the finished run."""
     return shutil.copytree(begun, tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
 def grown_twice(experiment, begun, folder):
-    """It, grown by prompts and then by completions."""
+    """The finished run, extended by prompts and then by completions."""
     whole = shutil.copytree(begun, folder / "grown_twice")
     run(experiment(prompts={"n": 6}), whole)
     run(experiment(prompts={"n": 6}, sampling={"group_size": 3}), whole)
@@ -56,7 +56,7 @@ def grown_twice(experiment, begun, folder):
 
 
 def contents(path):
-    """Name → bytes of every shard."""
+    """The bytes of every shard by name."""
     shards = [*path.glob("rollouts/*.parquet"), *path.glob("measurement/shard-*/*")]
     return {str(shard.relative_to(path)): shard.read_bytes() for shard in shards}
 

@@ -1,4 +1,4 @@
-"""A run from end to end: what it writes, that it goes on where it stopped, what it refuses."""
+"""A run from end to end: the files it writes, resuming after an interruption, rejected changes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_its_numbers_are_those_of_the_public_functions(finished, experiment):
 
 @pytest.mark.parametrize("moment", range(8))
 def test_an_interrupted_run_ends_with_the_same_numbers(experiment, finished, tmp_path, monkeypatch, moment):
-    """Four batches are drawn and four shards measured; stop during each, then go on."""
+    """Four batches are sampled and four shards measured; the run is stopped during each and then resumed."""
     calls = {"left": moment}
 
     def interrupting(function):
@@ -266,7 +266,7 @@ def test_every_shipped_experiment_loads():
 
 
 def test_the_published_setting_is_stated_explicitly():
-    """30 orca-math problems, cap 1500, full model, one rollout a problem, the sampler written out."""
+    """30 orca-math problems, cap 1500, full model, one rollout per problem, an explicit sampler."""
     experiment = load_experiment("alpha_r1_distill")
     assert experiment.policy.name == "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
     assert (experiment.prompts.source, experiment.prompts.n) == ("microsoft/orca-math-word-problems-200k", 30)

@@ -1,4 +1,4 @@
-"""A server of the completions API in the test process, which answers as it is told to."""
+"""A server of the completions API in the test process, with configurable responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = Callable[[dict[str, Any], int], tuple[int, Any]]
 
 
 class CompletionsServer:
-    """Its address, and every request for a completion that it has received."""
+    """Address of the server, and every completion request that it has received."""
 
     def __init__(self, answer: Answer, models: tuple[str, ...], delay: float) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ def serving(answer: Answer, models: tuple[str, ...] = ("tiny",), delay: float = 
 
 
 def completion(text: str, finish_reason: str = "stop", usage: dict[str, int] | None = None, **choice: Any) -> Any:
-    """A well-formed answer."""
+    """A well-formed response."""
     entry = {"index": 0, "text": text, "finish_reason": finish_reason, "logprobs": None, **choice}
     body = {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [entry]}
     return body | ({} if usage is None else {"usage": usage})

@@ -80,7 +80,7 @@ def test_killed_at_ten_random_moments_every_shard_is_kept_and_the_table_is_the_s
 
 @pytest.fixture(autouse=True)
 def ctrl_c_counts():
-    """In background jobs a shell lets processes ignore Ctrl-C."""
+    """Shells make background jobs ignore Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Sampling: the distribution drawn from, the log-probabilities recorded, nothing inherited, everything repeatable."""
+"""Sampling: the sampling distribution, recorded log-probabilities, explicit settings, reproducibility."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def policy(policy_folder):
 
 
 def draw(policy, problems=PROBLEMS, **options):
-    """Sample, knowing that the folder's generation_config is not followed."""
+    """Sample, expecting the warning that the folder's generation_config is not followed."""
     settings = {"group_size": 4, "max_new_tokens": 12, "progress": False, "reward": "exact"} | options
     with pytest.warns(UserWarning, match="it is not followed"):
         return sample(policy, problems, **settings)

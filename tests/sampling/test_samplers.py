@@ -1,4 +1,4 @@
-"""Greedy completions for ReMax, vLLM by its documented interface, continuous batching, restored tokens, the context."""
+"""Greedy completions for ReMax, vLLM through its documented interface, continuous batching, tokens, context."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def policy(policy_folder):
 
 
 def likeliest(policy, prompt, cap):
-    """Greedy decoding, one forward pass a token."""
+    """Greedy decoding with one forward pass per token."""
     tokens = []
     while len(tokens) < cap and (not tokens or tokens[-1] != 1):
         with torch.no_grad():
@@ -212,7 +212,7 @@ def test_pieces_decide_between_tokenisations():
 
 
 class Merging:
-    """A tokenizer that joins a and b, whose policy may have drawn them apart."""
+    """A tokenizer that merges a and b, which the policy may have sampled separately."""
 
     texts = ("", "a", "b", "ab")
 

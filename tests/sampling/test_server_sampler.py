@@ -1,4 +1,4 @@
-"""Sampling from a server: what is sent, where tokens come from, and what each failure says."""
+"""Sampling from a server: requests, sources of tokens, and the error for each failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def policy(policy_folder):
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """Back-off without the waiting, both ours and the client library's."""
+    """Retries without delays, in gradstats and in the client library."""
     monkeypatch.setattr("gradstats.sampling.server_sampler._LONGEST_PAUSE", 0.0)
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.0)
 
@@ -149,7 +149,7 @@ def test_requests_are_made_at_once_up_to_the_concurrency_and_answers_put_in_orde
 
 
 class Dialects:
-    """A server that refuses what it does not know, and sees prompts as text or tokens."""
+    """A server that rejects unknown fields and accepts prompts as text or tokens."""
 
     def __init__(self, knows, tokens):
         self.knows, self.tokens = knows, tokens
@@ -200,7 +200,7 @@ def test_a_server_without_a_field_for_a_setting_is_not_asked_to_guess(policy):
 
 
 def failing(status, body, since=2):
-    """A good answer to the first request, which finds the dialect, and then another."""
+    """A valid response to the first request, which determines the dialect, then another response."""
     return lambda request, number: (200, completion("ab")) if number < since else (status, body)
 
 

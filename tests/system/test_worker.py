@@ -1,4 +1,4 @@
-"""The isolated process: it is killed when it hangs, replaced when it dies, and costs one call."""
+"""The worker process: it is killed if it hangs and replaced if it dies, at the cost of one call."""
 
 from __future__ import annotations
 

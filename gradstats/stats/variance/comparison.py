@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import index
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,7 +69,7 @@ class VarianceComparison:
     notes: tuple[str, ...] = field(default=())
     paired: PairedWithLowest | None = field(default=None, repr=False, compare=False)
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, Any]:
         """Everything but the completions: a pickled copy decides on the lowest estimator from its intervals alone."""
         return self.__dict__ | {"paired": None}
 

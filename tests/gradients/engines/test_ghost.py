@@ -1,4 +1,4 @@
-"""Engine ghost against plain autograd: architectures, layer kinds, subsets, repeated modules, what it refuses."""
+"""The ghost engine against plain autograd: architectures, layers, subsets, repeated modules, unsupported modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradstats.policy.policy import Policy
 
 
 def assert_exact(model, rollouts, temperature=1.0, **options):
-    """Norms of every parameter, in Gram or product form, and the sketches."""
+    """Norms of every parameter, in Gram or product form, and sketches."""
     policy = Policy(model, temperature=temperature)
     loop = gradients.measure(
         policy, rollouts, engine="loop", sketch_dim=256, blocks="parameter", progress=False, **options

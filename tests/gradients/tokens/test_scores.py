@@ -28,7 +28,7 @@ MODELS = [("qwen2", False), ("qwen2", True), ("llama", True), ("gpt2", False), (
 
 @pytest.fixture(autouse=True)
 def norms_in_float64(monkeypatch):
-    """The norms of transformers compute in float32 whatever the dtype, which is all that 1e-9 would see."""
+    """The norms of transformers compute in float32 whatever the dtype, an error that would dominate at 1e-9."""
 
     def forward(self, inputs):
         return self.weight * inputs * torch.rsqrt(inputs.square().mean(-1, keepdim=True) + self.variance_epsilon)

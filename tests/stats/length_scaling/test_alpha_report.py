@@ -1,4 +1,4 @@
-"""The report beside α: what it says, what it leaves out and why."""
+"""The diagnostics reported with α, and which are omitted and why."""
 
 import json
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ POINTS = data.load("gloeckle2026")
 
 
 def measured(n_prompts=30, per_prompt=4, bend=0.0, sampler_temperature=1.0, seed=0):
-    """Completions of a policy that draws uniformly from 8 tokens, some of them cut off."""
+    """Completions of a policy that samples uniformly from 8 tokens, some of them cut off."""
     rng = np.random.default_rng(seed)
     n = n_prompts * per_prompt
     lengths = np.ceil(np.exp(rng.normal(3.0, 0.6, n))).astype(int)

@@ -1,4 +1,4 @@
-"""Least squares and its covariances against dense textbook matrices and statsmodels."""
+"""Least squares and its covariances compared with dense textbook matrices and statsmodels."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The on-policy check on a softmax policy over tokens, drawn at its own temperature and at another."""
+"""The on-policy check on a softmax policy over tokens, sampled at the scored temperature and at another."""
 
 from types import SimpleNamespace
 
@@ -92,7 +92,7 @@ def test_too_few_prompts():
 
 
 def test_an_energy_ratio_of_few_prompts_does_not_count():
-    """One prompt with nearly all the energy: the jackknife's interval is of one prompt."""
+    """If one prompt has nearly all the energy, the jackknife interval rests on that prompt."""
     measured = drawn(0.6, n_prompts=60)
     assert check_on_policy(measured).energy_prompts > 30
     measured.token_energy[0] = 1e6 * measured.token_energy[0]

@@ -1,4 +1,4 @@
-"""Sampler against scorer on a bag of tokens, where every distance is known exactly."""
+"""The gap between sampler and scorer for a bag of tokens, where every distance is known exactly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def truncated(top_k):
 
 
 def drawn(sampled, settings=None, n_prompts=200, per_prompt=4, length=5, seed=0, recorded=None):
-    """Completions of tokens that are independent draws, with the sampler's log-probabilities."""
+    """Completions of independently sampled tokens, with the sampler's log-probabilities."""
     rng = np.random.default_rng(seed)
     n = n_prompts * per_prompt
     tokens = [rng.choice(6, size=length, p=sampled) for _ in range(n)]

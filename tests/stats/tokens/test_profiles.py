@@ -1,4 +1,4 @@
-"""Correlation, growth, concentration and drift of token scores against brute force on exact scores."""
+"""Correlation, growth, concentration and drift of token scores compared with brute force on exact scores."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def test_correlation_is_that_of_exact_scores():
 
 
 def test_correlation_from_probes_is_unbiased_and_knows_its_error():
-    """Of the same completions, over draws of the probes."""
+    """Profiles of the same completions over draws of the probes."""
     batch, _, scores = POLICY.sample(20, 3, 0)
     rng = np.random.default_rng(1)
     top = [token_correlation(probed(batch, 3.0 * scores, 6, 1, rng), max_distance=1).values[0] for _ in range(100)]
@@ -109,7 +109,7 @@ def test_concentration_is_the_share_of_the_heaviest():
 
 
 def test_noise_of_few_probes_does_not_concentrate_energy():
-    """Equal tokens of one energy each: the heaviest of four holds a quarter, however noisy the energies."""
+    """If all tokens have equal energy, the heaviest of four holds a quarter, however noisy the estimates."""
     batch, _, _ = POLICY.sample(200, 3, 0)
     equal = np.random.default_rng(0).normal(size=(600, 4, 400)) / 20.0 * batch.mask[:, :, None]
     profile = concentration(probed(batch, equal, 4, 0, np.random.default_rng(0)), [1])
@@ -137,7 +137,7 @@ def test_energy_ratio_and_alpha_know_the_energies():
 
 
 def test_what_probes_share_enters_the_standard_error():
-    """A mean over many prompts that all see the same probes is no better than the probes."""
+    """A mean over many prompts that share the probes is no more accurate than the probes."""
     found = []
     for seed in range(300):
         rng = np.random.default_rng(seed)

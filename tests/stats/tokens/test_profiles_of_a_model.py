@@ -1,4 +1,4 @@
-"""From a model to a table of token-level estimators, against one backward pass a token."""
+"""From a model to a table of token-level estimators, compared with one backward pass per token."""
 
 import warnings
 
@@ -14,7 +14,7 @@ NAMES = ["rloo", "otb", "otb(energy=exact, loo=True)", "gae", "causal_optimal"]
 
 
 def token_scores(model, rollouts):
-    """(N, T, D) by one backward pass a token."""
+    """Token scores (N, T, D) from one backward pass per token."""
     widest = int(rollouts.lengths.max())
     found = []
     for prompt, completion in zip(rollouts.tokens("prompt_tokens"), rollouts.tokens("completion_tokens"), strict=True):

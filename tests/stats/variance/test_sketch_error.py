@@ -1,4 +1,4 @@
-"""What a random projection adds to the error of a quadratic form."""
+"""The error that a random projection adds to a quadratic form."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_random_directions_are_right_on_average():
 
 
 def test_folds_average_to_the_whole_and_give_the_expectation():
-    """E[g gᵀ] is known here: the folds' inner product estimates its norm, the whole overshoots."""
+    """E[g gᵀ] is known here: the inner product of folds estimates its norm; the whole overestimates it."""
     spread = np.array([2.0, 1.0, 1.0, 0.5, 0.5])
     found, whole = [], []
     for seed in range(300):
@@ -83,7 +83,7 @@ def test_nothing_is_subtracted():
 @pytest.mark.parametrize("exact_squares", [True, False])
 @pytest.mark.parametrize("signal", [0.0, 6.0])
 def test_standard_errors_with_a_sketch_are_those_of_repetition(exact_squares, signal):
-    """Over fresh prompts and fresh sketches together, estimates scatter by their standard errors."""
+    """Over new prompts and new sketches, the spread of the estimates equals their standard errors."""
     n_prompts, size, p, dim, n_repeats = 40, 3, 300, 30, 400
     found = []
     groups = Groups(
