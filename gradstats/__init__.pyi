@@ -26,6 +26,7 @@ from .stats import LengthBins as LengthBins
 from .stats import LengthRewardCorrelation as LengthRewardCorrelation
 from .stats import LengthScalingFit as LengthScalingFit
 from .stats import OnPolicyCheck as OnPolicyCheck
+from .stats import PolicyProfile as PolicyProfile
 from .stats import ProxyQuality as ProxyQuality
 from .stats import TokenProfile as TokenProfile
 from .stats import SamplerGap as SamplerGap
@@ -46,6 +47,7 @@ from .stats import length_reward_correlation as length_reward_correlation
 from .stats import length_scaling_by_block as length_scaling_by_block
 from .stats import local_slope as local_slope
 from .stats import plan_alpha as plan_alpha
+from .stats import profile_policy as profile_policy
 from .stats import sampler_gap as sampler_gap
 from .stats import variance_by_length as variance_by_length
 from .stats import proxy_quality as proxy_quality

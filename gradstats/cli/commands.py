@@ -11,6 +11,7 @@ import tyro
 from gradstats.cli import terminal
 from gradstats.cli.installation import check, env, list_things
 from gradstats.cli.options import REGISTRY
+from gradstats.cli.profiling import profile
 from gradstats.cli.reporting import figures, report
 from gradstats.cli.running import measure, regrade, run, sample
 from gradstats.cli.statistics import alpha, group_size, length_reward, plan, shift, tokens, variance
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "group-size": group_size,
     "shift": shift,
     "length-reward": length_reward,
+    "profile": profile,
     "figures": figures,
     "report": report,
     "check": check,

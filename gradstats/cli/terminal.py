@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gradstats.config.experiment import Experiment
+    from gradstats.report.tables import Table as PaperTable
     from gradstats.rollouts.table import Rollouts
     from gradstats.runs.analysis import RunResult
     from gradstats.runs.cost import CostEstimate
@@ -176,6 +177,16 @@ def show_tokens(quality: Any, confidence_level: float = 0.95) -> None:
     )
     for sentence in quality.notes:
         note(sentence)
+
+
+def show_table(table: PaperTable) -> None:
+    """A table of a paper, in plain text."""
+    headings, rows = table.cells("plain")
+    shown = Table(headings[0], *(Column(name, justify="right", no_wrap=True) for name in headings[1:]))
+    shown.box, shown.pad_edge = box.SIMPLE_HEAD, False
+    for row in rows:
+        shown.add_row(*map(escape, row))
+    console.print(shown)
 
 
 def show_rollouts(rollouts: Rollouts, path: Path) -> None:

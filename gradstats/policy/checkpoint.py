@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import GgufConfig, PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
+EMBEDDED_FOLDER = Path(str(importlib.resources.files("gradstats"))) / "data" / "embedded_policy"
 
 _SAFE = ("*.safetensors",)
 _PICKLED = ("*.bin", "*.pt", "*.pth")
@@ -40,7 +41,7 @@ def locate(name: str) -> tuple[str, dict[str, str]]:
         FileNotFoundError: when a local folder or file does not exist, or is not a saved model.
     """
     if name == EMBEDDED:
-        return str(importlib.resources.files("gradstats") / "data" / "embedded_policy"), {}
+        return str(EMBEDDED_FOLDER), {}
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from gradstats.policy.checkpoint import (
+    EMBEDDED,
     adapter_base,
     adapter_folder,
     check_vocabulary,
@@ -24,6 +25,7 @@ from gradstats.policy.checkpoint import (
     refuse_pickled,
     unreachable,
 )
+from gradstats.policy.embedded import load_checkpoint
 from gradstats.policy.model import CausalModel
 from gradstats.system.hub import commit_of, hub_problem
 
@@ -168,7 +170,8 @@ def load_policy(
             bfloat16 deviate by several per cent.
         temperature: temperature of the distribution whose log-probability is differentiated.
         device: "auto" selects CUDA where available, else the CPU; or any torch device name.
-        revision: commit, tag or branch on the hub; resolved to a commit, which ``policy.revision`` records.
+        revision: commit, tag or branch on the hub; resolved to a commit, which ``policy.revision`` records. Of
+            "embedded", a checkpoint of its training run, such as "step-0500".
         adapter: a peft adapter to load on top of the model (extra ``peft``): a folder, or an id on the hub, with
             ``@revision`` for another revision than the newest. Its parameters are differentiated and those of the
             base are not; a tokenizer in its folder is used.
@@ -208,6 +211,9 @@ def load_policy(
         tokenizer, model = _load(source, options, tokenizer_folder, dtype, trust_remote_code, allow_pickle)
     except (OSError, ValueError) as error:
         raise load_error(name, source, error) from error
+    embedded = (base or name) == EMBEDDED
+    if revision is not None and embedded:
+        load_checkpoint(model, revision)
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError(f"{source} is an adapter: pass its base as the policy and adapter={source!r}")
     model.requires_grad_(True)
@@ -218,7 +224,7 @@ def load_policy(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     cast("torch.nn.Module", model).to(device).eval()
-    commit = getattr(model.config, "_commit_hash", None) or (None if local else revision)
+    commit = getattr(model.config, "_commit_hash", None) or (revision if embedded or not local else None)
     return Policy(model, tokenizer, name, temperature, commit, adapter, base)
 
 

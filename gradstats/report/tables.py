@@ -13,6 +13,7 @@ import pandas as pd
 
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval
 from gradstats.stats.length_scaling.fit import LengthScalingFit
+from gradstats.stats.profile import PolicyProfile
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
 from gradstats.stats.variance.winner import Comparison, clear_winner, frame_of, lowest
 from gradstats.system.files import atomic_path
@@ -43,15 +44,15 @@ class Table:
     label: str = "tab:gradstats"
 
     def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows of text, in ``"latex"`` or ``"markdown"``."""
-        escape = latex_escape if markup == "latex" else markdown_escape
+        """Headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""
+        escape = {"latex": latex_escape, "markdown": markdown_escape, "plain": str}[markup]
         headings, texts = [escape(self.heading)], [[escape(name)] for name in self.rows]
         for at, (heading, triples) in enumerate(self.columns.items()):
             exponent = common_exponent(triples)
             headings.append(_in_powers(escape(heading), exponent, markup))
             for row, triple in enumerate(triples):
                 text = number_with_interval(*triple, exponent=exponent, markup=markup)
-                if (row, at) in self.bold:
+                if (row, at) in self.bold and markup != "plain":
                     text = rf"\textbf{{\boldmath {text}}}" if markup == "latex" else f"**{text}**"
                 texts[row].append(text)
         return headings, texts
@@ -173,6 +174,39 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
         },
         source=frame,
         label="tab:alpha",
+    )
+
+
+def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: float = 0.95) -> Table:
+    """Profiles of policies side by side: one row per quantity, one column per policy.
+
+    Args:
+        profiles: name → profile.
+        confidence_level: of the intervals, where a quantity has one.
+
+    Raises:
+        ValueError: when ``profiles`` is empty.
+    """
+    if not profiles:
+        raise ValueError("profiles is empty: give at least one name and its profile")
+    frames = {name: profile.to_frame(confidence_level) for name, profile in profiles.items()}
+    first = next(iter(frames.values()))
+    return Table(
+        caption=(
+            f"Profiles of policies, with {confidence_level:.0%} intervals where there are any. S is the gradient of a "
+            "completion's log-probability with respect to all measured parameters."
+        ),
+        heading="quantity",
+        rows=tuple(first["heading"]),
+        columns={
+            name: [
+                (float(value), float(low), float(high))
+                for value, low, high in zip(frame["value"], frame["low"], frame["high"], strict=True)
+            ]
+            for name, frame in frames.items()
+        },
+        source=pd.concat([frame.assign(policy=name) for name, frame in frames.items()], ignore_index=True),
+        label="tab:profile",
     )
 
 

@@ -151,13 +151,18 @@ class MeasuredGradients(MeasuredRollouts, Protocol):
 
 
 @runtime_checkable
-class MeasuredTokens(MeasuredNorms, MeasuredPolicy, Protocol):
-    """Projections of the scores of single tokens, and exact norms of the heaviest; see `gradstats.Measurement`."""
+class MeasuredProfile(MeasuredNorms, MeasuredPolicy, Protocol):
+    """What a policy's profile needs: scores of whole completions and the scored distribution at every token."""
 
     @property
     def sum_pi_squared(self) -> list[np.ndarray]:
         """For each completion, Σ_v π(v)² at its tokens."""
         ...
+
+
+@runtime_checkable
+class MeasuredTokens(MeasuredProfile, Protocol):
+    """Projections of the scores of single tokens, and exact norms of the heaviest; see `gradstats.Measurement`."""
 
     @property
     def hidden_sq_norms(self) -> list[np.ndarray]:

@@ -1,0 +1,48 @@
+"""The profile of a policy, from what was measured on it or by sampling and measuring first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradstats.config.sections import PolicySection, PromptsSection, SamplingSection
+from gradstats.measurement.measurement import Measurement
+from gradstats.runs.sources import load_measurement_of
+
+
+def measured_source(source: str) -> bool:
+    """Whether a source is a run directory or a measurement folder, and not a policy."""
+    path = Path(source)
+    return (path / "measurement").is_dir() or bool(
+        list(path.glob("measurement.json")) + list(path.glob("*/measurement.json"))
+    )
+
+
+def measurement_for_profile(
+    source: str,
+    policy: PolicySection,
+    prompts: PromptsSection,
+    sampling: SamplingSection,
+    *,
+    progress: bool = True,
+) -> Measurement:
+    """The measurement of a run, or one made for a policy: sampled and scored at the same settings, all parameters.
+
+    Args:
+        source: a run directory, a measurement folder, or the name of a policy as for :func:`gradstats.load_policy`.
+        policy: how the policy is loaded.
+        prompts: the problems of a policy that has not been measured.
+        sampling: how its completions are drawn.
+        progress: show progress bars.
+    """
+    if measured_source(source):
+        return load_measurement_of(Path(source))
+    # torch and transformers are imported here: profiles of measured runs need neither.
+    from gradstats.gradients import measure
+    from gradstats.policy import load_policy
+    from gradstats.prompts import load_prompts
+    from gradstats.sampling import sample
+
+    loaded = load_policy(policy.name, **policy.arguments())
+    problems = load_prompts(prompts.source, prompts.n, rng=prompts.seed, **prompts.settings)
+    rollouts = sample(loaded, problems, **sampling.arguments(), progress=progress)
+    return measure(loaded, rollouts, progress=progress)
