@@ -21,7 +21,8 @@ def figures(
         look: the figures' appearance.
         out: the folder; by default that of the run, or figures/NAME+NAME for several.
     """
-    from gradstats.report.figures import draw_overlay, draw_run
+    from gradstats.report.figures import draw_run
+    from gradstats.report.overlay import draw_overlay
     from gradstats.report.saved_results import read_results
 
     if not runs:

@@ -111,23 +111,32 @@ def show_answer(answer: Any, as_json: bool, confidence_level: float | None = Non
 
 
 def show_variance(frame: pd.DataFrame) -> None:
-    """The variance table: trace of the covariance, ratios to the reference, resolved signal."""
+    """The variance table, and which estimator is lowest beyond doubt."""
+    from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
+
     attrs = frame.attrs
     level = attrs.get("confidence_level", 0.95)
     title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("estimator", overflow="fold")
-    for column in ("tr Cov", f"ratio to {attrs.get('reference', 'reference')}", "at matched signal"):
-        table.add_column(column, justify="right", no_wrap=True)
+    shown = shown_in("terminal")
+    for name in shown:
+        heading = QUANTITIES[name].heading.format(reference=attrs.get("reference", "reference"))
+        table.add_column(heading, justify="right", no_wrap=True)
     several = len(frame["group_size"].dropna().unique()) > 1
     for row in frame.to_dict("records"):
-        cells = [_with_interval(row, name) for name in ("trace_cov", "ratio", "matched_ratio")]
+        cells = [_with_interval(row, name) for name in shown]
         label = str(row["estimator"])
         if console.width < _WIDE:
             label = label.replace("(", "\n(", 1).replace(", ", ",\n ")
         group_size = f", N={row['group_size']:g}" if several else ""
         table.add_row(escape(label + group_size), *cells)
     console.print(table)
+    if attrs.get("lowest_beyond_doubt") is not None:
+        console.print(
+            f"lowest {JUDGED.heading}: {escape(attrs['lowest_beyond_doubt'])}; paired intervals against every other "
+            "estimator exclude a tie"
+        )
 
 
 def show_tokens(quality: Any, confidence_level: float = 0.95) -> None:

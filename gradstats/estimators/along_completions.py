@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.estimator import Level, Weighting
+from gradstats.estimators.estimator import Level, Weighting, unit_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,11 @@ class AlongCompletions:
     def across_groups(self) -> bool:
         """Whether the estimator is batch-level."""
         return self.estimator.across_groups
+
+    @property
+    def unit(self) -> str:
+        """The estimator's unit."""
+        return unit_of(self.estimator)
 
     def expected_scale(self, group_size: int) -> float | None:
         """The estimator's factor c in E[ĝ] = c·∇J."""

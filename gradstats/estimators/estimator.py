@@ -14,6 +14,9 @@ from gradstats.estimators.parameters import Parameters, describe
 
 Level = Literal["sequence", "token"]
 
+# The unit of a plain baseline: rewards times the scores summed over the tokens of a completion.
+SEQUENCE_SUM = "sequence_sum"
+
 
 @dataclass(frozen=True)
 class Definition:
@@ -31,6 +34,8 @@ class Definition:
         across_groups: whether it is batch-level, that is, uses other groups than the prompt's, given the parameters.
         expected_scale: c with E[ĝ] = c·∇J, given the group size and the parameters; None where unknown.
         checked: whether values are checked against :data:`gradstats.estimators.parameters.RULES`.
+        unit: what the gradient is measured in, given the parameters: ``"sequence_sum"``, followed by what the
+            advantages are divided by, as in ``"sequence_sum / group_std"``.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Definition:
     across_groups: Callable[[Parameters], bool]
     expected_scale: Callable[[int, Parameters], float | None]
     checked: bool
+    unit: Callable[[Parameters], str] = lambda parameters: SEQUENCE_SUM
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,11 @@ class Estimator:
     def needs(self) -> tuple[str, ...]:
         """The optional fields of the Batch that are required."""
         return self.definition.needs(self.parameters)
+
+    @property
+    def unit(self) -> str:
+        """What the gradient is measured in; variances of different units are not compared."""
+        return self.definition.unit(self.parameters)
 
     def expected_scale(self, group_size: int) -> float | None:
         """The factor c in E[ĝ] = c·∇J for on-policy samples in groups of this size, where it is known exactly.
@@ -169,3 +180,8 @@ class Weighting(Protocol):
     def weights(self, batch: Batch) -> np.ndarray:
         """The weights of the scores in the gradient of each group."""
         ...
+
+
+def unit_of(estimator: Weighting) -> str:
+    """What an estimator's gradient is measured in; an object that states no ``unit`` is taken as a plain sum."""
+    return getattr(estimator, "unit", SEQUENCE_SUM)

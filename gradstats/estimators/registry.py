@@ -11,7 +11,7 @@ import pandas as pd
 
 from gradstats.config.labels import read_label
 from gradstats.estimators.batch import HOW_TO_GET, Batch
-from gradstats.estimators.estimator import Definition, Estimator, Level, Weighting
+from gradstats.estimators.estimator import SEQUENCE_SUM, Definition, Estimator, Level, Weighting
 from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, suggest
 
 P = ParamSpec("P")
@@ -36,6 +36,7 @@ def estimator(
     across_groups: bool | Callable[[Parameters], bool] = False,
     expected_scale: Callable[[int, Parameters], float | None] = lambda group_size, parameters: None,
     aliases: tuple[str, ...] = (),
+    unit: str | Callable[[Parameters], str] = SEQUENCE_SUM,
 ) -> Callable[[Callable[Concatenate[Batch, P], np.ndarray]], Callable[P, Estimator]]:
     """Register a built-in estimator and turn its function into the factory of that name."""
 
@@ -52,6 +53,7 @@ def estimator(
             across_groups=_as_function(across_groups),
             expected_scale=expected_scale,
             checked=True,
+            unit=_as_function(unit),
         )
         _add(definition)
         ALIASES.update(dict.fromkeys(aliases, name))
@@ -78,6 +80,7 @@ def register(
     scale: str = "–",
     bias: str = "not stated",
     source: str = "user's own",
+    unit: str = SEQUENCE_SUM,
 ) -> Callable[[F], F]:
     """Register an estimator of your own: a decorator for a function ``Batch → advantages``.
 
@@ -94,6 +97,9 @@ def register(
         scale: what the difference is divided by, in words, for the table.
         bias: what E[ĝ] is, in words, for the table.
         source: paper or code, for the table.
+        unit: what the gradient is measured in. Leave the default where advantages have the unit of the rewards;
+            otherwise name what they are divided by, as in ``"sequence_sum / group_std"``. Figures of variances show one
+            unit.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -130,6 +136,7 @@ def register(
                 across_groups=_as_function(across_groups),
                 expected_scale=lambda group_size, parameters: expected_scale,
                 checked=False,
+                unit=_as_function(unit),
             )
         )
         return function

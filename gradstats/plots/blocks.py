@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,7 +19,7 @@ from gradstats.plots.forest import (
     set_rows,
     wrap_label,
 )
-from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 
 VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}
 _LAYER = re.compile(r"^(?:.*\.)?(?:layers|layer|h|blocks|block)\.(\d+)(?:\.(.*))?$")
@@ -30,7 +29,7 @@ _MODULE = re.compile(r"^(?:self_attn|attn|mlp)\.")
 _LONGEST = 26
 
 
-def plot_alpha_by_block(table: Any, *, ax: Axes | None = None) -> Axes:
+def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draws the length exponent of each block's part of the gradient, with its interval; the whole comes last.
 
     Dashed lines stand at ½ (uncorrelated token scores) and at 1 (fully correlated ones).
@@ -72,7 +71,9 @@ def plot_alpha_by_block(table: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def plot_block_heatmap(table: Any, *, ax: Axes | None = None, value: str = "share_of_sq_norm") -> Axes:
+def plot_block_heatmap(
+    table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = "share_of_sq_norm"
+) -> Axes:
     """Draws a map of layers by kinds of parameter.
 
     Args:
@@ -129,7 +130,7 @@ def plot_block_heatmap(table: Any, *, ax: Axes | None = None, value: str = "shar
     return ax
 
 
-def has_kinds(table: Any) -> bool:
+def has_kinds(table: WithFrame | pd.DataFrame) -> bool:
     """Whether layers are split into kinds of parameter, so that there is a map to draw."""
     matches = (_LAYER.match(str(name)) for name in as_frame(table)["block"])
     return any(found is not None and found.group(2) for found in matches)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.typing import ColorType
 
 # Inches a row at 8-point text.
 ROW_HEIGHT = 0.2
@@ -79,7 +79,7 @@ def draw_landmark(ax: Axes, at: float) -> None:
 
 
 def draw_row(
-    ax: Axes, row: float, estimate: tuple[float, float, float], color: Any, marker: str, *, hollow: bool = False
+    ax: Axes, row: float, estimate: tuple[float, float, float], color: ColorType, marker: str, *, hollow: bool = False
 ) -> None:
     """A value with its interval; what is not resolved becomes an arrow or is said in words, and is never left out."""
     centre, low, high = estimate

@@ -1,15 +1,26 @@
-"""What every plot asks of its frame, and what it draws when there is nothing in it."""
+"""What every plot requires of its frame, and what it draws when the frame is empty."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import pandas as pd
 from matplotlib.axes import Axes
 
+from gradstats.stats.variance.quantities import Quantity
 
-def as_frame(table: Any) -> pd.DataFrame:
+
+@runtime_checkable
+class WithFrame(Protocol):
+    """A result that has its numbers as a frame."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """The numbers, one row a thing drawn."""
+        ...
+
+
+def as_frame(table: WithFrame | pd.DataFrame) -> pd.DataFrame:
     """The frame of a result, or the frame itself."""
     return table if isinstance(table, pd.DataFrame) else table.to_frame()
 
@@ -23,6 +34,19 @@ def require_columns(frame: pd.DataFrame, columns: Sequence[str], remedy: str) ->
     missing = sorted(set(columns) - set(frame.columns))
     if missing:
         raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: {remedy}")
+
+
+def quantity_to_draw(value: str, among: Sequence[Quantity]) -> Quantity:
+    """The entry of a quantity in the table of quantities.
+
+    Raises:
+        ValueError: for a value that this figure does not draw.
+    """
+    for quantity in among:
+        if quantity.name == value:
+            return quantity
+    names = ", ".join(quantity.name for quantity in among)
+    raise ValueError(f"value={value!r} cannot be drawn: choose from {names}")
 
 
 def draw_nothing(ax: Axes, why: str) -> None:

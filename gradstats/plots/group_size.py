@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -12,19 +10,16 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gradstats.plots.appearance import estimator_appearance
 from gradstats.plots.forest import EDGE, plain_ticks
-from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.legend import legend_below, legend_height
-from gradstats.plots.units import refuse_mixed_units
+from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
+from gradstats.stats.variance.quantities import QUANTITIES
 
-AXIS_LABELS = {
-    "trace_cov": "tr Cov",
-    "within_prompt": "within-prompt variance",
-    "noise_to_signal": "noise to signal (groups)",
-}
+DRAWN = tuple(QUANTITIES[name] for name in ("trace_cov", "within_prompt", "noise_to_signal"))
 
 
 def plot_group_size(
-    table: Any,
+    table: WithFrame | pd.DataFrame,
     *,
     ax: Axes | None = None,
     value: str = "trace_cov",
@@ -33,31 +28,31 @@ def plot_group_size(
 ) -> Axes:
     """Draws variance against group size on log axes, one line per estimator.
 
+    Where the value has a unit, estimators in another unit than the reference's are left out, with a sentence.
+
     Args:
         table: frames of `gradstats.stats.compare` at several group sizes, or of ``.prompt_parts()``, put one under the
             other; columns ``estimator``, ``group_size`` and ``value`` with its ``_low`` and ``_high``.
         ax: where to draw; None makes a figure, higher for more entries in the legend below.
         value: ``"trace_cov"``, ``"within_prompt"`` or ``"noise_to_signal"``.
-        per_completion: multiply by the group size, which compares groups at equal numbers of completions in all;
-            noise to signal is drawn as it is.
+        per_completion: multiply by the group size, which compares groups at an equal total of completions; noise to
+            signal is drawn as it is.
         equivalence: rows of `EquivalentGroupSize.to_frame`: from each estimator a dotted line runs to the group size
-            of RLOO that is as quiet, which the legend tells. It is a statement about ``"within_prompt"`` at equal
-            completions.
+            of RLOO with the same variance, which the legend states. It is about ``"within_prompt"`` at an equal total
+            of completions.
 
     Returns:
         The axes.
 
     Raises:
-        ValueError: for an unknown value, missing columns, estimators in different units, or an equivalence drawn on
-            an axis that it does not speak of.
+        ValueError: for an unknown value, missing columns, or an equivalence drawn on an axis it is not about.
     """
     frame = as_frame(table)
-    if value not in AXIS_LABELS:
-        raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(AXIS_LABELS)}")
+    quantity = quantity_to_draw(value, DRAWN)
     require_columns(
         frame, ["estimator", "group_size", value, f"{value}_low", f"{value}_high"], "draw what compare() gives"
     )
-    refuse_mixed_units(frame["estimator"], value)
+    frame, sentence = rows_of_one_unit(frame, [quantity])
     if equivalence is not None and not (value == "within_prompt" and per_completion):
         raise ValueError(
             "equivalence compares within-prompt variance at equal completions: draw it with value='within_prompt' and "
@@ -68,8 +63,9 @@ def plot_group_size(
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + legend_height(list(labels.values()), width, font_size)))
-    scaled = per_completion and value != "noise_to_signal"
+        height += legend_height(list(labels.values()), width, font_size) + sentence_height(sentence)
+        _, ax = plt.subplots(figsize=(width, height))
+    scaled = per_completion and quantity.has_unit
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     for place, name in enumerate(estimators):
@@ -80,7 +76,7 @@ def plot_group_size(
         factor = sizes if scaled else np.ones(len(sizes))
         centre, low, high = (rows[column].to_numpy(dtype=float) * factor for column in _ends(value))
         color, marker = estimator_appearance(name)
-        # Points of different estimators stand side by side, a little apart, so that their intervals can be told.
+        # Points of different estimators stand side by side, a little apart, so that intervals do not overlap.
         at = sizes * 2.0 ** (0.12 * (place - (len(estimators) - 1) / 2.0) / max(len(estimators) / 2.0, 1.0))
         ax.plot(at, centre, color=color, marker=marker, label=labels[name], linewidth=1.0, zorder=3, **EDGE)
         ax.vlines(at, low, high, color=color, linewidth=1.0, zorder=2)
@@ -90,7 +86,8 @@ def plot_group_size(
         _draw_equivalence(ax, frame, value, equivalence)
     _ticks(ax, frame)
     ax.set_xlabel("group size (completions a prompt)")
-    ax.set_ylabel(AXIS_LABELS[value] + (r" $\times$ group size" if scaled else ""))
+    ax.set_ylabel(rf"{quantity.heading} $\times$ group size" if scaled else quantity.axis_label)
+    write_sentence(ax, sentence)
     legend_below(ax, font_size)
     return ax
 
@@ -105,8 +102,8 @@ def _labels(estimators: list[str], equivalence: pd.DataFrame | None) -> dict[str
         for row in equivalence.to_dict("records"):
             name, equal = str(row["estimator"]), float(row["equivalent_group_size"])
             if name in labels:
-                told = f"{equal:.3g}" if np.isfinite(equal) else r"$\infty$"
-                labels[name] += f" (at {row['group_size']:g}: RLOO at {told})"
+                size = f"{equal:.3g}" if np.isfinite(equal) else r"$\infty$"
+                labels[name] += f" (at {row['group_size']:g}: RLOO at {size})"
     return labels
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from gradstats.plots.appearance import estimator_appearance
 from gradstats.plots.forest import EDGE, plain_ticks
-from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
+from gradstats.stats.length_reward import LengthRewardCorrelation
 
 
-def plot_length_reward(table: Any, *, ax: Axes | None = None, correlation: Any = None) -> Axes:
+def plot_length_reward(
+    table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, correlation: LengthRewardCorrelation | None = None
+) -> Axes:
     """Draws reward against length within prompts: each completion relative to the means of its own prompt.
 
     Between prompts the two go together because hard problems take long and fail often; only what is left within
@@ -25,7 +27,7 @@ def plot_length_reward(table: Any, *, ax: Axes | None = None, correlation: Any =
     Args:
         table: one row a completion, columns ``prompt_id``, ``length`` and ``reward``.
         ax: where to draw; None makes a figure.
-        correlation: a `gradstats.stats.LengthRewardCorrelation` to tell above the axes.
+        correlation: a `gradstats.stats.LengthRewardCorrelation` to write above the axes.
 
     Returns:
         The axes.
@@ -69,7 +71,9 @@ def plot_length_reward(table: Any, *, ax: Axes | None = None, correlation: Any =
     return ax
 
 
-def plot_length_bins(table: Any, *, ax: Axes | None = None, value: str = "noise_to_signal") -> Axes:
+def plot_length_bins(
+    table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = "noise_to_signal"
+) -> Axes:
     """Draws a quantity by bins of completion length, with intervals; one line an estimator where there are several.
 
     Args:

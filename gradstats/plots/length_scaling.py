@@ -1,12 +1,11 @@
 """The length-scaling figure: squared norms against length, the fitted line and its band."""
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.typing import ColorType
 
 from gradstats import data
 from gradstats.plots.forest import plain_ticks
@@ -22,7 +21,7 @@ def plot_length_scaling(
     ax: Axes | None = None,
     published: str | pd.DataFrame | None = None,
     label: str | None = None,
-    color: Any = None,
+    color: ColorType | None = None,
     confidence_level: float = 0.95,
 ) -> Axes:
     r"""Draws ‖S‖² against completion length, both on log axes, with the fit and its interval band.
@@ -85,7 +84,7 @@ def plot_length_scaling(
     return ax
 
 
-def _draw_points(ax: Axes, fit: LengthScalingFit, color: Any) -> None:
+def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType) -> None:
     """Points, fainter where there are many; completions cut off at the cap as open ones."""
     few = fit.n <= 100
     alpha = 0.7 if few else max(0.08, 0.7 * (100 / fit.n) ** 0.5)

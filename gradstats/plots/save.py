@@ -9,17 +9,18 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
+from gradstats.plots.frames import WithFrame, as_frame
 from gradstats.plots.pgf import pgf_picture
 from gradstats.system.files import atomic_path
 
 FORMATS = ("pdf", "svg", "png", "pgf")
 # Dates and version strings would make two builds of one figure differ.
-METADATA: dict[str, dict[str, Any]] = {
+METADATA: dict[str, dict[str, str | None]] = {
     "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
 }
-DETERMINISTIC: Any = {
+DETERMINISTIC: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
     "svg.hashsalt": "gradstats",
@@ -31,11 +32,11 @@ def save_figure(
     fig: Figure,
     path_stem: str | os.PathLike[str],
     formats: Sequence[str] = ("pdf", "png"),
-    source: Any = None,
+    source: WithFrame | pd.DataFrame | None = None,
 ) -> list[Path]:
     """Writes a figure in several formats, byte-identical for identical input.
 
-    Each file is written under a temporary name and renamed, so that no reader meets half a file. The page is
+    Each file is written under a temporary name and renamed, so that no reader finds half a file. The page is
     exactly the figure's size: nothing is cropped.
 
     Args:
@@ -72,7 +73,7 @@ def save_figure(
                 else:
                     fig.savefig(partial, format=name, metadata=METADATA[name])
     if source is not None:
-        frame = source if isinstance(source, pd.DataFrame) else source.to_frame()
+        frame = as_frame(source)
         paths.append(stem.with_name(f"{stem.name}.csv"))
         with atomic_path(paths[-1]) as partial:
             frame.to_csv(partial, index=False, lineterminator="\n")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -11,10 +9,10 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 
 
-def plot_concentration(table: Any, *, ax: Axes | None = None) -> Axes:
+def plot_concentration(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draws the share of a completion's token energy that its heaviest tokens hold, with intervals.
 
     Args:
@@ -37,7 +35,7 @@ def plot_concentration(table: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def plot_token_correlation(table: Any, *, ax: Axes | None = None) -> Axes:
+def plot_token_correlation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draws the correlation of token scores against the distance between tokens, with the on-policy value 0.
 
     Args:

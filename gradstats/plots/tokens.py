@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from gradstats.plots.frames import as_frame, draw_nothing, require_columns
+from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
 
 # Above this number of traces, their names are not told apart.
 _MOST_NAMED = 8
 
 
-def plot_token_energy(table: Any, *, ax: Axes | None = None) -> Axes:
+def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     r"""Draws ‖s_t‖², the squared norm of each token's score, along one or several traces, on a log axis.
 
     Args:
@@ -78,7 +77,9 @@ def plot_token_energy(table: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def plot_proxy(table: Any, *, ax: Axes | None = None, proxy: str = "proxy", truth: str = "truth") -> Axes:
+def plot_proxy(
+    table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, proxy: str = "proxy", truth: str = "truth"
+) -> Axes:
     """Draws a proxy against what it stands for, on log axes, with the line where the two are equal.
 
     Args:

@@ -1,45 +1,73 @@
-"""Which estimators share a unit: scaling and aggregation change what a gradient is measured in."""
+"""Figures of quantities that have a unit: what is measured in another one is left out, with a sentence."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 
-# Quantities that carry the square of the gradient's unit, alone or relative to another estimator's.
-IN_UNITS = ("trace_cov", "signal_sq", "ratio", "within_prompt", "between_prompt")
-# Parts of a recipe that change the unit; every baseline compared as a baseline has none of them.
-_SCALES = ("group_std", "batch_std", "group_mean")
-_AGGREGATIONS = ("sequence_mean", "token_mean", "constant")
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from gradstats.estimators.estimator import SEQUENCE_SUM
+from gradstats.estimators.recipes.lookup import unit_of_label
+from gradstats.stats.variance.quantities import Quantity
+
+# Inches that a character takes at 8-point text, and a line its height.
+_CHARACTER, _LINE = 0.064, 0.135
 
 
 def estimator_unit(label: str) -> str:
-    """What an estimator's gradient is measured in: the scale and the aggregation that its label names.
+    """What an estimator's gradient is measured in, by its entry in the registry.
 
     Args:
         label: of a baseline, ``"rloo"``, or of a recipe, ``"grpo[group_mean · group_std · sequence_mean]"``.
+
+    Returns:
+        The aggregation and what advantages are divided by, as in ``"sequence_mean / group_std"``; that of a plain sum,
+        ``"sequence_sum"``, for a label under which nothing is registered.
     """
-    _, bracket, inside = label.partition("[")
-    if not bracket:
-        return "sequence_sum"
-    # The first part is the advantage, whose name may be that of a scale.
-    names = [part.partition("(")[0].strip() for part in inside.rstrip("]").split(" · ")[1:]]
-    changed = [name for name in names if name in (*_SCALES, *_AGGREGATIONS)]
-    return " · ".join(changed) or "sequence_sum"
+    return unit_of_label(label)
 
 
-def refuse_mixed_units(labels: Iterable[str], value: str) -> None:
-    """Refuse to draw quantities of different units on one axis.
+def rows_of_one_unit(frame: pd.DataFrame, quantities: Iterable[Quantity]) -> tuple[pd.DataFrame, str]:
+    """The rows that can share an axis, and a sentence that names the others.
 
-    Raises:
-        ValueError: naming two estimators, their units, and a quantity that has none.
+    Where a quantity has a unit these are the rows in the unit of the reference (``.attrs["reference"]``), or of plain
+    sums where the frame names none. A frame without a column ``unit`` is read by its labels.
+
+    Returns:
+        The rows, and the sentence, which is empty where none is left out.
     """
-    if value not in IN_UNITS:
-        return
-    units: dict[str, str] = {}
-    for label in map(str, labels):
-        units.setdefault(estimator_unit(label), label)
-    if len(units) > 1:
-        told = "; ".join(f"{label} in {unit}" for unit, label in list(units.items())[:2])
-        raise ValueError(
-            f"estimators of different units cannot share an axis of {value} ({told}): scaling and aggregation change "
-            "the unit of a gradient; draw value='noise_to_signal' or 'cosine', which have none"
-        )
+    if frame.empty or not any(quantity.has_unit for quantity in quantities):
+        return frame, ""
+    labels = [str(label) for label in frame["estimator"]]
+    recorded: list[object] = list(frame["unit"]) if "unit" in frame else [None] * len(frame)
+    units = [
+        unit if isinstance(unit, str) else estimator_unit(label) for label, unit in zip(labels, recorded, strict=True)
+    ]
+    reference = frame.attrs.get("reference")
+    by_label = dict(zip(labels, units, strict=True))
+    common = SEQUENCE_SUM if reference is None else by_label.get(reference, estimator_unit(str(reference)))
+    if common not in units:
+        common = units[0]
+    kept = frame.loc[[unit == common for unit in units]]
+    kept.attrs = frame.attrs
+    others = dict.fromkeys(label for label, unit in zip(labels, units, strict=True) if unit != common)
+    return kept, f"Left out, in another unit: {', '.join(others)}." if others else ""
+
+
+def sentence_height(sentence: str) -> float:
+    """Inches that a sentence above a figure of the current width takes."""
+    return _LINE * len(_lines(sentence)) * plt.rcParams["font.size"] / 8.0
+
+
+def write_sentence(ax: Axes, sentence: str) -> None:
+    """Write a sentence above axes, over the full width of the figure; an empty one changes nothing."""
+    if sentence:
+        ax.set_title("\n".join(_lines(sentence)), loc="right", fontsize="small")
+
+
+def _lines(sentence: str) -> list[str]:
+    inches = plt.rcParams["figure.figsize"][0] * 8.0 / plt.rcParams["font.size"]
+    return textwrap.wrap(sentence, int(inches / _CHARACTER))

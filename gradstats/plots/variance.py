@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,57 +20,35 @@ from gradstats.plots.forest import (
     set_rows,
     wrap_label,
 )
-from gradstats.plots.frames import as_frame, draw_nothing, require_columns
-from gradstats.plots.units import refuse_mixed_units
+from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
+from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, shown_in
 
-AXIS_LABELS = {
-    "ratio": "variance relative to {reference}",
-    "matched_ratio": "variance relative to {reference},\nat matched signal",
-    "trace_cov": "tr Cov of a group's gradient",
-    "noise_to_signal": "noise to signal (groups)",
-    "signal_sq": "squared norm of the expected gradient",
-    "cosine": "cosine to the unbiased gradient",
-    "bias_share": "share of bias in the mean squared error",
-    "kept_share": "share of groups with a gradient",
-}
-# What fits under a panel a third as wide.
-PANEL_LABELS = AXIS_LABELS | {
-    "ratio": "ratio to\n{reference}",
-    "matched_ratio": "matched\nratio to\n{reference}",
-    "trace_cov": "tr Cov",
-    "noise_to_signal": "noise\nto signal",
-    "signal_sq": "signal",
-    "cosine": "cosine",
-    "bias_share": "share\nof bias",
-    "kept_share": "groups\nkept",
-}
-LOGARITHMIC = ("ratio", "matched_ratio", "trace_cov", "noise_to_signal")
-LANDMARKS = {"ratio": 1.0, "matched_ratio": 1.0, "signal_sq": 0.0}
 # Beside several panels there is room for shorter lines only.
 NARROW_LINE = 22
-PANELS = ("matched_ratio", "cosine", "bias_share")
+PANELS = shown_in("panels")
 
 
 def plot_variance(
-    table: Any,
+    table: WithFrame | pd.DataFrame,
     *,
     ax: Axes | None = None,
-    value: str = "ratio",
+    value: str = JUDGED.name,
     reference: str | None = None,
     sort: bool = False,
 ) -> Axes:
     """Draws one row per estimator with its interval.
 
-    A row whose value could not be resolved is drawn as the side of its interval that is known (an arrow), or
-    says so in words; it is never left out.
+    A row whose value could not be resolved is drawn as the side of its interval that is known (an arrow), or says so
+    in words; it is never left out. Where the value has a unit, rows in another unit than the reference's are left out,
+    and a sentence above the axes names them.
 
     Args:
-        table: a `gradstats.stats.VarianceComparison` or its frame. A column ``run`` tells rows of several runs apart,
-            by a letter in order of appearance.
+        table: a `gradstats.stats.VarianceComparison` or its frame. A column ``run`` distinguishes the rows of several
+            runs, by a letter in order of appearance.
         ax: where to draw; None makes a figure as wide as rcParams say and as high as the rows need.
-        value: the column to draw, with its ``_low`` and ``_high``: on log axes ``"ratio"``,
-            ``"matched_ratio"``, ``"trace_cov"`` and ``"noise_to_signal"``; on plain ones ``"signal_sq"``,
-            ``"cosine"``, ``"bias_share"`` and ``"kept_share"``.
+        value: the column to draw, with its ``_low`` and ``_high``; one of `gradstats.compare`'s quantities. The default
+            is the variance relative to the reference at matched signal, which has no unit.
         reference: name of the reference estimator for the axis label; None takes it from a
             ``VarianceComparison`` or the frame's ``.attrs["reference"]``.
         sort: lowest value on top (unresolved rows last) instead of the table's order.
@@ -80,28 +57,29 @@ def plot_variance(
         The axes.
 
     Raises:
-        ValueError: for an unknown ``value``, a frame without its columns, or estimators in different units.
+        ValueError: for an unknown ``value``, or a frame without its columns.
     """
     frame = as_frame(table)
-    if value not in AXIS_LABELS:
-        raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(AXIS_LABELS)}")
+    quantity = quantity_to_draw(value, COMPARED)
     require_columns(frame, ["estimator", value, f"{value}_low", f"{value}_high"], "draw what compare() gives")
-    refuse_mixed_units(frame["estimator"], value)
+    frame, sentence = rows_of_one_unit(frame, [quantity])
     if sort:
         frame = sorted_rows(frame, value)
     labels = row_labels(frame)
     if ax is None:
-        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], forest_height(labels)))
-    _draw(ax, frame, value)
+        height = forest_height(labels) + sentence_height(sentence)
+        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height))
+    _draw(ax, frame, quantity)
     set_rows(ax, labels)
     if frame.empty:
         draw_nothing(ax, "no estimators")
-    ax.set_xlabel(AXIS_LABELS[value].format(reference=_reference(frame, reference)))
+    ax.set_xlabel(quantity.axis_label.format(reference=_reference(frame, reference)))
+    write_sentence(ax, sentence)
     return ax
 
 
 def plot_variance_panels(
-    table: Any,
+    table: WithFrame | pd.DataFrame,
     *,
     axes: Sequence[Axes] | None = None,
     values: Sequence[str] = PANELS,
@@ -110,8 +88,9 @@ def plot_variance_panels(
 ) -> list[Axes]:
     """Draws several quantities side by side, one row per estimator, so that no single one decides.
 
-    Beside the variance stand the cosine to the unbiased gradient and the share of bias: an estimator that is quiet
-    because it is shrunk or turned shows it there.
+    Beside the variance stand the cosine to the unbiased gradient and the share of bias, which show where an estimator
+    has a low variance because its gradient is shrunken or points elsewhere. Where one of the values has a unit, rows in
+    another unit than the reference's are left out, with a sentence.
 
     Args:
         table: a `gradstats.stats.VarianceComparison` or its frame.
@@ -128,24 +107,28 @@ def plot_variance_panels(
     """
     frame = as_frame(table)
     require_columns(frame, ["estimator"], "draw what compare() gives")
+    quantities = [quantity_to_draw(value, COMPARED) for value in values]
+    frame, sentence = rows_of_one_unit(frame, quantities)
     name = _reference(frame, reference)
     if sort and values and values[0] in frame:
         frame = sorted_rows(frame, values[0])
     labels = row_labels(frame, NARROW_LINE)
     if axes is None:
-        size = (plt.rcParams["figure.figsize"][0], forest_height(labels) + 0.25)
-        _, made = plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=_widths(len(values)))
-        axes = list(made[0])
+        size = (plt.rcParams["figure.figsize"][0], forest_height(labels) + 0.25 + sentence_height(sentence))
+        _, grid = plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=_widths(len(values)))
+        axes = list(grid[0])
     if len(axes) != len(values):
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
-    for ax, value in zip(axes, values, strict=True):
-        plot_variance(frame, ax=ax, value=value, reference=name)
-        ax.set_xlabel(PANEL_LABELS[value].format(reference=name))
+    for ax, quantity in zip(axes, quantities, strict=True):
+        plot_variance(frame, ax=ax, value=quantity.name, reference=name)
+        ax.set_xlabel(quantity.panel_label.format(reference=name))
         # The first panel is the widest.
-        plain_ticks(ax, value in LOGARITHMIC, most=4 if ax is axes[0] else 2)
+        plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2)
     set_rows(axes[0], labels)
     for ax in axes[1:]:
         ax.tick_params(labelleft=False)
+    if axes:
+        write_sentence(axes[-1], sentence)
     return list(axes)
 
 
@@ -164,27 +147,25 @@ def row_labels(frame: pd.DataFrame, longest: int = LONGEST_LINE) -> list[str]:
         labels = [f"{label}, N={size:g}" for label, size in zip(labels, frame["group_size"], strict=True)]
     if "run" in frame and len(set(frame["run"])) > 1:
         letters = {run: chr(ord("a") + at) for at, run in enumerate(dict.fromkeys(frame["run"]))}
-        told = [
+        lettered = [
             f"{wrap_label(label, longest)}  {letters[run]}" for label, run in zip(labels, frame["run"], strict=True)
         ]
         # An estimator's name stands on the first of its rows.
-        return [text if at == 0 or labels[at] != labels[at - 1] else text[-1] for at, text in enumerate(told)]
+        return [text if at == 0 or labels[at] != labels[at - 1] else text[-1] for at, text in enumerate(lettered)]
     return [wrap_label(label, longest) for label in labels]
 
 
-def _draw(ax: Axes, frame: pd.DataFrame, value: str) -> None:
-    logarithmic = value in LOGARITHMIC
-    estimates = frame[[value, f"{value}_low", f"{value}_high"]].to_numpy(dtype=float)
-    landmark = LANDMARKS.get(value)
-    if logarithmic:
+def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
+    estimates = frame[[f"{quantity.name}{end}" for end in ("", "_low", "_high")]].to_numpy(dtype=float)
+    if quantity.logarithmic:
         ax.set_xscale("log")
-    if landmark is not None and len(frame):
-        draw_landmark(ax, landmark)
-    ax.set_xlim(*forest_limits(estimates.ravel(), logarithmic, landmark))
+    if quantity.landmark is not None and len(frame):
+        draw_landmark(ax, quantity.landmark)
+    ax.set_xlim(*forest_limits(estimates.ravel(), quantity.logarithmic, quantity.landmark))
     for row, (label, estimate) in enumerate(zip(frame["estimator"], estimates, strict=True)):
         color, marker = estimator_appearance(str(label))
         draw_row(ax, float(row), (estimate[0], estimate[1], estimate[2]), color, marker)
-    plain_ticks(ax, logarithmic)
+    plain_ticks(ax, quantity.logarithmic)
 
 
 def _reference(frame: pd.DataFrame, reference: str | None) -> str:

@@ -1,27 +1,26 @@
-"""What part of the variance lies within prompts and what part between them."""
+"""The components of the variance within prompts and between them."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from gradstats.plots.appearance import estimator_appearance
 from gradstats.plots.forest import draw_landmark, draw_row, forest_height, forest_limits, plain_ticks, set_rows
-from gradstats.plots.frames import as_frame, draw_nothing, require_columns
-from gradstats.plots.units import refuse_mixed_units
+from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.plots.variance import row_labels
+from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS
 
-PARTS = ("within_prompt", "between_prompt")
 
+def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draws both components of each estimator's variance with their intervals: filled within prompts, open between.
 
-def plot_prompt_parts(table: Any, *, ax: Axes | None = None) -> Axes:
-    """Draws both parts of each estimator's variance with their intervals: filled within prompts, open between.
-
-    Parts are points, not stacked bars: both are unbiased, and the one between prompts may come out negative.
+    They are points, not stacked bars: both are unbiased, and the one between prompts may come out negative. Estimators
+    in another unit than the reference's are left out, with a sentence.
 
     Args:
         table: the frame of `gradstats.stats.VarianceComparison.prompt_parts`.
@@ -31,35 +30,40 @@ def plot_prompt_parts(table: Any, *, ax: Axes | None = None) -> Axes:
         The axes.
 
     Raises:
-        ValueError: for a frame without its columns, or estimators in different units.
+        ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    columns = [f"{part}{end}" for part in PARTS for end in ("", "_low", "_high")]
+    columns = [f"{component.name}{end}" for component in VARIANCE_COMPONENTS for end in ("", "_low", "_high")]
     require_columns(frame, ["estimator", *columns], "draw what .prompt_parts() gives")
-    refuse_mixed_units(frame["estimator"], "within_prompt")
+    frame, sentence = rows_of_one_unit(frame, VARIANCE_COMPONENTS)
     labels = row_labels(frame)
     if ax is None:
-        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], forest_height(labels) * 1.15 + 0.15))
+        height = forest_height(labels) * 1.15 + 0.15 + sentence_height(sentence)
+        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height))
     ax.set_xlim(*forest_limits(frame[columns].to_numpy(dtype=float).ravel(), False, 0.0))
     if len(frame):
         draw_landmark(ax, 0.0)
     for row, record in enumerate(frame.to_dict("records")):
         color, marker = estimator_appearance(str(record["estimator"]))
         known = [column for column in columns if np.isfinite(record[column])]
-        # Of an estimator neither of whose parts is known this is said once, not twice on top of itself.
-        for part, offset in zip(PARTS, (-0.16, 0.16), strict=True) if known else [(PARTS[0], 0.0)]:
-            estimate = (float(record[part]), float(record[f"{part}_low"]), float(record[f"{part}_high"]))
-            draw_row(ax, row + offset, estimate, color, marker, hollow=part == "between_prompt")
+        # An estimator with neither component says so once, not twice on top of itself.
+        places = zip(VARIANCE_COMPONENTS, (-0.16, 0.16), strict=True) if known else [(VARIANCE_COMPONENTS[0], 0.0)]
+        for component, offset in places:
+            name = component.name
+            estimate = (float(record[name]), float(record[f"{name}_low"]), float(record[f"{name}_high"]))
+            draw_row(ax, row + offset, estimate, color, marker, hollow=component is VARIANCE_COMPONENTS[1])
     set_rows(ax, labels)
     plain_ticks(ax, logarithmic=False)
     ax.set_xlabel("part of tr Cov")
+    write_sentence(ax, sentence)
     if frame.empty:
         draw_nothing(ax, "no estimators")
         return ax
     ink = plt.rcParams["text.color"]
+    within, between = (component.panel_label.replace("\n", " ") for component in VARIANCE_COMPONENTS)
     keys = [
-        Line2D([], [], color=ink, marker="o", linestyle="none", label="within prompts"),
-        Line2D([], [], color=ink, marker="o", linestyle="none", label="between prompts", markerfacecolor="none"),
+        Line2D([], [], color=ink, marker="o", linestyle="none", label=within),
+        Line2D([], [], color=ink, marker="o", linestyle="none", label=between, markerfacecolor="none"),
     ]
     figure = ax.get_figure()
     assert figure is not None

@@ -1,243 +1,331 @@
-"""Figures of one or several runs, drawn from their saved numbers."""
+"""The figures of a run, each declared once and drawn once from saved numbers."""
 
 from __future__ import annotations
 
+import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
 
+from gradstats import plots
 from gradstats.config.experiment import FiguresSection
-from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
-from gradstats.report.saved_tokens import SavedTokens
+from gradstats.plots.blocks import has_kinds
+from gradstats.plots.save import DETERMINISTIC, METADATA
+from gradstats.report.saved_results import SavedResults
+from gradstats.stats import LengthRewardCorrelation, length_reward_correlation
+from gradstats.stats.variance.quantities import JUDGED
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+@dataclass(frozen=True)
+class RunFigure:
+    """One figure of a run.
+
+    Attributes:
+        name: of its files.
+        caption: in the report, one sentence.
+        needs: run → the table behind the figure, which is written beside it; None where the run lacks its numbers.
+        draw: draws that table, given the run, on a figure of its own.
+    """
+
+    name: str
+    caption: str
+    needs: Callable[[SavedResults], pd.DataFrame | None]
+    draw: Callable[[SavedResults, pd.DataFrame], object]
+
+
+@dataclass(frozen=True)
+class DrawnFigures:
+    """What drawing a run gave.
+
+    Attributes:
+        paths: the files written.
+        svgs: name → the figure as SVG, for the report.
+    """
+
+    paths: list[Path]
+    svgs: dict[str, str]
 
 
 def draw_run(run: SavedResults, folder: Path, look: FiguresSection) -> list[Path]:
     """Draw every figure that a run has the numbers for, each with its table beside it; returns the paths.
 
     Raises:
-        FileNotFoundError: when it has numbers for none; says what makes them.
+        FileNotFoundError: when it has numbers for none; says which command makes them.
     """
-    from gradstats import plots
-
-    paths: list[Path] = []
-    for name, figure, source in run_figures(run, look):
-        paths += plots.save_figure(figure, folder / name, look.formats, source=source)
-    if not paths:
-        raise FileNotFoundError(
-            f"{run.path} holds no numbers that can be drawn: `gradstats run EXPERIMENT --out {run.path}` makes them"
-        )
-    return paths
+    return _draw(run, folder, look, svg=False).paths
 
 
-def run_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    """Name, figure and table of each figure of a run; a figure is closed when the next is asked for."""
-    import seaborn as sns
-
-    from gradstats import plots
-    from gradstats.plots.blocks import has_kinds
-
-    if run.fit is not None and run.points is not None:
-        with _styled(look) as made:
-            plots.plot_length_scaling(run.fit, published=run.settings.get("length_scaling.published"))
-            yield "length_scaling", made(), run.points
-    if run.variance is not None:
-        with _styled(look) as made:
-            plots.plot_variance(run.variance, sort=True)
-            yield "variance", made(), run.variance
-        if np.isfinite(run.variance["matched_ratio"].to_numpy(dtype=float)).any():
-            with _styled(look) as made:
-                plots.plot_variance_panels(run.variance)
-                yield "variance_bias", made(), run.variance
-    yield from _breakdown_figures(run, look)
-    if run.by_block is not None:
-        with _styled(look) as made:
-            plots.plot_alpha_by_block(run.by_block)
-            yield "alpha_by_block", made(), run.by_block
-        if has_kinds(run.by_block):
-            for value in ("share_of_sq_norm", "alpha"):
-                with _styled(look) as made:
-                    plots.plot_block_heatmap(run.by_block, value=value)
-                    yield f"blocks_{value}", made(), run.by_block
-    if run.points is not None and "reward" in run.points and len(set(run.points["reward"])) > 1:
-        with _styled(look) as made:
-            plots.plot_length_reward(run.points, correlation=_correlation(run.points))
-            yield "length_reward", made(), run.points
-    if run.energy_fit is not None and run.fit is not None and run.points is not None:
-        palette = sns.color_palette("colorblind")
-        with _styled(look) as made:
-            ax = plots.plot_length_scaling(run.fit, label=r"$\Vert S\Vert^2$", color=palette[0])
-            plots.plot_length_scaling(run.energy_fit, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=palette[1])
-            ax.set_ylabel(r"$\Vert S\Vert^2$ and token energy")
-            yield "alpha_energy", made(), run.points
-    if run.tokens is not None:
-        yield from _token_figures(run.tokens, look)
-
-
-def _token_figures(tokens: SavedTokens, look: FiguresSection) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    from gradstats import plots
-
-    with _styled(look) as made:
-        plots.plot_token_energy(tokens.traces)
-        yield "token_energy", made(), tokens.traces
-    if "concentration" in tokens.profiles:
-        with _styled(look) as made:
-            plots.plot_concentration(tokens.profiles["concentration"])
-            yield "concentration", made(), tokens.profiles["concentration"]
-    if "correlation" in tokens.profiles:
-        with _styled(look) as made:
-            plots.plot_token_correlation(tokens.profiles["correlation"])
-            yield "token_correlation", made(), tokens.profiles["correlation"]
-    with _styled(look) as made:
-        shown = tokens.sample.copy()
-        # Scaled so that totals agree: a proxy's unit means nothing.
-        shown["logit"] *= shown["energy"].sum() / shown["logit"].sum()
-        ranks = dict(zip(tokens.proxies["proxy"], tokens.proxies["rank_correlation"], strict=True))
-        shown.attrs |= {
-            "proxy": "logit proxy, scaled",
-            "truth": "token energy",
-            "rank_correlation": float(ranks["logit"]),
-        }
-        plots.plot_proxy(shown, proxy="logit", truth="energy")
-        yield "proxy", made(), shown
-
-
-def _breakdown_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    """Variance by group size, within and between prompts, and by completion length."""
-    from gradstats import plots
-
-    sizes = run.breakdowns.get("group_sizes")
-    known = sizes is not None and "within_prompt" in sizes
-    parts = sizes.query("within_prompt.notna()") if sizes is not None and known else pd.DataFrame()
-    if sizes is not None and len(set(sizes["group_size"])) > 1:
-        # Equal group sizes are a statement about the within-prompt part, which takes two groups of a prompt.
-        within = len(parts) > 0 and len(set(parts["group_size"])) > 1
-        shown = parts if within else sizes
-        with _styled(look) as made:
-            plots.plot_group_size(
-                shown,
-                value="within_prompt" if within else "trace_cov",
-                equivalence=_told_apart(run.breakdowns.get("equivalent_group_size")) if within else None,
-            )
-            yield "group_sizes", made(), shown
-    if len(parts):
-        largest = parts.query("group_size == group_size.max()")
-        with _styled(look) as made:
-            plots.plot_prompt_parts(largest)
-            yield "prompt_parts", made(), largest
-    bins = run.breakdowns.get("length_bins")
-    if bins is not None and np.isfinite(bins["noise_to_signal_low"].to_numpy(dtype=float)).any():
-        with _styled(look) as made:
-            plots.plot_length_bins(bins)
-            yield "length_bins", made(), bins
-
-
-def _told_apart(equivalence: pd.DataFrame | None) -> pd.DataFrame | None:
-    """The rows that say something: RLOO and what equals it in expectation are worth their own group size."""
-    if equivalence is None:
-        return None
-    return equivalence.query("abs(equivalent_group_size - group_size) > 1e-6")
-
-
-def draw_overlay(runs: list[SavedResults], folder: Path, look: FiguresSection) -> list[Path]:
-    """Draw several runs on the same axes, labelled, and warn where they are not alike.
+def draw_run_for_report(run: SavedResults, folder: Path, look: FiguresSection) -> DrawnFigures:
+    """Draw as `draw_run`, and keep each figure as SVG for the report, which then needs no drawing of its own.
 
     Raises:
-        ValueError: when no figure's numbers are in every run, or their ratios have different references.
+        FileNotFoundError: as `draw_run`.
     """
-    import seaborn as sns
-
-    from gradstats import plots
-
-    labels = run_labels(runs)
-    for setting, values in differing_settings(runs).items():
-        told = ", ".join(f"{run.path.name}: {value}" for run, value in zip(runs, values, strict=True))
-        warnings.warn(
-            f"the runs differ in {setting} ({told}); they are drawn together and labelled, and do not measure the same "
-            "thing",
-            UserWarning,
-            stacklevel=2,
-        )
-    paths: list[Path] = []
-    fits = [run.fit for run in runs]
-    if all(fit is not None for fit in fits):
-        palette = sns.color_palette("colorblind")
-        with _styled(look) as made:
-            ax = None
-            for at, fit in enumerate(fits):
-                published = runs[0].settings.get("length_scaling.published") if at == 0 else None
-                assert fit is not None
-                ax = plots.plot_length_scaling(
-                    fit, ax=ax, label=labels[at], color=palette[at % len(palette)], published=published
-                )
-            points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]
-            paths += plots.save_figure(made(), folder / "length_scaling", look.formats, source=points)
-    tables = [run.variance for run in runs]
-    if all(table is not None for table in tables):
-        frame = _stacked(runs, labels)
-        with _styled(look) as made:
-            ax = plots.plot_variance(frame)
-            ax.set_xlabel("\n".join([ax.get_xlabel(), *(f"{LETTERS[at]}: {label}" for at, label in enumerate(labels))]))
-            figure = made()
-            size = figure.get_size_inches()
-            figure.set_size_inches(size[0], size[1] + 0.14 * len(labels))
-            paths += plots.save_figure(figure, folder / "variance", look.formats, source=frame)
-    if not paths:
-        raise ValueError(
-            f"no figure's numbers are in all of {', '.join(str(run.path) for run in runs)}: `gradstats run` makes them"
-        )
-    return paths
+    return _draw(run, folder, look, svg=True)
 
 
-def _stacked(runs: list[SavedResults], labels: list[str]) -> pd.DataFrame:
-    """The variance tables one under the other, estimator by estimator."""
-    references = [
-        str((run.variance if run.variance is not None else pd.DataFrame()).attrs.get("reference")) for run in runs
-    ]
-    if len(set(references)) > 1:
-        raise ValueError(
-            f"the runs' ratios are to different references ({', '.join(references)}), which are different units: "
-            "compare each run again with the same `variance: {reference: …}`"
-        )
-    frame = pd.concat(
-        [run.variance.assign(run=label) for run, label in zip(runs, labels, strict=True)],  # pyright: ignore[reportOptionalMemberAccess]
-        ignore_index=True,
-    )
-    order = list(dict.fromkeys(frame["estimator"]))
-    frame = frame.sort_values("estimator", key=lambda names: names.map(order.index), kind="stable", ignore_index=True)
-    frame.attrs = {"reference": references[0]}
-    return frame
+def figures_as_svg(run: SavedResults) -> dict[str, str]:
+    """Name → SVG of every figure that a run has the numbers for, in the style that its experiment asks for."""
+    return {listed.name: _svg(figure) for listed, figure, _ in run_figures(run, run.look)}
 
 
-def _correlation(points: pd.DataFrame) -> Any:
-    from gradstats.stats import length_reward_correlation
-
-    with warnings.catch_warnings():  # too few informative prompts: the figure then tells no number
-        warnings.simplefilter("ignore")
-        return length_reward_correlation(lengths=points["length"], rewards=points["reward"], groups=points["prompt_id"])
+def run_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[RunFigure, Figure, pd.DataFrame]]:
+    """Each figure of a run as listed, as drawn, and its table; a figure is closed when the next is asked for."""
+    for listed in FIGURES:
+        table = listed.needs(run)
+        if table is not None:
+            with styled(look) as current_figure:
+                listed.draw(run, table)
+                yield listed, current_figure(), table
 
 
 @contextmanager
-def _styled(look: FiguresSection) -> Iterator[Any]:
-    """The venue's style; yields what gives the figure that was drawn, which is closed at the end."""
-    import matplotlib as mpl
-    import matplotlib.pyplot as plt
-
-    from gradstats.plots import style
-
-    with mpl.rc_context(style(look.venue, look.column, theme=look.theme)):  # pyright: ignore[reportArgumentType]
+def styled(look: FiguresSection) -> Iterator[Callable[[], Figure]]:
+    """The venue's style; yields a function that returns the figure drawn, which is closed at the end."""
+    with mpl.rc_context(plots.style(look.venue, look.column, theme=look.theme)):  # pyright: ignore[reportArgumentType]
         before = set(plt.get_fignums())
         try:
             yield plt.gcf
         finally:
             for number in set(plt.get_fignums()) - before:
                 plt.close(number)
+
+
+def _draw(run: SavedResults, folder: Path, look: FiguresSection, svg: bool) -> DrawnFigures:
+    drawn = DrawnFigures([], {})
+    for listed, figure, table in run_figures(run, look):
+        drawn.paths.extend(plots.save_figure(figure, folder / listed.name, look.formats, source=table))
+        if svg:
+            if look.formats:  # writing the files has settled the layout
+                figure.set_layout_engine("none")
+            drawn.svgs[listed.name] = _svg(figure)
+    if not drawn.paths:
+        raise FileNotFoundError(
+            f"{run.path} holds no numbers that can be drawn: `gradstats run EXPERIMENT --out {run.path}` makes them"
+        )
+    return drawn
+
+
+def _svg(figure: Figure) -> str:
+    text = io.StringIO()
+    with mpl.rc_context(DETERMINISTIC):
+        figure.savefig(text, format="svg", metadata=METADATA["svg"])
+    return text.getvalue()
+
+
+def _fitted_points(run: SavedResults) -> pd.DataFrame | None:
+    return None if run.fit is None else run.points
+
+
+def _draw_length_scaling(run: SavedResults, points: pd.DataFrame) -> None:
+    assert run.fit is not None
+    plots.plot_length_scaling(run.fit, published=run.settings.get("length_scaling.published"))
+
+
+def _resolved_variance(run: SavedResults) -> pd.DataFrame | None:
+    if run.variance is None or not np.isfinite(run.variance[JUDGED.name].to_numpy(dtype=float)).any():
+        return None
+    return run.variance
+
+
+def _group_sizes(run: SavedResults) -> pd.DataFrame | None:
+    """Several group sizes; those with within-prompt variance where it is known of several.
+
+    Equal group sizes are about the within-prompt variance, which takes two groups of a prompt.
+    """
+    sizes = _with_reference(run, run.breakdowns.get("group_sizes"))
+    if sizes is None or len(set(sizes["group_size"])) < 2:
+        return None
+    within = _with_components(sizes)
+    return within if within is not None and len(set(within["group_size"])) > 1 else sizes
+
+
+def _draw_group_sizes(run: SavedResults, table: pd.DataFrame) -> None:
+    if _with_components(table) is not table:
+        plots.plot_group_size(table)
+        return
+    equivalence = run.breakdowns.get("equivalent_group_size")
+    if equivalence is not None:  # RLOO, and what equals it in expectation, are worth their own group size
+        equivalence = equivalence.query("abs(equivalent_group_size - group_size) > 1e-6")
+    plots.plot_group_size(table, value="within_prompt", equivalence=equivalence)
+
+
+def _largest_groups(run: SavedResults) -> pd.DataFrame | None:
+    """The variance components at the largest group size where they are known."""
+    sizes = _with_reference(run, run.breakdowns.get("group_sizes"))
+    within = None if sizes is None else _with_components(sizes)
+    return None if within is None else within.query("group_size == group_size.max()")
+
+
+def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
+    """The rows whose variance components are known, the same frame where all are; None where none is."""
+    if "within_prompt" not in sizes:
+        return None
+    known = np.isfinite(sizes["within_prompt"].to_numpy(dtype=float))
+    if not known.any():
+        return None
+    return sizes if known.all() else sizes.loc[known]
+
+
+def _with_reference(run: SavedResults, frame: pd.DataFrame | None) -> pd.DataFrame | None:
+    """A breakdown with the reference of the comparison that it belongs to."""
+    if frame is not None and run.variance is not None:
+        frame = frame.copy()
+        frame.attrs["reference"] = run.variance.attrs.get("reference")
+    return frame
+
+
+def _length_bins(run: SavedResults) -> pd.DataFrame | None:
+    bins = run.breakdowns.get("length_bins")
+    if bins is None or not np.isfinite(bins["noise_to_signal_low"].to_numpy(dtype=float)).any():
+        return None
+    return bins
+
+
+def _kinds_of_parameter(run: SavedResults) -> pd.DataFrame | None:
+    return run.by_block if run.by_block is not None and has_kinds(run.by_block) else None
+
+
+def _points_of_several_rewards(run: SavedResults) -> pd.DataFrame | None:
+    if run.points is None or "reward" not in run.points or len(set(run.points["reward"])) < 2:
+        return None
+    return run.points
+
+
+def _points_with_energy(run: SavedResults) -> pd.DataFrame | None:
+    return None if run.energy_fit is None or run.fit is None else run.points
+
+
+def _draw_alpha_energy(run: SavedResults, points: pd.DataFrame) -> None:
+    assert run.fit is not None
+    assert run.energy_fit is not None
+    palette = sns.color_palette("colorblind")
+    ax = plots.plot_length_scaling(run.fit, label=r"$\Vert S\Vert^2$", color=palette[0])
+    plots.plot_length_scaling(run.energy_fit, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=palette[1])
+    ax.set_ylabel(r"$\Vert S\Vert^2$ and token energy")
+
+
+def _token_profile(name: str) -> Callable[[SavedResults], pd.DataFrame | None]:
+    return lambda run: None if run.tokens is None else run.tokens.profiles.get(name)
+
+
+def _scaled_proxy(run: SavedResults) -> pd.DataFrame | None:
+    """Sampled tokens with the proxy scaled so that totals agree, since a proxy's unit means nothing."""
+    if run.tokens is None:
+        return None
+    sample = run.tokens.sample.copy()
+    sample["logit"] *= sample["energy"].sum() / sample["logit"].sum()
+    ranks = dict(zip(run.tokens.proxies["proxy"], run.tokens.proxies["rank_correlation"], strict=True))
+    sample.attrs |= {"proxy": "logit proxy, scaled", "truth": "token energy", "rank_correlation": float(ranks["logit"])}
+    return sample
+
+
+def _correlation(points: pd.DataFrame) -> LengthRewardCorrelation:
+    with warnings.catch_warnings():  # too few informative prompts: the figure then gives no number
+        warnings.simplefilter("ignore")
+        return length_reward_correlation(lengths=points["length"], rewards=points["reward"], groups=points["prompt_id"])
+
+
+#: Every figure of a run, in the order of the report.
+FIGURES = (
+    RunFigure(
+        "length_scaling",
+        "Squared gradient norm of each completion against its length, with the fitted power law.",
+        _fitted_points,
+        _draw_length_scaling,
+    ),
+    RunFigure(
+        "variance",
+        "Variance of each estimator relative to the reference, at matched signal, with intervals.",
+        lambda run: run.variance,
+        lambda run, table: plots.plot_variance(table, sort=True),
+    ),
+    RunFigure(
+        "variance_bias",
+        "Variance at matched signal, with cosine and share of bias beside it, lowest on top.",
+        _resolved_variance,
+        lambda run, table: plots.plot_variance_panels(table),
+    ),
+    RunFigure(
+        "group_sizes",
+        "Variance at an equal total of completions against the group size; dotted lines end at the group size of RLOO "
+        "with the same variance.",
+        _group_sizes,
+        _draw_group_sizes,
+    ),
+    RunFigure(
+        "prompt_parts",
+        "Variance within prompts, which larger groups lower, and between prompts, which they do not.",
+        _largest_groups,
+        lambda run, table: plots.plot_prompt_parts(table),
+    ),
+    RunFigure(
+        "length_bins",
+        "Noise to signal of what completions of each range of lengths contribute.",
+        _length_bins,
+        lambda run, table: plots.plot_length_bins(table),
+    ),
+    RunFigure(
+        "alpha_by_block",
+        "Length exponent of each block of parameters.",
+        lambda run: run.by_block,
+        lambda run, table: plots.plot_alpha_by_block(table),
+    ),
+    RunFigure(
+        "blocks_share_of_sq_norm",
+        "Share of the squared gradient norm by layer and kind of parameter.",
+        _kinds_of_parameter,
+        lambda run, table: plots.plot_block_heatmap(table, value="share_of_sq_norm"),
+    ),
+    RunFigure(
+        "blocks_alpha",
+        "Length exponent by layer and kind of parameter.",
+        _kinds_of_parameter,
+        lambda run, table: plots.plot_block_heatmap(table, value="alpha"),
+    ),
+    RunFigure(
+        "length_reward",
+        "Reward against length, both relative to the mean of the same prompt.",
+        _points_of_several_rewards,
+        lambda run, table: plots.plot_length_reward(table, correlation=_correlation(table)),
+    ),
+    RunFigure(
+        "alpha_energy",
+        "Squared gradient norm and summed token energy against length; the gap between them is correlation.",
+        _points_with_energy,
+        _draw_alpha_energy,
+    ),
+    RunFigure(
+        "token_energy",
+        "Energy of each token along three completions of typical lengths.",
+        lambda run: None if run.tokens is None else run.tokens.traces,
+        lambda run, table: plots.plot_token_energy(table),
+    ),
+    RunFigure(
+        "concentration",
+        "Share of a completion's token energy that its heaviest tokens hold.",
+        _token_profile("concentration"),
+        lambda run, table: plots.plot_concentration(table),
+    ),
+    RunFigure(
+        "token_correlation",
+        "Correlation of token scores against the distance between tokens; 0 on-policy.",
+        _token_profile("correlation"),
+        lambda run, table: plots.plot_token_correlation(table),
+    ),
+    RunFigure(
+        "proxy",
+        "Forward-only proxy of token energies against the energies measured.",
+        _scaled_proxy,
+        lambda run, table: plots.plot_proxy(table, proxy="logit", truth="energy"),
+    ),
+)

@@ -1,4 +1,4 @@
-"""How estimated quantities are named and their numbers written, in tables and reports alike."""
+"""How estimated numbers are written with their intervals, in tables and reports alike."""
 
 from __future__ import annotations
 
@@ -6,20 +6,6 @@ import math
 from collections.abc import Iterable
 
 Triple = tuple[float, float, float]
-
-# Heading of each quantity of a variance comparison.
-HEADINGS = {
-    "trace_cov": "tr Cov",
-    "signal_sq": "‖E ĝ‖²",
-    "noise_to_signal": "noise to signal",
-    "ratio": "ratio to {reference}",
-    "matched_ratio": "matched ratio",
-    "cosine": "cosine",
-    "bias_share": "share of bias",
-    "kept_share": "groups kept",
-    "within_prompt": "within prompts",
-    "between_prompt": "between prompts",
-}
 
 UNRESOLVED = "–"
 
@@ -44,13 +30,13 @@ def number_with_interval(value: float, low: float, high: float, *, exponent: int
         return ("--" if latex else UNRESOLVED) if bound is None else bound
     below, above = value - low, high - value
     sides = [side for side in (below, above) if math.isfinite(side)]
-    # A quantity known exactly has an interval of rounding errors, which is none.
+    # A quantity known exactly has an interval of rounding errors, which is left out.
     if not sides or max(sides) <= 1e-9 * abs(value):
         return _mathematics(_alone(value), latex)
     digits = _decimals(max(sides))
     centre = _fixed(value, digits, latex)
     down, up = _fixed(below, digits, latex), _fixed(above, digits, latex)
-    # Sides that differ by less than a tenth are told as one.
+    # Sides that differ by less than a tenth are written as one.
     if len(sides) == 2 and abs(above - below) <= 0.1 * max(above, below):
         half = _fixed((above + below) / 2.0, digits, latex)
         return rf"${centre} \pm {half}$" if latex else f"{centre} ± {half}"

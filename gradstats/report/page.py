@@ -3,50 +3,63 @@
 from __future__ import annotations
 
 import html
-import io
 import math
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from gradstats.config.experiment import FiguresSection
-from gradstats.report.numbers import HEADINGS, common_exponent, number_with_interval
+from gradstats.report.numbers import common_exponent, number_with_interval
 from gradstats.report.saved_results import SavedResults, read_results
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
 from gradstats.system.files import atomic_path, to_json
 
-COLUMNS = ("trace_cov", "ratio", "matched_ratio", "noise_to_signal", "cosine", "bias_share", "kept_share")
-CAPTIONS = {
-    "length_scaling": "Squared gradient norm of each completion against its length, with the fitted power law.",
-    "variance": "Variance of each estimator relative to the reference, with intervals.",
-    "variance_bias": "Variance at matched signal, with cosine and share of bias beside it, lowest on top.",
-    "group_sizes": (
-        "Variance at equal completions in all against the completions of a group; dotted lines end at the group size "
-        "of RLOO that is as quiet."
-    ),
-    "prompt_parts": "Variance within prompts, which larger groups lower, and between prompts, which they do not.",
-    "length_bins": "Noise to signal of what completions of some lengths contribute.",
-    "blocks_share_of_sq_norm": "Share of the squared gradient norm by layer and kind of parameter.",
-    "blocks_alpha": "Length exponent by layer and kind of parameter.",
-    "alpha_by_block": "Length exponent of each block of parameters.",
-    "length_reward": "Reward against length, both relative to the mean of the same prompt.",
-    "alpha_energy": "Squared gradient norm and summed token energy against length: what lies between is correlation.",
-    "token_energy": "Energy of each token along three completions of typical lengths.",
-    "concentration": "Share of a completion's token energy that its heaviest tokens hold.",
-    "token_correlation": "Correlation of token scores against the distance between tokens; 0 on-policy.",
-    "proxy": "Forward-only proxy of token energies against the energies measured.",
-}
-# Inks of the light style, which the page's own colours replace so that figures follow dark mode.
-_PAGE_COLOURS = {"#222222": "currentColor", "#ffffff": "var(--paper)", "#d9d9d9": "var(--rule)"}
+# What the inks of each theme become on the page, so that figures follow its dark mode: text, paper, grid.
+_PAGE_INKS = ("currentColor", "var(--paper)", "var(--rule)")
 
 
-def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write what a run found to one HTML file that asks nothing of the network.
+class _Cell(TypedDict):
+    """One number of the table: its text, what sorts it, whether it is bold."""
+
+    html: str
+    key: str
+    bold: bool
+
+
+class _Row(TypedDict):
+    """One estimator of the table."""
+
+    name: str
+    html: str
+    cells: list[_Cell]
+
+
+class _VarianceTable(TypedDict):
+    """What the template shows of the variance comparison."""
+
+    columns: list[str]
+    rows: list[_Row]
+    level: str
+    n_prompts: int | None
+    reference: str | None
+    notes: list[str]
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    svgs: Mapping[str, str] | None = None,
+) -> Path:
+    """Write what a run found to one HTML file that needs no network.
 
     Args:
         path: a run directory.
         out: the file; ``report.html`` in the run directory by default.
+        svgs: name → SVG of the figures, where they have just been drawn (`report.figures.draw_run_for_report`); None
+            draws them.
 
     Returns:
         The file's path.
@@ -56,7 +69,7 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
         OSError: when the file cannot be written.
     """
     target = Path(path) / "report.html" if out is None else Path(out)
-    page = report_page(read_results(path))
+    page = report_page(read_results(path), svgs)
     try:
         with atomic_path(target) as partial:
             partial.write_text(page, encoding="utf-8", newline="\n")
@@ -67,8 +80,8 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
     return target
 
 
-def report_page(run: SavedResults) -> str:
-    """The page as text."""
+def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str:
+    """The page as text, with the figures given as SVG, or drawn here where None are."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -81,7 +94,7 @@ def report_page(run: SavedResults) -> str:
         alpha=_alpha(run),
         sentences=(run.alpha or {}).get("sentences", []),
         variance=_variance(run),
-        figures=_figures(run),
+        figures=_figures(run, svgs),
         commands=_commands(run),
         remarks=run.manifest.get("remarks", []),
         settings=run.settings,
@@ -91,38 +104,41 @@ def report_page(run: SavedResults) -> str:
 
 
 def inline_svg(svg: str, prefix: str, title: str) -> str:
-    """An SVG file as an element of a page: its ids its own, its inks the page's, named for screen readers.
+    """An SVG file as an element of a page, with unique ids, the page's colours, and a name for screen readers.
 
     Args:
         svg: the file's text.
         prefix: put before each id, so that several figures share a page.
-        title: what a screen reader says.
+        title: what a screen reader reads out.
     """
+    from gradstats.plots.style import INK
+
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", body)
-    for ink, colour in _PAGE_COLOURS.items():
-        body = body.replace(ink, colour)
+    for inks in INK.values():
+        for ink, colour in zip(inks, _PAGE_INKS, strict=True):
+            body = body.replace(ink, colour)
     width, height = (float(number) for number in re.findall(r'(?:width|height)="([\d.]+)pt"', body)[:2])
     body = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", body, count=2)
     opening = f'<svg role="img" aria-label="{html.escape(title)}" style="aspect-ratio: {width:g} / {height:g}"'
     return body.replace("<svg", opening, 1)
 
 
-def _figures(run: SavedResults) -> list[dict[str, str]]:
-    import matplotlib as mpl
+def _figures(run: SavedResults, svgs: Mapping[str, str] | None) -> list[dict[str, str]]:
+    from gradstats.report.figures import FIGURES, figures_as_svg
 
-    from gradstats.plots.save import DETERMINISTIC, METADATA
-    from gradstats.report.figures import run_figures
-
-    found = []
-    for name, figure, _ in run_figures(run, FiguresSection(venue="icml", column="half")):
-        svg = io.StringIO()
-        with mpl.rc_context(DETERMINISTIC):
-            figure.savefig(svg, format="svg", metadata=METADATA["svg"])
-        found.append({"name": name, "caption": CAPTIONS[name], "svg": inline_svg(svg.getvalue(), name, CAPTIONS[name])})
-    return found
+    drawn = figures_as_svg(run) if svgs is None else svgs
+    return [
+        {
+            "name": figure.name,
+            "caption": figure.caption,
+            "svg": inline_svg(drawn[figure.name], figure.name, figure.caption),
+        }
+        for figure in FIGURES
+        if figure.name in drawn
+    ]
 
 
 def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
@@ -159,17 +175,18 @@ def _alpha(run: SavedResults) -> dict[str, str] | None:
     }
 
 
-def _variance(run: SavedResults) -> dict[str, Any] | None:
+def _variance(run: SavedResults) -> _VarianceTable | None:
     frame = run.variance
     if frame is None:
         return None
     about = frame.attrs
-    shown = [name for name in COLUMNS if name in frame]
-    columns, rows = [], [{"name": str(name), "html": _breakable(str(name)), "cells": []} for name in frame["estimator"]]
+    shown = [name for name in shown_in("page") if name in frame]
+    columns: list[str] = []
+    rows: list[_Row] = [{"name": str(name), "html": _breakable(str(name)), "cells": []} for name in frame["estimator"]]
     for name in shown:
         triples = [tuple(row) for row in frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)]
         exponent = common_exponent(triples)
-        heading = HEADINGS[name].format(reference=about.get("reference", "the reference"))
+        heading = QUANTITIES[name].heading.format(reference=about.get("reference", "the reference"))
         columns.append(heading + (f" (×10^{exponent})" if exponent else ""))
         for row, (value, low, high) in zip(rows, triples, strict=True):
             key = value if math.isfinite(value) else low
@@ -177,7 +194,7 @@ def _variance(run: SavedResults) -> dict[str, Any] | None:
                 {
                     "html": number_with_interval(value, low, high, exponent=exponent, markup="html"),
                     "key": repr(float(key)) if math.isfinite(key) else "",
-                    "bold": name == "matched_ratio" and row["name"] == about.get("lowest_beyond_doubt"),
+                    "bold": name == JUDGED.name and row["name"] == about.get("lowest_beyond_doubt"),
                 }
             )
     return {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from gradstats.stats.tokens.proxy_quality import ProxyQuality
 from gradstats.system.files import atomic_path, write_json
 
 FILES = ("proxy_quality.csv", "proxy_quality.json", "token_profiles.csv", "token_traces.csv", "token_sample.csv")
@@ -35,7 +35,7 @@ class SavedTokens:
     sample: pd.DataFrame
 
 
-def save_tokens(quality: Any, folder: Path, confidence_level: float = 0.95) -> list[Path]:
+def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = 0.95) -> list[Path]:
     """Write the numbers of a `gradstats.ProxyQuality` to a folder; returns the paths."""
     frame = quality.to_frame(confidence_level)
     long = []
@@ -58,7 +58,7 @@ def save_tokens(quality: Any, folder: Path, confidence_level: float = 0.95) -> l
     for name, table in tables.items():
         with atomic_path(folder / name) as partial:
             table.to_csv(partial, index=False, lineterminator="\n", float_format="%.7g")
-    write_json(folder / "proxy_quality.json", frame.attrs)
+    write_json(folder / "proxy_quality.json", {str(name): value for name, value in frame.attrs.items()})
     return [folder / name for name in FILES]
 
 

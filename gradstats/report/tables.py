@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from gradstats.report.numbers import HEADINGS, common_exponent, number_with_interval
-from gradstats.stats.variance.winner import JUDGED, _frame, clear_winner, lowest
+from gradstats.report.numbers import Triple, common_exponent, number_with_interval
+from gradstats.stats.length_scaling.fit import LengthScalingFit
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
+from gradstats.stats.variance.winner import Comparison, clear_winner, frame_of, lowest
 from gradstats.system.files import atomic_path
 
-VARIANCE_COLUMNS = ("trace_cov", "ratio", "matched_ratio", "cosine", "bias_share", "kept_share")
+VARIANCE_COLUMNS = shown_in("paper")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Table:
     caption: str
     heading: str
     rows: tuple[str, ...]
-    columns: Mapping[str, Sequence[tuple[float, float, float]]]
+    columns: Mapping[str, Sequence[Triple]]
     source: pd.DataFrame = field(repr=False)
     bold: frozenset[tuple[int, int]] = frozenset()
     label: str = "tab:gradstats"
@@ -96,51 +98,52 @@ class Table:
 
 
 def variance_table(
-    comparison: Any,
+    comparison: Comparison | pd.DataFrame,
     *,
     columns: Sequence[str] = VARIANCE_COLUMNS,
-    paired: Any = None,
+    paired: Comparison | pd.DataFrame | None = None,
     confidence_level: float | None = None,
 ) -> Table:
     """The variance of estimators, one row each, in the comparison's order.
 
     The lowest matched ratio is set in bold where it is known to be the lowest: where the paired interval against
-    every other row excludes a tie. The comparison's own intervals are paired with its reference alone; a winner other
-    than the reference needs ``paired``, the same comparison with the winner as reference. Without it nothing is bold,
-    save in a table of two rows.
+    every other row excludes a tie. The comparison decides that (``.lowest_beyond_doubt()``, which its frame carries in
+    ``.attrs``).
 
     Args:
         comparison: a `gradstats.stats.VarianceComparison` or its frame.
         columns: quantities to show, each with its ``_low`` and ``_high``.
-        paired: the comparison whose reference is `lowest(comparison)`, or its frame.
+        paired: for a frame without that entry, the comparison whose reference is `lowest(comparison)`, or its frame;
+            without it the lowest is bold only where it is the reference, or in a table of two rows.
         confidence_level: of the intervals, for a `VarianceComparison`; a frame brings its own.
 
     Raises:
         ValueError: when the frame lacks a column, or ``paired`` has another reference or other rows.
+        KeyError: for a column that is not an estimated quantity.
     """
-    frame = _frame(comparison, confidence_level)
+    frame = frame_of(comparison, confidence_level)
     needed = ["estimator", *(f"{name}{end}" for name in columns for end in ("", "_low", "_high"))]
     missing = [name for name in needed if name not in frame]
     if missing:
         raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: give what compare() returns")
     bold: frozenset[tuple[int, int]] = frozenset()
-    if JUDGED in columns:
-        winner = clear_winner(frame, None if paired is None else _frame(paired, confidence_level))
-        bold = frozenset() if winner is None else frozenset({(winner, list(columns).index(JUDGED))})
+    if JUDGED.name in columns:
+        winner = _bold_row(frame, None if paired is None else frame_of(paired, confidence_level))
+        bold = frozenset() if winner is None else frozenset({(winner, list(columns).index(JUDGED.name))})
     about = frame.attrs
     reference = about.get("reference", "the reference")
     return Table(
         caption=_variance_caption(about, columns, None if lowest(frame) is None else bool(bold)),
         heading="estimator",
         rows=tuple(_row_names(frame)),
-        columns={HEADINGS[name].format(reference=reference): _triples(frame, name) for name in columns},
+        columns={QUANTITIES[name].heading.format(reference=reference): _triples(frame, name) for name in columns},
         source=frame,
         bold=bold,
         label="tab:variance",
     )
 
 
-def alpha_table(fits: Mapping[str, Any], *, confidence_level: float = 0.95) -> Table:
+def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float = 0.95) -> Table:
     """The length exponent of one or several fits.
 
     Args:
@@ -192,6 +195,14 @@ def markdown_escape(text: str) -> str:
     return "".join("\\" + character if character in r"\`*_{}[]<>|#" else character for character in text)
 
 
+def _bold_row(frame: pd.DataFrame, paired: pd.DataFrame | None) -> int | None:
+    """The row that is lowest beyond doubt: as the comparison decided, or as ``paired`` shows."""
+    if paired is not None or "lowest_beyond_doubt" not in frame.attrs:
+        return clear_winner(frame, paired)
+    best = frame.attrs["lowest_beyond_doubt"]
+    return None if best is None else [str(name) for name in frame["estimator"]].index(best)
+
+
 def _row_names(frame: pd.DataFrame) -> list[str]:
     names = [str(name) for name in frame["estimator"]]
     if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
@@ -199,12 +210,12 @@ def _row_names(frame: pd.DataFrame) -> list[str]:
     return names
 
 
-def _triples(frame: pd.DataFrame, name: str) -> list[tuple[float, float, float]]:
+def _triples(frame: pd.DataFrame, name: str) -> list[Triple]:
     values = frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
     return [(float(value), float(low), float(high)) for value, low, high in values]
 
 
-def _variance_caption(about: Mapping[Any, Any], columns: Sequence[str], has_winner: bool | None) -> str:
+def _variance_caption(about: Mapping[Hashable, Any], columns: Sequence[str], has_winner: bool | None) -> str:
     level = f"{about['confidence_level']:.0%} " if "confidence_level" in about else ""
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
     groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
@@ -214,13 +225,15 @@ def _variance_caption(about: Mapping[Any, Any], columns: Sequence[str], has_winn
     ]
     if "bias_share" in columns and "prompts_per_batch" in about:
         sentences.append(f"The share of bias is that of a batch of {about['prompts_per_batch']} prompts.")
-    if JUDGED in columns:
-        told = {
-            True: "Bold: lowest matched ratio, where the paired interval against every other row excludes a tie.",
-            False: "No row is bold: the paired intervals leave a tie for the lowest matched ratio.",
-            None: "No matched ratio is resolved.",
-        }
-        sentences.append(told[has_winner])
+    if JUDGED.name in columns:
+        heading = JUDGED.heading
+        sentences.append(
+            {
+                True: f"Bold: lowest {heading}, where the paired interval against every other row excludes a tie.",
+                False: f"No row is bold: the paired intervals leave a tie for the lowest {heading}.",
+                None: f"No {heading} is resolved.",
+            }[has_winner]
+        )
     return " ".join(sentences)
 
 
@@ -232,5 +245,5 @@ def _in_powers(heading: str, exponent: int, markup: str) -> str:
     return f"{heading} (×10^{exponent})"
 
 
-def _listed(numbers: Any) -> str:
+def _listed(numbers: Iterable[object]) -> str:
     return ", ".join(str(number) for number in dict.fromkeys(numbers))

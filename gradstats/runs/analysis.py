@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
@@ -50,7 +50,7 @@ class RunResult:
 
 def analyse(run: RunDirectory) -> RunResult:
     """Fit, compare, draw and report from the measurement; needs neither the model nor torch."""
-    from gradstats.report.figures import draw_run
+    from gradstats.report.figures import draw_run_for_report
     from gradstats.report.page import write_report
     from gradstats.report.saved_results import read_results
     from gradstats.runs.breakdowns import variance_breakdowns
@@ -67,14 +67,18 @@ def analyse(run: RunDirectory) -> RunResult:
             paths.append(_write_csv(frame, run.path / "tables" / f"{name}.csv"))
         if measured.token_projections is not None:
             _attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
+        drawn = None
         if paths:
-            style, folder = run.experiment.figures, run.path / "figures"
-            paths += _attempt(run, "figures", lambda: draw_run(read_results(run.path), folder, style)) or []
+            style = run.experiment.figures
+            drawn = _attempt(
+                run, "figures", lambda: draw_run_for_report(read_results(run.path), run.path / "figures", style)
+            )
+            paths += [] if drawn is None else drawn.paths
         gap = _sampler_gap(run, measured)
     run.write_manifest(measured, paths, gap)
     paths.append(run.path / "manifest.json")
     if alpha is not None or comparison is not None:
-        paths.append(write_report(run.path))
+        paths.append(write_report(run.path, svgs=None if drawn is None else drawn.svgs))
     return RunResult(run, measured, alpha, comparison, paths, gap)
 
 
@@ -109,32 +113,19 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
     return report
 
 
-def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Any:
+def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Path]) -> VarianceComparison:
     """Write ``variance.csv``, ``variance.json`` (how it was made) and the table."""
-    import gradstats
     from gradstats.report.tables import variance_table
-    from gradstats.stats.variance.winner import clear_winner, lowest
+    from gradstats.stats import compare
 
     section = run.experiment.variance
-
-    def compared(reference: str) -> Any:
-        return gradstats.compare(measured, **section.arguments(reference=reference))
-
-    comparison = compared(section.reference)
+    comparison = compare(measured, **section.arguments())
     run.remarks += comparison.notes
     frame = comparison.to_frame(section.confidence_level)
     paths.append(_write_csv(frame, run.path / "variance.csv"))
-    best, paired = lowest(frame), None
-    # Whether the lowest is lowest beyond doubt takes intervals paired with it, not with the reference.
-    if best not in (None, comparison.reference) and not gradstats.estimators.get(best).across_groups:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            paired = compared(best).to_frame(section.confidence_level)
-    winner = clear_winner(frame, paired)
-    frame.attrs["lowest_beyond_doubt"] = None if winner is None else frame["estimator"].iloc[winner]
-    write_json(run.path / "variance.json", frame.attrs)
+    write_json(run.path / "variance.json", {str(name): value for name, value in frame.attrs.items()})
     paths.append(run.path / "variance.json")
-    paths += variance_table(frame, paired=paired).save(run.path / "tables" / "variance")
+    paths += variance_table(frame).save(run.path / "tables" / "variance")
     return comparison
 
 

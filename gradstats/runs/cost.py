@@ -18,6 +18,7 @@ from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
 from gradstats.measurement.disk_size import bytes_of_sequences
+from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.loading import sampling_plan
@@ -91,7 +92,7 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
     tokens = plan.n_completions * cap
     item = policy.dtype.itemsize
     largest = max(len(chunk) for chunk in chunks)
-    vocabulary = policy.model.get_output_embeddings().weight.shape[0]
+    vocabulary = n_logits(policy.model)
     # Gradients of whole sequences that are held at once; ghost holds a slice of one layer's.
     held = {"ghost": 0, "loop": 1, "vmap": largest}[engine]
     memory = item * (2 * selection.n_parameters * (1 + held) + 6 * largest * cap * vocabulary)

@@ -125,7 +125,7 @@ class _Batch:
         recorder = _Recorder(self._stop_tokens, on_tokens)
         before = self._ids.shape[1]
         stages = {"past_key_values": self._cache, "stopping_criteria": [recorder.halved]}
-        self._ids = self._model.generate(
+        self._ids = self._model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # decorated in transformers
             input_ids=self._ids,
             attention_mask=self._attention,
             generation_config=_plain_sampling(settings, self._stop_tokens, self._pad),

@@ -8,26 +8,17 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import pandas as pd
 
+from gradstats.estimators.batch import CompletionTable, MeasuredCompletions
 from gradstats.measurement.token_scores import TokenScores
 
 
 @runtime_checkable
-class Completions(Protocol):
+class Completions(CompletionTable, Protocol):
     """The columns of a table of completions that statistics read; see `gradstats.Rollouts`."""
-
-    @property
-    def prompt_id(self) -> np.ndarray:
-        """(N,) the prompt of each completion."""
-        ...
 
     @property
     def sample_id(self) -> np.ndarray:
         """(N,) its number within the prompt."""
-        ...
-
-    @property
-    def rewards(self) -> np.ndarray:
-        """(N,) its reward."""
         ...
 
     @property
@@ -52,7 +43,7 @@ class Completions(Protocol):
 
 
 @runtime_checkable
-class MeasuredRollouts(Protocol):
+class MeasuredRollouts(MeasuredCompletions, Protocol):
     """Anything that knows which completions it measured."""
 
     @property

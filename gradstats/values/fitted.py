@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from torch import nn
 
+from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats.jackknife import Estimate, mean_statistic
@@ -158,12 +161,13 @@ def hidden_states(
     from gradstats.gradients.objective import make_chunk
 
     policy: Policy = as_policy(policy_or_model)
-    model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+    adapted = getattr(policy.model, "get_base_model", None)
+    model = policy.model if adapted is None else cast("CausalModel", adapted())
     states: list[np.ndarray] = [np.empty(0)] * len(rollouts)
     with torch.no_grad(), progress_bar("hidden states", len(rollouts), shown=progress) as report:
         for rows in _chunks(rollouts, token_budget):
             chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
-            hidden = model.base_model(chunk.input_ids, use_cache=False).last_hidden_state
+            hidden = cast("nn.Module", model.base_model)(chunk.input_ids, use_cache=False).last_hidden_state
             before = hidden[:, -chunk.kept - 1 : -1].float().cpu().numpy()
             for place, row in enumerate(rows):
                 start = chunk.starts[place]

@@ -145,3 +145,34 @@ def test_table_has_a_row_for_each():
 def test_factories_keep_their_documentation():
     assert "2402.14740" in (estimators.rloo.__doc__ or "")
     assert estimators.rloo.__name__ == "rloo"
+
+
+@pytest.mark.parametrize(
+    ("label", "unit"),
+    [
+        ("rloo", "sequence_sum"),
+        ("kimi(tau=0.5)", "sequence_sum"),
+        ("james_stein", "sequence_sum"),
+        ("grpo", "sequence_sum / group_std"),
+        ("max_rl", "sequence_sum / group_mean"),
+        ("reinforce_pp", "sequence_sum / batch_token_std"),
+        ("reinforce_pp_baseline", "sequence_sum / batch_token_std"),
+        ("pass_at_k", "sequence_sum"),
+        ("pass_at_k(normalize=True)", "sequence_sum / group_std"),
+        ("gae", "sequence_sum"),
+        ("gae(whiten=True)", "sequence_sum / batch_token_std"),
+    ],
+)
+def test_each_estimator_states_its_unit(label, unit):
+    assert estimators.get(label).unit == unit
+    assert estimators.get(label).unit == estimators.recipes.lookup.unit_of_label(label)
+
+
+def test_only_what_is_divided_by_a_spread_or_a_mean_has_another_unit():
+    """Rewards and parameters of their unit ten times as large make weights ten times as large, and no other."""
+    batch = estimators.Batch([1.0, 0.0, 3.0, 2.0], [3, 5, 4, 2], ["a", "a", "b", "b"])
+    larger = batch.with_fields(rewards=10.0 * batch.rewards)
+    for name in ("reinforce", "rloo", "group_mean", "grpo", "max_rl", "james_stein", "reinforce_pp_baseline"):
+        estimator = estimators.get(name)
+        factor = 10.0 if estimator.unit == "sequence_sum" else 1.0
+        np.testing.assert_allclose(estimator.weights(larger), factor * estimator.weights(batch), rtol=1e-4)

@@ -10,19 +10,11 @@ import pandas as pd
 
 from gradstats import plots
 from gradstats.plots.appearance import KNOWN
+from gradstats.stats.variance.quantities import COMPARED
 
 LONG = "an_estimator_of_my_own_with_a_long_name(alpha=0.8, loo=True, prior=12.5)"
 SHAPES = ("ordinary", "empty", "one row", "nan intervals", "thirty", "long names")
-QUANTITIES = (
-    "ratio",
-    "matched_ratio",
-    "trace_cov",
-    "noise_to_signal",
-    "signal_sq",
-    "cosine",
-    "bias_share",
-    "kept_share",
-)
+QUANTITIES = tuple(quantity.name for quantity in COMPARED)
 
 
 def names(shape: str, usual: int = 5) -> list[str]:

@@ -1,20 +1,22 @@
-"""Figures of saved runs: one, several, what they refuse and warn about."""
+"""The figures of a saved run: the list, what is drawn, what is refused."""
 
 from __future__ import annotations
 
-import json
+import re
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import matplotlib as mpl
-import pandas as pd
 import pytest
 from saved_runs import save_run
 
 from gradstats.cli import commands
 from gradstats.config.experiment import FiguresSection
-from gradstats.report.figures import draw_overlay, draw_run
-from gradstats.report.saved_results import differing_settings, read_results, run_labels
+from gradstats.report.figures import FIGURES, draw_run, draw_run_for_report, figures_as_svg, run_figures
+from gradstats.report.page import report_page
+from gradstats.report.saved_results import read_results
 
 mpl.use("Agg")
 
@@ -54,34 +56,6 @@ def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path):
             assert "setmainfont" not in path.read_text()
 
 
-def test_several_runs_are_labelled_and_warned_about(runs, monkeypatch, capsys, tmp_path):
-    code, out, err = command(monkeypatch, capsys, *runs, "--out", tmp_path, "--formats", "svg", "--venue", "iclr")
-    assert code == 0
-    assert "the runs differ in sampling.temperature (warm: 1.0, cool: 0.6)" in err
-    assert [line.rsplit("/", 1)[1] for line in out.split()] == [
-        "length_scaling.svg", "length_scaling.csv", "variance.svg", "variance.csv",
-    ]  # fmt: skip
-    table = pd.read_csv(tmp_path / "variance.csv")
-    assert list(table["run"][:2]) == ["warm (temperature 1.0)", "cool (temperature 0.6)"]
-    assert list(table["estimator"][:4]) == ["rloo", "rloo", "reinforce", "reinforce"]
-
-
-def test_runs_alike_are_not_warned_about(runs):
-    results = [read_results(runs[0])] * 2
-    assert differing_settings(results) == {}
-    assert run_labels(results) == ["warm", "warm"]
-
-
-def test_different_references_are_different_units(runs, tmp_path):
-    other = save_run(tmp_path / "other", name="other")
-    about = json.loads((other / "variance.json").read_text())
-    (other / "variance.json").write_text(json.dumps(about | {"reference": "reinforce"}))
-    with pytest.raises(
-        ValueError, match=r"ratios are to different references \(rloo, reinforce\), which are different"
-    ):
-        draw_overlay([read_results(runs[0]), read_results(other)], tmp_path / "out", FiguresSection(formats=["svg"]))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -110,3 +84,59 @@ def test_drawing_and_reporting_import_no_torch(runs, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_list_names_each_figure_once_with_a_caption():
+    names = [figure.name for figure in FIGURES]
+    assert len(set(names)) == len(names)
+    assert all(figure.caption.endswith(".") for figure in FIGURES)
+
+
+def test_each_figure_is_drawn_once_for_folder_and_report(runs, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "gradstats.report.figures.FIGURES",
+        tuple(
+            replace(figure, draw=lambda run, table, figure=figure: (drawn.append(figure.name), figure.draw(run, table)))
+            for figure in FIGURES
+        ),
+    )
+    run = read_results(runs[0])
+    figures = draw_run_for_report(run, tmp_path, run.look)
+    page = report_page(run, figures.svgs)
+    assert len(set(drawn)) == len(drawn) == 7
+    assert {path.stem for path in figures.paths} == set(figures.svgs) == set(drawn)
+    # The page by itself draws the same figures.
+    alone = report_page(run)
+    assert len(drawn) == 14
+    captions = [re.findall(r'<svg role="img" aria-label="([^"]*)"', text) for text in (page, alone)]
+    assert captions[0] == captions[1]
+    assert len(captions[0]) == 7
+
+
+def test_a_figure_whose_numbers_are_missing_is_left_out(runs, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(runs[0], folder)
+    (folder / "tables" / "length_bins.csv").unlink()
+    assert set(figures_as_svg(read_results(runs[0]))) - set(figures_as_svg(read_results(folder))) == {"length_bins"}
+
+
+def test_the_first_figure_of_estimators_is_at_matched_signal(runs):
+    run = read_results(runs[0])
+    listed, figure, _ = next(drawn for drawn in run_figures(run, run.look) if drawn[0].name == "variance")
+    (ax,) = figure.axes
+    assert ax.get_xlabel() == "variance relative to rloo,\nat matched signal"
+    assert "at matched signal" in listed.caption
+
+
+def test_a_run_without_recorded_units_leaves_other_units_out_by_label(tmp_path):
+    """The files of runs made before units were recorded hold no column of them."""
+    folder = save_run(tmp_path / "run")
+    for name in ("variance.csv", "tables/group_sizes.csv"):
+        text = (folder / name).read_text()
+        assert "unit" not in text.splitlines()[0]
+        (folder / name).write_text(text.replace("<b>mine</b>", "grpo"))
+    run = read_results(folder)
+    titles = {listed.name: figure.axes[0].get_title(loc="right") for listed, figure, _ in run_figures(run, run.look)}
+    assert titles["group_sizes"] == titles["prompt_parts"] == "Left out, in another unit: grpo."
+    assert titles["variance"] == titles["variance_bias"] == ""

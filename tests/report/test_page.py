@@ -187,7 +187,8 @@ def test_no_console_errors_and_no_requests(opened):
 
 @pytest.mark.browser
 def test_the_table_sorts_both_ways_with_unresolved_rows_last(opened):
-    matched = 3
+    headings = [th.text for th in opened.find_elements("css selector", "thead th")]
+    matched = headings.index("matched ratio")
     cells, states = sort_by(opened, matched)
     assert cells == ["0.93", "1.0", "1.3", ""]
     assert states[matched] == "ascending"

@@ -79,6 +79,15 @@ def test_the_reference_is_bold_where_every_other_interval_lies_above_it():
     assert "leave a tie" in variance_table(tie).caption
 
 
+def test_the_comparisons_decision_is_read_from_the_frame():
+    table = frame([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
+    table.attrs["lowest_beyond_doubt"] = "mine"
+    assert [line.split(" &")[0] for line in bold_rows(variance_table(table))] == ["mine"]
+    table.attrs["lowest_beyond_doubt"] = None
+    assert bold_rows(variance_table(table)) == []
+    assert "leave a tie" in variance_table(table).caption
+
+
 def test_another_winner_needs_intervals_paired_with_it():
     table = frame([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
     assert lowest(table) == "mine"

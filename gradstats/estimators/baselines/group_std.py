@@ -48,6 +48,7 @@ def divide_by_deviation(
     scale="group std + ε",
     bias="biased: each prompt is rescaled by the spread of its rewards, also with LOO",
     source="Shao et al. 2024, 2402.03300",
+    unit="sequence_sum / group_std",
 )
 def grpo(
     batch: Batch, ddof: int = 1, eps: float = 1e-6, loo: bool = False, singleton: str = "zero"

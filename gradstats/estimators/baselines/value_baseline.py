@@ -8,6 +8,7 @@ from jaxtyping import Float
 from gradstats.estimators.baselines.packing import discounted_sums, pack, packed_rewards, unpack
 from gradstats.estimators.baselines.whitening import whiten as whiten_tokens
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.registry import estimator
 
 
@@ -22,6 +23,7 @@ from gradstats.estimators.registry import estimator
     expected_scale=lambda group_size, parameters: (
         1.0 if parameters["gamma"] == parameters["lam"] == 1 and not parameters["whiten"] else None
     ),
+    unit=lambda parameters: "sequence_sum / batch_token_std" if parameters["whiten"] else SEQUENCE_SUM,
 )
 def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False) -> Float[np.ndarray, "n t"]:
     r"""A_t = Σ_l (γλ)^l δ_{t+l} with δ_t = r_t + γV_{t+1} − V_t. Schulman et al. 1506.02438.

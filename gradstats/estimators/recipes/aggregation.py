@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from gradstats.estimators.baselines.expectations import is_batch_level
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.parameters import Parameters
 from gradstats.estimators.recipes.components import component
 
 
@@ -40,7 +41,11 @@ def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
     return 1.0 / totals[batch.group_index]
 
 
-@component("aggregation", "constant")
+def _with_its_length(parameters: Parameters) -> str:
+    return "constant" if parameters["max_tokens"] is None else f"constant(max_tokens={parameters['max_tokens']:g})"
+
+
+@component("aggregation", "constant", unit=_with_its_length)
 def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray, "n"]:
     """1/(N·L) Σ_i Σ_t, with one L for all. Dr. GRPO, 2503.20783.
 

@@ -26,6 +26,7 @@ class ComponentDefinition:
         level: "token" when it makes weights differ between the tokens of a completion.
         needs: Batch fields that it requires.
         across_groups: whether it is batch-level, that is, uses other groups than the prompt's, given its parameters.
+        unit: what a scale divides by, and what an aggregation measures gradients in, given its parameters.
     """
 
     kind: Kind
@@ -35,6 +36,7 @@ class ComponentDefinition:
     level: Level
     needs: tuple[str, ...]
     across_groups: Callable[[Parameters], bool]
+    unit: Callable[[Parameters], str]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ class Component:
         """Whether it is batch-level: uses other groups than the prompt's."""
         return self.definition.across_groups(self.parameters)
 
+    @property
+    def unit(self) -> str:
+        """What a scale divides by, and what an aggregation measures gradients in."""
+        return self.definition.unit(self.parameters)
+
     def __call__(self, *data: object) -> Any:
         """Apply the component to its data; what it returns depends on its kind."""
         return self.definition.function(*data, **self.parameters)
@@ -85,11 +92,14 @@ def component(
     level: Level = "sequence",
     needs: tuple[str, ...] = (),
     across_groups: Callable[[Parameters], bool] = lambda parameters: False,
+    unit: Callable[[Parameters], str] | None = None,
 ) -> Callable[[Callable[..., object]], Callable[..., Component]]:
     """Register a component and turn its function into the factory of that name."""
 
     def decorate(function: Callable[..., object]) -> Callable[..., Component]:
-        definition = ComponentDefinition(kind, name, function, skip, level, needs, across_groups)
+        definition = ComponentDefinition(
+            kind, name, function, skip, level, needs, across_groups, unit or (lambda parameters: name)
+        )
         COMPONENTS[kind][name] = definition
 
         def factory(*arguments: object, **keywords: object) -> Component:

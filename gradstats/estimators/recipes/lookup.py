@@ -13,8 +13,9 @@ import pandas as pd
 
 from gradstats.config.labels import read_label
 from gradstats.estimators import registry
+from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.parameters import suggest
-from gradstats.estimators.recipes.components import Kind, get_component, parameter_names
+from gradstats.estimators.recipes.components import COMPONENTS, Kind, get_component, parameter_names
 from gradstats.estimators.recipes.named import RECIPES
 from gradstats.estimators.recipes.recipe import Recipe
 
@@ -119,6 +120,36 @@ def table() -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def unit_of_label(label: str) -> str:
+    """What the gradient of an estimator is measured in, from the label that tables and files give it.
+
+    Args:
+        label: of a baseline, ``"kimi(tau=0.5)"``, or of a recipe, ``"grpo[group_mean · group_std · sequence_mean]"``.
+
+    Returns:
+        The unit; that of a plain sum for a label under which nothing is registered.
+    """
+    name, bracket, inside = label.partition("[")
+    try:
+        if bracket:
+            advantage, *components = inside.rstrip("]").split(" · ")
+            return Recipe(advantage, **{_kind_of(label): label for label in components}, name=name).unit
+        base, parameters = read_label(name)
+        definition = registry.get_definition(base)
+    except (KeyError, TypeError, ValueError):
+        return SEQUENCE_SUM
+    return definition.unit({**registry.default_parameters(definition), **parameters})
+
+
+def _kind_of(component: str) -> str:
+    """The kind of a component that does something: names are unique among those."""
+    base, _ = read_label(component)
+    for kind, known in COMPONENTS.items():
+        if base in known:
+            return kind
+    raise KeyError(f"no component is called {base!r}")
 
 
 def _row(name: str) -> dict[str, str]:

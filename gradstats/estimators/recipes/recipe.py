@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.estimator import Estimator, Level
+from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
 from gradstats.estimators.recipes import aggregation as _aggregation  # noqa: F401  # registers components
 from gradstats.estimators.recipes import filter as _filter  # noqa: F401
 from gradstats.estimators.recipes import kl as _kl  # noqa: F401
@@ -103,6 +103,16 @@ class Recipe:
     def needs(self) -> tuple[str, ...]:
         """The optional fields of the Batch that are required; ``old_logprobs`` is used where present."""
         return tuple(dict.fromkeys((*self.advantage.needs, *self.kl.definition.needs)))
+
+    @property
+    def unit(self) -> str:
+        """What the gradient is measured in: the aggregation, and what the advantages are divided by."""
+        plain, *divisors = self.advantage.unit.split(" / ")
+        if plain == SEQUENCE_SUM:
+            plain = self.aggregation.unit
+        elif self.aggregation.unit != SEQUENCE_SUM:
+            plain = f"{plain} · {self.aggregation.unit}"
+        return " / ".join([plain, *divisors, *([] if self.scale.name == "none" else [self.scale.unit])])
 
     def expected_scale(self, group_size: int) -> float | None:
         """The advantage's, where no other component changes it and sums are plain; None otherwise."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import index
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,25 +17,17 @@ from numpy.typing import ArrayLike
 from gradstats import estimators as families
 from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
-from gradstats.estimators.estimator import Weighting
+from gradstats.estimators.estimator import Weighting, unit_of
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison_inputs import ComparisonInputs, comparison_inputs
 from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pooled_completions import PooledCompletions
+from gradstats.stats.variance.quantities import COMPARED
 from gradstats.stats.variance.row import EstimatorVariance
+from gradstats.stats.variance.winner import PairedWithLowest, lowest, lowest_beyond_doubt
 
 DEFAULT_PROMPTS_PER_BATCH = 128
-QUANTITIES = (
-    "trace_cov",
-    "signal_sq",
-    "noise_to_signal",
-    "ratio",
-    "matched_ratio",
-    "cosine",
-    "bias_share",
-    "kept_share",
-)
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,8 @@ class VarianceComparison:
         reference: label of the estimator in the denominator of ratios.
         prompts_per_batch: B in bias_share.
         sketch_dim: dimension of the random projection; None for exact scores.
-        notes: what to know when reading the table, one sentence each.
+        notes: what a reader of the table has to know, one sentence each.
+        paired: what pairs every estimator with the lowest one; None for several group sizes.
     """
 
     rows: tuple[EstimatorVariance, ...]
@@ -73,6 +67,11 @@ class VarianceComparison:
     prompts_per_batch: int
     sketch_dim: int | None
     notes: tuple[str, ...] = field(default=())
+    paired: PairedWithLowest | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the completions: a pickled copy decides on the lowest estimator from its intervals alone."""
+        return self.__dict__ | {"paired": None}
 
     @property
     def group_size(self) -> int | tuple[int | None, ...] | None:
@@ -103,17 +102,33 @@ class VarianceComparison:
         Raises:
             ValueError: for an unknown quantity, or a level outside (0, 1).
         """
-        if quantity not in QUANTITIES:
-            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(QUANTITIES)}")
-        frame = self.to_frame(confidence_level)
+        names = [one.name for one in COMPARED]
+        if quantity not in names:
+            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(names)}")
+        frame = self._frame(confidence_level)
         return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
 
+    def lowest(self, confidence_level: float = 0.95) -> str | None:
+        """Label of the estimator with the lowest matched ratio; None where none is resolved."""
+        return lowest(self._frame(confidence_level))
+
+    def lowest_beyond_doubt(self, confidence_level: float = 0.95) -> str | None:
+        """Label of the lowest estimator where its paired interval against every other one excludes a tie, else None."""
+        return lowest_beyond_doubt(self._frame(confidence_level), self.paired, confidence_level)
+
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """One row an estimator: ``estimator, group_size``, each quantity with its ``_low`` and ``_high``.
+        """One row an estimator: ``estimator, group_size, unit``, each quantity with its ``_low`` and ``_high``.
+
+        ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
 
         Raises:
             ValueError: for a level outside (0, 1).
         """
+        frame = self._frame(confidence_level)
+        frame.attrs["lowest_beyond_doubt"] = lowest_beyond_doubt(frame, self.paired, confidence_level)
+        return frame
+
+    def _frame(self, confidence_level: float) -> pd.DataFrame:
         if not 0.0 < confidence_level < 1.0:
             raise ValueError(f"confidence_level={confidence_level:g} must lie between 0 and 1, for example 0.95")
         records = []
@@ -121,6 +136,7 @@ class VarianceComparison:
             record: dict[str, object] = {
                 "estimator": row.label,
                 "group_size": np.nan if row.group_size is None else row.group_size,
+                "unit": row.unit,
             }
             for quantity, (value, low, high) in row.intervals(confidence_level, self.prompts_per_batch).items():
                 record |= {quantity: value, f"{quantity}_low": low, f"{quantity}_high": high}
@@ -286,12 +302,12 @@ def compare(
     if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
         *chosen, base = [along_completions(estimator, inputs.batch) for estimator in (*chosen, base)]
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
-    by_size: list[tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]] = []
+    by_size: list[tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], PairedWithLowest]] = []
     for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
         groups = split_into_groups(prompts, inputs.order, size)
         pool = _pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples)
-        by_size.append(_compared(pool, chosen, base))
-    splits, rows, warned, remarks = zip(*by_size, strict=True)
+        by_size.append(_compared(pool, chosen, base, prompts_per_batch or DEFAULT_PROMPTS_PER_BATCH))
+    splits, rows, warned, remarks, paired = zip(*by_size, strict=True)
     warned, remarks = _of_each_size(warned, sizes), _of_each_size(remarks, sizes)
     for note in warned:
         warnings.warn(note, UserWarning, stacklevel=2)
@@ -302,6 +318,7 @@ def compare(
         prompts_per_batch=prompts_per_batch or DEFAULT_PROMPTS_PER_BATCH,
         sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
         notes=(*warned, *remarks),
+        paired=paired[0] if len(sizes) == 1 else None,
     )
 
 
@@ -346,9 +363,9 @@ def _pooled(
 
 
 def _compared(
-    pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting
-) -> tuple[GroupSplit, list[EstimatorVariance], list[str], list[str]]:
-    """The split, the rows, what to warn of and what to remark, at one group size."""
+    pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting, prompts_per_batch: int
+) -> tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], PairedWithLowest]:
+    """The split, the rows, what to warn of and what to remark, and what pairs the rows, at one group size."""
     sizes = pool.groups.sizes
     reference_moments = pool.local(reference)
     unbiased_moments = pool.local(families.get("rloo" if sizes.max() > 1 else "reinforce"))
@@ -356,11 +373,16 @@ def _compared(
         unbiased_moments = reference_moments
     size = int(sizes[0]) if sizes.min() == sizes.max() else None
     rows = [
-        replace(pool.row(estimator, reference, reference_moments, unbiased_moments), group_size=size)
+        replace(
+            pool.row(estimator, reference, reference_moments, unbiased_moments),
+            group_size=size,
+            unit=unit_of(estimator),
+        )
         for estimator in estimators
     ]
     split = GroupSplit(size, pool.groups.n_prompts, pool.groups.n_groups, pool.groups.n_leftover)
-    return split, rows, warnings_about(pool, rows, estimators), remarks_about(pool, rows, estimators)
+    paired = PairedWithLowest(pool, tuple(estimators), unbiased_moments, prompts_per_batch)
+    return split, rows, warnings_about(pool, rows, estimators), remarks_about(pool, rows, estimators), paired
 
 
 def _of_each_size(notes: Sequence[Sequence[str]], sizes: Sequence[int | None]) -> list[str]:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
 from gradstats.estimators import Batch
-from gradstats.estimators.estimator import Level, Weighting
+from gradstats.estimators.estimator import Level, Weighting, unit_of
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison import VarianceComparison, compare
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
@@ -44,6 +44,10 @@ class _OfLengths:
     @property
     def across_groups(self) -> bool:
         return self.whole.across_groups
+
+    @property
+    def unit(self) -> str:
+        return unit_of(self.whole)
 
     def expected_scale(self, group_size: int) -> float | None:
         """None: the contribution of some lengths is not a known multiple of the gradient."""
@@ -83,6 +87,7 @@ class LengthBins:
         frame.insert(1, "length_low", self.bins[:, 0])
         frame.insert(2, "length_high", self.bins[:, 1])
         frame.insert(3, "n_completions", self.n_completions)
+        del frame.attrs["lowest_beyond_doubt"]  # bins are not compared with each other
         return frame.assign(estimator=self.estimator)
 
 

@@ -1,4 +1,4 @@
-"""What a reader of a variance table has to know: one sentence each, with its remedy."""
+"""What a reader of a variance table needs to know: one sentence each, with its remedy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.variance.pooled_completions import PooledCompletions
+from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.row import EstimatorVariance, prompts_to_resolve
 
 LEVEL = 0.95
@@ -59,7 +60,7 @@ def remarks_about(
         notes.append(f"groups hold between {sizes.min()} and {sizes.max()} completions: all of each prompt's were used")
     exact = [f"{row.label} ({row.known_coefficient:.4g})" for row in rows if row.known_coefficient not in (None, 1.0)]
     if exact:
-        notes.append(f"matched_ratio uses the exactly known scale of E[ĝ] for {_listed(exact)}")
+        notes.append(f"{JUDGED.name} uses the exactly known scale of E[ĝ] for {_listed(exact)}")
     across = [estimator.label for estimator in estimators if estimator.across_groups]
     if across:
         look = "looks" if len(across) == 1 else "look"
@@ -93,7 +94,7 @@ def _about_signal(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> st
     return (
         f"‖E ĝ‖² is not resolved for {_listed([row.label for row in unresolved])} (the {LEVEL:.0%} interval "
         "reaches down to 0), so noise_to_signal is given by its lower end alone, and cosine and "
-        f"matched_ratio are NaN unless the scale of E[ĝ] is known exactly: {more}"
+        f"{JUDGED.name} are NaN unless the scale of E[ĝ] is known exactly: {more}"
     )
 
 
@@ -102,7 +103,7 @@ def _why_silent(pool: PooledCompletions) -> str:
     if pool.groups.sizes.max() == 1:
         return "groups hold a single completion (choose group_size of at least 2)"
     if np.ptp(rewards) == 0:
-        return f"every reward equals {rewards[0]:g} (choose problems that are solved now and then, not always)"
+        return f"every reward equals {rewards[0]:g} (choose problems that are solved sometimes, not always)"
     return "rewards are equal within every group (choose problems that are solved sometimes, or larger groups)"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.stats.jackknife import Estimate
 
 MISSING = Estimate(np.nan, np.nan, "raw", np.nan)
@@ -21,6 +22,7 @@ class EstimatorVariance:
     Attributes:
         label: the estimator, with its parameters.
         group_size: completions a group; None when prompts have different numbers and all were used.
+        unit: what the gradient is measured in; see `gradstats.estimators.Estimator`.
         trace_cov: tr Cov of one group's gradient.
         signal_sq: ‖E g‖², unbiased, may be negative.
         signal_to_noise: signal_sq over trace_cov, the inverse of noise-to-signal.
@@ -39,6 +41,7 @@ class EstimatorVariance:
 
     label: str
     group_size: int | None = None
+    unit: str = SEQUENCE_SUM
     trace_cov: Estimate = MISSING
     signal_sq: Estimate = MISSING
     signal_to_noise: Estimate = MISSING

@@ -180,3 +180,20 @@ def test_missing_fields_are_named():
         recipes.get("grpo").weights(batch)
     with pytest.raises(ValueError, match=r"needs logprobs and ref_logprobs.*measure with reference_policy="):
         recipes.get("rloo", kl="in_reward").weights(batch)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "unit"),
+    [
+        (lambda: recipes.get("rloo"), "sequence_sum"),
+        (lambda: recipes.get("grpo"), "sequence_mean / group_std"),
+        (lambda: recipes.get("dapo"), "token_mean / group_std"),
+        (lambda: recipes.get("dr_grpo"), "constant"),
+        (lambda: recipes.get("dr_grpo", max_tokens=100), "constant(max_tokens=100)"),
+        (lambda: Recipe("grpo", aggregation="token_mean"), "token_mean / group_std"),
+        (lambda: Recipe("grpo", scale="batch_std"), "sequence_sum / group_std / batch_std"),
+    ],
+)
+def test_recipes_compose_their_unit_and_their_label_gives_it_back(recipe, unit):
+    assert recipe().unit == unit
+    assert recipes.lookup.unit_of_label(recipe().label) == unit

@@ -9,17 +9,9 @@ import pandas as pd
 import pytest
 
 from gradstats.plots import estimator_appearance, plot_variance, style
+from gradstats.stats.variance.quantities import COMPARED, QUANTITIES
 
-VALUES = (
-    "ratio",
-    "matched_ratio",
-    "trace_cov",
-    "noise_to_signal",
-    "signal_sq",
-    "cosine",
-    "bias_share",
-    "kept_share",
-)
+VALUES = tuple(quantity.name for quantity in COMPARED)
 
 
 def table(n=4, reference="rloo"):
@@ -27,7 +19,7 @@ def table(n=4, reference="rloo"):
         "rloo",
         "reinforce",
         "length_weighted(alpha=0.8, loo=True)",
-        "grpo",
+        "dr_grpo",
         *[f"mine_{i}" for i in range(30)],
     ]
     rng = np.random.default_rng(0)
@@ -62,14 +54,22 @@ def test_every_row_in_order_with_its_interval(value):
     for point, (_, row) in zip(points, frame.iterrows(), strict=True):
         assert point.get_xdata()[0] == row[value]
         assert (point.get_color(), point.get_marker()) == estimator_appearance(row["estimator"])
-    assert ax.get_xscale() == ("log" if value in VALUES[:4] else "linear")
+    assert ax.get_xscale() == ("log" if QUANTITIES[value].logarithmic else "linear")
 
 
 def test_reference_line_and_label():
-    ax = plot_variance(table(reference="grpo"))
-    assert ax.get_xlabel() == "variance relative to grpo"
+    ax = plot_variance(table(reference="dr_grpo"), value="ratio")
+    assert ax.get_xlabel() == "variance relative to dr_grpo"
     assert any(list(line.get_xdata()) == [1.0, 1.0] for line in ax.lines)
-    assert plot_variance(table(), reference="OPO").get_xlabel() == "variance relative to OPO"
+    assert plot_variance(table(), value="ratio", reference="OPO").get_xlabel() == "variance relative to OPO"
+
+
+def test_at_matched_signal_unless_asked_otherwise():
+    frame = table()
+    ax = plot_variance(frame)
+    assert ax.get_xlabel() == "variance relative to rloo,\nat matched signal"
+    points = [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "None"]
+    np.testing.assert_array_equal(points, frame["matched_ratio"])
 
 
 def test_takes_a_result():
@@ -88,7 +88,7 @@ def test_unresolved_and_one_sided_rows_are_drawn():
     assert [text.get_text() for text in ax.texts] == ["not resolved"]
     assert sum(line.get_marker() == ">" for line in ax.lines) == 1
     frame["ratio"] = frame["ratio_low"] = frame["ratio_high"] = np.nan
-    assert len(plot_variance(frame).texts) == 4
+    assert len(plot_variance(frame, value="ratio").texts) == 4
 
 
 def test_unbounded_below():
@@ -136,7 +136,7 @@ def test_log_ticks_are_plain_and_apart_at_any_range(span):
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="value='variance' cannot be drawn: choose from ratio"):
+    with pytest.raises(ValueError, match="value='variance' cannot be drawn: choose from trace_cov, signal_sq"):
         plot_variance(table(), value="variance")
-    with pytest.raises(ValueError, match=r"lacks the column.* ratio_high"):
-        plot_variance(table().drop(columns="ratio_high"))
+    with pytest.raises(ValueError, match=r"lacks the column.* matched_ratio_high"):
+        plot_variance(table().drop(columns="matched_ratio_high"))

@@ -1,0 +1,82 @@
+"""Several runs on the same axes, drawn from their saved numbers."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import seaborn as sns
+
+from gradstats import plots
+from gradstats.config.experiment import FiguresSection
+from gradstats.report.figures import styled
+from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def draw_overlay(runs: list[SavedResults], folder: Path, look: FiguresSection) -> list[Path]:
+    """Draw several runs on the same axes, labelled, and warn where their settings differ.
+
+    Raises:
+        ValueError: when no figure's numbers are in every run, or their ratios have different references.
+    """
+    labels = run_labels(runs)
+    for setting, values in differing_settings(runs).items():
+        values_by_run = ", ".join(f"{run.path.name}: {value}" for run, value in zip(runs, values, strict=True))
+        warnings.warn(
+            f"the runs differ in {setting} ({values_by_run}); they are drawn together and labelled, but do not measure "
+            "the same thing",
+            UserWarning,
+            stacklevel=2,
+        )
+    paths: list[Path] = []
+    fits = [run.fit for run in runs]
+    if all(fit is not None for fit in fits):
+        palette = sns.color_palette("colorblind")
+        with styled(look) as current_figure:
+            ax = None
+            for at, fit in enumerate(fits):
+                published = runs[0].settings.get("length_scaling.published") if at == 0 else None
+                assert fit is not None
+                ax = plots.plot_length_scaling(
+                    fit, ax=ax, label=labels[at], color=palette[at % len(palette)], published=published
+                )
+            points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]
+            paths += plots.save_figure(current_figure(), folder / "length_scaling", look.formats, source=points)
+    tables = [run.variance for run in runs]
+    if all(table is not None for table in tables):
+        frame = _stacked(runs, labels)
+        with styled(look) as current_figure:
+            ax = plots.plot_variance(frame)
+            ax.set_xlabel("\n".join([ax.get_xlabel(), *(f"{LETTERS[at]}: {label}" for at, label in enumerate(labels))]))
+            figure = current_figure()
+            size = figure.get_size_inches()
+            figure.set_size_inches(size[0], size[1] + 0.14 * len(labels))
+            paths += plots.save_figure(figure, folder / "variance", look.formats, source=frame)
+    if not paths:
+        raise ValueError(
+            f"no figure's numbers are in all of {', '.join(str(run.path) for run in runs)}: `gradstats run` makes them"
+        )
+    return paths
+
+
+def _stacked(runs: list[SavedResults], labels: list[str]) -> pd.DataFrame:
+    """The variance tables one under the other, estimator by estimator."""
+    references = [
+        str((run.variance if run.variance is not None else pd.DataFrame()).attrs.get("reference")) for run in runs
+    ]
+    if len(set(references)) > 1:
+        raise ValueError(
+            f"the runs' ratios are to different references ({', '.join(references)}), which are different units: "
+            "compare each run again with the same `variance: {reference: …}`"
+        )
+    frame = pd.concat(
+        [run.variance.assign(run=label) for run, label in zip(runs, labels, strict=True)],  # pyright: ignore[reportOptionalMemberAccess]
+        ignore_index=True,
+    )
+    order = list(dict.fromkeys(frame["estimator"]))
+    frame = frame.sort_values("estimator", key=lambda names: names.map(order.index), kind="stable", ignore_index=True)
+    frame.attrs = {"reference": references[0]}
+    return frame

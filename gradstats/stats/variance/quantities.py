@@ -1,0 +1,141 @@
+"""The table of estimated quantities: what each is called, how it is drawn, and whether it has a unit.
+
+Headings, axis labels, scales and landmarks of every table and figure are read from here. A quantity that a row of the
+comparison estimates (`gradstats.stats.variance.row`) appears everywhere once it has its entry below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Place = Literal["paper", "page", "terminal", "panels"]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One column of a variance comparison, which has its ``_low`` and ``_high`` beside it.
+
+    In headings and labels ``{reference}`` stands for the label of the reference estimator.
+
+    Attributes:
+        name: of the column.
+        heading: in tables, on one line.
+        axis_label: in a figure of its own.
+        panel_label: under a panel a third as wide.
+        logarithmic: whether it is drawn on a log axis.
+        landmark: a value to compare with, drawn as a dashed line.
+        has_unit: whether it carries the square of the gradient's unit, alone or relative to another estimator's.
+        shown_in: where it is a column or panel by default: tables for a paper, the HTML page, the terminal, the figure
+            of several panels.
+    """
+
+    name: str
+    heading: str
+    axis_label: str
+    panel_label: str
+    logarithmic: bool = False
+    landmark: float | None = None
+    has_unit: bool = False
+    shown_in: tuple[Place, ...] = ()
+
+
+#: What `gradstats.compare` estimates of every estimator, in the order of its frame.
+COMPARED = (
+    Quantity(
+        name="trace_cov",
+        heading="tr Cov",
+        axis_label="tr Cov of a group's gradient",
+        panel_label="tr Cov",
+        logarithmic=True,
+        has_unit=True,
+        shown_in=("paper", "page", "terminal"),
+    ),
+    Quantity(
+        name="signal_sq",
+        heading="‖E ĝ‖²",
+        axis_label="squared norm of the expected gradient",
+        panel_label="signal",
+        landmark=0.0,
+        has_unit=True,
+    ),
+    Quantity(
+        name="noise_to_signal",
+        heading="noise to signal",
+        axis_label="noise to signal (groups)",
+        panel_label="noise\nto signal",
+        logarithmic=True,
+        shown_in=("page",),
+    ),
+    Quantity(
+        name="ratio",
+        heading="ratio to {reference}",
+        axis_label="variance relative to {reference}",
+        panel_label="ratio to\n{reference}",
+        logarithmic=True,
+        landmark=1.0,
+        has_unit=True,
+        shown_in=("paper", "page", "terminal"),
+    ),
+    Quantity(
+        name="matched_ratio",
+        heading="matched ratio",
+        axis_label="variance relative to {reference},\nat matched signal",
+        panel_label="matched\nratio to\n{reference}",
+        logarithmic=True,
+        landmark=1.0,
+        shown_in=("paper", "page", "terminal", "panels"),
+    ),
+    Quantity(
+        name="cosine",
+        heading="cosine",
+        axis_label="cosine to the unbiased gradient",
+        panel_label="cosine",
+        shown_in=("paper", "page", "panels"),
+    ),
+    Quantity(
+        name="bias_share",
+        heading="share of bias",
+        axis_label="share of bias in the mean squared error",
+        panel_label="share\nof bias",
+        shown_in=("paper", "page", "panels"),
+    ),
+    Quantity(
+        name="kept_share",
+        heading="groups kept",
+        axis_label="share of groups with a gradient",
+        panel_label="groups\nkept",
+        shown_in=("paper", "page"),
+    ),
+)
+
+#: The two components of ``trace_cov``, where prompts have several groups.
+VARIANCE_COMPONENTS = (
+    Quantity(
+        name="within_prompt",
+        heading="within-prompt variance",
+        axis_label="within-prompt variance",
+        panel_label="within\nprompts",
+        logarithmic=True,
+        has_unit=True,
+    ),
+    Quantity(
+        name="between_prompt",
+        heading="between-prompt variance",
+        axis_label="between-prompt variance",
+        panel_label="between\nprompts",
+        landmark=0.0,
+        has_unit=True,
+    ),
+)
+
+QUANTITIES = {quantity.name: quantity for quantity in (*COMPARED, *VARIANCE_COMPONENTS)}
+
+# A shrunken estimator has a low ratio and is no better for it, and a ratio of two units means nothing: only the
+# variance at matched signal decides which estimator is lowest, and it is what figures show by default.
+JUDGED = QUANTITIES["matched_ratio"]
+
+
+def shown_in(place: Place) -> tuple[str, ...]:
+    """The names of the quantities that a kind of table or figure shows by default, in order."""
+    return tuple(quantity.name for quantity in QUANTITIES.values() if place in quantity.shown_in)

@@ -1,0 +1,57 @@
+"""Several runs on the same axes: labels, warnings, and what cannot be drawn together."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import matplotlib as mpl
+import pandas as pd
+import pytest
+from saved_runs import save_run
+
+from gradstats.cli import commands
+from gradstats.config.experiment import FiguresSection
+from gradstats.report.overlay import draw_overlay
+from gradstats.report.saved_results import differing_settings, read_results, run_labels
+
+mpl.use("Agg")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [
+        save_run(folder / "warm", name="warm"),
+        save_run(folder / "cool", name="cool", seed=1, sampling={"temperature": 0.6}),
+    ]
+
+
+def test_several_runs_are_labelled_and_warned_about(runs, monkeypatch, capsys, tmp_path):
+    words = ["gradstats", "figures", *map(str, runs), "--out", str(tmp_path), "--formats", "svg", "--venue", "iclr"]
+    monkeypatch.setattr(sys, "argv", words)
+    commands.main()
+    out, err = capsys.readouterr()
+    assert "the runs differ in sampling.temperature (warm: 1.0, cool: 0.6)" in err
+    assert [line.rsplit("/", 1)[1] for line in out.split()] == [
+        "length_scaling.svg", "length_scaling.csv", "variance.svg", "variance.csv",
+    ]  # fmt: skip
+    table = pd.read_csv(tmp_path / "variance.csv")
+    assert list(table["run"][:2]) == ["warm (temperature 1.0)", "cool (temperature 0.6)"]
+    assert list(table["estimator"][:4]) == ["rloo", "rloo", "reinforce", "reinforce"]
+
+
+def test_runs_alike_are_not_warned_about(runs):
+    results = [read_results(runs[0])] * 2
+    assert differing_settings(results) == {}
+    assert run_labels(results) == ["warm", "warm"]
+
+
+def test_different_references_are_different_units(runs, tmp_path):
+    other = save_run(tmp_path / "other", name="other")
+    about = json.loads((other / "variance.json").read_text())
+    (other / "variance.json").write_text(json.dumps(about | {"reference": "reinforce"}))
+    with pytest.raises(
+        ValueError, match=r"ratios are to different references \(rloo, reinforce\), which are different"
+    ):
+        draw_overlay([read_results(runs[0]), read_results(other)], tmp_path / "out", FiguresSection(formats=["svg"]))

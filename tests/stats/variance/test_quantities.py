@@ -1,0 +1,69 @@
+"""The table of quantities is complete, and the columns of a comparison follow it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradstats.estimators import Batch
+from gradstats.stats import compare
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, VARIANCE_COMPONENTS, shown_in
+
+PACKAGE = Path(__file__).parents[3] / "gradstats"
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    rng = np.random.default_rng(0)
+    batch = Batch(rng.normal(size=64) + 1.0, np.full(64, 10), np.repeat(np.arange(16), 4))
+    scores = rng.normal(size=(64, 3)) + 0.5 * batch.rewards[:, None] ** 2
+    with warnings.catch_warnings():  # whether the signal is resolved is another matter
+        warnings.simplefilter("ignore")
+        return compare(batch, ["rloo", "reinforce"], scores, group_size=2)
+
+
+def test_the_frame_holds_every_quantity_in_order_with_its_interval(comparison):
+    ends = ("", "_low", "_high")
+    expected = ["estimator", "group_size", "unit", *(f"{one.name}{end}" for one in COMPARED for end in ends)]
+    assert list(comparison.to_frame().columns) == expected
+    components = comparison.prompt_parts()
+    assert {f"{one.name}{end}" for one in VARIANCE_COMPONENTS for end in ends} <= set(components.columns)
+
+
+def test_labels_are_filled_in_with_the_reference_alone():
+    for quantity in QUANTITIES.values():
+        for text in (quantity.heading, quantity.axis_label, quantity.panel_label):
+            assert text.format(reference="rloo")
+        assert "\n" not in quantity.heading
+
+
+def test_what_decides_has_no_unit():
+    assert not JUDGED.has_unit
+    assert {one.name for one in QUANTITIES.values() if one.has_unit} == {
+        "trace_cov", "signal_sq", "ratio", "within_prompt", "between_prompt",
+    }  # fmt: skip
+
+
+def test_what_is_shown_where():
+    assert shown_in("terminal") == ("trace_cov", "ratio", "matched_ratio")
+    assert shown_in("panels") == ("matched_ratio", "cosine", "bias_share")
+    assert set(shown_in("page")) - set(shown_in("paper")) == {"noise_to_signal"}
+
+
+def test_only_estimates_and_the_table_spell_a_quantity():
+    """Everything that shows a quantity reads the table; what is left computes it or speaks of it in a sentence."""
+    found = subprocess.run(["grep", "-rl", JUDGED.name, PACKAGE, "--include=*.py"], capture_output=True, text=True)
+    assert {Path(path).name for path in found.stdout.split()} <= {
+        "quantities.py", "row.py", "pooled_completions.py", "comparison.py",
+    }  # fmt: skip
+
+
+def test_a_comparison_is_pickled(comparison):
+    again = pickle.loads(pickle.dumps(comparison))  # without the completions that it holds
+    assert again.paired is None
+    assert again.to_frame().equals(comparison.to_frame())
