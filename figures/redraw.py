@@ -2,8 +2,8 @@
 
 Each folder with a ``manifest.json`` and an ``alpha.json`` or ``variance.csv`` holds what one experiment produced: its
 numbers (`NUMBERS`), the figures drawn from them, each with its table as CSV, and ``drawn_from.json``, which records the
-hash of every number file at the time of drawing. ``--check`` says which figures are older than their numbers.
-``--take-run RUN`` copies the numbers and the manifest of a finished run directory in first.
+hash of every file of numbers at the time of drawing. ``--check`` lists the figures that are older than their numbers.
+``--take-run RUN`` first copies the numbers and the manifest of a finished run directory.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def take(run: Path, root: Path = HERE) -> Path:
     """Copy a run's numbers, manifest and experiment to a folder of its name; returns the folder.
 
     Raises:
-        FileNotFoundError: when the run has not been finished.
+        FileNotFoundError: if the run is not finished.
     """
     if not (run / "manifest.json").exists():
-        raise FileNotFoundError(f"{run} is no finished run: it holds no manifest.json; `gradstats run` makes it")
+        raise FileNotFoundError(f"{run} is not a finished run: it has no manifest.json; `gradstats run` writes it")
     target = root / run.resolve().name
     target.mkdir(exist_ok=True)
     for name, source in TAKEN.items():
@@ -61,34 +61,32 @@ def redraw(folder: Path, venue: str = "icml") -> list[Path]:
 
 
 def complaints(root: Path = HERE) -> list[str]:
-    """What is wrong with the figures under a folder: older than their numbers, or without table, manifest or record."""
-    found = []
+    """List figures under a folder that are older than their numbers or lack a table, a manifest or a record."""
+    problems = []
     for folder in sorted({path.parent for path in root.rglob("*") if path.suffix in DRAWN}):
         if not (folder / "manifest.json").exists():
-            found.append(
+            problems.append(
                 f"{folder} has figures and no manifest.json: copy a run with `figures/redraw.py --take-run RUN`"
             )
             continue
         numbers = _hashes(folder)
-        # A benchmark draws its own figure from the table it writes beside it: what is left to check is that it did.
-        ours = bool(numbers) or (folder / STAMP).exists()
+        # The figure of a benchmark is drawn by the benchmark, so only its table is checked.
+        drawn_here = bool(numbers) or (folder / STAMP).exists()
         stamp = json.loads((folder / STAMP).read_text()) if (folder / STAMP).exists() else {}
         changed = [name for name, digest in numbers.items() if stamp.get("numbers", {}).get(name) != digest]
         gone = sorted(set(stamp.get("numbers", {})) - set(numbers))
         if changed or gone:
-            found.append(
+            problems.append(
                 f"figures in {folder} are older than {', '.join(changed + gone)}: redraw them with `make figures`"
             )
         for path in sorted(path for path in folder.iterdir() if path.suffix in DRAWN):
-            if ours and path.name not in stamp.get("figures", []):
-                found.append(
-                    f"{path} was not drawn from the numbers beside it: redraw with `make figures`, or remove it"
+            if drawn_here and path.name not in stamp.get("figures", []):
+                problems.append(
+                    f"{path} was not drawn from the numbers in its folder: redraw with `make figures`, or remove it"
                 )
             if not path.with_suffix(".csv").exists():
-                found.append(
-                    f"{path} has no table {path.with_suffix('.csv').name} beside it: redraw with `make figures`"
-                )
-    return found
+                problems.append(f"{path} has no table {path.with_suffix('.csv').name}: redraw with `make figures`")
+    return problems
 
 
 def _hashes(folder: Path) -> dict[str, str]:
@@ -104,13 +102,13 @@ def main(take_run: Path | None = None, venue: str = "icml", check: bool = False)
 
     Args:
         take_run: a finished run directory whose numbers are copied to figures/NAME first.
-        venue: whose column width to use.
-        check: only say which figures are older than their numbers.
+        venue: the venue whose column width is used.
+        check: only list the figures that are older than their numbers.
     """
     if check:
-        found = complaints()
-        print("\n".join(found) or "every figure is as new as its numbers")
-        sys.exit(1 if found else 0)
+        problems = complaints()
+        print("\n".join(problems) or "every figure is up to date")
+        sys.exit(1 if problems else 0)
     if take_run is not None:
         take(take_run)
     for folder in sorted(path.parent for path in HERE.glob("*/manifest.json") if _hashes(path.parent)):

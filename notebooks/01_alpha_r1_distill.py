@@ -51,7 +51,7 @@ torch.set_num_threads(1)
 R1_DISTILL = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
 real = isinstance(try_to_load_from_cache(R1_DISTILL, "config.json"), str) and torch.cuda.is_available()
 label = "R1-Distill-1.5B" if real else "embedded policy (stand-in)"
-print("measured here:", label)
+print("measured model:", label)
 
 # %%
 policy = gs.load_policy(R1_DISTILL if real else "embedded")

@@ -17,7 +17,7 @@
 # Which baseline reduces the noise of the policy gradient for a given model, problem set and group size? The gradients
 # are measured once; comparing baselines, group sizes and resamples is then linear algebra.
 #
-# This notebook measures the **embedded policy**, a small arithmetic reasoner that ships with the package. To use your own
+# This notebook measures the **embedded policy**, a small arithmetic reasoner that ships with the package. For another
 # model, change the two lines that load the policy and the problems.
 
 # %%
@@ -47,8 +47,8 @@ print(f"{len(measured)} completions, {rollouts.rewards.mean():.0%} right")
 # ## One group size
 #
 # `ratio` is the variance relative to that of RLOO, paired. A baseline that includes the sample's own reward shrinks the
-# gradient by (N−1)/N, which lowers the raw variance. `matched_ratio` compares at equal expected gradient; the figure also
-# shows the cosine and the share of bias.
+# gradient by (N−1)/N, which lowers the raw variance. `matched_ratio` compares at equal expected gradient. The figure
+# also shows the cosine and the share of bias.
 
 # %%
 baselines = ["reinforce", "group_mean", "rloo", est.token_mean(loo=True), est.length_weighted(alpha=0.8, loo=True)]

@@ -49,8 +49,8 @@ def test_a_figure_older_than_its_numbers_is_named(figures, run_directory, tmp_pa
     figures.redraw(folder)
     text = (folder / "variance.csv").read_text()
     (folder / "variance.csv").write_text(text.replace("1.3", "1.4", 1))
-    (found,) = figures.complaints(tmp_path)
-    assert "are older than variance.csv: redraw them with `make figures`" in found
+    (complaint,) = figures.complaints(tmp_path)
+    assert "are older than variance.csv: redraw them with `make figures`" in complaint
     figures.redraw(folder)
     assert figures.complaints(tmp_path) == []
 
@@ -59,13 +59,13 @@ def test_figures_without_table_record_or_manifest_are_named(figures, run_directo
     folder = figures.take(run_directory, tmp_path)
     figures.redraw(folder)
     (folder / "stray.pdf").write_bytes(b"%PDF")
-    told = " ".join(figures.complaints(tmp_path))
-    assert "stray.pdf was not drawn from the numbers beside it" in told
-    assert "has no table stray.csv" in told
+    listed = " ".join(figures.complaints(tmp_path))
+    assert "stray.pdf was not drawn from the numbers in its folder" in listed
+    assert "has no table stray.csv" in listed
     (folder / "manifest.json").unlink()
     assert "has figures and no manifest.json" in figures.complaints(tmp_path)[0]
 
 
 def test_an_unfinished_run_is_not_taken(figures, tmp_path):
-    with pytest.raises(FileNotFoundError, match="is no finished run: it holds no manifest"):
+    with pytest.raises(FileNotFoundError, match="is not a finished run: it has no manifest"):
         figures.take(tmp_path, tmp_path)

@@ -119,8 +119,8 @@ def test_measuring_tokens(monkeypatch, capsys, policy_folder, run_directory, tmp
     assert code == 0
     assert "token scores are measured with eager attention" in err
     told = " ".join(err.split())
-    assert re.search(r"W_T has a relative standard error of \d+\.\d% in the median, from 3 probes and 2 exact", told)
-    assert "which is poor: raise token_exact, to 16 say, or token_probes" in told
+    assert re.search(r"W_T has a median relative standard error of \d+\.\d%, from 3 probes and 2 exact", told)
+    assert "which is poor: raise token_exact, for example to 16, or token_probes" in told
     read = gradstats.read_measurement(measured)
     assert read.metadata["token_seed"] == 5
     assert {values.shape[1] for values in read.token_projections} == {3}
