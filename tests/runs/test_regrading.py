@@ -17,6 +17,7 @@ from small_runs import consonants, sampled_and_measured, small_experiment, vowel
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import regrading
+from gradstats.runs.analysis import RunResult
 from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.runs.sources import load_measurement_of, load_rollouts_of
 from gradstats.system.files import remove_path
@@ -46,7 +47,11 @@ def finished(begun, tmp_path):
 @pytest.fixture
 def no_analysis(monkeypatch):
     """Leave out fits and figures, which take most of the time."""
-    monkeypatch.setattr("gradstats.runs.pipeline.analyse", lambda run: run)
+
+    def analyse(run):
+        return RunResult(run, read_measurement(run.measurement), None, None, [])
+
+    monkeypatch.setattr("gradstats.runs.pipeline.analyse", analyse)
 
 
 @pytest.fixture
@@ -155,7 +160,7 @@ def test_an_interrupted_regrading_is_finished_by_what_comes_next(finished, no_mo
     assert len(regrading.read_regradings(path)) == 1
 
 
-def test_answers_that_were_mended_count_and_the_run_can_grow_again(finished, no_analysis):
+def test_corrected_answers_count_and_the_run_can_grow_again(finished, no_analysis):
     experiment, path = finished
     problems = Path(experiment.prompts.source)
     regrade_run(path, "exact", progress=False)
