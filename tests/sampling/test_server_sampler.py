@@ -267,25 +267,6 @@ def test_several_models_have_to_be_told_apart(policy):
     assert server.requests[-1]["model"] == "b"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("openai", None, {}), "base_url is missing: give the server's address"),
-        (("transformers", "http://x/v1", {}), "base_url is 'http://x/v1', but sampler is 'transformers'"),
-        (("sglang", None, {}), "sampler is 'sglang': choose one of transformers, continuous, vllm, openai"),
-        (("openai", "http://x/v1", {"threads": 3}), "sampler_options .* do not suit the sampler 'openai': .*threads"),
-        (("openai", "http://x/v1", {"concurrency": 0}), "concurrency is 0: it must be at least 1"),
-        (("openai", "http://x/v1", {"timeout_seconds": 0.0}), "timeout_seconds is 0.0: it must be above 0"),
-        (("openai", "http://x/v1", {"max_retries": -1}), "max_retries is -1: it must be 0 or more"),
-        (("openai", "http://x/v1", {"logprobs_of": "me"}), "logprobs_of is 'me': it must be model or sampled"),
-    ],
-)
-def test_wrong_options_are_named(policy, arguments, message):
-    name, base_url, options = arguments
-    with pytest.raises(ValueError, match=message):
-        open_sampler(name, policy, base_url, options)
-
-
 def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp_path, monkeypatch):
     from gradstats.config.experiment import Experiment
     from gradstats.runs.directory import RunDirectory
