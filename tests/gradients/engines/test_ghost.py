@@ -29,8 +29,8 @@ def assert_exact(model, rollouts, temperature=1.0, **options):
         if sketch_dim is not None:
             np.testing.assert_allclose(measured.sketches, loop.sketches, rtol=1e-9, atol=1e-11)
     for name in ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms"):
-        for ours, theirs in zip(getattr(measured, name), getattr(loop, name), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+        for values, of_loop in zip(getattr(measured, name), getattr(loop, name), strict=True):
+            np.testing.assert_allclose(values, of_loop, rtol=1e-9)
     return measured
 
 

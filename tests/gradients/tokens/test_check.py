@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from conftest import ragged_rollouts, tiny_model
 
 import gradstats.gradients as gradients
@@ -31,10 +30,3 @@ def test_a_sound_model_deviates_by_rounding_and_a_wrong_projection_by_its_error(
         gradients.SelfCheckError, match=r"within \d\.\d\de-0[12] of the gradient's norm, where 1e-05 is"
     ):
         check_projections(policy, rollouts, selection, 3)
-
-
-def test_sequences_without_a_counted_token_have_no_gradient_and_pass():
-    rollouts = ragged_rollouts(3)
-    rollouts.frame["completion_mask"] = [[False] * len(tokens) for tokens in rollouts.frame["completion_tokens"]]
-    model = tiny_model("gpt2", dtype=torch.float64)
-    assert check_projections(Policy(model), rollouts, gradients.select_parameters(model), 0) == 0.0

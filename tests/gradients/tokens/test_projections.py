@@ -90,8 +90,8 @@ def test_running_out_of_memory_takes_fewer_directions_then_fewer_sequences(monke
     monkeypatch.setattr("gradstats.gradients.chunking.MOST_PADDING", 0.99)
     with pytest.warns(RuntimeWarning) as caught:
         measured = session.measure(rollouts)
-    told = [str(item.message) for item in caught]
-    assert told[0] == "memory ran out with 8 directions at once: continuing with 4"
-    assert any(sentence.startswith("memory ran out on 5 sequences of") for sentence in told)
+    messages = [str(item.message) for item in caught]
+    assert messages[0] == "memory ran out with 8 directions at once: continuing with 4"
+    assert any(sentence.startswith("memory ran out on 5 sequences of") for sentence in messages)
     for row in range(5):
         np.testing.assert_allclose(measured.token_projections[row], whole.token_projections[row], rtol=1e-9, atol=1e-9)
