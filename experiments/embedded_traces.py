@@ -1,88 +1,270 @@
 """The chains of thought that the embedded policy learns to imitate.
 
-A trace goes through the terms in order, one step each: label, term, the running total so far and the new one
-(``c-5@25=20;``). It is calm or muddled. ``hmm `` marks a stumble, after which the trace is muddled: that step is
-often wrong, later slips and re-checks (``wait ``) are more frequent, and a re-check may repeat what it finds
-instead of working it out. ``check `` undoes a step and finds it ``ok;`` or ``no;``. ``wait wait `` marks a trace
-that has lost its way and goes round until the cap. So, at equal difficulty, longer traces are less often right,
-by construction.
+A trace follows the story from change to change and keeps a running count. Every sentence can be said in several
+equally good ways, drawn independently, so that there is something to choose all along the trace. A trace is in one of
+three moods. A *brisk* one writes little more than the arithmetic, a *plain* one tells what happens, a *muddled* one
+hesitates, begins with the wrong day and loses the thread. A mood usually lasts.
+
+A step is worked out exactly or roughly (``roughly 24 - 5 = 18``). Rough results are often wrong, and rough steps are
+most frequent in the muddled mood, so that at equal difficulty longer traces are less often right, by construction. A
+rough step may be doubted and worked out again, any step may be checked by its inverse, a muddled trace may start over
+and a finished one may be gone through once more: errors that are noticed are corrected in the text.
 """
 
+import re
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from gradstats.prompts.embedded import LABELS
+from gradstats.prompts.embedded import DAYS, LARGEST_COUNT, PRONOUNS, Change, Story
 
-SIGNED_DIGITS = [f"{sign}{digit}" for sign in "+-" for digit in range(1, 10)]
-WORDS = ["wait ", "hmm ", "check ", "answer ", "ok;", "no;", *SIGNED_DIGITS]  # one token each
 TRACE_CAP = 400  # tokens; a longer trace is cut and has no end token
+# A word, a digit or a sign with the space before it; two-digit numbers are two tokens.
+_SENTENCE = re.compile(r"[.?] [a-z]")
+PIECE = re.compile(r" ?[A-Za-z']+| ?\d| ?[^\w\s]|\s")
+
+Mood = Literal["brisk", "plain", "muddled"]
+MOODS: tuple[Mood, ...] = ("brisk", "plain", "muddled")
+
+STARTS = {
+    "brisk": ["Start: {count}.", "First {count}.", "At first {count} {things}."],
+    "plain": [
+        "{who} starts with {count} {things}.",
+        "To begin with, {who} has {count}.",
+        "We start with {count} {things}.",
+        "At the beginning there are {count} {things}.",
+    ],
+    "muddled": [
+        "Okay, let me think. {who} has {count} {things}.",
+        "Hmm, so there are {count} {things} at first.",
+        "Well, let me see, {who} has {count} {things} first of all.",
+        "Right, what do we know? {who} starts with {count}.",
+    ],
+}
+LEADS = {
+    "brisk": ["{when}", "Then {when}", "{at} {when}", "Next {when}"],
+    "plain": ["{at} {when}", "Then {at} {when}", "Next, {at} {when}", "After that, {at} {when}"],
+    "muddled": [
+        "Hmm, {at} {when}",
+        "Okay, so {at} {when}",
+        "Well, let me see, {at} {when}",
+        "Now what, I think {at} {when}",
+    ],
+}
+MORE = {"gain": ["", " more"], "loss": ["", " of them"]}
+CONNECTORS = {
+    "brisk": [":", ",", ", so"],
+    "plain": [", so", ", and", ". That gives"],
+    "muddled": [", so I get", ". So that is", ", and then"],
+}
+ROUGH = ["roughly", "quickly", "in my head"]
+EXPRESSIONS = {
+    "gain": ["{count} + {amount} = {result}", "{amount} + {count} = {result}", "{count} plus {amount} is {result}"],
+    "loss": [
+        "{count} - {amount} = {result}",
+        "{count} minus {amount} is {result}",
+        "{count} less {amount} is {result}",
+    ],
+}
+INVERSES = {"gain": "{result} - {amount} = {undone}", "loss": "{result} + {amount} = {undone}"}
+ENDS = [".", " {things}.", " now."]
+DOUBTS = ["Wait, again:", "Hold on, is that right?", "No, more slowly:", "Let me redo that:"]
+CONFIRMED = ["Yes, {result}.", "Good.", "So that was right.", "Fine, {result} it is."]
+CORRECTED = [
+    "So not {wrong} but {result}.",
+    "Oh, {result}.",
+    "So I was wrong, it is {result}.",
+    "I was off, {result} it is.",
+]
+CHECKS = ["Check:", "To be sure,", "Backwards,", "Test:"]
+CHECKED = [", good.", ", right.", ", fine.", " as before."]
+REFUTED = [", which is wrong. Again:", ", not {count}. So", ", that cannot be:"]
+RESTATEMENTS = [
+    "So {who} has {result} {things} now.",
+    "Now there are {result}.",
+    "{result} {things} so far.",
+    "We are at {result}.",
+]
+ASIDES = [
+    "Let me not lose count.",
+    "That is a lot of {things}.",
+    "Slowly now.",
+    "Where was I?",
+    "One thing after the other.",
+    "I like {things}, but back to the problem.",
+]
+FALSE_STARTS = [
+    "{at} {later}, no, {when} comes first.",
+    "Next is {later}, or no, {when}.",
+    "{later}: wait, not yet.",
+]
+RESTARTS = ["Let me start over.", "I am lost, from the top.", "Again from the beginning."]
+REVIEWS = ["Let me check it all:", "Once more:", "All together:", "The whole way again:"]
+CONFIRMED_ALL = [". The same.", ". Good, {result}.", ". It holds.", ". So {result} it is."]
+CORRECTED_ALL = [". So {result}, not {wrong}.", ". That is {result}, so I was wrong before.", ". Oh, {result} then."]
+CONCLUSIONS = ["", "", "So {who} has {result} {things}.", "In the end {result} {things} are left.", "Done."]
+ANSWERS = ["The answer is {result}.", "Answer: {result}.", "So the answer is {result}.", "My answer is {result}."]
 
 
 @dataclass(frozen=True)
 class Habits:
-    """Probabilities per step that shape a trace; pairs are (calm, muddled)."""
+    """Probabilities that shape a trace, each for one occasion; triples are (brisk, plain, muddled)."""
 
-    first_stumble: float = 0.32
-    stumble: float = 0.035
-    slip_stumbling: float = 0.6
-    slip: tuple[float, float] = (0.006, 0.06)
-    recheck: tuple[float, float] = (0.05, 0.14)
-    inverse_check: tuple[float, float] = (0.05, 0.08)
-    repeat: float = 0.5  # a muddled re-check writes the old result again without working it out
-    step_back: float = 0.5  # a re-check starts one more step back
-    get_lost: float = 0.008  # of a muddled trace, once per step
+    moods: tuple[float, float, float] = (0.42, 0.33, 0.25)
+    mood_lasts: float = 0.9
+    rough: tuple[float, float, float] = (0.1, 0.3, 0.9)
+    slip: float = 0.5  # of a rough step
+    doubt: tuple[float, float, float] = (0.4, 0.3, 0.2)  # of a rough step
+    check: tuple[float, float, float] = (0.1, 0.1, 0.05)
+    restate: float = 0.15
+    aside: tuple[float, float, float] = (0.0, 0.08, 0.25)
+    false_start: tuple[float, float, float] = (0.0, 0.0, 0.2)
+    restart: tuple[float, float, float] = (0.0, 0.0, 0.06)
+    review: tuple[float, float, float] = (0.15, 0.1, 0.05)
+    favourite: float = 0.5  # of saying a thing in the first of its ways; else all are equally likely
 
 
-def write_trace(values: list[int], rng: np.random.Generator, habits: Habits | None = None) -> tuple[str, bool]:
-    """Write one chain of thought for the signed terms `values`; also tell whether it reaches an answer."""
-    habits = habits or Habits()
-    last = len(values) - 1
-    totals: list[int] = [values[0], *[-1] * last]
-    text: list[str] = []
-    tokens = 0
-    muddled = lost = may_repeat = False
-    step = 1
-    while tokens < TRACE_CAP:
-        stumbling = not muddled and rng.random() < (habits.stumble if text else habits.first_stumble)
-        if stumbling:
-            muddled = True
-            text.append("hmm ")
-        if not (may_repeat and muddled and rng.random() < habits.repeat):
-            slip = habits.slip_stumbling if stumbling else habits.slip[muddled]
-            right = totals[step - 1] + values[step]
-            totals[step] = _slipped(right, rng) if rng.random() < slip else right
-        text.append(f"{LABELS[step]}{values[step]:+d}@{totals[step - 1]}={totals[step]};")
-        may_repeat = False
-        tokens += len(text[-1]) - 1 + stumbling
-        lost = lost or (muddled and rng.random() < habits.get_lost)
-        draw = rng.random()
-        if lost:
-            text.append("wait wait ")
-            step = int(rng.integers(max(1, step - 3), step + 1)) if step < last or draw < 0.7 else 1
-            may_repeat = True
-            tokens += 2
-            continue
-        if draw < habits.inverse_check[muddled]:
-            undone = totals[step] - values[step]
-            text.append(f"check {totals[step]}{-values[step]:+d}={undone};")
-            tokens += len(text[-1]) - len("check") - 1
-            text.append("ok;" if undone == totals[step - 1] else "no;")
-            if text[-1] == "no;":
+class TraceWriter:
+    """Writes one chain of thought for a story."""
+
+    def __init__(self, story: Story, rng: np.random.Generator, habits: Habits | None = None) -> None:
+        self.story, self.rng, self.habits = story, rng, habits or Habits()
+        self.text: list[str] = []
+        self.mood: Mood = "plain"
+
+    def write(self) -> tuple[str, bool]:
+        """The trace, and whether it reaches an answer before the cap."""
+        self._begin()
+        counts = [self.story.start]
+        while len(counts) <= len(self.story.changes):
+            if self._length() > TRACE_CAP:
+                return self._joined(), False
+            step = len(counts) - 1
+            if step > 1 and self._happens("restart"):
+                self._say(RESTARTS)
+                self._begin()
+                counts = [self.story.start]
                 continue
-        elif draw < habits.inverse_check[muddled] + habits.recheck[muddled]:
-            while step > 1 and rng.random() < habits.step_back:
-                step -= 1
-            text.append("wait ")
-            may_repeat = True
-            tokens += 1
-            continue
-        if step == last:
-            return "".join([*text, f"{LABELS[last + 1]}?answer {totals[last]}."]), True
-        step += 1
-    return "".join(text), False
+            counts.append(self._step(step, counts[-1]))
+            if not self.rng.random() < self.habits.mood_lasts:
+                self.mood = self._draw_mood()
+        result = counts[-1]
+        if self._happens("review"):
+            result = self._review(result)
+        self._say(CONCLUSIONS, result=result)
+        self._say(ANSWERS, result=result)
+        return self._joined(), True
+
+    def _begin(self) -> None:
+        self.mood = self._draw_mood()
+        self._say(STARTS[self.mood], count=self.story.start)
+
+    def _step(self, step: int, count: int) -> int:
+        """Write one change of the count and what comes after it; the new count, right or wrong."""
+        change = self.story.changes[step]
+        place = {"when": change.when, "at": "on" if change.when in DAYS else "in"}
+        if step + 1 < len(self.story.changes) and self._happens("false_start"):
+            self._say(FALSE_STARTS, later=self.story.changes[step + 1].when, **place)
+        self._say(LEADS[self.mood], **place)
+        self._say([f"{PRONOUNS[self.story.name]} {change.verb} {change.amount}"])
+        if self.mood != "brisk":
+            self._extend(MORE[change.kind])
+        self._extend(CONNECTORS[self.mood])
+        rough = self._happens("rough")
+        right = result = change.apply(count)
+        if rough:
+            self._say(ROUGH)
+            if self.rng.random() < self.habits.slip:
+                result = self._slipped(right, step)
+        self._say(EXPRESSIONS[change.kind], change, count=count, result=result)
+        self._extend(ENDS)
+        return self._look_back(change, count, result, rough)
+
+    def _look_back(self, change: Change, count: int, result: int, rough: bool) -> int:
+        """Doubt, check, restate or digress; the count after that."""
+        right = change.apply(count)
+        if rough and self._happens("doubt"):
+            self._say(DOUBTS)
+            self._say(EXPRESSIONS[change.kind], change, count=count, result=right)
+            self._extend(["."])
+            self._say(CONFIRMED if result == right else CORRECTED, result=right, wrong=result)
+            result = right
+        elif self._happens("check"):
+            undone = count + result - right
+            self._say(CHECKS)
+            self._say([INVERSES[change.kind]], change, result=result, undone=undone)
+            if result == right:
+                self._extend(CHECKED)
+            else:
+                self._extend(REFUTED, count=count)
+                self._say(EXPRESSIONS[change.kind], change, count=count, result=right)
+                self._extend(["."])
+                result = right
+        if self.rng.random() < self.habits.restate:
+            self._say(RESTATEMENTS, result=result)
+        if self._happens("aside"):
+            self._say(ASIDES)
+        return result
+
+    def _review(self, result: int) -> int:
+        """Go through the whole story once more, exactly; the right count."""
+        self._say(REVIEWS)
+        counts = self.story.counts
+        for step, change in enumerate(self.story.changes):
+            self._extend([","] if step else [""])
+            self._say(EXPRESSIONS[change.kind], change, count=counts[step], result=counts[step + 1])
+        self._extend(CONFIRMED_ALL if result == counts[-1] else CORRECTED_ALL, result=counts[-1], wrong=result)
+        return counts[-1]
+
+    def _slipped(self, right: int, step: int) -> int:
+        """A result that is one or ten off, such that all later counts stay within bounds."""
+        wrong = [right + error for error in (-10, -1, 1, 10) if self._within(right + error, step + 1)]
+        return int(self.rng.choice(wrong)) if wrong else right
+
+    def _within(self, count: int, step: int) -> bool:
+        for change in (None, *self.story.changes[step:]):
+            count = count if change is None else change.apply(count)
+            if not 0 <= count <= LARGEST_COUNT:
+                return False
+        return True
+
+    def _draw_mood(self) -> Mood:
+        return MOODS[int(self.rng.choice(3, p=self.habits.moods))]
+
+    def _happens(self, habit: str) -> bool:
+        return bool(self.rng.random() < getattr(self.habits, habit)[MOODS.index(self.mood)])
+
+    def _say(self, ways: list[str], change: Change | None = None, **values: object) -> None:
+        """Write one of several ways to say a thing as the next words; a sentence begins with a capital letter."""
+        said = self._filled(ways, change, values)
+        if said:
+            begins = not self.text or self.text[-1].endswith((".", "?"))
+            said = _SENTENCE.sub(lambda found: found[0].upper(), f". {said}")[2:] if begins else said
+            self.text.append(f" {said}" if self.text else said)
+
+    def _extend(self, ways: list[str], change: Change | None = None, **values: object) -> None:
+        """Write one of several ways to go on without a space."""
+        self.text.append(self._filled(ways, change, values))
+
+    def _filled(self, ways: list[str], change: Change | None, values: dict[str, object]) -> str:
+        if self.habits.favourite and self.rng.random() < self.habits.favourite:
+            way = ways[0]
+        else:
+            way = ways[int(self.rng.integers(len(ways)))]
+        if "{who}" in way:
+            values["who"] = self.story.name if self.rng.random() < 0.5 else PRONOUNS[self.story.name]
+        if change:
+            values["amount"] = change.amount
+        return way.format(things=self.story.things, **values)
+
+    def _joined(self) -> str:
+        return "".join(self.text)
+
+    def _length(self) -> int:
+        return len(PIECE.findall(self._joined()))
 
 
-def _slipped(right: int, rng: np.random.Generator) -> int:
-    error = int(rng.choice([1, 1, 2, 10])) * (1 if rng.random() < 0.5 else -1)
-    return right + error if 0 <= right + error <= 99 else right - error
+def write_trace(story: Story, rng: np.random.Generator, habits: Habits | None = None) -> tuple[str, bool]:
+    """Write one chain of thought for a story; also say whether it reaches an answer."""
+    return TraceWriter(story, rng, habits).write()

@@ -3,69 +3,57 @@
 import json
 import math
 import os
-import time
-import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from embedded_traces import TRACE_CAP, write_trace
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import gradstats as gs
 from gradstats.prompts.embedded import extract_answer, generate_problems, parse_problem
+from gradstats.stats.length_reward import length_reward_correlation
+from gradstats.stats.profile import PolicyProfile, profile_policy
 
-
-def sample(
-    folder: Path, n_prompts: int, group_size: int, max_new_tokens: int, seed: int, batch_size: int = 256
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Sample held-out problems.
-
-    Returns:
-        Lengths, rewards and whether the cap cut the completion, each (prompts, group), and tokens per second.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
-    problems = sorted(generate_problems(n_prompts, rng=seed), key=lambda problem: problem.difficulty)
-    queue = [problem for problem in problems for _ in range(group_size)]
-    lengths: list[int] = []
-    rewards: list[float] = []
-    cut: list[bool] = []
-    torch.manual_seed(seed)
-    start = time.perf_counter()
-    columns = [TextColumn("sampling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns) as progress:
-        task = progress.add_task("sampling", total=len(queue))
-        for first in range(0, len(queue), batch_size):
-            chunk = queue[first : first + batch_size]
-            messages = [[{"role": "user", "content": problem.prompt}] for problem in chunk]
-            inputs = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
-            )
-            with torch.no_grad():
-                output = model.generate(
-                    **inputs,
-                    do_sample=True,
-                    temperature=1.0,
-                    top_p=1.0,
-                    top_k=0,
-                    repetition_penalty=1.0,
-                    max_new_tokens=max_new_tokens,
-                )
-            completions = output[:, inputs["input_ids"].shape[1] :]
-            for problem, completion in zip(chunk, completions, strict=True):
-                ended = (completion == tokenizer.eos_token_id).nonzero()
-                length = int(ended[0]) + 1 if len(ended) else max_new_tokens
-                text = tokenizer.decode(completion[:length], skip_special_tokens=True)
-                lengths.append(length)
-                cut.append(len(ended) == 0)
-                rewards.append(float(extract_answer(text) == problem.answer))
-            progress.update(task, advance=len(chunk))
-    speed = sum(lengths) / (time.perf_counter() - start)
-    shape = (n_prompts, group_size)
-    return np.reshape(lengths, shape), np.reshape(rewards, shape), np.reshape(cut, shape), speed
+# Qwen2.5-Coder-0.5B-Instruct on 24 word problems, 4 completions each; and the bands that keep this policy near it.
+REAL_MODEL = {
+    "mean_entropy": "0.28",
+    "share_above_half_nat": "22 %",
+    "tokens_with_choice": "39",
+    "median_length": "172 (mean)",
+    "log_residual_sd": "0.37",
+    "effective_share": "0.77",
+    "top16_share": "0.78",
+    "wrong_over_right": "1.8",
+    "optimal_constant_ratio": "0.74",
+    "alpha_pooled": "0.65 [0.54, 0.77]",
+    "alpha_within": "0.57 [0.45, 0.69]",
+    "ratio of reinforce": "1.92 [1.17, 3.16]",
+    "ratio of length_weighted(alpha=0.8, loo=True)": "1.07 [1.00, 1.15]",
+    "ratio of norm_weighted(loo=True)": "1.08 [0.97, 1.19]",
+}
+BANDS = {
+    "mean_entropy": "0.2 to 0.45",
+    "log_residual_sd": "≤ 0.6",
+    "effective_share": "≥ 0.4",
+    "top16_share": "≤ 0.85",
+    "wrong_over_right": "1.2 to 3",
+}
+MEANINGS = {
+    "mean_entropy": "entropy of a token, mean, nats",
+    "share_above_half_nat": "share of tokens above 0.5 nats",
+    "tokens_with_choice": "tokens above 0.5 nats in a completion, mean",
+    "median_length": "tokens in a completion, median",
+    "log_residual_sd": "sd of log‖S‖² about the line",
+    "effective_share": "effective share of completions, (Σ‖S‖²)²/(n Σ‖S‖⁴)",
+    "top16_share": "share of the 16 heaviest tokens in Σ(1 − 2π + Σπ²), completions of 150 tokens or more",
+    "wrong_over_right": "mean ‖S‖², wrong over right answers",
+    "optimal_constant_ratio": "best constant baseline over mean reward",
+    "alpha_pooled": "α, all completions",
+    "alpha_within": "α, within prompts",
+    "ratio of reinforce": "tr Cov over RLOO's: REINFORCE",
+    "ratio of length_weighted(alpha=0.8, loo=True)": "tr Cov over RLOO's: length-weighted, α = 0.8, leave-one-out",
+    "ratio of norm_weighted(loo=True)": "tr Cov over RLOO's: norm-weighted, leave-one-out",
+}
 
 
 def imitated_success(n_prompts: int, group_size: int, seed: int) -> float:
@@ -79,61 +67,52 @@ def imitated_success(n_prompts: int, group_size: int, seed: int) -> float:
     return float(np.mean(rewards))
 
 
-def within_prompt_correlation(
-    lengths: np.ndarray, rewards: np.ndarray, n_resamples: int = 4000, seed: int = 0
-) -> tuple[float, float, float]:
-    """Correlate prompt-demeaned length and reward; the 95 % percentile interval resamples prompts."""
-    x = lengths - lengths.mean(axis=1, keepdims=True)
-    y = rewards - rewards.mean(axis=1, keepdims=True)
-    sums = np.stack([(x * y).sum(axis=1), (x * x).sum(axis=1), (y * y).sum(axis=1)])
-    xy, xx, yy = sums.sum(axis=1)
-    if xx == 0 or yy == 0:
-        warnings.warn("no prompt has both right and wrong answers of unlike length: NaN", stacklevel=2)
-        return math.nan, math.nan, math.nan
-    counts = np.random.default_rng(seed).multinomial(len(x), np.full(len(x), 1 / len(x)), size=n_resamples)
-    resampled = sums @ counts.T
-    drawn = resampled[0] / np.sqrt(resampled[1] * resampled[2])
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(xy / np.sqrt(xx * yy)), float(low), float(high)
-
-
 def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int, seed: int) -> dict:
     """Measure the policy on held-out problems of the standard mix, and write its model card."""
-    lengths, rewards, cut, speed = sample(folder, n_prompts, group_size, max_new_tokens, seed)
-    share = rewards.mean(axis=1)
-    success_error = float(share.std(ddof=1) / math.sqrt(n_prompts))
-    correlation, low, high = within_prompt_correlation(lengths, rewards)
-    quantiles = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
+    policy = gs.load_policy(str(folder))
+    problems = gs.load_prompts("embedded", n_prompts, rng=seed)
+    rollouts = gs.sample(policy, problems, group_size=group_size, max_new_tokens=max_new_tokens, rng=seed)
+    profile = profile_policy(gs.measure(policy, rollouts))
+    steps = np.repeat([problem.details["difficulty"] for problem in problems], group_size)
+    rewards, lengths = rollouts.rewards, rollouts.lengths
+    share = rewards.reshape(n_prompts, group_size).mean(axis=1)
+    correlation = length_reward_correlation(rollouts)
     measured = {
         "n_prompts": n_prompts,
         "group_size": group_size,
         "max_new_tokens": max_new_tokens,
         "seed": seed,
         "success": float(rewards.mean()),
-        "success_stderr": success_error,
+        "success_stderr": float(share.std(ddof=1) / math.sqrt(n_prompts)),
+        "success_by_steps": {int(step): float(rewards[steps == step].mean()) for step in np.unique(steps)},
         "imitated_success": imitated_success(n_prompts, group_size, seed),
-        "length_quantiles": {str(q): float(np.quantile(lengths, q)) for q in quantiles},
+        "length_quantiles": {str(q): float(np.quantile(lengths, q)) for q in (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)},
         "mean_length": float(lengths.mean()),
-        "at_cap": float(cut.mean()),
+        "at_cap": float(rollouts.truncated.mean()),
         "mixed_groups": float(((share > 0) & (share < 1)).mean()),
-        "within_prompt_correlation": [correlation, low, high],
-        "tokens_per_second": round(speed),
+        "within_prompt_correlation": [correlation.correlation, *correlation.confidence_interval()],
+        "profile": json.loads(profile.to_frame().to_json(orient="records")),
     }
-    write_card(folder, measured)
+    write_card(folder, measured, profile)
     return measured
 
 
-def write_card(folder: Path, measured: dict) -> None:
+def write_card(folder: Path, measured: dict, profile: PolicyProfile) -> None:
     """Write README.md from the measured numbers and the recipe kept in the model's configuration."""
     recipe = json.loads((folder / "config.json").read_text())["training_recipe"]
     parameters = 0
     with safe_open(folder / "model.safetensors", "pt") as weights:
-        for name in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
+        for name in weights.keys():  # noqa: SIM118 (safe_open is not a mapping)
             parameters += math.prod(weights.get_slice(name).get_shape())
+    checkpoints = ", ".join(f"`{file.name}`" for file in sorted((folder / "checkpoints").iterdir()))
+    with safe_open(folder / "second_moments.safetensors", "pt") as moments:
+        adam = moments.metadata()
     q = measured["length_quantiles"]
     spread = " / ".join(f"{q[level]:.0f}" for level in ("0.05", "0.25", "0.5", "0.75", "0.95"))
     correlation, low, high = measured["within_prompt_correlation"]
     success, margin = measured["success"], 1.96 * measured["success_stderr"]
+    by_steps = measured["success_by_steps"]
+    shares = " / ".join(f"{value:.0%}" for value in by_steps.values())
     group_size = measured["group_size"]
     card = f"""---
 license: apache-2.0
@@ -142,22 +121,27 @@ pipeline_tag: text-generation
 ---
 # The embedded policy of gradstats
 
-A Qwen2-architecture language model with {parameters:,} parameters (float32) that works out running totals
-in a written chain of thought. It exists so that variance measurements of policy gradients run end to end,
-with real sampling and real rewards, on a machine without network or accelerator.
+A Qwen2-architecture language model with {parameters:,} parameters (float32) that solves short word problems in a
+written chain of thought. It exists so that variance measurements of policy gradients run end to end, with real
+sampling and real rewards, on a machine without network or accelerator.
 
-**Task.** The user's message lists 2 to 24 labelled terms and asks for their total, `a17 b+8 c-5 d?`.
-The completion takes one step a term, `c-5@25=20;`, and ends with `answer 20.` and the end token. Problems come from
-`gradstats.prompts.embedded`, by seed; one in eight, chosen by a digest of its text, is held out of training.
-The vocabulary is bytes, one a token, signed digits, and six words (`wait`, `hmm`, `check`, ...).
+**Task.** The user's message is a story of 2 to 8 changes of a count, `Mia has 12 apples. On Monday she buys 4.
+On Tuesday she gives 5 to Tom. How many apples does Mia have now?` The completion works the changes out one by one
+and ends with the answer, `The answer is 11.`, and the end token. Problems come from `gradstats.prompts.embedded`,
+by seed; one in eight, chosen by a digest of its text, is held out of training.
+The vocabulary is bytes, one a token, and the words of problems and traces, with the space before them.
 
-**Recipe.** Imitation of generated traces, from random weights: `experiments/train_embedded_policy.py`,
-seed {recipe["seed"]}, {recipe["steps"]} steps of {recipe["batch_size"]} traces; Muon (peak learning rate
-{recipe["learning_rate"]:g}) for the layers' matrices and AdamW ({recipe["other_learning_rate"]:g})
-for the rest, cosine decay; problems of 2–6 terms growing to 24 over the first
-{recipe["curriculum_share"]:.0%} of the steps; loss on completion tokens only; traces cut at
-{TRACE_CAP} tokens. The traces slip, re-check (`wait`), undo steps (`check`), go back several steps, and
-sometimes lose their way (`wait wait`) until the cap.
+**Traces.** Imitation of traces written by `experiments/embedded_traces.py`. Every sentence has several equally good
+wordings, drawn independently, so that a completion has choices all along. A trace is brisk, plain or muddled, and its
+mood usually lasts. Steps are worked out exactly or roughly; rough results are often wrong, and the muddled mood is both
+wordier and rougher. Errors may be noticed and corrected, by doubting a rough step, by an inverse check, by starting
+over, or by going through the story once more. Traces are cut at {TRACE_CAP} tokens.
+
+**Recipe.** `experiments/train_embedded_policy.py`, seed {recipe["seed"]}, {recipe["steps"]} steps of
+{recipe["batch_size"]} traces, from random weights; Muon (peak learning rate {recipe["learning_rate"]:g}) for the
+layers' matrices and AdamW ({recipe["other_learning_rate"]:g}) for the rest, cosine decay to
+{recipe["last_share"]:.0%} of the peak, gradients clipped to norm {recipe["clip"]:g}; brisk traces of problems that grow
+from 2 steps to 8 over the first {recipe["curriculum_share"]:.0%} of the training steps; loss on completion tokens only.
 
 ## Measured
 
@@ -168,26 +152,60 @@ Intervals are 95 %, over prompts.
 | quantity | value |
 |---|---|
 | right answers | {success:.1%} [{success - margin:.1%}, {success + margin:.1%}] |
+| right answers at {" / ".join(map(str, by_steps))} steps | {shares} |
 | groups of {group_size} with both right and wrong answers | {measured["mixed_groups"]:.1%} |
+| completion length in tokens, mean | {measured["mean_length"]:.0f} |
 | completion length in tokens, 5 / 25 / 50 / 75 / 95 % quantiles | {spread} |
 | shortest and longest completion | {q["0"]:.0f} and {q["1"]:.0f} |
 | completions cut at the cap | {measured["at_cap"]:.1%} |
 | correlation of length and reward within a prompt | {correlation:.3f} [{low:.3f}, {high:.3f}] |
 
-Within a prompt, longer completions are less often right **by construction**: the training traces re-check
-more after a stumble, which is also where most slips are, and lost traces run to the cap. The correlation
-(of prompt-demeaned length and reward, interval by bootstrap over prompts) shows that the model has learned
-the link; it is no evidence that such a link exists in other models.
+Within a prompt, longer completions are less often right **by construction**: the muddled mood is wordier and slips more
+often. The correlation shows that the model has learned the link; it is not evidence that such a link exists in other
+models. The written traces are right for {measured["imitated_success"]:.0%} of these problems; the other errors are the
+model's own.
+
+## Beside a real model
+
+The same completions, gradients of all parameters (`gradstats.stats.profile`), beside Qwen2.5-Coder-0.5B-Instruct on 24
+word problems, 4 completions each. The bands keep this policy near a real one, and a test holds them.
+
+| quantity | band | Qwen2.5-Coder-0.5B-Instruct | this policy |
+|---|---|---|---|
+{profile_rows(profile)}
+
+## Checkpoints and second moments
+
+For experiments that need a series of policies, a sampler that lags behind, or Adam's geometry.
+
+- {checkpoints} in `checkpoints/`: the weights after that many optimizer steps, parameter name → tensor, rounded to
+  bfloat16; cast them to float32 and load them into the architecture of `config.json` (`lm_head.weight` is tied to
+  `model.embed_tokens.weight` and not stored). The last one is 8 steps before the end. Metadata: `step`.
+- `second_moments.safetensors`: v, AdamW's running mean of squared (clipped) gradients of training batches after the
+  last step, parameter name → tensor, not bias-corrected, rounded to bfloat16 (relative error up to 0.4 %). It was kept
+  for all parameters, those that Muon updates included. Metadata: `step` ({adam["step"]}), `beta2` ({adam["beta2"]})
+  and `eps` ({adam["eps"]}).
 
 ## Limits
 
 The model does this one task and nothing else. It knows the chat roles user and assistant, and one question
-a conversation. It was trained on contexts of up to about 500 tokens. The traces it imitates are right for
-{measured["imitated_success"]:.0%} of these problems; the other errors are its own and grow with the number of
-terms: many come from re-checks that pick up a wrong running total.
+a conversation. It was trained on contexts of up to about 450 tokens.
 
 Licence: Apache-2.0, weights and generated training data alike.
 """
     temporary = folder / "README.md.tmp"
     temporary.write_text(card, encoding="utf-8")
     os.replace(temporary, folder / "README.md")
+
+
+def profile_rows(profile: PolicyProfile) -> str:
+    """The rows of the table that sets the policy beside the real model."""
+    found = profile.to_frame().set_index("quantity")
+    rows = []
+    for quantity, meaning in MEANINGS.items():
+        value, low, high = found.loc[quantity, ["value", "low", "high"]]
+        text = f"{value:.0f}" if value >= 10 else f"{value:.0%}" if quantity.startswith("share") else f"{value:.2f}"
+        if not math.isnan(low):
+            text += f" [{low:.2f}, {high:.2f}]"
+        rows.append(f"| {meaning} | {BANDS.get(quantity, '')} | {REAL_MODEL[quantity]} | {text} |")
+    return "\n".join(rows)

@@ -1,9 +1,10 @@
-"""Train the embedded policy: a 0.8 M parameter Qwen2 model that writes running totals out step by step.
+"""Train the embedded policy: a Qwen2 model of a million parameters that works out word problems step by step.
 
 The model imitates the traces of `embedded_traces`; `evaluate_embedded_policy` measures what it has learned.
 The schedule counts steps, never time, and every batch is a function of the seed and the step: the same seed
-gives the same weights on the same machine, interrupted or not. Took 12 minutes on one core
-of a busy machine, and some minutes more to evaluate. Needs torch 2.9 or newer, for Muon.
+gives the same weights with the same versions and number of threads, interrupted or not. Beside the policy, the run
+leaves four checkpoints and the second moments of its gradients; the model card says how they are stored. Needs
+torch 2.9 or newer, for Muon.
 """
 
 import argparse
@@ -13,12 +14,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from embedded_traces import WORDS, Habits, write_trace
+from embedded_traces import PIECE, Habits, write_trace
 from evaluate_embedded_policy import evaluate
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
@@ -26,7 +27,7 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from gradstats.prompts.embedded import MAX_TERMS, generate_problems, parse_problem
+from gradstats.prompts.embedded import MAX_STEPS, generate_problems, parse_problem
 
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
 CHAT_TEMPLATE = (
@@ -38,7 +39,11 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 BLOCK = 32  # batches drawn together, so that each can hold traces of like length
-EARLY_SHARE = 0.7
+CHECKPOINT_SHARES = (0.25, 0.5, 0.75)  # of the steps
+# Traces to begin with: all wordings equally likely, and first without the muddled mood and without repetitions.
+EVEN = Habits(rough=(0.1, 0.3, 0.75), favourite=0.0)
+CLEAR = replace(EVEN, moods=(0.6, 0.4, 0.0), restate=0.0, review=(0.0, 0.0, 0.0))
+STEPS_BEFORE_END = 8  # of the last checkpoint, that of a sampler which lags behind
 
 
 @dataclass(frozen=True)
@@ -50,11 +55,27 @@ class Recipe:
     batch_size: int = 16
     learning_rate: float = 1e-2  # peak, Muon, for the layers' matrices
     other_learning_rate: float = 3e-3  # peak, AdamW, for embeddings, biases and norms
-    curriculum_share: float = 0.25  # of the steps, over which the longest problem grows from 6 to 24 terms
+    last_share: float = 0.05  # of the peak, where the decay ends: the last steps still move the weights
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip: float = 1.0  # of the gradient's norm
+    curriculum_share: float = 0.25  # of the training steps, over which problems grow from 2 steps to 8
+    settled_share: float = 0.41  # of the training steps, after which traces have their final habits
+
+
+def words() -> list[str]:
+    """The pieces of problems and traces that are longer than a character: one token each."""
+    rng = np.random.default_rng(0)
+    pieces: set[str] = set()
+    for problem in generate_problems(3000, rng=rng, split="train"):
+        trace, _ = write_trace(parse_problem(problem.prompt), rng)
+        pieces.update(PIECE.findall(problem.prompt), PIECE.findall(trace))
+    return sorted(piece for piece in pieces | {f" {digit}" for digit in range(10)} if len(piece) > 1)
 
 
 def build_tokenizer() -> Qwen2Tokenizer:
-    """Bytes, one a token, and the words of a trace: any text survives encoding and decoding."""
+    """Bytes, one a token, and the words of problems and traces: any text survives encoding and decoding."""
     tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate(tokens)},
@@ -67,8 +88,8 @@ def build_tokenizer() -> Qwen2Tokenizer:
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     )
-    words: list[str | AddedToken] = [AddedToken(word, special=False, normalized=False) for word in WORDS]
-    tokenizer.add_tokens(words)
+    added: list[str | AddedToken] = [AddedToken(word, special=False, normalized=False) for word in words()]
+    tokenizer.add_tokens(added)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
@@ -77,14 +98,14 @@ def build_model(tokenizer: Qwen2Tokenizer, recipe: Recipe) -> Qwen2ForCausalLM:
     torch.manual_seed(recipe.seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=352,
+        hidden_size=144,
+        intermediate_size=384,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=6,
+        num_key_value_heads=6,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        initializer_range=0.06,
+        initializer_range=0.04,
         use_cache=True,
         bos_token_id=None,
         eos_token_id=SPECIAL_TOKENS.index(END),
@@ -99,13 +120,15 @@ def batches(tokenizer: Qwen2Tokenizer, recipe: Recipe, first_step: int) -> Itera
     for block in range(first_step // BLOCK, math.ceil(recipe.steps / BLOCK)):
         rng = np.random.default_rng([recipe.seed, block])
         progress = block * BLOCK / max(1, recipe.curriculum_share * recipe.steps)
-        terms = (2, 6 + int(progress * (MAX_TERMS - 6))) if progress < 1 else None
-        problems = generate_problems(BLOCK * recipe.batch_size, rng=rng, split="train", terms=terms)
+        steps = (2, 2 + int(progress * (MAX_STEPS - 1))) if progress < 1 else None
+        settled = block * BLOCK >= recipe.settled_share * recipe.steps
+        habits = CLEAR if progress < 1 else Habits() if settled else EVEN
+        problems = generate_problems(BLOCK * recipe.batch_size, rng=rng, split="train", steps=steps)
         rows = []
         for problem in problems:
             messages = [{"role": "user", "content": problem.prompt}]
             text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            trace, answered = write_trace(parse_problem(problem.prompt), rng)
+            trace, answered = write_trace(parse_problem(problem.prompt), rng, habits)
             completion = tokenizer.encode(trace + END * answered, add_special_tokens=False)
             rows.append((tokenizer.encode(str(text), add_special_tokens=False), completion))
         rows.sort(key=lambda row: len(row[0]) + len(row[1]))
@@ -125,12 +148,16 @@ def batches(tokenizer: Qwen2Tokenizer, recipe: Recipe, first_step: int) -> Itera
 
 
 def build_optimizers(model: Qwen2ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, which learns to look terms up several times sooner than AdamW alone."""
+    """Muon for the layers' matrices, which learns to look changes up several times sooner than AdamW alone."""
     named = list(model.named_parameters())
     matrices = [parameter for name, parameter in named if parameter.ndim == 2 and "layers" in name]
     others = [parameter for name, parameter in named if parameter.ndim != 2 or "layers" not in name]
-    muon = torch.optim.Muon(matrices, lr=recipe.learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-    adamw = torch.optim.AdamW(others, lr=recipe.other_learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
+    muon = torch.optim.Muon(
+        matrices, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(
+        others, lr=recipe.other_learning_rate, betas=recipe.betas, eps=recipe.eps, weight_decay=recipe.weight_decay
+    )
     for optimizer in (muon, adamw):
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -138,14 +165,14 @@ def build_optimizers(model: Qwen2ForCausalLM, recipe: Recipe) -> list[torch.opti
 
 
 def schedule(step: int, recipe: Recipe) -> float:
-    """Learning rate as a share of its peak: warm-up over 2 % of the steps, then a cosine down to zero."""
+    """Learning rate as a share of its peak: warm-up over 2 % of the steps, then a cosine down to `last_share`."""
     warmup = max(1, int(0.02 * recipe.steps))
-    decay = 0.5 * (1 + math.cos(math.pi * min(1.0, step / recipe.steps)))
-    return min(1.0, (step + 1) / warmup) * decay
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, step / recipe.steps)))
+    return min(1.0, (step + 1) / warmup) * (recipe.last_share + (1 - recipe.last_share) * cosine)
 
 
-def train(output: Path, recipe: Recipe, checkpoint_every: int) -> None:
-    """Train from the last checkpoint, if there is one, to the end, and save the policy into `output`.
+def train(output: Path, recipe: Recipe, state_every: int) -> None:
+    """Train from the last saved state, if there is one, to the end, and save the policy into `output`.
 
     Ctrl-C lets the step under way finish, since half an optimizer step cannot be resumed.
     """
@@ -159,8 +186,10 @@ def train(output: Path, recipe: Recipe, checkpoint_every: int) -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, recipe)
     optimizers = build_optimizers(model, recipe)
-    checkpoint = output.with_name(output.name + "-checkpoint.safetensors")
-    step = load_checkpoint(checkpoint, model, optimizers, recipe) if checkpoint.exists() else 0
+    moments = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    state = output.with_name(output.name + "-state.safetensors")
+    step = load_state(state, model, optimizers, moments, recipe) if state.exists() else 0
+    recorded = {round(share * recipe.steps) for share in CHECKPOINT_SHARES} | {recipe.steps - STEPS_BEFORE_END}
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     with Progress(*columns) as progress:
         task = progress.add_task("training", total=recipe.steps, completed=step)
@@ -172,61 +201,93 @@ def train(output: Path, recipe: Recipe, checkpoint_every: int) -> None:
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten())
             model.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            for name, parameter in model.named_parameters():
+                assert parameter.grad is not None
+                moments[name].lerp_(parameter.grad**2, 1 - recipe.betas[1])
             for optimizer in optimizers:
                 optimizer.step()
             step += 1
             progress.update(task, advance=1, description=f"training, loss {loss.item():.3f}")
-            if step == round(EARLY_SHARE * recipe.steps):
-                save_policy(output.with_name(output.name + "-at-70-percent"), model, tokenizer)
-            if step % checkpoint_every == 0 or step == recipe.steps or interrupted:
-                save_checkpoint(checkpoint, model, optimizers, recipe, step)
+            if step in recorded:
+                save_weights(output / "checkpoints" / f"step-{step:04d}.safetensors", model, step)
+            if step % state_every == 0 or step == recipe.steps or interrupted:
+                save_state(state, model, optimizers, moments, recipe, step)
             if interrupted:
                 sys.exit(f"Interrupted after step {step} of {recipe.steps}: run the same command to resume.")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     save_policy(output, model, tokenizer)
+    save_second_moments(output / "second_moments.safetensors", moments, recipe)
 
 
-def save_checkpoint(
-    path: Path, model: Qwen2ForCausalLM, optimizers: list[torch.optim.Optimizer], recipe: Recipe, step: int
+def save_state(
+    path: Path,
+    model: Qwen2ForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+    moments: dict[str, torch.Tensor],
+    recipe: Recipe,
+    step: int,
 ) -> None:
-    """Write weights and optimizer state to a temporary name, then rename."""
+    """Write what resuming needs: weights, optimizer states and second moments."""
     tensors = {}
     for name, parameter in model.named_parameters():
-        tensors[f"{name}/weight"] = parameter.detach()
+        tensors |= {f"{name}/weight": parameter.detach(), f"{name}/moment": moments[name]}
         for optimizer in optimizers:
             tensors |= {f"{name}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    save_file(tensors, temporary, metadata={"step": str(step), "recipe": json.dumps(asdict(recipe))})
-    os.replace(temporary, path)
+    write_tensors(path, tensors, {"step": str(step), "recipe": json.dumps(asdict(recipe))})
 
 
-def load_checkpoint(
-    path: Path, model: Qwen2ForCausalLM, optimizers: list[torch.optim.Optimizer], recipe: Recipe
+def load_state(
+    path: Path,
+    model: Qwen2ForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+    moments: dict[str, torch.Tensor],
+    recipe: Recipe,
 ) -> int:
-    """Restore weights and optimizer state; return the number of steps done."""
+    """Restore weights, optimizer states and second moments; return the number of steps done."""
     with safe_open(path, "pt") as stored:
         metadata = stored.metadata()
-        for setting, value in asdict(recipe).items():
+        for setting, value in json.loads(json.dumps(asdict(recipe))).items():
             found = json.loads(metadata["recipe"])[setting]
             if found != value:
                 raise SystemExit(
                     f"{path} was made with {setting}={found}, this run asks for {value}: "
                     "give the same settings, another --output, or remove the file."
                 )
-        step = int(metadata["step"])
         parameters = dict(model.named_parameters())
-        for entry in stored.keys():  # noqa: SIM118 (safe_open is no mapping)
+        for entry in stored.keys():  # noqa: SIM118 (safe_open is not a mapping)
             name, _, key = entry.rpartition("/")
             if key == "weight":
                 parameters[name].data.copy_(stored.get_tensor(entry))
+                continue
+            if key == "moment":
+                moments[name].copy_(stored.get_tensor(entry))
                 continue
             for optimizer in optimizers:
                 owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
                 if any(parameters[name] is parameter for parameter in owned):
                     optimizer.state[parameters[name]][key] = stored.get_tensor(entry)
-    return step
+        return int(metadata["step"])
+
+
+def save_weights(path: Path, model: Qwen2ForCausalLM, step: int) -> None:
+    """Write a checkpoint of the run, rounded to bfloat16."""
+    tensors = {name: parameter.detach().to(torch.bfloat16) for name, parameter in model.named_parameters()}
+    write_tensors(path, tensors, {"step": str(step)})
+
+
+def save_second_moments(path: Path, moments: dict[str, torch.Tensor], recipe: Recipe) -> None:
+    """Write the running mean of squared gradients after the last step, rounded to bfloat16."""
+    tensors = {name: moment.to(torch.bfloat16) for name, moment in moments.items()}
+    write_tensors(path, tensors, {"step": str(recipe.steps), "beta2": str(recipe.betas[1]), "eps": str(recipe.eps)})
+
+
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write to a temporary name, then rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    save_file(tensors, temporary, metadata=metadata)
+    os.replace(temporary, path)
 
 
 def save_policy(folder: Path, model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> None:
@@ -252,7 +313,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=Recipe.steps, help="number of optimizer steps")
     parser.add_argument("--batch-size", type=int, default=Recipe.batch_size, help="traces a step")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; the weights depend on it")
-    parser.add_argument("--checkpoint-every", type=int, default=200, help="steps between checkpoints")
+    parser.add_argument("--state-every", type=int, default=100, help="steps between states that a run resumes from")
     parser.add_argument("--evaluate-only", action="store_true", help="measure --output and write its card")
     parser.add_argument("--eval-prompts", type=int, default=500, help="held-out problems")
     parser.add_argument("--eval-group-size", type=int, default=8, help="completions a problem")
@@ -266,7 +327,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     if not arguments.evaluate_only:
         recipe = Recipe(seed=arguments.seed, steps=arguments.steps, batch_size=arguments.batch_size)
-        train(arguments.output, recipe, arguments.checkpoint_every)
+        train(arguments.output, recipe, arguments.state_every)
     elif not (arguments.output / "model.safetensors").exists():
         sys.exit(f"--output {arguments.output} holds no policy: train one first, without --evaluate-only.")
     measured = evaluate(

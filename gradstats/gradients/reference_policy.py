@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from gradstats.gradients.objective import Chunk, Objective
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy, as_policy
 
 
-def as_reference(reference: Policy | nn.Module, policy: Policy) -> Policy:
+def as_reference(reference: object, policy: Policy) -> Policy:
     """The reference as a policy; a bare model is scored at the measured policy's temperature.
 
     Raises:

@@ -1,7 +1,8 @@
-"""The standard problems of the embedded policy: running totals of signed terms, generated from a seed.
+"""The standard problems of the embedded policy: short stories about counting things, generated from a seed.
 
-A problem lists labelled terms and asks for the total under the next label: ``a17 b+8 c-5 d?`` has the answer
-20. Every running total stays between 0 and 99, so that difficulty is the number of terms and nothing else.
+Somebody starts with a number of things and on each day, or in each month, gains or loses some: ``Mia has 12 apples.
+On Monday she buys 4. On Tuesday she gives 5 to Tom. How many apples does Mia have now?`` has the answer 11. Every
+count stays between 0 and 99, and difficulty is the number of changes.
 """
 
 import hashlib
@@ -11,25 +12,42 @@ from typing import Literal
 
 import numpy as np
 
-MAX_TERMS = 24
-LABELS = "abcdefghijklmnopqrstuvwxyz"
-_LARGEST_TERM = 9
-_LARGEST_TOTAL = 99
-_ANSWER = re.compile(r"answer (-?\d+)\.")
+MIN_STEPS, MAX_STEPS = 2, 8
+LARGEST_COUNT, LARGEST_AMOUNT = 99, 9
+PRONOUNS = {
+    "Mia": "she", "Anna": "she", "Lea": "she", "Nora": "she", "Sara": "she", "Zoe": "she",
+    "Tom": "he", "Ben": "he", "Max": "he", "Leo": "he", "Omar": "he", "Jan": "he",
+}  # fmt: skip
+THINGS = ["apples", "books", "buttons", "cards", "coins", "marbles", "nuts", "pens", "shells", "stamps", "stones"]
+GAINS, LOSSES = ["buys", "finds", "wins"], ["sells", "loses", "gives"]
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+MONTHS = [
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+]  # fmt: skip
+_QUESTIONS = [
+    "How many {things} does {name} have now?",
+    "How many {things} does {name} have in the end?",
+    "How many {things} are left?",
+]
+_ANSWER = re.compile(r"answer(?: is|:) (-?\d+)\.", re.IGNORECASE)
+_START = re.compile(r"(\w+) has (\d+) (\w+)\.")
+_CHANGE = re.compile(r"(?:On|In) (\w+) \w+ (\w+) (\d+)(?: to (\w+))?\.")
 _MAX_REDRAWS = 1000
 
 Split = Literal["test", "train"]
+Kind = Literal["gain", "loss"]
 
 
 @dataclass(frozen=True)
 class EmbeddedProblem:
-    """One running-total problem with its verifiable answer.
+    """One word problem with its verifiable answer.
 
     Attributes:
         prompt_id: A digest of the problem's text: the same problem has the same id in every call.
         prompt: The text of the user's message.
-        answer: The total, in decimal digits.
-        difficulty: The number of terms.
+        answer: The count asked for, in decimal digits.
+        difficulty: The number of steps, that is of changes of the count.
     """
 
     prompt_id: str
@@ -38,12 +56,63 @@ class EmbeddedProblem:
     difficulty: int
 
 
+@dataclass(frozen=True)
+class Change:
+    """One change of the count.
+
+    Attributes:
+        when: The day or month.
+        verb: What the person does.
+        amount: How many things are gained or lost.
+        friend: Who is given something, or empty.
+    """
+
+    when: str
+    verb: str
+    amount: int
+    friend: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        """Whether the count grows or shrinks."""
+        return "gain" if self.verb in GAINS else "loss"
+
+    def apply(self, count: int) -> int:
+        """The count after the change."""
+        return count + self.amount if self.kind == "gain" else count - self.amount
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a problem says.
+
+    Attributes:
+        name: The person.
+        things: What is counted.
+        start: The count at the beginning.
+        changes: What happens, in order.
+    """
+
+    name: str
+    things: str
+    start: int
+    changes: tuple[Change, ...]
+
+    @property
+    def counts(self) -> list[int]:
+        """The count at the beginning and after each change."""
+        counts = [self.start]
+        for change in self.changes:
+            counts.append(change.apply(counts[-1]))
+        return counts
+
+
 def generate_problems(
     n: int,
     *,
     rng: int | np.random.Generator | None = 0,
     split: Split = "test",
-    terms: int | tuple[int, int] | None = None,
+    steps: int | tuple[int, int] | None = None,
 ) -> list[EmbeddedProblem]:
     """Generate distinct problems with their answers.
 
@@ -54,32 +123,32 @@ def generate_problems(
         n: The number of problems.
         rng: Seed or generator; the same seed gives the same problems.
         split: ``"test"`` for held-out problems, ``"train"`` for those the embedded policy was trained on.
-        terms: The number of terms: one number, an inclusive range ``(low, high)`` drawn uniformly, or
-            ``None`` for the standard mix (2 to 24 terms, short problems more often).
+        steps: The number of changes of the count: one number, or an inclusive range ``(low, high)`` drawn
+            uniformly; ``None`` for the standard mix (2 to 8, few more often than many).
 
     Returns:
         ``n`` distinct problems.
 
     Raises:
-        ValueError: If ``n`` is not positive, ``split`` is unknown, ``terms`` is outside 2 to 24, or there
-            are fewer than ``n`` distinct problems of that kind to be found.
+        ValueError: If ``n`` is not positive, ``split`` is unknown, ``steps`` is outside 2 to 8, or fewer than
+            ``n`` distinct problems of that kind are found.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}: ask for one problem or more.")
     if split not in ("test", "train"):
         raise ValueError(f"split must be 'test' or 'train', got {split!r}.")
-    sizes = _term_range(terms)
+    _check_steps(steps)
     generator = np.random.default_rng(rng)
     problems: dict[str, EmbeddedProblem] = {}
     redraws = 0
     while len(problems) < n:
-        problem = _draw_problem(generator, sizes)
+        problem = _draw_problem(generator, _draw_steps(generator, steps))
         if problem.prompt in problems or split_of(problem.prompt) != split:
             redraws += 1
             if redraws > _MAX_REDRAWS:
                 raise ValueError(
-                    f"Only {len(problems)} distinct {split} problems were found for n={n}, terms={terms}: "
-                    "ask for fewer problems or for more terms."
+                    f"Only {len(problems)} distinct {split} problems were found for n={n}, steps={steps}: "
+                    "ask for fewer problems or for more steps."
                 )
             continue
         redraws = 0
@@ -90,8 +159,9 @@ def generate_problems(
 def extract_answer(text: str) -> str | None:
     """Return the final answer of a completion, or ``None`` if it gives none.
 
-    An answer is written ``answer 20.``; the full stop belongs to it, so that a number cut off at the length
-    cap is not taken for an answer. Of several answers the last one counts. Leading zeros are dropped.
+    An answer is written ``answer is 20.`` or ``answer: 20.``; the full stop belongs to it, so that a number cut
+    off at the length cap is not taken for an answer. Of several answers the last one counts. Leading zeros are
+    dropped.
     """
     found = _ANSWER.findall(text)
     return str(int(found[-1])) if found else None
@@ -102,43 +172,73 @@ def split_of(prompt: str) -> Split:
     return "test" if hashlib.sha256(prompt.encode()).digest()[-1] % 8 == 0 else "train"
 
 
-def parse_problem(prompt: str) -> list[int]:
-    """Return the signed terms of a problem, the starting value first.
+def parse_problem(prompt: str) -> Story:
+    """Return what a problem says.
 
     Raises:
         ValueError: If the text is not a problem of this kind.
     """
-    words = prompt.split(" ")
-    labels = "".join(word[:1] for word in words)
-    if labels != LABELS[: len(words)] or not re.fullmatch(r"\w\d+( \w[+-]\d+)* \w\?", prompt):
-        raise ValueError(f"prompt must look like 'a17 b+8 c-5 d?', got {prompt!r}.")
-    return [int(word[1:]) for word in words[:-1]]
+    sentences = re.findall(r"[^.?]+[.?]", prompt)
+    start = _START.fullmatch(sentences[0]) if len(sentences) > MIN_STEPS else None
+    found = [_CHANGE.fullmatch(sentence.strip()) for sentence in sentences[1:-1]]
+    if start is None or not all(found) or start[1] not in PRONOUNS:
+        raise ValueError(f"prompt must look like 'Mia has 12 apples. On Monday she buys 4. ...', got {prompt!r}.")
+    name, number, things = start.groups()
+    story = Story(name, things, int(number), tuple(_change(match) for match in found if match))
+    if prompt not in {_text(story, question) for question in range(len(_QUESTIONS))}:
+        raise ValueError(f"prompt must be worded like those of generate_problems, got {prompt!r}.")
+    return story
 
 
-def _term_range(terms: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if terms is None:
-        return None
-    low, high = (terms, terms) if isinstance(terms, int) else terms
-    if not 2 <= low <= high <= MAX_TERMS:
-        raise ValueError(f"terms must lie between 2 and {MAX_TERMS}, low end first, got {terms}.")
-    return low, high
+def _change(match: re.Match[str]) -> Change:
+    when, verb, amount, friend = match.groups()
+    return Change(when, verb, int(amount), friend or "")
 
 
-def _draw_problem(generator: np.random.Generator, sizes: tuple[int, int] | None) -> EmbeddedProblem:
-    if sizes is None:  # one minus a uniform draw's root: the density falls linearly with the number of terms
-        size = 2 + int((MAX_TERMS - 1) * (1 - np.sqrt(generator.random())))
-    else:
-        size = int(generator.integers(sizes[0], sizes[1] + 1))
-    total = int(generator.integers(1, _LARGEST_TOTAL + 1))
-    words = [f"a{total}"]
-    for label in LABELS[1:size]:
-        term = int(generator.integers(1, _LARGEST_TERM + 1))
-        if generator.random() < 0.5:
-            term = -term
-        if not 0 <= total + term <= _LARGEST_TOTAL:
-            term = -term
-        total += term
-        words.append(f"{label}{term:+d}")
-    prompt = " ".join([*words, f"{LABELS[size]}?"])
+def _check_steps(steps: int | tuple[int, int] | None) -> None:
+    low, high = (MIN_STEPS, MAX_STEPS) if steps is None else (steps, steps) if isinstance(steps, int) else steps
+    if not MIN_STEPS <= low <= high <= MAX_STEPS:
+        raise ValueError(f"steps must lie between {MIN_STEPS} and {MAX_STEPS}, low end first, got {steps}.")
+
+
+def _draw_steps(generator: np.random.Generator, steps: int | tuple[int, int] | None) -> int:
+    if steps is None:  # one minus a uniform draw's root: the density falls linearly with the number of steps
+        return MIN_STEPS + int((MAX_STEPS - MIN_STEPS + 1) * (1 - np.sqrt(generator.random())))
+    low, high = (steps, steps) if isinstance(steps, int) else steps
+    return int(generator.integers(low, high + 1))
+
+
+def _draw_problem(generator: np.random.Generator, steps: int) -> EmbeddedProblem:
+    name, friend = (str(drawn) for drawn in generator.choice(list(PRONOUNS), 2, replace=False))
+    calendar = DAYS if steps <= len(DAYS) and generator.random() < 0.5 else MONTHS
+    first = int(generator.integers(len(calendar)))
+    start = count = int(generator.integers(5, 51))
+    changes = []
+    for step in range(steps):
+        change = _draw_change(generator, calendar[(first + step) % len(calendar)], friend, count)
+        changes.append(change)
+        count = change.apply(count)
+    story = Story(name, str(generator.choice(THINGS)), start, tuple(changes))
+    prompt = _text(story, int(generator.integers(len(_QUESTIONS))))
     digest = hashlib.sha256(prompt.encode()).hexdigest()
-    return EmbeddedProblem(f"embedded-{digest[:16]}", prompt, str(total), size)
+    return EmbeddedProblem(f"embedded-{digest[:16]}", prompt, str(count), steps)
+
+
+def _draw_change(generator: np.random.Generator, when: str, friend: str, count: int) -> Change:
+    """A change that keeps the count within bounds: draws until one does."""
+    while True:
+        verb = str(generator.choice(GAINS + LOSSES))
+        amount = int(generator.integers(2, LARGEST_AMOUNT + 1))
+        change = Change(when, verb, amount, friend if verb == "gives" else "")
+        if 1 <= change.apply(count) <= LARGEST_COUNT:
+            return change
+
+
+def _text(story: Story, question: int) -> str:
+    pronoun = PRONOUNS[story.name]
+    sentences = [f"{story.name} has {story.start} {story.things}."]
+    for change in story.changes:
+        when = f"{'On' if change.when in DAYS else 'In'} {change.when} {pronoun}"
+        friend = f" to {change.friend}" if change.friend else ""
+        sentences.append(f"{when} {change.verb} {change.amount}{friend}.")
+    return " ".join([*sentences, _QUESTIONS[question].format(things=story.things, name=story.name)])

@@ -34,7 +34,7 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
             ``id_column``, ``answer_format``, ``skip_unparsable``, ``drop_repeats`` (see
             :class:`gradstats.prompts.columns.ColumnMapping`), and ``like``, the id of a known data set that has the
             same columns; known data sets need none of these. For the hub also ``config``, ``split`` and
-            ``revision``. For reasoning-gym the settings of the task; for "embedded" ``terms``.
+            ``revision``. For reasoning-gym the settings of the task; for "embedded" ``steps``.
 
     Returns:
         The problems, with unique, stable ids.

@@ -1,19 +1,22 @@
-"""The shipped policy: it loads with plain transformers and behaves as its model card states."""
+"""The shipped policy: it loads with plain transformers, does what its model card says, and lies near a real model."""
 
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import gradstats as gs
 import gradstats.data
-from gradstats.prompts.embedded import extract_answer, generate_problems
+from gradstats.prompts.embedded import extract_answer, generate_problems, parse_problem
+from gradstats.stats.profile import profile_policy
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors_torch = pytest.importorskip("safetensors.torch")
 
 FOLDER = Path(gradstats.data.__file__).parent / "embedded_policy"
-MAX_NEW_TOKENS = 256
 
 
 @pytest.fixture(scope="module")
@@ -27,51 +30,43 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def sampled(model, tokenizer):
-    """Lengths, rewards and texts of 24 held-out problems, 4 completions each."""
-    problems = [problem for problem in generate_problems(24, rng=11) for _ in range(4)]
-    messages = [[{"role": "user", "content": problem.prompt}] for problem in problems]
-    inputs = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
-    )
-    torch.manual_seed(0)
-    with torch.no_grad():
-        output = model.generate(
-            **inputs,
-            do_sample=True,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-            repetition_penalty=1.0,
-            max_new_tokens=MAX_NEW_TOKENS,
-        )
-    completions = output[:, inputs["input_ids"].shape[1] :].tolist()
-    end = tokenizer.eos_token_id
-    completions = [row[: row.index(end) + 1] if end in row else row for row in completions]
-    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in completions]
-    rewards = [extract_answer(text) == problem.answer for text, problem in zip(texts, problems, strict=True)]
-    return np.array([len(row) for row in completions]), np.array(rewards), texts
+def rollouts():
+    """48 held-out problems, 8 completions each."""
+    problems = gs.load_prompts("embedded", 48, rng=11)
+    return gs.sample(gs.load_policy("embedded"), problems, group_size=8, max_new_tokens=400, rng=0, progress=False)
 
 
-def test_the_folder_fits_in_4_megabytes_and_holds_what_transformers_reads():
-    sizes = {file.name: file.stat().st_size for file in FOLDER.iterdir()}
+@pytest.fixture(scope="module")
+def texts(rollouts):
+    return list(rollouts.frame["completion_text"])
+
+
+@pytest.fixture(scope="module")
+def profile(rollouts):
+    measured = gs.measure(gs.load_policy("embedded"), rollouts, engine="ghost", sketch_dim=512, progress=False)
+    return profile_policy(measured)
+
+
+def test_the_weights_have_4_to_8_megabytes_and_the_folder_holds_what_transformers_reads():
+    files = [file for file in FOLDER.rglob("*") if file.is_file()]
     needed = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "README.md"}
-    assert needed <= set(sizes)
-    assert sum(sizes.values()) <= 4_000_000
+    assert needed <= {file.name for file in files}
+    assert 4_000_000 <= (FOLDER / "model.safetensors").stat().st_size <= 8_000_000
+    assert sum(file.stat().st_size for file in files) <= 16_000_000
 
 
-def test_it_is_a_float32_qwen2_of_about_800_thousand_parameters(model):
+def test_it_is_a_float32_qwen2_of_1_to_2_million_parameters(model):
     assert model.config.model_type == "qwen2"
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert 700_000 < sum(parameter.numel() for parameter in model.parameters()) < 900_000
-    assert model.config.max_position_embeddings >= 512 + MAX_NEW_TOKENS
+    assert 1_000_000 <= sum(parameter.numel() for parameter in model.parameters()) <= 2_000_000
+    assert model.config.max_position_embeddings >= 1024
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "b+8@17=25;check 25-8=17;ok;wait c-5@25=20;d?answer 20.",
-        "hmm wait wait no;nowait hmmm answer",
+        "On Monday she buys 4 more, so 17 + 4 = 21 apples. The answer is 21.",
+        "Monday,on  Monday sold! applesapples 123456 four-five",
         "Any text: naïve café → 7 ≠ 8,\n\n  two  spaces, don't!",
     ],
 )
@@ -79,9 +74,27 @@ def test_text_survives_encoding_and_decoding(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_words_of_a_trace_are_one_token_each(tokenizer):
-    words = ["wait ", "hmm ", "check ", "answer ", "ok;", "no;"]
-    assert [len(tokenizer.encode(word)) for word in words] == [1] * 6
+def test_words_and_digits_are_one_token_each_with_the_space_before_them(tokenizer):
+    text = "Then Monday she wins 7: roughly 31 plus 7 is 28."
+    pieces = [
+        "Then",
+        "ĠMonday",
+        "Ġshe",
+        "Ġwins",
+        "Ġ7",
+        ":",
+        "Ġroughly",
+        "Ġ3",
+        "1",
+        "Ġplus",
+        "Ġ7",
+        "Ġis",
+        "Ġ2",
+        "8",
+        ".",
+    ]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert [tokenizer.decode(token) for token in ids] == [piece.replace("Ġ", " ") for piece in pieces]
 
 
 def test_end_and_padding_are_distinct_tokens_and_agree_with_the_model(tokenizer, model):
@@ -92,13 +105,13 @@ def test_end_and_padding_are_distinct_tokens_and_agree_with_the_model(tokenizer,
 
 
 def test_chat_template_gives_the_trained_prompt(tokenizer):
-    messages = [{"role": "user", "content": "a17 b+8 c?"}]
+    messages = [{"role": "user", "content": "Mia has 12 apples."}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert text == "<|user|>a17 b+8 c?<|assistant|>"
+    assert text == "<|user|>Mia has 12 apples.<|assistant|>"
     tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)["input_ids"]
-    assert tokens == tokenizer.convert_tokens_to_ids(
-        ["<|user|>", *"a17", "Ġ", "b", "+8", "Ġ", "c", "?", "<|assistant|>"]
-    )
+    assert [tokenizer.decode(token) for token in tokens] == [
+        "<|user|>", "Mia", " has", " 1", "2", " apples", ".", "<|assistant|>",
+    ]  # fmt: skip
 
 
 def test_chat_template_refuses_roles_it_was_not_trained_on(tokenizer):
@@ -106,45 +119,100 @@ def test_chat_template_refuses_roles_it_was_not_trained_on(tokenizer):
         tokenizer.apply_chat_template([{"role": "system", "content": "Be brief."}])
 
 
-def test_sampled_answers_are_neither_all_right_nor_all_wrong(sampled):
-    _, rewards, _ = sampled
-    assert 0.35 < rewards.mean() < 0.8
-    shares = rewards.reshape(24, 4).mean(axis=1)
-    assert ((shares > 0) & (shares < 1)).mean() > 0.3
+def test_success_falls_with_difficulty_and_most_groups_are_mixed(rollouts):
+    rewards = rollouts.rewards.reshape(48, 8)
+    steps = np.array([problem.difficulty for problem in generate_problems(48, rng=11)])
+    assert 0.4 < rewards.mean() < 0.75
+    assert rewards[steps <= 3].mean() > rewards[steps >= 5].mean()
+    shares = rewards.mean(axis=1)
+    assert ((shares > 0) & (shares < 1)).mean() > 0.6
 
 
-def test_sampled_lengths_span_a_factor_of_ten(sampled):
-    lengths, _, _ = sampled
-    assert lengths.max() >= 10 * lengths.min()
-    assert 50 < np.median(lengths) < 150
-    assert (lengths == MAX_NEW_TOKENS).mean() < 0.2
+def test_lengths_span_a_factor_of_five(rollouts):
+    assert rollouts.lengths.max() >= 5 * rollouts.lengths.min()
+    assert 70 < np.median(rollouts.lengths) < 140
+    assert rollouts.truncated.mean() < 0.05
 
 
-def test_sampled_traces_vary_and_keep_to_the_notation(sampled):
-    _, _, texts = sampled
-    piece = re.compile(r"([b-x][+-]\d@\d+=\d+;|check \d+[+-]\d+=-?\d+;(ok|no);|wait |hmm )*([c-y]\?answer \d+\.)?")
-    complete = [text for text in texts if extract_answer(text) is not None]
-    assert np.mean([piece.fullmatch(text) is not None for text in complete]) > 0.9
-    for word in ("wait ", "hmm ", "check "):
-        assert 0.1 < np.mean([word in text for text in texts]) < 0.9
-    repeated = [len(set(texts[first : first + 4])) for first in range(0, 96, 4)]
-    assert np.mean(repeated) > 2.5
+def test_traces_vary_and_each_reaches_an_answer(rollouts, texts):
+    answered = [extract_answer(text) is not None for text in texts]
+    assert np.mean(answered) > 0.95
+    for first in range(0, len(texts), 8):
+        assert len(set(texts[first : first + 8])) >= 7
+    for word in ("roughly", "Hmm", "Then", "apples", " - "):
+        assert 0.01 < np.mean([word in text for text in texts]) < 0.99
 
 
-def test_plain_arithmetic_is_mostly_right(sampled):
-    _, _, texts = sampled
-    steps = [match for text in texts for match in re.findall(r"[b-x]([+-]\d)@(\d+)=(\d+);", text)]
-    right = [int(term) + int(total) == int(result) for term, total, result in steps]
-    assert np.mean(right) > 0.9
+def test_some_traces_recover_from_a_wrong_step(rollouts, texts):
+    noticed = np.array(
+        [bool(re.search(r"[Ss]o not|was off|was wrong|is wrong|that cannot be", text)) for text in texts]
+    )
+    assert noticed.mean() > 0.03
+    assert rollouts.rewards[noticed].mean() > 0.3
 
 
-def test_model_card_tells_what_was_measured():
+def test_exact_steps_are_mostly_right(texts):
+    found = [match for text in texts for match in re.findall(r"(\w+)?[,:]? (\d+) ([+-]) (\d+) = (\d+)", text)]
+    exact = [
+        int(a) + int(sign + b) == int(result)
+        for word, a, sign, b, result in found
+        if word not in ("roughly", "quickly", "head")
+    ]
+    assert len(exact) > 200
+    assert np.mean(exact) > 0.85
+
+
+def test_a_real_model_is_near(profile):
+    assert profile.n_long > 30
+    assert 0.2 <= profile.mean_entropy <= 0.45
+    assert profile.log_residual_sd <= 0.6
+    assert profile.effective_share >= 0.4
+    assert profile.top16_share <= 0.85
+    assert 1.2 <= profile.wrong_over_right <= 3.0
+
+
+def test_problems_of_the_card_are_of_this_kind():
+    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+    example = re.sub(r"\s+", " ", re.search(r"`(Mia has.*?)`", card, flags=re.DOTALL).group(1))
+    assert parse_problem(example).counts[-1] == 11
+    assert "The answer is 11." in card
+
+
+def test_model_card_states_what_was_measured():
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
     success = float(re.search(r"right answers \| ([\d.]+)%", card).group(1))
     mixed = float(re.search(r"both right and wrong answers \| ([\d.]+)%", card).group(1))
     correlation, low, high = map(float, re.search(r"within a prompt \| (\S+) \[(\S+), (\S+)\]", card).groups())
-    assert 40 <= success <= 70
+    assert 30 <= success <= 80
     assert mixed >= 60
-    assert -0.5 <= low <= correlation <= high <= -0.15
+    assert -0.5 <= low <= correlation <= -0.1
+    assert high < 0
     assert "by construction" in card
     assert "Apache-2.0" in card
+
+
+def test_checkpoints_load_into_the_architecture_and_approach_the_end(model):
+    recipe = json.loads((FOLDER / "config.json").read_text())["training_recipe"]
+    files = sorted((FOLDER / "checkpoints").iterdir())
+    assert files[-1].name == f"step-{recipe['steps'] - 8:04d}.safetensors"
+    names = {name for name, _ in model.named_parameters()}
+    distances = []
+    for file in files:
+        stored = safetensors_torch.load_file(file)
+        assert set(stored) == names
+        assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+        squares = [(parameter - stored[name].float()).pow(2).sum() for name, parameter in model.named_parameters()]
+        distances.append(float(sum(squares)))
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] > 0
+
+
+def test_second_moments_are_there_for_every_parameter(model):
+    path = FOLDER / "second_moments.safetensors"
+    stored = safetensors_torch.load_file(path)
+    assert {name: tensor.shape for name, tensor in stored.items()} == {
+        name: parameter.shape for name, parameter in model.named_parameters()
+    }
+    assert all(bool((tensor >= 0).all()) and bool((tensor > 0).any()) for tensor in stored.values())
+    with safetensors_torch.safe_open(path, "pt") as opened:
+        assert set(opened.metadata()) >= {"step", "beta2", "eps"}

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gradstats.prompts.load import load_prompts
+
+
+def write(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
 
 
 def test_a_local_data_set_goes_through_the_hub_path(tmp_path):

@@ -70,7 +70,8 @@ def test_its_variance_is_the_same(path, monkeypatch, capsys):
     assert "rloo" in out
     frame = gs.compare(load_measurement_of(path), saved["estimator"].tolist()).to_frame()
     for column in ("group_size", "trace_cov", "ratio", "ratio_low", "matched_ratio", "bias_share"):
-        np.testing.assert_allclose(frame[column], saved[column], rtol=1e-5, err_msg=column)
+        # A share of bias that is 0 may be a rounding error away from it.
+        np.testing.assert_allclose(frame[column], saved[column], rtol=1e-5, atol=1e-9, err_msg=column)
 
 
 @pytest.mark.parametrize("command", ["figures", "report"])
@@ -103,7 +104,7 @@ def test_a_shard_that_is_missing_is_all_that_would_be_measured(path, monkeypatch
 
     class Session:
         @classmethod
-        def open(cls, _policy, rollouts, **_settings):
+        def open(cls, _policy, rollouts, _section):
             asked.append(len(rollouts))
             return cls()
 

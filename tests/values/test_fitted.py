@@ -8,6 +8,7 @@ import torch
 from conftest import ragged_rollouts, tiny_model
 
 import gradstats as gs
+from gradstats.reference import EnumeratedPolicy
 from gradstats.rollouts.table import Rollouts
 from gradstats.values.fitted import fit_values, fit_values_to, hidden_states
 

@@ -164,7 +164,7 @@ def test_what_is_refused():
         compare(few, ["otb"], token_energy=np.ones(batch.mask.shape))
     with pytest.raises(TypeError, match=r"give values to the Batch itself: batch.with_fields\(values=…\)"):
         compare(batch, ["gae"], scores, values=batch.values)
-    with pytest.raises(TypeError, match="'valuse' is no field of a Batch: choose from .* values"):
+    with pytest.raises(TypeError, match="'valuse' is not a field of a Batch: choose from .* values"):
         compare(few, ["otb"], valuse=batch.values)
     few.token_projections[3][0] = np.nan
     with pytest.raises(ValueError, match="token_projections of completion 3 hold values that are not finite"):
