@@ -14,6 +14,9 @@ from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.tokens.factored_layers import FactoredLayers
 from gradstats.gradients.tokens.tangents import Tangents
 
+# torch scripts its forward derivatives when the first one is needed.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
 TANGENTS = Tangents(0, 2, rank=3)
 
 
