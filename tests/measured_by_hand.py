@@ -37,3 +37,18 @@ def measured_by_hand(n=5, seed=0, tokens=True) -> Measurement:
         weighted={"half": WeightedGradients(*gradients())},
         **(scores if tokens else {}),
     )
+
+
+def assert_identical(one: Measurement, other: Measurement) -> None:
+    assert one.rollouts.frame.equals(other.rollouts.frame)
+    pd.testing.assert_frame_equal(one.sq_norms_by_block, other.sq_norms_by_block)
+    np.testing.assert_array_equal(one.sketches, other.sketches)
+    for name, gradients in one.weighted.items():
+        pd.testing.assert_frame_equal(gradients.sq_norms_by_block, other.weighted[name].sq_norms_by_block)
+        np.testing.assert_array_equal(gradients.sketches, other.weighted[name].sketches)
+    fields, others = (each.per_token_fields() | each.heavy_fields() for each in (one, other))
+    assert list(fields) == list(others)
+    for name, rows in fields.items():
+        for row, same in zip(rows, others[name], strict=True):
+            np.testing.assert_array_equal(row, same)
+    assert one.metadata == other.metadata

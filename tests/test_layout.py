@@ -62,17 +62,9 @@ TESTED_TOGETHER: dict[str, list[str]] = {
     "estimators/test_registry.py": ["config/labels.py", "estimators/estimator.py", "estimators/parameters.py"],
     # Every component of a recipe against the recipe written out by hand.
     "estimators/recipes/test_lookup.py": ["estimators/recipes/", "reference/naive_recipe.py"],
-    "gradients/engines/test_every_engine.py": ["gradients/engines/", "reference/autograd_loop.py"],
-    "gradients/test_measure.py": [
-        "gradients/attention.py", "gradients/blocks.py", "gradients/checks/", "gradients/chunking.py",
-        "gradients/memory.py", "gradients/objective.py", "gradients/reference_policy.py",
-        "gradients/session.py",
-    ],
-    "gradients/tokens/test_scores.py": ["gradients/tokens/", "measurement/token_scores.py"],
-    "measurement/test_measurement.py": ["measurement/"],
+    "gradients/engines/test_every_engine.py": ["reference/autograd_loop.py"],
     # Every figure from frames of every shape.
     "plots/test_every_plot.py": ["plots/"],
-    "policy/test_policy.py": ["policy/checkpoint.py", "system/hub.py"],
     "prompts/test_load.py": ["prompts/columns.py", "prompts/files.py"],
     "prompts/test_known_sets.py": ["prompts/hub.py"],
     "prompts/test_reasoning_tasks.py": ["prompts/task_entries.py"],
@@ -87,12 +79,6 @@ TESTED_TOGETHER: dict[str, list[str]] = {
         "runs/sampling_step.py",
     ],
     "runs/test_alpha_r1_distill.py": ["runs/revisions.py"],
-    # Every engine draws from the same distribution.
-    "sampling/test_samplers.py": [
-        "rollouts/retokenise.py", "sampling/continuous_sampler.py", "sampling/engines.py", "sampling/settings.py",
-        "sampling/stop_tokens.py", "sampling/transformers_sampler.py", "sampling/vllm_sampler.py",
-    ],
-    "sampling/test_sample.py": ["sampling/draw_batches.py", "sampling/plan.py"],
     # Each question of a researcher, answered by a public function.
     "stats/test_questions.py": [
         "stats/length_reward.py", "stats/length_scaling/planning.py", "stats/variance/implied_shift.py",

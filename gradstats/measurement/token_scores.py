@@ -127,6 +127,7 @@ def remark_on_precision(scores: Sequence[TokenScores]) -> str:
     if error <= POOR_PRECISION:
         return precision
     remedy = (
-        f"raise token_exact, for example to {max(16, 2 * exact)}, or token_probes, since the error falls with its root"
+        f"raise token_exact, for example to {max(16, 2 * exact)}, or token_probes, since the error decreases with its "
+        "square root"
     )
     return f"{precision}, which is poor: {remedy}"

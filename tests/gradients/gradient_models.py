@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import torch
@@ -85,3 +87,25 @@ def assert_same(left: Measurement, right: Measurement) -> None:
     for name in ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms", "ref_logprobs"):
         for one, other in zip(getattr(left, name), getattr(right, name), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+def random_weightings(rollouts, n=2):
+    """Named token weights, some of them zero or negative."""
+    rng = np.random.default_rng(3)
+    return {
+        f"weights {number}": [
+            rng.normal(size=len(tokens)) * (rng.random(len(tokens)) < 0.7)
+            for tokens in rollouts.tokens("completion_tokens")
+        ]
+        for number in range(n)
+    }
+
+
+def changed(engine, change):
+    """An engine whose norms, (weightings, batch, blocks), are changed."""
+
+    def run(policy, chunk, selection, sketch):
+        result = engine(policy, chunk, selection, sketch)
+        return replace(result, sq_norms_by_block=change(result.sq_norms_by_block, chunk))
+
+    return run

@@ -1,4 +1,4 @@
-"""A measuring session: its self-check, its shards, and memory that runs out."""
+"""A measuring session: its shards, sequences that are left out, and memory that runs out."""
 
 from __future__ import annotations
 
@@ -8,59 +8,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
-from gradient_models import assert_same
+from gradient_models import assert_same, changed
 
 import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
-from gradstats.gradients.checks.self_check import two_rows
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.rollouts.table import Rollouts
-
-
-def changed(engine, change):
-    """An engine whose norms, (weightings, batch, blocks), are changed."""
-
-    def run(policy, chunk, selection, sketch):
-        result = engine(policy, chunk, selection, sketch)
-        return replace(result, sq_norms_by_block=change(result.sq_norms_by_block, chunk))
-
-    return run
-
-
-def test_a_wrong_engine_is_refused_by_the_self_check(monkeypatch, rollouts):
-    monkeypatch.setitem(gradients.ENGINES, "ghost", changed(ghost_engine, lambda norms, chunk: norms * 1.001))
-    message = r'engine "ghost" fails its self-check .* deviate by 1\.00e-03'
-    with pytest.raises(gradients.SelfCheckError, match=message):
-        gradients.measure(tiny_model("qwen2"), rollouts, engine="ghost", progress=False)
-    with pytest.warns(UserWarning, match='measuring with engine "vmap": the ' + message):
-        measured = gradients.measure(tiny_model("qwen2"), rollouts, sketch_dim=None, progress=False)
-    assert measured.metadata["engine"] == "vmap"
-    assert "self-check" in measured.metadata["engines_passed_over"]["ghost"]
-
-
-def test_an_engine_that_padding_disturbs_is_refused(monkeypatch, rollouts):
-    disturbed = changed(ghost_engine, lambda norms, chunk: norms * (1.0 + 0.01 * (len(chunk.rows) > 1)))
-    monkeypatch.setitem(gradients.ENGINES, "ghost", disturbed)
-    with pytest.raises(gradients.SelfCheckError, match=r"by 1\.00e-02 between a sequence alone and padded"):
-        gradients.measure(tiny_model("qwen2", dtype=torch.float32), rollouts, engine="ghost", progress=False)
-
-
-def test_the_self_check_is_recorded(rollouts):
-    check = gradients.measure(tiny_model("gpt2"), rollouts, progress=False).metadata["self_check"]
-    assert check["tolerance"] == 1e-8
-    assert 0 <= check["engine_against_loop"] < 1e-9
-    assert 0 <= check["alone_against_padded"] < 1e-9
-
-
-def test_dropout_is_refused(rollouts):
-    model = tiny_model("qwen2")
-    model.config.attention_dropout = 0.5
-    for module in model.modules():
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.5
-    model.train()
-    with pytest.raises(ValueError, match=r"two answers for the same input .* call model\.eval\(\)"):
-        gradients.measure(model, rollouts, progress=False)
 
 
 def test_sequences_without_a_finite_gradient_are_named_and_left_out(monkeypatch):
@@ -134,20 +87,6 @@ def test_other_errors_of_an_engine_are_not_taken_for_memory(rollouts):
     session.engine = broken
     with pytest.raises(RuntimeError, match="shapes do not match"):
         session.measure(rollouts)
-
-
-def test_bfloat16_reports_its_deviation_from_float32(rollouts):
-    model = tiny_model("qwen2", dtype=torch.bfloat16)
-    with pytest.warns(UserWarning, match=r"in torch\.bfloat16 squared norms deviate by up to \d+\.\d% from those in"):
-        measured = gradients.measure(model, rollouts, engine="ghost", sketch_dim=32, progress=False)
-    check = measured.metadata["self_check"]
-    assert 1e-4 < check["deviation_from_float32"] < 0.5
-    wide = gradients.measure(model.float(), rollouts, engine="loop", sketch_dim=32, progress=False)
-    assert wide.metadata["self_check"]["deviation_from_float32"] is None
-    rows = two_rows(rollouts)
-    off = np.abs(measured.sq_norms / wide.sq_norms - 1)[rows].max()
-    assert off < 2 * check["deviation_from_float32"] + 0.02
-    assert measured.sketches.dtype == np.float32
 
 
 def test_progress_counts_every_sequence_and_token():

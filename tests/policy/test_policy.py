@@ -1,23 +1,15 @@
-"""Loading policies: local folders, rejected files, the chat template."""
+"""Loading policies, the chat template, and a policy's description."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import warnings
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from conftest import tiny_model, tiny_tokenizer
 
-import gradstats
-from gradstats.policy.checkpoint import check_vocabulary
 from gradstats.policy.policy import Policy, load_policy
-from gradstats.prompts import Problem
-from gradstats.system.hub import commit_of
 
 
 def test_a_local_folder_loads_in_the_asked_dtype_and_in_evaluation_mode(policy_folder):
@@ -29,35 +21,6 @@ def test_a_local_folder_loads_in_the_asked_dtype_and_in_evaluation_mode(policy_f
     assert described["temperature"] == 0.7
     assert described["architecture"] == "Qwen2ForCausalLM"
     assert described["n_parameters"] == sum(p.numel() for p in tiny_model("qwen2", tied=True).parameters())
-
-
-@pytest.mark.parametrize("name", ["./absent", "/absent/folder", "~/absent", "some/nested/folder"])
-def test_a_missing_folder_is_said_to_be_missing(name):
-    with pytest.raises(FileNotFoundError, match="the model folder .* does not exist"):
-        load_policy(name)
-
-
-def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
-        load_policy(tmp_path)
-
-
-def test_a_folder_without_weights_is_named(tmp_path, policy_folder):
-    tiny_model("qwen2").config.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(OSError, match="the model folder .* cannot be loaded"):
-        load_policy(tmp_path)
-
-
-def test_a_missing_gguf_file_is_named():
-    with pytest.raises(FileNotFoundError, match=r"the GGUF file absent\.gguf does not exist"):
-        load_policy("absent.gguf")
-
-
-def test_an_unreachable_hub_gives_the_remedy(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConnectionError, match=r"neither a local folder nor .*hf download nobody/nothing --local-dir"):
-        load_policy("nobody/nothing")
 
 
 def test_bad_dtypes_and_temperatures_are_refused(policy_folder):
@@ -113,131 +76,6 @@ def test_template_options_reach_the_template_and_unused_ones_are_refused():
         policy.encode_prompt("ab", template_options={"think": False})
 
 
-def copied(folder, target, without=()):
-    shutil.copytree(folder, target)
-    for name in without:
-        (target / name).unlink()
-    return target
-
-
-def test_pickled_weights_are_refused_unless_allowed(policy_folder, tmp_path):
-    folder = copied(policy_folder, tmp_path / "pickled", ["model.safetensors"])
-    state = load_policy(policy_folder).model.state_dict()
-    torch.save(state, folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"are pickled \(pytorch_model\.bin\).*convert .* or pass allow_pickle=True"):
-        load_policy(folder)
-    loaded = load_policy(folder, allow_pickle=True).model.state_dict()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
-    # With both there, the safetensors are taken and the pickle is never opened.
-    shutil.copy(f"{policy_folder}/model.safetensors", folder)
-    (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
-    assert load_policy(folder).name == str(folder)
-
-
-def test_model_code_is_run_on_request_only(policy_folder, tmp_path):
-    folder = copied(policy_folder, tmp_path / "own_code")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "own.py").write_text("raise RuntimeError('it ran')")
-    with pytest.raises(ValueError, match="contains its own model code: read it, then pass trust_remote_code=True"):
-        load_policy(folder)
-    with pytest.raises(RuntimeError, match="it ran"):
-        load_policy(folder, trust_remote_code=True)
-
-
-class Embedding(torch.nn.Module):
-    """Of a model, its input embedding alone."""
-
-    def __init__(self, n_rows: int) -> None:
-        super().__init__()
-        self.rows = torch.nn.Embedding(n_rows, 2)
-
-    def get_input_embeddings(self) -> torch.nn.Module:
-        return self.rows
-
-
-def test_a_tokenizer_of_another_vocabulary_is_refused(policy_folder, tmp_path):
-    larger = copied(policy_folder, tmp_path / "larger")
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens([f"more{number}" for number in range(9)])
-    tokenizer.save_pretrained(larger)
-    with pytest.raises(ValueError, match="does not belong to its model: it has 50 tokens and the model embeds 41"):
-        load_policy(larger)
-    # transformers makes an empty tokenizer where a folder holds none.
-    without = copied(policy_folder, tmp_path / "without", ["tokenizer.json", "tokenizer_config.json"])
-    with pytest.raises(ValueError, match="does not belong to its model: it has 1 tokens"):
-        load_policy(without)
-    check_vocabulary("padded", tiny_tokenizer(), Embedding(64))
-    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 5999})
-    with pytest.warns(UserWarning, match="embeds 9000 tokens and its tokenizer knows only 6000"):
-        check_vocabulary("padded", tokenizer, Embedding(9000))
-
-
-@pytest.fixture
-def adapter_folder(policy_folder, tmp_path):
-    """A LoRA adapter with random weights, as peft saves it."""
-    peft = pytest.importorskip("peft")
-    base = load_policy(policy_folder).model
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
-        generator = torch.Generator().manual_seed(0)
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
-        model.peft_config["default"].base_model_name_or_path = policy_folder
-        model.save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter", model.eval()
-
-
-def test_an_adapter_is_put_on_its_base_and_alone_is_trainable(policy_folder, adapter_folder):
-    folder, expected = adapter_folder
-    tokens = torch.tensor([[5, 6, 7, 8]])
-    by_name, beside = load_policy(folder), load_policy(policy_folder, adapter=folder)
-    for policy in (by_name, beside):
-        torch.testing.assert_close(policy.model(tokens).logits, expected(tokens).logits)
-        trainable = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
-        assert len(trainable) == 8
-        assert all("lora_" in name for name in trainable)
-    difference = load_policy(policy_folder).model(tokens).logits - expected(tokens).logits
-    assert difference.abs().max() > 0.01
-    assert by_name.describe()["adapter"] == str(folder)
-    assert by_name.describe()["base"] == policy_folder
-    assert (beside.name, beside.adapter, beside.base) == (policy_folder, str(folder), None)
-    assert load_policy(folder, dtype="float64").dtype == torch.float64
-
-
-def test_an_adapter_is_sampled_and_measured(adapter_folder):
-    policy = load_policy(adapter_folder[0])
-    problems = [Problem("a", "ab", "x", "exact"), Problem("b", "cde", "x", "exact")]
-    with pytest.warns(UserWarning, match="not followed"):
-        rollouts = gradstats.sample(policy, problems, group_size=2, max_new_tokens=6, progress=False)
-    measured = gradstats.measure(policy, rollouts, sketch_dim=None, engine="ghost", progress=False)
-    loop = gradstats.measure(policy, rollouts, sketch_dim=None, engine="loop", progress=False)
-    np.testing.assert_allclose(measured.sq_norms, loop.sq_norms, rtol=1e-4)
-    assert measured.metadata["n_parameters"] == 2 * 2 * (2 * 24 + 24 + 12)
-
-
-def test_adapters_that_cannot_be_used_are_named(policy_folder, adapter_folder, tmp_path):
-    folder, _ = adapter_folder
-    with pytest.raises(FileNotFoundError, match=r"the adapter .*absent is not a folder with an adapter_config\.json"):
-        load_policy(policy_folder, adapter=tmp_path / "absent")
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["query"]}))
-    with pytest.raises(ValueError, match="the adapter .* does not fit the model Qwen2ForCausalLM: .*query"):
-        load_policy(policy_folder, adapter=folder)
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    with pytest.raises(ValueError, match="names no base model: pass the base as policy and adapter="):
-        load_policy(folder)
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(ValueError, match=r"the weights of the adapter .* are pickled \(adapter_model\.bin\)"):
-        load_policy(folder)
-    with pytest.raises(ConnectionError, match="the adapter 'nobody/lora@v1' is neither .*hf download nobody/lora "):
-        load_policy(policy_folder, adapter="nobody/lora@v1")
-
-
 def test_a_branch_on_the_hub_is_resolved_to_one_commit(policy_folder, monkeypatch):
     commit, loaded = "0123456789abcdef0123456789abcdef01234567", []
     monkeypatch.setattr("gradstats.policy.policy.hub_problem", lambda *_args, **_options: None)
@@ -262,12 +100,3 @@ def test_a_branch_on_the_hub_is_resolved_to_one_commit(policy_folder, monkeypatc
     assert loaded == [("someone/model", commit, None), ("someone/model", commit, True)]
     # A commit is taken as it is, without asking.
     assert load_policy("someone/model", revision=commit[::-1]).revision == commit[::-1]
-
-
-def test_the_commit_of_cached_files_is_read_off_their_place(monkeypatch, tmp_path):
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert commit_of("nobody/nothing", "config.json") is None
-    cached = str(tmp_path / "snapshots" / commit / "config.json")
-    monkeypatch.setattr("gradstats.system.hub.try_to_load_from_cache", lambda *_args, **_options: cached)
-    assert commit_of("someone/model", "config.json", revision="main") == commit

@@ -125,3 +125,24 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 def test_arrays_of_numpy_are_taken_too():
     rollouts = table(rewards=np.array([1, 0]), prompt_ids=np.array([3, 3]))
     assert rollouts.rewards.tolist() == [1.0, 0.0]
+
+
+def rollouts_with(**columns):
+    return Rollouts.from_sequences([[2]], [[4, 5]], [1.0], ["p"], **columns)
+
+
+def test_tables_with_and_without_logprobs_are_stacked_and_other_differences_refused():
+    known = rollouts_with(sampler_logprobs=[[-1.0, -2.0]])
+    unknown = Rollouts(rollouts_with().frame.assign(prompt_id="q"))
+    stacked = Rollouts.concatenate([unknown, known]).tokens("sampler_logprobs")
+    assert np.isnan(stacked[0]).all()
+    assert stacked[1].tolist() == [-1.0, -2.0]
+    with pytest.raises(ValueError, match="rollouts differ in the column 'greedy_reward'"):
+        Rollouts.concatenate([unknown, rollouts_with(greedy_reward=[1.0])])
+
+
+def test_wrong_columns_of_samplers_are_named():
+    with pytest.raises(ValueError, match="token_source that is none of engine, pieces, text, mismatch"):
+        rollouts_with(token_source=["guess"])
+    with pytest.raises(ValueError, match="greedy_reward that is not finite"):
+        rollouts_with(greedy_reward=[float("nan")])

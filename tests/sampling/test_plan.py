@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
+from greedy_decoding import likeliest
 
+import gradstats
 from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
@@ -54,3 +57,39 @@ def test_no_problems_and_repeated_names_are_refused(policy):
         sample(policy, [], progress=False)
     with pytest.raises(ValueError, match="problems repeat a prompt_id"):
         sample(policy, [PROBLEMS[0], PROBLEMS[0]], progress=False)
+
+
+RISING = [Problem(f"p{k}", "ab" * k, "x", "exact") for k in range(1, 5)]
+
+
+def length_reward(completion, problem):
+    return len(completion) + len(problem.prompt) / 10
+
+
+@pytest.mark.filterwarnings("ignore:the model's generation_config")
+def test_greedy_completions_reach_remax_from_sampling_to_comparison(policy, tmp_path):
+    rollouts = sample(
+        policy, RISING, group_size=3, max_new_tokens=6, temperature=1.3, batch_size=4, reward=length_reward,
+        greedy=True, progress=False,
+    )  # fmt: skip
+    frame = rollouts.frame.groupby("prompt_id").first()
+    for problem in RISING:
+        row = frame.loc[problem.prompt_id]
+        text = policy.tokenizer.decode(likeliest(policy, row["prompt_tokens"], 6), skip_special_tokens=True)
+        assert row["greedy_text"] == text
+        assert row["greedy_reward"] == length_reward(text, problem)
+    assert rollouts.frame.groupby("prompt_id")["greedy_reward"].nunique().eq(1).all()
+    rollouts.to_parquet(tmp_path / "r.parquet")
+    measured = gradstats.measure(policy, gradstats.read_rollouts(tmp_path / "r.parquet"), sketch_dim=64, progress=False)
+    batch = gradstats.estimators.Batch.from_measurement(measured)
+    np.testing.assert_array_equal(batch.greedy_rewards, rollouts.frame["greedy_reward"])
+    with pytest.warns(UserWarning, match="prompts"):
+        table = gradstats.compare(measured, ["reinforce", "remax"], reference="reinforce").to_frame()
+    assert np.isfinite(table.set_index("estimator").loc["remax", "trace_cov"])
+
+
+@pytest.mark.filterwarnings("ignore:the model's generation_config")
+def test_greedy_completions_leave_the_sampled_ones_alone(policy):
+    options = {"group_size": 4, "max_new_tokens": 6, "batch_size": 8, "reward": length_reward, "progress": False}
+    plain, greedy = sample(policy, RISING, **options), sample(policy, RISING, greedy=True, **options)
+    assert greedy.frame.drop(columns=["greedy_text", "greedy_reward"]).equals(plain.frame)

@@ -59,8 +59,10 @@ def test_a_prompt_goes_as_the_templates_tokens_with_every_setting_stated(policy)
 
 
 def test_token_ids_of_the_server_are_taken_as_they_are(policy):
-    told = completion("ab", "stop", token_ids=[4, 5, 1], logprobs={"token_logprobs": [-1.0, -2.0, -3.0], "tokens": []})
-    with serving(lambda request, number: (200, told)) as server:
+    answer = completion(
+        "ab", "stop", token_ids=[4, 5, 1], logprobs={"token_logprobs": [-1.0, -2.0, -3.0], "tokens": []}
+    )
+    with serving(lambda request, number: (200, answer)) as server:
         (drawn,) = draw(policy, server)
     assert (drawn.tokens, drawn.logprobs, drawn.finish_reason) == ([4, 5, 1], [-1.0, -2.0, -3.0], "stop")
     assert drawn.token_source == "engine"
@@ -126,8 +128,8 @@ def test_seeds_are_recorded_and_those_that_were_sent(policy):
 
 def test_logprobs_of_another_distribution_than_the_drawn_one_are_not_kept(policy):
     settings = SamplerSettings(8, temperature=0.6)
-    told = completion("ab", logprobs=pieces("ab"))
-    with serving(lambda request, number: (200, told)) as server:
+    answer = completion("ab", logprobs=pieces("ab"))
+    with serving(lambda request, number: (200, answer)) as server:
         with pytest.warns(UserWarning, match=r"temperature=0\.6.*are not kept: serve with vllm --logprobs-mode"):
             (dropped,) = draw(policy, server, settings=settings)
         (kept,) = draw(policy, server, settings=settings, logprobs_of="sampled")
@@ -186,9 +188,9 @@ def test_the_servers_dialect_is_found(policy, knows, tokens, name):
 def test_transformers_serve_is_given_a_whole_generation_config(policy):
     with serving(Dialects({"generation_config"}, False)) as server:
         draw(policy, server, settings=SamplerSettings(8, temperature=0.7, top_k=4), logprobs_of="sampled")
-    told = json.loads(server.requests[-1]["generation_config"])
-    assert (told["do_sample"], told["temperature"], told["top_k"], told["top_p"]) == (True, 0.7, 4, 1.0)
-    assert (told["max_new_tokens"], told["eos_token_id"]) == (8, [1])
+    config = json.loads(server.requests[-1]["generation_config"])
+    assert (config["do_sample"], config["temperature"], config["top_k"], config["top_p"]) == (True, 0.7, 4, 1.0)
+    assert (config["max_new_tokens"], config["eos_token_id"]) == (8, [1])
 
 
 def test_a_server_without_a_field_for_a_setting_is_not_asked_to_guess(policy):
@@ -267,25 +269,6 @@ def test_several_models_have_to_be_told_apart(policy):
     assert server.requests[-1]["model"] == "b"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("openai", None, {}), "base_url is missing: give the server's address"),
-        (("transformers", "http://x/v1", {}), "base_url is 'http://x/v1', but sampler is 'transformers'"),
-        (("sglang", None, {}), "sampler is 'sglang': choose one of transformers, continuous, vllm, openai"),
-        (("openai", "http://x/v1", {"threads": 3}), "sampler_options .* do not suit the sampler 'openai': .*threads"),
-        (("openai", "http://x/v1", {"concurrency": 0}), "concurrency is 0: it must be at least 1"),
-        (("openai", "http://x/v1", {"timeout_seconds": 0.0}), "timeout_seconds is 0.0: it must be above 0"),
-        (("openai", "http://x/v1", {"max_retries": -1}), "max_retries is -1: it must be 0 or more"),
-        (("openai", "http://x/v1", {"logprobs_of": "me"}), "logprobs_of is 'me': it must be model or sampled"),
-    ],
-)
-def test_wrong_options_are_named(policy, arguments, message):
-    name, base_url, options = arguments
-    with pytest.raises(ValueError, match=message):
-        open_sampler(name, policy, base_url, options)
-
-
 def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp_path, monkeypatch):
     from gradstats.config.experiment import Experiment
     from gradstats.runs.directory import RunDirectory
@@ -358,7 +341,7 @@ def test_the_sample_command_and_a_run_take_a_server(policy, tmp_path, monkeypatc
     assert manifest["token_sources"] == {"pieces": 8}
     # The stand-in's log-probabilities are not the policy's.
     assert manifest["sampler_gap"]["off_policy"] is True
-    (told,) = [remark for remark in manifest["remarks"] if remark.startswith("The samples are off-policy")]
-    assert "check weights, precision and quantisation" in told
+    (remark,) = [line for line in manifest["remarks"] if line.startswith("The samples are off-policy")]
+    assert "check weights, precision and quantisation" in remark
     assert "The samples are off-policy" in err
     assert "sampler against scorer" in (tmp_path / "run" / "report.html").read_text()

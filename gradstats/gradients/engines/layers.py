@@ -66,8 +66,8 @@ class Layer(ABC):
 
     def term_kinds(self) -> Iterator[tuple[str, type]]:
         """Each selected parameter with the kind of term that one call of the module adds to its gradient."""
-        for own, name in self.names.items():
-            yield name, self.weight_term if own == "weight" else Tensor
+        for attribute, name in self.names.items():
+            yield name, self.weight_term if attribute == "weight" else Tensor
 
     def per_token(self, tensor: Tensor, batch: int, times: Collection[int]) -> Tensor:
         """An input or output as (batch, time, …), also where the model has merged the axes batch and time.
@@ -231,7 +231,8 @@ def supported_layers(model: nn.Module, selection: ParameterSelection) -> list[La
     selected = {id(tensor): name for name, tensor in selection.parameters.items()}
     layers = []
     for path, module in model.named_modules():
-        names = {own: selected[id(tensor)] for own, tensor in module._parameters.items() if id(tensor) in selected}
+        parameters = module._parameters.items()
+        names = {attribute: selected[id(tensor)] for attribute, tensor in parameters if id(tensor) in selected}
         if not names:
             continue
         kind = next((kind for kind in KINDS if kind.handles(module)), None)

@@ -38,11 +38,11 @@ class FactoredLayers:
         elsewhere: set[str] = set()
         for module in model.modules():
             kind = next((kind for kind in _KINDS if kind.handles(module)), None)
-            for own, tensor in module._parameters.items():
+            for attribute, tensor in module._parameters.items():
                 name = selected.get(id(tensor))
                 if name is None:
                     continue
-                if kind is None or own != "weight" or not tangents.has_factors(tensor.shape):  # pyright: ignore
+                if kind is None or attribute != "weight" or not tangents.has_factors(tensor.shape):  # pyright: ignore
                     elsewhere.add(name)
                 else:
                     owners.setdefault(name, []).append((module, kind))

@@ -162,7 +162,7 @@ class _Projector:
             name: self._everything[name] for name in selection.parameters if name not in self._layers.shapes
         }
         places = {id(tensor): name for name, tensor in policy.model.named_parameters()}
-        self._head_names = {own: places[id(tensor)] for own, tensor in self._head.named_parameters()}
+        self._head_names = {attribute: places[id(tensor)] for attribute, tensor in self._head.named_parameters()}
 
     @property
     def bytes_per_direction(self) -> int:
@@ -215,11 +215,11 @@ class _Projector:
         gradients = self._gradients
         some = next(iter((*written_out.values(), *(left for left, _ in pairs.values()))))
         total = gradients.hidden.new_zeros(len(some), *gradients.hidden.shape[:2], dtype=self._kind)
-        own = set(self._head_names.values())
-        if not own & (set(pairs) | set(written_out)):
+        of_head = set(self._head_names.values())
+        if not of_head & (set(pairs) | set(written_out)):
             return total
-        pairs = {name: pair for name, pair in pairs.items() if name in own}
-        written_out = {name: tensor for name, tensor in written_out.items() if name in own}
+        pairs = {name: pair for name, pair in pairs.items() if name in of_head}
+        written_out = {name: tensor for name, tensor in written_out.items() if name in of_head}
         step = max(1, _HEAD_ELEMENTS // (len(some) * gradients.of_output.shape[0] * gradients.of_output.shape[2]))
         for first in range(0, gradients.hidden.shape[1], step):
             span = slice(first, first + step)

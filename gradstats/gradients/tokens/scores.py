@@ -95,7 +95,7 @@ def measure_tokens(
         memory_gib: memory that may be used at once for projections.
 
     Returns:
-        The engine's result for the chunk's own weightings, and the token scores.
+        The engine's result for the chunk's weightings, and the token scores.
     """
     gradients = head_gradients(policy, chunk)
     heavy = [np.zeros(0, dtype=np.int64) for _ in chunk.rows]
@@ -108,10 +108,10 @@ def measure_tokens(
         projections = [projected[row, start : start + length] for row, (start, length) in spans]
     del gradients
     result, exact = _with_exact_tokens(policy, chunk, selection, sketch, engine, heavy)
-    n_own = len(chunk.weights)
+    n_given = len(chunk.weights)
     counts = list(map(len, heavy))
-    norms = exact.sq_norms_by_block[n_own:].sum(axis=2)
-    sketches = None if exact.sketches is None else exact.sketches[n_own:]
+    norms = exact.sq_norms_by_block[n_given:].sum(axis=2)
+    sketches = None if exact.sketches is None else exact.sketches[n_given:]
     return result, TokenResult(
         projections,
         heavy,
@@ -162,9 +162,9 @@ def _with_exact_tokens(
     extended = replace(chunk, weights=torch.cat([chunk.weights, one_hot]))
     if not len(one_hot) or engine is ghost_engine:
         both = engine(policy, extended, selection, sketch)
-        own = slice(len(chunk.weights))
-        sketches = None if both.sketches is None else both.sketches[own]
-        return replace(both, chunk=chunk, sq_norms_by_block=both.sq_norms_by_block[own], sketches=sketches), both
+        given = slice(len(chunk.weights))
+        sketches = None if both.sketches is None else both.sketches[given]
+        return replace(both, chunk=chunk, sq_norms_by_block=both.sq_norms_by_block[given], sketches=sketches), both
     # The vmap engine would hold a whole gradient for each token.
     return engine(policy, chunk, selection, sketch), loop_engine(policy, extended, selection, sketch)
 

@@ -29,8 +29,8 @@ def assert_exact(model, rollouts, temperature=1.0, **options):
         if sketch_dim is not None:
             np.testing.assert_allclose(measured.sketches, loop.sketches, rtol=1e-9, atol=1e-11)
     for name in ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms"):
-        for ours, theirs in zip(getattr(measured, name), getattr(loop, name), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+        for values, of_loop in zip(getattr(measured, name), getattr(loop, name), strict=True):
+            np.testing.assert_allclose(values, of_loop, rtol=1e-9)
     return measured
 
 
@@ -115,43 +115,6 @@ def test_an_unknown_module_is_named_with_its_class(rollouts):
     message = r"does not know the module model\.layers\.0\.mlp\.gate \(Qwen2MoeTopKRouter\)"
     with pytest.raises(gradients.UnsupportedModuleError, match=message):
         gradients.measure(any_model("qwen2_moe"), rollouts, engine="ghost", progress=False)
-
-
-def test_a_mixture_of_experts_is_measured_by_the_loop_in_auto(rollouts):
-    model = any_model("qwen2_moe")
-    with pytest.warns(UserWarning, match='measuring with engine "loop"') as caught:
-        measured = gradients.measure(model, rollouts, sketch_dim=None, progress=False)
-    said = [str(warning.message) for warning in caught]
-    assert any("Qwen2MoeTopKRouter" in sentence for sentence in said)
-    assert any('set_experts_implementation("batched_mm")' in sentence for sentence in said)
-    assert measured.metadata["engine"] == "loop"
-    assert set(measured.metadata["engines_passed_over"]) == {"ghost", "vmap"}
-    np.testing.assert_allclose(measured.sq_norms, sum(oracle(model, rollouts).values()), rtol=1e-9)
-
-
-def test_a_mixture_of_experts_in_float64_runs_without_the_grouped_product(rollouts):
-    model = any_model("qwen2_moe")
-    expected = sum(oracle(model, rollouts).values())
-    model.set_experts_implementation("grouped_mm")
-    measured = gradients.measure(model, rollouts, engine="loop", sketch_dim=None, progress=False)
-    np.testing.assert_allclose(measured.sq_norms, expected, rtol=1e-9)
-    assert model.config._experts_implementation == "grouped_mm"
-
-
-def test_a_mixture_of_experts_that_can_be_traced_is_measured_by_vmap_in_auto(rollouts):
-    model = any_model("qwen2_moe")
-    model.set_experts_implementation("batched_mm")
-    with pytest.warns(UserWarning, match='measuring with engine "vmap": engine="ghost" does not know the module'):
-        measured = gradients.measure(model, rollouts, sketch_dim=None, progress=False)
-    assert measured.metadata["engine"] == "vmap"
-    np.testing.assert_allclose(measured.sq_norms, sum(oracle(model, rollouts).values()), rtol=1e-9)
-
-
-def test_vmap_names_the_remedy_for_a_mixture_of_experts(rollouts):
-    with pytest.raises(
-        gradients.UnsupportedModuleError, match=r'cannot trace .*model\.set_experts_implementation\("batched'
-    ):
-        gradients.measure(any_model("qwen2_moe"), rollouts, engine="vmap", progress=False)
 
 
 def test_the_model_is_left_as_it_was(rollouts):

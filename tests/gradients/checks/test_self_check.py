@@ -1,0 +1,77 @@
+"""The self-check before every measuring run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_model
+from gradient_models import changed
+
+import gradstats.gradients as gradients
+from gradstats.gradients.checks.self_check import deviation, two_rows
+from gradstats.gradients.engines.ghost import ghost_engine
+from gradstats.rollouts.table import Rollouts
+
+
+def test_a_wrong_engine_is_refused_by_the_self_check(monkeypatch, rollouts):
+    monkeypatch.setitem(gradients.ENGINES, "ghost", changed(ghost_engine, lambda norms, chunk: norms * 1.001))
+    message = r'engine "ghost" fails its self-check .* deviate by 1\.00e-03'
+    with pytest.raises(gradients.SelfCheckError, match=message):
+        gradients.measure(tiny_model("qwen2"), rollouts, engine="ghost", progress=False)
+    with pytest.warns(UserWarning, match='measuring with engine "vmap": the ' + message):
+        measured = gradients.measure(tiny_model("qwen2"), rollouts, sketch_dim=None, progress=False)
+    assert measured.metadata["engine"] == "vmap"
+    assert "self-check" in measured.metadata["engines_passed_over"]["ghost"]
+
+
+def test_an_engine_that_padding_disturbs_is_refused(monkeypatch, rollouts):
+    disturbed = changed(ghost_engine, lambda norms, chunk: norms * (1.0 + 0.01 * (len(chunk.rows) > 1)))
+    monkeypatch.setitem(gradients.ENGINES, "ghost", disturbed)
+    with pytest.raises(gradients.SelfCheckError, match=r"by 1\.00e-02 between a sequence alone and padded"):
+        gradients.measure(tiny_model("qwen2", dtype=torch.float32), rollouts, engine="ghost", progress=False)
+
+
+def test_the_self_check_is_recorded(rollouts):
+    check = gradients.measure(tiny_model("gpt2"), rollouts, progress=False).metadata["self_check"]
+    assert check["tolerance"] == 1e-8
+    assert 0 <= check["engine_against_loop"] < 1e-9
+    assert 0 <= check["alone_against_padded"] < 1e-9
+
+
+def test_dropout_is_refused(rollouts):
+    model = tiny_model("qwen2")
+    model.config.attention_dropout = 0.5
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
+    model.train()
+    with pytest.raises(ValueError, match=r"two answers for the same input .* call model\.eval\(\)"):
+        gradients.measure(model, rollouts, progress=False)
+
+
+def test_bfloat16_reports_its_deviation_from_float32(rollouts):
+    model = tiny_model("qwen2", dtype=torch.bfloat16)
+    with pytest.warns(UserWarning, match=r"in torch\.bfloat16 squared norms deviate by up to \d+\.\d% from those in"):
+        measured = gradients.measure(model, rollouts, engine="ghost", sketch_dim=32, progress=False)
+    check = measured.metadata["self_check"]
+    assert 1e-4 < check["deviation_from_float32"] < 0.5
+    wide = gradients.measure(model.float(), rollouts, engine="loop", sketch_dim=32, progress=False)
+    assert wide.metadata["self_check"]["deviation_from_float32"] is None
+    rows = two_rows(rollouts)
+    off = np.abs(measured.sq_norms / wide.sq_norms - 1)[rows].max()
+    assert off < 2 * check["deviation_from_float32"] + 0.02
+    assert measured.sketches.dtype == np.float32
+
+
+def test_the_checked_rows_are_the_shortest_and_the_one_of_median_length():
+    completions = [[2] * length for length in (9, 2, 30, 5, 4)]
+    rollouts = Rollouts.from_sequences([[3]] * 5, completions, [0.0] * 5, list("abcde"))
+    assert two_rows(rollouts) == [1, 3]
+    assert two_rows(rollouts.select([2])) == [0, 0]
+
+
+def test_the_deviation_is_relative_to_the_reference():
+    assert deviation(np.array([1.0, 3.0]), np.array([1.0, 4.0])) == 0.25
+    assert deviation(np.array([0.0]), np.array([0.0])) == 0.0
+    assert np.isnan(deviation(np.array([np.nan, 1.0]), np.array([1.0, 1.0])))

@@ -1,0 +1,83 @@
+"""Log-probabilities, their gradients, and the statistics of the forward pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import ragged_rollouts, tiny_model
+
+import gradstats.gradients as gradients
+from gradstats.gradients.objective import Objective, TokenLogprobs, make_chunk
+from gradstats.policy.policy import Policy
+from gradstats.rollouts.table import Rollouts
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vmap"])
+def test_token_statistics_equal_a_direct_computation(engine):
+    model = tiny_model("llama")
+    rollouts = ragged_rollouts(4)
+    measured = gradients.measure(
+        Policy(model, temperature=1.3), rollouts, engine=engine, sketch_dim=None, progress=False
+    )
+    for row in range(4):
+        prompt, completion = (list(rollouts.frame[name].iloc[row]) for name in ("prompt_tokens", "completion_tokens"))
+        with torch.no_grad():
+            out = model(torch.tensor([prompt + completion]), output_hidden_states=True)
+        span = slice(len(prompt) - 1, len(prompt) + len(completion) - 1)
+        pi = torch.softmax(out.logits[0, span] / 1.3, dim=-1)
+        chosen = pi[torch.arange(len(completion)), torch.tensor(completion)]
+        hidden = out.hidden_states[-1][0, span]
+        np.testing.assert_allclose(measured.logprobs[row], chosen.log(), rtol=1e-10)
+        np.testing.assert_allclose(measured.entropy[row], torch.special.entr(pi).sum(-1), rtol=1e-10)
+        np.testing.assert_allclose(measured.sum_pi_squared[row], pi.square().sum(-1), rtol=1e-10)
+        np.testing.assert_allclose(measured.hidden_sq_norms[row], hidden.square().sum(-1), rtol=1e-10)
+
+
+def test_a_chunk_holds_right_padded_sequences_and_their_weights():
+    rollouts = Rollouts.from_sequences(
+        [[7, 8, 9], [5]],
+        [[1, 2], [3, 4, 6]],
+        [0.0, 1.0],
+        ["a", "b"],
+        completion_mask=[[True, True], [True, False, True]],
+    )
+    weights = [np.array([0.5, -2.0]), np.array([3.0, 4.0, 5.0])]
+    chunk = make_chunk(rollouts, [1, 0], torch.device("cpu"), torch.bfloat16, [weights])
+    assert chunk.input_ids.tolist() == [[5, 3, 4, 6, 0], [7, 8, 9, 1, 2]]
+    assert chunk.weights.tolist() == [[[1, 0, 1, 0], [0, 0, 1, 1]], [[3, 0, 5, 0], [0, 0, 0.5, -2]]]
+    assert chunk.weights.dtype == torch.float32
+    assert (chunk.n_tokens, chunk.kept, chunk.starts, chunk.lengths) == (10, 4, [0, 2], [3, 2])
+    first, second = chunk.ragged(torch.arange(8.0).view(2, 4))
+    assert (first.tolist(), second.tolist()) == ([0, 1, 2], [6, 7])
+
+
+def test_gradients_of_the_logits_are_one_hot_minus_the_probabilities_over_the_temperature(monkeypatch):
+    # Two positions a slice, so that a sequence takes several.
+    slices = [(row, slice(start, min(start + 2, 5))) for row in range(2) for start in (0, 2, 4)]
+    monkeypatch.setattr("gradstats.gradients.objective._slices", lambda logits, kept: iter(slices))
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 6, 7, generator=rng, dtype=torch.float64, requires_grad=True)
+    drawn = torch.randint(0, 7, (2, 5), generator=rng)
+    weights = torch.tensor([[1.0, 0, -2, 0, 0], [0.5, 1, 1, 0, 3]], dtype=torch.float64)
+    logprobs, entropy, sum_pi_squared = TokenLogprobs.apply(logits, drawn, 0.7)
+    pi = torch.softmax(logits.detach()[:, :-1] / 0.7, dim=-1)
+    torch.testing.assert_close(logprobs.detach(), pi.gather(2, drawn[..., None])[..., 0].log())
+    torch.testing.assert_close(entropy, torch.special.entr(pi).sum(-1))
+    torch.testing.assert_close(sum_pi_squared, pi.square().sum(-1))
+    (gradient,) = torch.autograd.grad(logprobs, logits, weights)
+    expected = torch.zeros_like(gradient)
+    expected[:, :-1] = weights[..., None] * (torch.nn.functional.one_hot(drawn, 7) - pi) / 0.7
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_the_objective_is_the_log_probability_of_the_last_tokens(traced):
+    model, ids = tiny_model("gpt2"), torch.tensor([[5, 6, 7, 8, 9]])
+    with torch.no_grad(), Objective(model, 1.6, traced=traced) as objective:
+        logprobs, statistics = objective(model, ids, 2)
+    with torch.no_grad():
+        expected = (model(ids).logits[0, 2:4] / 1.6).log_softmax(-1)[[0, 1], [8, 9]]
+    torch.testing.assert_close(logprobs[0], expected)
+    torch.testing.assert_close(statistics.logprobs[0], expected)
+    assert not model.lm_head._forward_pre_hooks

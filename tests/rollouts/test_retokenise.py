@@ -1,0 +1,37 @@
+"""Token ids restored from the text of a completion."""
+
+from __future__ import annotations
+
+from conftest import tiny_tokenizer
+
+from gradstats.rollouts.retokenise import restore_tokens
+
+
+def test_pieces_decide_between_tokenisations():
+    tokenizer = tiny_tokenizer()
+    assert restore_tokens(tokenizer, "ab", pieces=["a", "b"]).source == "pieces"
+    # A token of which the tokenizer knows no id: what is left is the text.
+    restored = restore_tokens(tokenizer, "ab", pieces=["ab"], counts=(1,))
+    assert (restored.tokens, restored.source) == (tokenizer("ab")["input_ids"], "mismatch")
+    assert restore_tokens(tokenizer, "ab", counts=(2, 3)).source == "text"
+
+
+class Merging:
+    """A tokenizer that merges a and b, which the policy may have sampled separately."""
+
+    texts = ("", "a", "b", "ab")
+
+    def __len__(self):
+        return 4
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [3] if text == "ab" else [self.texts.index(letter) for letter in text]}
+
+    def decode(self, tokens, skip_special_tokens=False):
+        return "".join(self.texts[token] for token in tokens)
+
+
+def test_what_was_drawn_apart_is_restored_apart_or_reported():
+    assert restore_tokens(Merging(), "ab", pieces=["a", "b"]).tokens == [1, 2]
+    assert restore_tokens(Merging(), "ab", counts=(2,)).source == "mismatch"
+    assert restore_tokens(Merging(), "ab").source == "text"  # nothing speaks against it
