@@ -58,7 +58,7 @@ TESTED_TOGETHER: dict[str, list[str]] = {
     "cli/test_commands.py": ["cli/terminal.py", "runs/cost.py", "runs/sources.py"],
     "data/test_data_sets.py": ["data/published.py"],
     # Every estimator against its slow twin, by the same parametrised test.
-    "estimators/test_estimator_twins.py": ["estimators/baselines/", "reference/naive_estimators.py"],
+    "estimators/test_estimator_twins.py": ["reference/naive_estimators.py"],
     "estimators/test_registry.py": ["config/labels.py", "estimators/estimator.py", "estimators/parameters.py"],
     # Every component of a recipe against the recipe written out by hand.
     "estimators/recipes/test_lookup.py": ["estimators/recipes/", "reference/naive_recipe.py"],
