@@ -79,8 +79,6 @@ TESTED_TOGETHER: dict[str, list[str]] = {
     "reference/test_enumerated.py": ["reference/moments.py"],
     "report/test_tables.py": ["report/numbers.py", "stats/variance/winner.py"],
     "report/test_figures.py": ["report/saved_results.py"],
-    "rewards/test_grading.py": ["rewards/final_answer.py", "rewards/math_scorer.py", "rollouts/grading_counts.py"],
-        "rollouts/test_trainer_dumps.py": ["rollouts/trl.py", "rollouts/verl.py"],
     # The steps of a run, from one to the next.
     "runs/test_pipeline.py": [
         "config/experiment.py", "runs/analysis.py", "runs/directory.py", "runs/loading.py", "runs/measuring_step.py",
