@@ -56,10 +56,8 @@ MOST_ANY_PER_1000_LINES = 8.0
 #: Modules that have no test file of their own name, since they are tested together: test file → modules, or a folder.
 TESTED_TOGETHER: dict[str, list[str]] = {
     "cli/test_commands.py": ["cli/terminal.py", "runs/cost.py", "runs/sources.py"],
-    "data/test_data_sets.py": ["data/published.py"],
     # Every estimator against its slow twin, by the same parametrised test.
     "estimators/test_estimator_twins.py": ["reference/naive_estimators.py"],
-    "estimators/test_registry.py": ["config/labels.py"],
     # Every component of a recipe against the recipe written out by hand.
     "estimators/recipes/test_lookup.py": ["reference/naive_recipe.py"],
     "gradients/engines/test_every_engine.py": ["gradients/engines/", "reference/autograd_loop.py"],
@@ -73,7 +71,6 @@ TESTED_TOGETHER: dict[str, list[str]] = {
     # Every figure from frames of every shape.
     "plots/test_every_plot.py": ["plots/"],
     "policy/test_policy.py": ["policy/checkpoint.py", "system/hub.py"],
-    "prompts/test_load.py": ["prompts/columns.py", "prompts/files.py"],
     "prompts/test_known_sets.py": ["prompts/hub.py"],
     "prompts/test_reasoning_tasks.py": ["prompts/task_entries.py"],
     "reference/test_enumerated.py": ["reference/moments.py"],
