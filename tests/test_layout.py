@@ -55,7 +55,7 @@ MOST_ANY_PER_1000_LINES = 8.0
 
 #: Modules that have no test file of their own name, since they are tested together: test file → modules, or a folder.
 TESTED_TOGETHER: dict[str, list[str]] = {
-    "cli/test_commands.py": ["cli/terminal.py", "runs/cost.py", "runs/sources.py"],
+    "cli/test_commands.py": ["runs/cost.py", "runs/sources.py"],
     # Every estimator against its slow twin, by the same parametrised test.
     "estimators/test_estimator_twins.py": ["reference/naive_estimators.py"],
     # Every component of a recipe against the recipe written out by hand.
