@@ -76,7 +76,7 @@ def test_every_parameter_of_a_built_in_has_a_range():
     assert used == set(RULES)
 
 
-def test_labels_tell_parameters():
+def test_labels_state_parameters():
     assert est.rloo().label == "rloo"
     assert est.length_weighted(alpha=0.8, loo=True).label == "length_weighted(alpha=0.8, loo=True)"
     assert est.length_weighted(np.float64(0.5)).label == "length_weighted(alpha=0.5)"

@@ -15,11 +15,11 @@ def score(reward, completion, answer):
 
 
 def test_math_rewards_work_off_the_main_thread():
-    found = []
-    thread = threading.Thread(target=lambda: found.append(score("math", "it is 12", "12")))
+    scores = []
+    thread = threading.Thread(target=lambda: scores.append(score("math", "it is 12", "12")))
     thread.start()
     thread.join()
-    assert found == [1.0]
+    assert scores == [1.0]
 
 
 def test_an_unreadable_reference_answer_is_named():

@@ -22,7 +22,7 @@ def test_verl_prompts_get_their_template_back(tmp_path, tokenizer):
     assert rollouts.frame["finish_reason"].tolist() == ["stop", "length"]
 
 
-def test_verl_prompts_whose_template_cannot_be_restored_are_told(tmp_path, tokenizer):
+def test_verl_prompts_whose_template_cannot_be_restored_are_counted(tmp_path, tokenizer):
     other = tiny_tokenizer()
     other.chat_template = "sys" + other.chat_template
     with pytest.warns(UserWarning, match="the chat template around 1 of 1 prompts"):
