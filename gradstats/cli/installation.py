@@ -1,4 +1,4 @@
-"""The commands on the installation: the check of the engines, versions and hardware, what there is by name."""
+"""The commands on the installation: the check of the engines, versions and hardware, and lists of names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check(
 def list_things(
     what: Positional[Literal["experiments", "estimators", "data", "rewards", "schema"]] = "experiments",
 ) -> None:
-    """List what there is by name: experiments, estimators, data sets or rewards; or print the experiment files' schema.
+    """List by name: experiments, estimators, data sets or rewards; or print the experiment files' schema.
 
     Args:
         what: the kind of thing; schema is the JSON schema by which editors complete an experiment file.

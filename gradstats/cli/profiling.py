@@ -1,4 +1,4 @@
-"""The command that says what a policy's gradients are like."""
+"""The command that compares policies by one table of their completions and gradients."""
 
 from __future__ import annotations
 

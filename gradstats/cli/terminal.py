@@ -1,4 +1,4 @@
-"""What the commands print: short tables, one sentence an error."""
+"""What the commands print: short tables, and one sentence per error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gradstats.runs.analysis import RunResult
     from gradstats.runs.cost import CostEstimate
 
-_WIDE = 100  # columns, from which on labels stay on one line
+_WIDE = 100  # columns; labels are broken into lines on a narrower terminal
 
 console = Console(highlight=False, soft_wrap=True)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -161,15 +161,17 @@ def show_tokens(quality: Any, confidence_level: float = 0.95) -> None:
     for row in frame.to_dict("records"):
         table.add_row(escape(row["proxy"]), *(_with_interval(row, name) for name in columns))
     console.print(table)
-    held = quality.concentration
+    concentration = quality.concentration
     shares = ", ".join(
-        f"{tokens}: {share:.0%}" for tokens, share in zip(held.first, held.values, strict=True) if tokens <= 16
+        f"{tokens}: {share:.0%}"
+        for tokens, share in zip(concentration.first, concentration.values, strict=True)
+        if tokens <= 16
     )
     console.print(f"share of a completion's energy held by its heaviest tokens: {shares}")
-    near = quality.correlation
+    correlation = quality.correlation
     correlations = ", ".join(
         f"{first}–{last}: {value:.3f}" if first < last else f"{first}: {value:.3f}"
-        for first, last, value in zip(near.first, near.last, near.values, strict=True)
+        for first, last, value in zip(correlation.first, correlation.last, correlation.values, strict=True)
     )
     console.print(f"correlation of token scores by distance: {correlations}")
     console.print(
@@ -209,7 +211,7 @@ def show_regrading(path: Path) -> None:
 
 
 def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
-    """What a run would do and cost at most."""
+    """What a run would do, and upper bounds on its cost."""
     console.print(
         f"{experiment.name}: would sample {cost.n_sequences:,} completions of {cost.n_prompts:,} prompts, at most "
         f"{experiment.sampling.max_new_tokens:,} tokens each, in {cost.n_batches} shards, and measure their gradients "

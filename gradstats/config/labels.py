@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, cast
+from typing import Any
 
 
 def read_label(label: str) -> tuple[str, dict[str, Any]]:
@@ -17,12 +17,14 @@ def read_label(label: str) -> tuple[str, dict[str, Any]]:
         return label, {}
     try:
         call = ast.parse(f"f({inside}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError
-        parameters = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError):
+        parameters = {keyword.arg: _literal(keyword.value) for keyword in call.keywords if keyword.arg}
+        if len(parameters) < len(call.keywords):  # a repeated parameter, or **mapping
+            raise ValueError
+    except (SyntaxError, TypeError, ValueError):
         raise ValueError(f"cannot read {label!r}: write it as name(parameter=value, …)") from None
-    return name.strip(), cast("dict[str, Any]", parameters)
+    return name.strip(), parameters
 
 
 def _literal(node: ast.expr) -> Any:

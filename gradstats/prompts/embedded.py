@@ -168,8 +168,8 @@ def extract_answer(text: str) -> str | None:
     off at the length cap is not taken for an answer. Of several answers the last one counts. Leading zeros are
     dropped.
     """
-    found = _ANSWER.findall(text)
-    return str(int(found[-1])) if found else None
+    answers = _ANSWER.findall(text)
+    return str(int(answers[-1])) if answers else None
 
 
 def split_of(prompt: str) -> Split:

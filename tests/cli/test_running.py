@@ -44,7 +44,7 @@ def test_run_with_other_settings_names_the_setting(monkeypatch, capsys, run_dire
     assert "was made with measurement.sketch_dim=128, not 64" in err
 
 
-def test_a_dry_run_tells_the_cost_and_writes_nothing(monkeypatch, capsys, run_directory, tmp_path):
+def test_a_dry_run_states_the_cost_and_writes_nothing(monkeypatch, capsys, run_directory, tmp_path):
     monkeypatch.chdir(tmp_path)
     code, out, _ = run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", "--dry-run")
     assert code == 0
@@ -118,9 +118,9 @@ def test_measuring_tokens(monkeypatch, capsys, policy_folder, run_directory, tmp
     code, _, err = run(monkeypatch, capsys, *words)
     assert code == 0
     assert "token scores are measured with eager attention" in err
-    told = " ".join(err.split())
-    assert re.search(r"W_T has a median relative standard error of \d+\.\d%, from 3 probes and 2 exact", told)
-    assert "which is poor: raise token_exact, for example to 16, or token_probes" in told
+    sentences = " ".join(err.split())
+    assert re.search(r"W_T has a median relative standard error of \d+\.\d%, from 3 probes and 2 exact", sentences)
+    assert "which is poor: raise token_exact, for example to 16, or token_probes" in sentences
     read = gradstats.read_measurement(measured)
     assert read.metadata["token_seed"] == 5
     assert {values.shape[1] for values in read.token_projections} == {3}

@@ -11,41 +11,6 @@ from command_line import run
 
 import gradstats
 from gradstats import data
-from gradstats.measurement.measurement import Measurement
-from gradstats.rollouts.table import Rollouts
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """A measurement of 30 prompts of 8 completions, in which longer answers are less often correct."""
-    rng = np.random.default_rng(0)
-    n = 240
-    lengths = np.ceil(np.exp(rng.normal(2.5, 0.6, n))).astype(int)
-    rewards = (rng.random(n) < 0.9 - 0.25 * np.log(lengths) + 0.4 * rng.random(30)[np.arange(n) // 8]).astype(float)
-    sketches = rng.normal(size=(n, 32)) * np.sqrt(lengths)[:, None]
-    squares = (sketches**2).sum(axis=1)
-    rollouts = Rollouts.from_sequences(
-        [[1]] * n,
-        [[0] * length for length in lengths],
-        rewards,
-        [f"p{row // 8:02d}" for row in range(n)],
-        finish_reason=["length" if row % 20 == 0 else "stop" for row in range(n)],
-        metadata={"sampler": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}},
-    )
-    measurement = Measurement(
-        rollouts,
-        sq_norms_by_block=pd.DataFrame({"attention": 0.25 * squares, "mlp": 0.75 * squares}),
-        sketches=sketches,
-        logprobs=[np.log(0.125) + rng.normal(0.0, 0.2, length) for length in lengths],
-        entropy=[np.full(length, np.log(8.0)) for length in lengths],
-        sum_pi_squared=[np.full(length, 0.125) for length in lengths],
-        hidden_sq_norms=[np.ones(length) for length in lengths],
-        metadata={"policy": {"temperature": 1.0}},
-    )
-    folder = tmp_path_factory.mktemp("statistics") / "measurement"
-    measurement.save(folder)
-    rollouts.to_parquet(folder.with_name("rollouts.parquet"))
-    return folder
 
 
 def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, points):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import get_args
 
 import pytest
 from command_line import run
@@ -18,11 +17,6 @@ from gradstats.config.sections import (
     SamplingSection,
     VarianceSection,
 )
-from gradstats.gradients.engines.registry import ENGINES
-from gradstats.plots.save import FORMATS
-from gradstats.plots.style import INK, VENUES
-from gradstats.policy.policy import _DTYPES
-from gradstats.sampling.engines import SAMPLERS
 
 FUNCTIONS = {
     PolicySection: gradstats.load_policy,
@@ -87,13 +81,6 @@ def test_a_function_has_the_names_and_defaults_of_its_section(section):
         assert (python != declared) == ((section, name) in OTHER_DEFAULT), (section, name, python, declared)
     if "seed" in fields:
         assert default(section, "seed") == arguments["rng"].default
-
-
-@pytest.mark.parametrize("section", [*FUNCTIONS, FiguresSection])
-def test_every_field_says_what_it_is(section):
-    for name, field in section.model_fields.items():
-        assert field.description, (section, name)
-        assert field.description.endswith("."), (section, name)
 
 
 #: The commands that take a section, the function that they call, and words without which they do not begin.
@@ -161,15 +148,3 @@ def test_options_reach_the_function(capsys, called):
     seen = called(capsys, "sample", "--reward", "a", "b=0.5", "--template-options", "k=v", "n=2", "--greedy")
     wanted = {"reward": ["a", "b=0.5"], "template_options": {"k": "v", "n": 2}, "greedy": True, "temperature": None}
     assert {name: seen[name] for name in wanted} == wanted
-
-
-def test_fixed_sets_of_names_are_those_of_the_registries():
-    def names(section, field):
-        return get_args(section.model_fields[field].annotation)
-
-    assert names(MeasurementSection, "engine") == ("auto", *ENGINES)
-    assert names(SamplingSection, "sampler") == tuple(SAMPLERS)
-    assert set(names(PolicySection, "dtype")) == set(_DTYPES)
-    assert names(FiguresSection, "venue") == tuple(VENUES)
-    assert names(FiguresSection, "theme") == tuple(INK)
-    assert get_args(names(FiguresSection, "formats")[0]) == FORMATS

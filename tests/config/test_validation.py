@@ -80,11 +80,6 @@ def test_numbers_of_numpy_are_numbers():
     assert type(section.group_size) is int
 
 
-def test_a_share_stays_a_share_and_a_number_a_number():
-    assert isinstance(MeasurementSection(token_exact=2).token_exact, int)
-    assert isinstance(MeasurementSection(token_exact=0.5).token_exact, float)
-
-
 def test_arguments_are_those_of_the_function():
     arguments = VarianceSection(group_size=[2, 4], seed=5).arguments(reference="reinforce")
     assert (arguments["rng"], arguments["reference"], arguments["group_size"]) == (5, "reinforce", [2, 4])

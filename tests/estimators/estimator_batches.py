@@ -1,11 +1,17 @@
-"""Random batches for hypothesis: ragged, uneven, interleaved; singletons, masked tokens, ties, equal rewards."""
+"""Random batches for hypothesis: ragged, interleaved, singletons, holes, ties, equal rewards; exact expectations."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
 
 import numpy as np
 from hypothesis import strategies as st
 
 from gradstats.estimators import Batch
+
+#: Parameters without defaults.
+GIVEN = {"kimi_k15": {"tau": 1.0}, "kimi": {"tau": 1.0}, "length_weighted": {"alpha": 0.8}}
 
 
 @st.composite
@@ -47,3 +53,18 @@ def batches(draw: st.DrawFn, smallest: int = 1, holes: bool = True) -> Batch:
         token_cross=rng.normal(size=shape),
         importance=rng.uniform(0.5, 2.0, size=shape) if draw(st.booleans()) else None,
     )
+
+
+def expected_gradient(weights: Callable[[Batch], np.ndarray], p: float, group_size: int) -> float:
+    """E[ĝ] for one prompt, a policy that succeeds with probability p, and the reward 1 for a success: ∇J = ∂p/∂p = 1.
+
+    Enumerates the outcomes of a group; the score is ∂ log Pr/∂p.
+    """
+    total = 0.0
+    for outcome in itertools.product((0.0, 1.0), repeat=group_size):
+        rewards = np.array(outcome)
+        batch = Batch(rewards, np.ones(group_size, dtype=int), np.zeros(group_size, dtype=int))
+        probability = np.prod(np.where(rewards == 1, p, 1 - p))
+        scores = np.where(rewards == 1, 1 / p, -1 / (1 - p))
+        total += probability * float(weights(batch) @ scores)
+    return total

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradstats import estimators
-from gradstats.estimators import Batch
 from gradstats.reference.naive_estimators import NAIVE_ESTIMATORS
 from gradstats.reference.naive_token_estimators import NAIVE_TOKEN_ESTIMATORS
 
@@ -84,16 +83,6 @@ def test_token_level_twin(name: str, data: st.DataObject):
     np.testing.assert_allclose(advantages, NAIVE_TOKEN_ESTIMATORS[name](batch, **parameters), rtol=1e-10, atol=1e-10)
     sizes = batch.group_sizes[batch.group_index][:, None]
     np.testing.assert_allclose(estimator.weights(batch), advantages / sizes)
-
-
-@settings(max_examples=60, deadline=None)
-@given(batch=batches(), seed=st.integers(0, 1000))
-def test_vine_with_steps(batch: Batch, seed: int):
-    inside = np.random.default_rng(seed).random(batch.mask.shape) < 0.5
-    inside[np.arange(len(inside)), batch.mask.argmax(axis=1)] = False
-    stepped = batch.with_fields(values=np.where(inside, np.nan, batch.values))
-    advantages = estimators.vine().advantages(stepped)
-    np.testing.assert_allclose(advantages, NAIVE_TOKEN_ESTIMATORS["vine"](stepped), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", [*SEQUENCE_CASES, *TOKEN_CASES])

@@ -60,10 +60,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings", "ours"), CASES, ids=["grpo", "dr_grpo", "rloo"])
-def test_advantages_match(trl, model_and_tokenizer, tmp_path, kind: str, settings: dict, ours):
+@pytest.mark.parametrize(("kind", "settings", "estimator"), CASES, ids=["grpo", "dr_grpo", "rloo"])
+def test_advantages_match(trl, model_and_tokenizer, tmp_path, kind: str, settings: dict, estimator):
     rng = np.random.default_rng(0)
     rewards = np.concatenate([rng.normal(size=GROUP_SIZE), rng.integers(0, 2, size=GROUP_SIZE), np.ones(GROUP_SIZE)])
-    theirs = trainer_advantages(trl, kind, model_and_tokenizer, rewards, tmp_path, **settings)
+    of_trl = trainer_advantages(trl, kind, model_and_tokenizer, rewards, tmp_path, **settings)
     batch = Batch(rewards, np.ones(rewards.size, dtype=int), np.repeat(np.arange(GROUPS), GROUP_SIZE))
-    np.testing.assert_allclose(theirs, ours.advantages(batch), atol=1e-5)
+    np.testing.assert_allclose(of_trl, estimator.advantages(batch), atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from prompt_rows import write_json_lines
 
 from gradstats.prompts.load import load_prompts
 
@@ -17,7 +18,7 @@ def write(path, rows):
 def test_a_local_data_set_goes_through_the_hub_path(tmp_path):
     folder = tmp_path / "sets" / "arithmetic"
     folder.mkdir(parents=True)
-    write(folder / "train.jsonl", [{"question": f"{n}?", "answer": f"it is {n} of them"} for n in range(9)])
+    write_json_lines(folder / "train.jsonl", [{"question": f"{n}?", "answer": f"it is {n} of them"} for n in range(9)])
     settings = {"prompt_column": "question", "answer_format": "last_number"}
     some = load_prompts(str(folder), 4, rng=3, **settings)
     assert some == load_prompts(str(folder), 4, rng=3, **settings)

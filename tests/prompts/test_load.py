@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
-import pandas as pd
 import pytest
+from prompt_rows import ROWS, write_json_lines
 
 from gradstats.prompts.load import load_prompts
 
 
-def write(path, rows):
-    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    return path
-
-
-ROWS = [{"prompt": f"{number} + 1?", "answer": str(number + 1)} for number in range(20)]
-
-
-def test_jsonl_csv_and_parquet_give_the_same_problems(tmp_path):
-    from_json = load_prompts(write(tmp_path / "p.jsonl", ROWS))
-    pd.DataFrame(ROWS).to_csv(tmp_path / "p.csv", index=False)
-    pd.DataFrame(ROWS).to_parquet(tmp_path / "p.parquet")
-    assert from_json == load_prompts(tmp_path / "p.csv") == load_prompts(str(tmp_path / "p.parquet"))
-    assert [problem.answer for problem in from_json] == [row["answer"] for row in ROWS]
-
-
 def test_subsets_are_seeded_and_keep_names_and_order(tmp_path):
-    path = write(tmp_path / "p.jsonl", ROWS)
+    path = write_json_lines(tmp_path / "p.jsonl", ROWS)
     some, again, other = (load_prompts(path, 7, rng=rng) for rng in (1, 1, 2))
     assert some == again != other
     whole = {problem.prompt_id: problem for problem in load_prompts(path)}
@@ -40,7 +23,7 @@ def test_subsets_are_seeded_and_keep_names_and_order(tmp_path):
 
 
 def test_columns_can_be_named(tmp_path):
-    path = write(tmp_path / "p.jsonl", [{"question": "1+1?", "solution": "that makes #### 2", "key": "k9"}])
+    path = write_json_lines(tmp_path / "p.jsonl", [{"question": "1+1?", "solution": "that makes #### 2", "key": "k9"}])
     settings = {
         "prompt_column": "question",
         "answer_column": "solution",
@@ -55,9 +38,6 @@ def test_columns_can_be_named(tmp_path):
     ("content", "settings", "message"),
     [
         ('{"prompt": "a"}', {}, r"p\.jsonl has no column 'answer' \(it has prompt\).*answer_column"),
-        ('{"prompt": "a", "answer": "1"}\n{"prompt"', {}, r"line 2 of the prompt file .* is not JSON"),
-        ("[1]", {}, "line 1 of the prompt file .* is not a JSON object"),
-        ("\n", {}, "holds no problems"),
         ('{"prompt": "a", "answer": null}', {}, "row 0 of .* has no answer in 'answer'"),
         ('{"prompt": " ", "answer": "1"}', {}, "row 0 of .* has an empty 'prompt'"),
         (
@@ -102,44 +82,9 @@ def test_broken_files_are_named(tmp_path, content, settings, message):
         load_prompts(path, **settings)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("p.jsonl", b'{"prompt": "a", "answer": "1"}\n\n{"prompt": "\xff', "line 3 of the prompt file .* is not JSON"),
-        ("p.csv", b"prompt,answer\na,1\nb,2,3\n", "p.csv cannot be read .*line 3"),
-        ("p.csv", b'prompt,answer\na,"1\n', "p.csv cannot be read .*EOF inside string"),
-        ("p.csv", b"", "p.csv cannot be read .*No columns"),
-        ("p.csv", b"prompt,answer\n", "p.csv holds no problems"),
-        ("p.csv", b"prompt,answer\na,\n", "row 0 of .*p.csv has no answer"),
-        ("p.parquet", b"PAR1 but not really", "p.parquet cannot be read"),
-    ],
-)
-def test_truncated_files_are_named_with_the_line_where_they_have_lines(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        load_prompts(tmp_path / name)
-
-
-def test_a_parquet_file_that_was_cut_short_is_named(tmp_path):
-    path = tmp_path / "p.parquet"
-    pd.DataFrame(ROWS).to_parquet(path)
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"the prompt file .*p\.parquet cannot be read .*download it again"):
-        load_prompts(path)
-
-
-def test_cells_keep_what_stands_in_them(tmp_path):
-    rows = [{"prompt": "a\u2028b", "answer": 7, "key": 3}, {"prompt": "b\u0085c", "answer": -0.5, "key": None}]
-    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n")
-    problems = load_prompts(tmp_path / "p.jsonl")
-    assert [(problem.prompt, problem.answer) for problem in problems] == [("a\u2028b", "7"), ("b\u0085c", "-0.5")]
-    (tmp_path / "p.csv").write_text("prompt,answer\na,007\nb,NA\nc,1e3\n")
-    assert [problem.answer for problem in load_prompts(tmp_path / "p.csv")] == ["007", "NA", "1e3"]
-
-
 def test_unparsable_answers_are_left_out_on_request_and_counted(tmp_path):
     rows = [{"prompt": f"{n}?", "answer": "none" if n % 3 == 0 else f"it is {n}"} for n in range(12)]
-    path = write(tmp_path / "p.jsonl", rows)
+    path = write_json_lines(tmp_path / "p.jsonl", rows)
     settings = {"answer_format": "last_number", "skip_unparsable": True}
     with pytest.warns(UserWarning, match="4 rows of .* were left out: no answer in 'answer' in the format"):
         problems = load_prompts(path, **settings)
@@ -147,7 +92,7 @@ def test_unparsable_answers_are_left_out_on_request_and_counted(tmp_path):
     with pytest.warns(UserWarning, match="left out"):
         few, more = (load_prompts(path, n, rng=2, **settings) for n in (4, 7))
     assert {problem.prompt_id for problem in few} < {problem.prompt_id for problem in more}
-    path = write(tmp_path / "none.jsonl", rows[:1])
+    path = write_json_lines(tmp_path / "none.jsonl", rows[:1])
     with (
         pytest.warns(UserWarning, match="1 rows of"),
         pytest.raises(ValueError, match="holds no problems whose answer could be read"),

@@ -136,15 +136,6 @@ def test_a_reward_of_ones_own_that_never_works_is_refused():
     assert tally["rewards"]["test_grading:without_value"]["failures"] == 7
 
 
-def test_tallies_add_up_and_a_clean_one_says_nothing():
-    _, first = Grader.make(["math", "exact"], PROBLEMS).grade(TEXTS, PROBLEMS)
-    both = merge_grading_counts([first, first])
-    assert both["completions"] == 6
-    assert both["disagreements"] == {"math | exact": 2}
-    assert ungraded_sentence(both) is None
-    assert ungraded_sentence(None) is None
-
-
 def test_partial_credit_is_cut_off_at_the_threshold():
     pytest.importorskip("reasoning_gym")
     (problem,) = load_prompts("reasoning-gym/chain_sum", 1)

@@ -14,27 +14,12 @@ def score(reward, completion, answer):
     return get_reward(reward)(completion, Problem("p", "?", answer))
 
 
-@pytest.mark.parametrize(
-    ("completion", "answer", "expected"),
-    [
-        (r"so we get \boxed{\frac{1}{2}}", "0.5", 1.0),
-        ("The answer is 72.", "72", 1.0),
-        ("First 72, then finally the answer is 71.", "72", 0.0),
-        ("no idea", "72", 0.0),
-        ("", "72", 0.0),
-        (r"$x = -4$", "-4", 1.0),
-    ],
-)
-def test_math_verify_compares_the_final_expression(completion, answer, expected):
-    assert score("math", completion, answer) == expected
-
-
 def test_math_rewards_work_off_the_main_thread():
-    found = []
-    thread = threading.Thread(target=lambda: found.append(score("math", "it is 12", "12")))
+    scores = []
+    thread = threading.Thread(target=lambda: scores.append(score("math", "it is 12", "12")))
     thread.start()
     thread.join()
-    assert found == [1.0]
+    assert scores == [1.0]
 
 
 def test_an_unreadable_reference_answer_is_named():
@@ -62,22 +47,3 @@ def test_your_own_function_by_object_or_by_name():
         get_reward("no_such_module:f")
     with pytest.raises(ValueError, match="reward 'maths' is not known; .* did you mean 'math'"):
         get_reward("maths")
-
-
-@pytest.mark.parametrize(
-    ("answer", "right", "wrong"),
-    [
-        (r"\left( 3, \frac{\pi}{2} \right)", r"\boxed{(3, \pi/2)}", r"\boxed{3}"),
-        (r"\frac{14}{3}", "$14/3$", "14"),
-        (r"\text{Evelyn}", r"\boxed{\text{Evelyn}}", r"\boxed{\text{Angela}}"),
-        (r"p - q", r"\boxed{p-q}", r"\boxed{q-p}"),
-        (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\boxed{\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}}", "2/3"),
-        (r"(-\infty, 2)", r"$(-\infty,2)$", "2"),
-        ("5 apples", r"\boxed{5}", r"\boxed{6}"),
-        ("2/3 cup", r"\boxed{\frac{2}{3}}", r"\boxed{2}"),
-        ("70000", "that makes $70,000", "7000"),
-    ],
-)
-def test_reference_answers_are_read_whole(answer, right, wrong):
-    assert score("math", right, answer) == 1.0
-    assert score("math", wrong, answer) == 0.0

@@ -1,0 +1,79 @@
+"""Sections as options of a command: how their words are read, and what help shows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+import tyro
+
+from gradstats.cli.options import REGISTRY, OptionsOf, Settings, described_by, policy_section
+from gradstats.config.sections import MeasurementSection, PolicySection, SamplingSection, VarianceSection
+
+
+def parse(section, *words):
+    """The section that a command with these words gets."""
+
+    def command(settings) -> object:
+        return settings
+
+    command.__annotations__["settings"] = OptionsOf[section]
+    return tyro.cli(command, args=list(map(str, words)), registry=REGISTRY)
+
+
+@pytest.mark.parametrize("section", [SamplingSection, MeasurementSection, VarianceSection])
+def test_without_words_a_section_has_its_defaults(section):
+    assert parse(section) == section()
+
+
+@pytest.mark.parametrize(
+    ("section", "words", "expected"),
+    [
+        (SamplingSection, ("--reward", "math"), {"reward": ["math"]}),
+        (SamplingSection, ("--reward", "math", "exact=0.5"), {"reward": ["math", "exact=0.5"]}),
+        (SamplingSection, ("--reward",), {"reward": None}),
+        (SamplingSection, ("--sampler-options", "model=m", "n=2"), {"sampler_options": {"model": "m", "n": 2}}),
+        (SamplingSection, ("--sampler-options", "a.b=[1, x]"), {"sampler_options": {"a": {"b": [1, "x"]}}}),
+        (SamplingSection, ("--greedy", "--group-size", 3), {"greedy": True, "group_size": 3}),
+        (MeasurementSection, ("--blocks", "kind"), {"blocks": "kind"}),
+        (MeasurementSection, ("--sketch-dim", "None"), {"sketch_dim": None}),
+        (VarianceSection, ("--group-size", 4), {"group_size": 4}),
+        (VarianceSection, ("--group-size", 2, 4), {"group_size": [2, 4]}),
+        (VarianceSection, ("--group-size",), {"group_size": None}),
+        (VarianceSection, ("--group-size", "None"), {"group_size": None}),
+        (VarianceSection, ("--estimators", "rloo", "kimi(tau=1)"), {"estimators": ["rloo", "kimi(tau=1)"]}),
+    ],
+)
+def test_words_become_settings(section, words, expected):
+    assert parse(section, *words) == section(**expected)
+
+
+def test_options_have_no_prefix_and_their_help_is_that_of_the_section(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(VarianceSection, "--help")
+    assert stop.value.code == 0
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--group-size [INT ...]" in printed
+    assert "--settings" not in printed
+    assert "estimator that ratios are taken to. (default: rloo)" in printed
+
+
+def test_an_option_of_the_command_takes_its_help_from_the_section(capsys):
+    def command(dtype: Annotated[str, described_by(PolicySection, "dtype")] = "float32") -> None: ...
+
+    with pytest.raises(SystemExit):
+        tyro.cli(command, args=["--help"], registry=REGISTRY)
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert str(PolicySection.model_fields["dtype"].description) in printed
+
+
+def test_a_policy_takes_each_setting_from_one_place():
+    words: Settings = ("temperature=0.6", "allow_pickle=true")
+    assert policy_section("p", words, dtype="bfloat16", device=None) == PolicySection(
+        name="p", temperature=0.6, allow_pickle=True, dtype="bfloat16"
+    )
+    assert policy_section("p", ()) == PolicySection(name="p")
+    with pytest.raises(ValueError, match="^temperature is given both by --temperature and by --policy-settings: give"):
+        policy_section("p", words, temperature=0.6)
+    with pytest.raises(ValueError, match="the policy has no setting 'temperatur': did you mean 'temperature'"):
+        policy_section("p", ("temperatur=1",))

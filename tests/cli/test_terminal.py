@@ -1,0 +1,194 @@
+"""What the commands print: sentences, tables and their cells."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from gradstats.cli import terminal
+from gradstats.config.experiment import load_experiment
+from gradstats.data import load
+from gradstats.rollouts.table import Rollouts
+from gradstats.runs.cost import CostEstimate
+from gradstats.stats import alpha_report, fit_length_scaling
+from gradstats.stats.variance.quantities import QUANTITIES, shown_in
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """Call a function of the module; what it prints to standard output, as text."""
+
+    def call(function, *arguments, width=200, **options):
+        monkeypatch.setattr(terminal, "console", Console(width=width, highlight=False, soft_wrap=True))
+        function(*arguments, **options)
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_an_error_is_one_line_in_which_brackets_are_text(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "_errors", Console(stderr=True, highlight=False, soft_wrap=True))
+    terminal.fail("the value [bold]1[/]\n   is wrong")
+    terminal.note("[x] is left out")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "gradstats: the value [bold]1[/] is wrong\nnote: [x] is left out\n"
+
+
+def test_warnings_of_the_library_become_remarks_once(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "_errors", Console(stderr=True, highlight=False, soft_wrap=True))
+    with terminal.warnings_as_notes():
+        for _ in range(2):
+            warnings.warn("few prompts", UserWarning, stacklevel=1)
+        warnings.warn("NaN", RuntimeWarning, stacklevel=1)
+        warnings.warn("of a dependency", DeprecationWarning, stacklevel=1)
+    assert capsys.readouterr().err == "note: few prompts\nnote: NaN\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (89.0, "89 s"), (90.0, "2 min"), (3600.0, "60 min"), (5400.0, "1.5 h"), (86400.0, "24.0 h")],
+)
+def test_durations(seconds, text):
+    assert terminal._duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ((1.23456, 0.5, 2.0), "1.23 [0.5, 2]"),
+        ((123456.7, 1000.0, 9.9e6), "123,457 [1,000, 9,900,000]"),
+        ((1e8, -1e-5, np.inf), "1e+08 [-1e-05, inf]"),
+        ((0.5, np.nan, np.nan), "0.5 [–, –]"),
+        ((np.nan, np.nan, np.nan), "–"),
+    ],
+)
+def test_a_cell_is_a_number_with_its_interval(row, text):
+    cell = terminal._with_interval(dict(zip(("q", "q_low", "q_high"), row, strict=True)), "q")
+    assert cell.replace("\\[", "[") == text
+
+
+def variance_frame(group_sizes=(4, 4)):
+    frame = pd.DataFrame({"estimator": ["rloo", "length_weighted(alpha=0.8, loo=True)"], "group_size": group_sizes})
+    for place, name in enumerate(shown_in("terminal")):
+        for end, shift in (("", 0.0), ("_low", -0.5), ("_high", 0.5)):
+            frame[f"{name}{end}"] = [2.0 + place + shift, 12.0 + place + shift]
+    frame.attrs |= {"n_prompts": 30, "reference": "rloo", "confidence_level": 0.9}
+    return frame
+
+
+def test_the_variance_table_has_a_column_for_each_quantity_of_the_terminal(printed):
+    text = printed(terminal.show_variance, variance_frame())
+    assert "variance of one group's gradient; 90% intervals over 30 prompts" in text
+    for place, name in enumerate(shown_in("terminal")):
+        assert QUANTITIES[name].heading.format(reference="rloo") in text
+        assert f"{12 + place} [{11.5 + place:g}, {12.5 + place:g}]" in text
+    assert "lowest" not in text
+    assert "N=4" not in text
+    assert "length_weighted(alpha=0.8, loo=True)" in text
+
+
+def test_the_variance_table_names_group_sizes_and_the_lowest(printed):
+    frame = variance_frame((2, 4))
+    frame.attrs["lowest_beyond_doubt"] = "rloo"
+    text = printed(terminal.show_variance, frame)
+    assert "rloo, N=2" in text
+    assert f"lowest {QUANTITIES['matched_ratio'].heading}: rloo; paired intervals against every other" in text
+
+
+def test_labels_are_broken_on_a_narrow_terminal(printed):
+    text = printed(terminal.show_variance, variance_frame(), width=90)
+    assert [line.split()[0] for line in text.splitlines() if "alpha" in line] == ["(alpha=0.8,"]
+
+
+def test_alpha_with_its_sentences(printed):
+    points = load("gloeckle2026")
+    fit = fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"])
+    text = printed(terminal.show_alpha, fit, 0.475, 1.102, 0.95)
+    assert text == "α = 0.7887  stderr 0.153  95% interval [0.475, 1.102]  (slope 2α = 1.5775, R² = 0.50, n = 29)\n"
+    report = alpha_report(lengths=points["length"], sq_norms=points["sq_norm"])
+    lines = printed(terminal.show_alpha_report, report).splitlines()
+    assert lines[0].startswith("α = 0.7887")
+    assert [line.strip() for line in lines[1:]] == report.sentences()
+
+
+def test_an_answer_is_its_sentence_or_its_row(printed):
+    answer = SimpleNamespace(
+        sentence=lambda level=0.95: f"At {level} it is [3, 4].",
+        to_frame=lambda level=0.95: pd.DataFrame({"n": [3], "level": [level], "missing": [np.nan]}),
+    )
+    assert printed(terminal.show_answer, answer, False) == "At 0.95 it is [3, 4].\n"
+    assert printed(terminal.show_answer, answer, False, 0.9) == "At 0.9 it is [3, 4].\n"
+    assert '"level": 0.9' in printed(terminal.show_answer, answer, True, 0.9)
+
+
+def test_rollouts_in_one_line(printed, tmp_path):
+    rollouts = Rollouts.from_sequences([[1]] * 3, [[2], [2, 3], [2, 3, 4]], [1.0, 0.0, 0.5], ["p", "p", "q"])
+    assert printed(terminal.show_rollouts, rollouts, tmp_path) == (
+        f"3 completions of 2 prompts, mean reward 0.50, median length 2 → {tmp_path}\n"
+    )
+
+
+def test_the_cost_of_a_run(printed):
+    experiment = load_experiment("embedded", ["sampling.max_new_tokens=1200"])
+    cost = CostEstimate(
+        n_prompts=1500,
+        n_sequences=12000,
+        n_tokens=14_400_000,
+        n_batches=188,
+        n_parameters=1_234_567,
+        sampling_seconds=80.0,
+        measuring_seconds=7200.0,
+        memory_gib=1.25,
+        disk_gib=0.5,
+    )
+    text = printed(terminal.show_cost, experiment, cost)
+    assert "would sample 12,000 completions of 1,500 prompts, at most 1,200 tokens each, in 188 shards" in text
+    assert "1,234,567 parameters" in text
+    cells = {" ".join(line.replace("│", " ").split()) for line in text.splitlines()}
+    assert {"sampling 80 s", "measuring 2.0 h", "memory 1.2 GiB", "disk 0.50 GiB"} <= cells
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "passed", "where", "sentence"),
+    [
+        (("ok", "ok"), True, "out", "passed: every engine that knows this model agrees with plain backward passes"),
+        (("ok", "fails"), False, "err", "gradstats: the check fails (ghost): measure with an engine that passes, or"),
+        (("skipped", "skipped"), False, "err", "gradstats: nothing could be checked, for the reasons above"),
+    ],
+)
+def test_the_verdict_of_a_check(monkeypatch, capsys, verdicts, passed, where, sentence):
+    for name, stderr in (("console", False), ("_errors", True)):
+        monkeypatch.setattr(terminal, name, Console(width=200, stderr=stderr, highlight=False, soft_wrap=True))
+    frame = pd.DataFrame(
+        {
+            "dtype": "float32",
+            "check": "norms",
+            "engine": ["vmap", "ghost"],
+            "deviation": [1.5e-7, np.nan],
+            "tolerance": 1e-4,
+            "verdict": verdicts,
+            "note": ["", "a remark"],
+        }
+    )
+    frame.attrs["passed"] = passed
+    terminal.show_check(frame, SimpleNamespace(name="embedded", device="cpu"))
+    captured = capsys.readouterr()
+    assert sentence in getattr(captured, where)
+    assert "note: a remark" in captured.err
+    assert "1.5e-07" in captured.out
+    assert "embedded on cpu: relative deviations of ‖S‖²" in captured.out
+
+
+def test_lists_have_a_row_for_each_name(printed):
+    from gradstats import estimators
+    from gradstats.rewards.registry import REWARDS
+
+    for what, names in (("estimators", estimators.names()), ("rewards", REWARDS), ("data", ["gloeckle2026"])):
+        text = printed(terminal.show_list, what, width=400)
+        assert all(name in text for name in names), what

@@ -1,0 +1,91 @@
+"""The optimal token baseline and the causal optimum: hand-computed values and rules."""
+
+from __future__ import annotations
+
+import numpy as np
+from estimator_batches import batches
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from gradstats import estimators as est
+from gradstats.estimators import Batch
+from gradstats.estimators.baselines.token_baseline import logit_energy, token_energy
+
+FEW = settings(max_examples=40, deadline=None)
+
+
+@FEW
+@given(batch=batches(holes=False), loo=st.booleans(), zero_tail=st.booleans())
+def test_packing_changes_nothing_without_holes(batch: Batch, loo: bool, zero_tail: bool):
+    turns = est.otb_turns(loo=loo, zero_tail=zero_tail).advantages(batch)
+    assert_allclose(turns, est.otb(loo=loo, zero_tail=zero_tail).advantages(batch), atol=1e-12)
+
+
+def test_packing_aligns_turns_whose_holes_differ():
+    kept = [[1, 1, 0, 1], [1, 0, 1, 1]]
+    energy = np.array([[1.0, 2.0, 9.0, 3.0], [4.0, 9.0, 5.0, 6.0]])
+    batch = Batch([1, 0], [3, 3], ["a", "a"], mask=kept, token_energy=energy)
+    packed = Batch([1, 0], [3, 3], ["a", "a"], token_energy=[[1, 2, 3], [4, 5, 6]])
+    turns = est.otb_turns(energy="exact").advantages(batch)
+    assert_allclose(turns[batch.mask], est.otb(energy="exact").advantages(packed).reshape(-1))
+    assert not np.allclose(turns, est.otb(energy="exact").advantages(batch))
+
+
+def test_zero_tail_of_the_single_longest():
+    batch = Batch([1, 0], [4, 2], ["a", "a"], token_energy=np.ones((2, 4)))
+    tail = est.otb(energy="exact").advantages(batch)[0, 2:]
+    assert_allclose(tail, 1.0)  # raw return
+    assert_allclose(est.otb(energy="exact", zero_tail=False).advantages(batch)[0, 2:], 0.0, atol=1e-7)
+
+
+def test_zero_tail_leaves_ties_alone():
+    batch = Batch([1, 0, 1], [4, 4, 2], ["a", "a", "a"], token_energy=np.ones((3, 4)))
+    with_rule = est.otb(energy="exact").advantages(batch)
+    assert_allclose(with_rule, est.otb(energy="exact", zero_tail=False).advantages(batch))
+
+
+def test_otb_of_a_group_of_one_is_the_return():
+    batch = Batch([0.5], [3], ["a"], token_energy=np.ones((1, 3)), token_cross=np.ones((1, 3)))
+    assert_allclose(est.otb(energy="exact", zero_tail=False).advantages(batch), 0.5)
+    assert_allclose(est.causal_optimal().advantages(batch), 0.5)
+
+
+@FEW
+@given(batch=batches())
+def test_importance_enters_the_energy_alone(batch: Batch):
+    ones = batch.with_fields(importance=np.ones(batch.mask.shape))
+    constant = batch.with_fields(importance=np.full(batch.mask.shape, 3.0))
+    without = est.otb().advantages(batch.with_fields(importance=None))
+    assert_allclose(est.otb().advantages(ones), without)
+    assert_allclose(est.otb().advantages(constant), without, atol=1e-5)  # but for the 1e-8 a common factor cancels
+
+
+def test_the_energy_of_the_logits_is_the_norm_of_their_gradient():
+    probabilities = np.array([0.7, 0.2, 0.1])
+    # ∂ log π(y)/∂ logits = e_y − π
+    expected = [np.sum((np.eye(3)[token] - probabilities) ** 2) for token in range(3)]
+    batch = Batch(
+        [1], [3], ["a"], logprobs=np.log(probabilities)[None], sum_pi_squared=np.full((1, 3), (probabilities**2).sum())
+    )
+    assert_allclose(logit_energy(batch), [expected])
+    assert_allclose(token_energy(batch, "logit"), [expected])
+    weighted = batch.with_fields(importance=np.array([[1.0, 2.0, 3.0]]))
+    assert_allclose(token_energy(weighted, "logit"), [np.array([1, 4, 9]) * expected])
+
+
+def test_otb_by_hand():
+    batch = Batch([1, 0], [2, 2], ["a", "a"], token_energy=[[1.0, 2.0], [3.0, 1.0]])
+    # W = [1, 3] and [3, 4]: B = 1/4 and 3/7
+    assert_allclose(est.otb(energy="exact").advantages(batch), [[1 - 1 / 4, 1 - 3 / 7], [-1 / 4, -3 / 7]], atol=1e-8)
+    assert_allclose(est.otb(energy="exact", loo=True).advantages(batch), [[1, 1], [-1, -1]], atol=1e-7)
+
+
+def test_causal_optimal_by_hand():
+    energy, cross = [[1.0, 2.0], [3.0, 0.0]], [[2.0, 3.0], [5.0, 0.0]]
+    batch = Batch([1, 4], [2, 1], ["a", "a"], token_energy=energy, token_cross=cross)
+    # B = (1·2 + 4·5)/(1 + 3) and, where one completion is left, (1·3)/2
+    first, second = 22 / 4, 3 / 2
+    assert_allclose(est.causal_optimal().advantages(batch), [[1 - first, 1 - second], [4 - first, 0]])
+    # from the other alone: 20/3 and 2/1; nobody else is alive at the second token
+    assert_allclose(est.causal_optimal(loo=True).advantages(batch), [[1 - 20 / 3, 1], [4 - 2, 0]])
