@@ -55,7 +55,7 @@ MOST_ANY_PER_1000_LINES = 8.0
 
 #: Modules that have no test file of their own name, since they are tested together: test file → modules, or a folder.
 TESTED_TOGETHER: dict[str, list[str]] = {
-    "cli/test_commands.py": ["cli/terminal.py", "runs/cost.py", "runs/sources.py"],
+    "cli/test_commands.py": ["cli/terminal.py"],
     "data/test_data_sets.py": ["data/published.py"],
     # Every estimator against its slow twin, by the same parametrised test.
     "estimators/test_estimator_twins.py": ["estimators/baselines/", "reference/naive_estimators.py"],
@@ -70,23 +70,14 @@ TESTED_TOGETHER: dict[str, list[str]] = {
     ],
     "gradients/tokens/test_scores.py": ["gradients/tokens/", "measurement/token_scores.py"],
     "measurement/test_measurement.py": ["measurement/"],
-    # Every figure from frames of every shape.
-    "plots/test_every_plot.py": ["plots/"],
     "policy/test_policy.py": ["policy/checkpoint.py", "system/hub.py"],
     "prompts/test_load.py": ["prompts/columns.py", "prompts/files.py"],
     "prompts/test_known_sets.py": ["prompts/hub.py"],
     "prompts/test_reasoning_tasks.py": ["prompts/task_entries.py"],
     "reference/test_enumerated.py": ["reference/moments.py"],
-    "report/test_tables.py": ["report/numbers.py", "stats/variance/winner.py"],
-    "report/test_figures.py": ["report/saved_results.py"],
+    "report/test_tables.py": ["stats/variance/winner.py"],
     "rewards/test_grading.py": ["rewards/final_answer.py", "rewards/math_scorer.py", "rollouts/grading_counts.py"],
         "rollouts/test_trainer_dumps.py": ["rollouts/trl.py", "rollouts/verl.py"],
-    # The steps of a run, from one to the next.
-    "runs/test_pipeline.py": [
-        "config/experiment.py", "runs/analysis.py", "runs/directory.py", "runs/loading.py", "runs/measuring_step.py",
-        "runs/sampling_step.py",
-    ],
-    "runs/test_alpha_r1_distill.py": ["runs/revisions.py"],
     # Every engine draws from the same distribution.
     "sampling/test_samplers.py": [
         "rollouts/retokenise.py", "sampling/continuous_sampler.py", "sampling/engines.py", "sampling/settings.py",
