@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import gradstats
+from gradstats.rollouts.table import Rollouts
 from gradstats.runs.analysis import analyse, compare_estimators, fit_alpha
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import run_experiment
@@ -60,7 +61,10 @@ def test_a_comparison_is_written_with_its_settings(finished, tmp_path):
 
 def test_a_sampler_that_differs_from_the_scorer_becomes_a_remark(finished, tmp_path):
     """Log-probabilities of the sampler half a nat below those of the scorer: not the same distribution."""
-    measured = replace(finished.measured, old_logprobs=[values - 0.5 for values in finished.measured.logprobs])
+    frame = finished.measured.rollouts.frame.assign(
+        sampler_logprobs=[(values - 0.5).tolist() for values in finished.measured.logprobs]
+    )
+    measured = replace(finished.measured, rollouts=Rollouts(frame, finished.measured.rollouts.metadata))
     run = RunDirectory(tmp_path, finished.run.experiment)
     run.measurement.mkdir()
     run.rollouts.mkdir()
