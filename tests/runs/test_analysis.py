@@ -60,11 +60,11 @@ def test_a_comparison_is_written_with_its_settings(finished, tmp_path):
 
 
 def test_a_sampler_that_differs_from_the_scorer_becomes_a_remark(finished, tmp_path):
-    """Log-probabilities of the sampler half a nat below those of the scorer: not the same distribution."""
-    frame = finished.measured.rollouts.frame.assign(
-        sampler_logprobs=[(values - 0.5).tolist() for values in finished.measured.logprobs]
-    )
-    measured = replace(finished.measured, rollouts=Rollouts(frame, finished.measured.rollouts.metadata))
+    """The sampler truncated to 3 tokens, and the scorer scores all of them."""
+    rollouts = finished.measured.rollouts
+    frame = rollouts.frame.assign(sampler_logprobs=[values.tolist() for values in finished.measured.logprobs])
+    metadata = rollouts.metadata | {"sampler": rollouts.metadata["sampler"] | {"top_k": 3}}
+    measured = replace(finished.measured, rollouts=Rollouts(frame, metadata))
     run = RunDirectory(tmp_path, finished.run.experiment)
     run.measurement.mkdir()
     run.rollouts.mkdir()
