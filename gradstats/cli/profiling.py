@@ -1,4 +1,4 @@
-"""The command that compares policies by one table of their completions and gradients."""
+"""The command that profiles policies side by side."""
 
 from __future__ import annotations
 
@@ -48,11 +48,14 @@ def profile(
     if not sources:
         raise ValueError("name at least one run directory or policy: gradstats profile RUN_OR_POLICY …")
     source = PromptsSection(source=prompts, n=n, seed=settings.seed, settings=with_settings({}, prompt_settings))
+    names = [Path(name).name for name in sources]
+    if len(set(names)) < len(names):  # folders of the same name: only the whole path distinguishes them
+        names = list(sources)
     profiles = {}
-    for name in sources:
+    for heading, name in zip(names, sources, strict=True):
         policy = policy_section(name, policy_settings)
         measured = measurement_for_profile(name, policy, source, settings, progress=progress)
-        profiles[Path(name).name] = profile_policy(measured)
+        profiles[heading] = profile_policy(measured)
     table = profile_table(profiles, confidence_level=confidence_level)
     if as_json:
         print(to_json({"rows": table.source.to_dict("records")}))

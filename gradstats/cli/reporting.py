@@ -11,14 +11,14 @@ from gradstats.config.sections import FiguresSection
 
 def figures(
     runs: Positional[tuple[Path, ...]],
-    look: OptionsOf[FiguresSection],
+    figure_style: OptionsOf[FiguresSection],
     out: Path | None = None,
 ) -> None:
     """Draw the figures of a run again, or several runs on the same axes, from saved numbers and without the model.
 
     Args:
         runs: run directories; several are laid over each other, labelled, with a warning where their settings differ.
-        look: the figures' appearance.
+        figure_style: venue, width, theme and formats.
         out: the folder; by default that of the run, or figures/NAME+NAME for several.
     """
     from gradstats.report.figures import draw_run
@@ -29,9 +29,11 @@ def figures(
         raise ValueError("name at least one run directory: gradstats figures RUN")
     results = [read_results(run) for run in runs]
     if len(results) == 1:
-        paths = draw_run(results[0], out or runs[0] / "figures", look)
+        paths = draw_run(results[0], out or runs[0] / "figures", figure_style)
     else:
-        paths = draw_overlay(results, out or Path("figures") / "+".join(run.resolve().name for run in runs), look)
+        paths = draw_overlay(
+            results, out or Path("figures") / "+".join(run.resolve().name for run in runs), figure_style
+        )
     for path in paths:
         terminal.console.print(str(path))
 

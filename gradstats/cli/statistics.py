@@ -111,7 +111,7 @@ def tokens(
 
         save_tokens(quality, folder, confidence_level)
         results = read_results(folder)
-        for path in draw_run(results, folder / "figures", results.look):
+        for path in draw_run(results, folder / "figures", results.figure_style):
             terminal.note(f"→ {path}")
 
 

@@ -30,7 +30,7 @@ _LONGEST = 26
 
 
 def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draws the length exponent of each block's part of the gradient, with its interval; the whole comes last.
+    """Draws the length exponent of each block of the gradient, with its interval; the whole gradient comes last.
 
     Dashed lines stand at ½ (uncorrelated token scores) and at 1 (fully correlated ones).
 
@@ -77,7 +77,7 @@ def plot_block_heatmap(
     """Draws a map of layers by kinds of parameter.
 
     Args:
-        table: the frame of `gradstats.stats.length_scaling_by_block`, best with one block a parameter.
+        table: the frame of `gradstats.stats.length_scaling_by_block`, best with one block per parameter.
         ax: where to draw.
         value: ``"share_of_sq_norm"`` or ``"alpha"``.
 
@@ -133,15 +133,15 @@ def plot_block_heatmap(
 def has_kinds(table: WithFrame | pd.DataFrame) -> bool:
     """Whether layers are split into kinds of parameter, so that there is a map to draw."""
     matches = (_LAYER.match(str(name)) for name in as_frame(table)["block"])
-    return any(found is not None and found.group(2) for found in matches)
+    return any(match is not None and match.group(2) for match in matches)
 
 
 def _layers_by_kinds(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     """Kinds down, layers across; what belongs to no layer stands in the column "–"."""
     cells: dict[tuple[str, str], float] = {}
     for name, number in zip(frame["block"], frame[value], strict=True):
-        found = _LAYER.match(str(name))
-        layer, kind = ("–", str(name)) if found is None else (found.group(1), found.group(2) or "whole layer")
+        match = _LAYER.match(str(name))
+        layer, kind = ("–", str(name)) if match is None else (match.group(1), match.group(2) or "whole layer")
         cells[_shortened(_MODULE.sub("", _SHORT.sub("", kind))), layer] = float(number)
     layers = sorted({layer for _, layer in cells if layer != "–"}, key=int)
     columns = [*(["–"] if any(layer == "–" for _, layer in cells) else []), *layers]

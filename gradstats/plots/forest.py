@@ -1,4 +1,4 @@
-"""One row a thing, each with its interval: what the forest figures share."""
+"""Rows with their intervals, one under the other: what the forest figures share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.typing import ColorType
 
-# Inches a row at 8-point text.
+# Inches per row at 8-point text.
 ROW_HEIGHT = 0.2
 TWO_LINE_ROW_HEIGHT = 0.29
 AXIS_HEIGHT = 0.5
@@ -49,7 +49,7 @@ def wrap_label(label: str, longest: int = LONGEST_LINE) -> str:
 
 
 def set_rows(ax: Axes, labels: Sequence[str]) -> None:
-    """Label the rows, first on top, and take away what a forest does not need."""
+    """Label the rows, the first on top, and hide ticks and spine, which a forest does not need."""
     ax.set_yticks(range(len(labels)), labels=list(labels), linespacing=1.05)
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
@@ -81,7 +81,7 @@ def draw_landmark(ax: Axes, at: float) -> None:
 def draw_row(
     ax: Axes, row: float, estimate: tuple[float, float, float], color: ColorType, marker: str, *, hollow: bool = False
 ) -> None:
-    """A value with its interval; what is not resolved becomes an arrow or is said in words, and is never left out."""
+    """A value with its interval; an unknown end becomes an arrow, an unknown row the words "not resolved"."""
     centre, low, high = estimate
     left, right = ax.get_xlim()
     if np.isnan(centre) and not np.isfinite(low) and not np.isfinite(high):

@@ -16,7 +16,7 @@ class WithFrame(Protocol):
     """A result that has its numbers as a frame."""
 
     def to_frame(self) -> pd.DataFrame:
-        """The numbers, one row a thing drawn."""
+        """The numbers, one row per mark drawn."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Variance against group size, one line an estimator, with the group size of RLOO that each is worth."""
+"""Variance against group size, one line per estimator, with the group size at which RLOO has the same variance."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def plot_group_size(
     Where the value has a unit, estimators in another unit than the reference's are left out, with a sentence.
 
     Args:
-        table: frames of `gradstats.stats.compare` at several group sizes, or of ``.prompt_parts()``, put one under the
-            other; columns ``estimator``, ``group_size`` and ``value`` with its ``_low`` and ``_high``.
+        table: frames of `gradstats.stats.compare` at several group sizes, or of ``.prompt_parts()``, stacked; columns
+            ``estimator``, ``group_size`` and ``value`` with its ``_low`` and ``_high``.
         ax: where to draw; None makes a figure, higher for more entries in the legend below.
         value: ``"trace_cov"``, ``"within_prompt"`` or ``"noise_to_signal"``.
         per_completion: multiply by the group size, which compares groups at an equal total of completions; noise to
@@ -93,7 +93,7 @@ def plot_group_size(
 
 
 def _labels(estimators: list[str], equivalence: pd.DataFrame | None) -> dict[str, str]:
-    """What the legend calls each estimator: its name, and the group size of RLOO it is worth where that is known."""
+    """What the legend calls each estimator: its name and, where known, the equivalent group size of RLOO."""
     labels = {name: name for name in estimators}
     if equivalence is not None:
         require_columns(

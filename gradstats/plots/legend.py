@@ -6,7 +6,7 @@ import textwrap
 
 from matplotlib.axes import Axes
 
-# Inches a character and a handle take at 7-point text, and a row its height.
+# Inches at 7-point text: the width of a character and of a handle, and the height of a row.
 _CHARACTER, _HANDLE, ROW = 0.058, 0.4, 0.125
 
 

@@ -25,7 +25,7 @@ def plot_length_reward(
     prompts moves a length-weighted baseline.
 
     Args:
-        table: one row a completion, columns ``prompt_id``, ``length`` and ``reward``.
+        table: one row per completion, columns ``prompt_id``, ``length`` and ``reward``.
         ax: where to draw; None makes a figure.
         correlation: a `gradstats.stats.LengthRewardCorrelation` to write above the axes.
 
@@ -36,7 +36,7 @@ def plot_length_reward(
         ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    require_columns(frame, ["prompt_id", "length", "reward"], "give one row a completion")
+    require_columns(frame, ["prompt_id", "length", "reward"], "give one row per completion")
     if ax is None:
         _, ax = plt.subplots()
     ax.set_xlabel("length less its prompt's mean (tokens)")
@@ -74,7 +74,7 @@ def plot_length_reward(
 def plot_length_bins(
     table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = "noise_to_signal"
 ) -> Axes:
-    """Draws a quantity by bins of completion length, with intervals; one line an estimator where there are several.
+    """Draws a quantity by bins of completion length, with intervals; one line per estimator where there are several.
 
     Args:
         table: a frame with ``length_low`` and ``length_high`` of each bin, ``value`` with its ``_low`` and ``_high``,
@@ -90,7 +90,7 @@ def plot_length_bins(
     """
     frame = as_frame(table)
     ends = (value, f"{value}_low", f"{value}_high")
-    require_columns(frame, ["length_low", "length_high", *ends], "give one row a bin")
+    require_columns(frame, ["length_low", "length_high", *ends], "give one row per bin")
     lines = (
         [("", frame)]
         if "estimator" not in frame

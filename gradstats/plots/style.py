@@ -40,7 +40,7 @@ def style(
     """The rcParams of a figure that goes into a paper at its printed size.
 
     A pure function: it changes nothing. Use it as ``with matplotlib.rc_context(style("icml")): ...``; another
-    dictionary of rcParams, such as one of tueplots, goes on top as ``style("icml") | theirs``. The figure keeps its
+    dictionary of rcParams, such as one of tueplots, goes on top as ``style("icml") | other``. The figure keeps its
     exact width when saved (no tight cropping), fonts are embedded as TrueType (type 42), and all fonts ship with
     matplotlib.
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
 
-# Above this number of traces, their names are not told apart.
+# Above this number of traces, a legend no longer helps.
 _MOST_NAMED = 8
 
 
@@ -30,7 +30,7 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
         ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    require_columns(frame, ["position", "energy"], "give one row a token")
+    require_columns(frame, ["position", "energy"], "give one row per token")
     traces = (
         [("", frame)]
         if "sequence" not in frame
@@ -84,7 +84,7 @@ def plot_proxy(
 
     Args:
         table: a frame with one column for each, positive; ``.attrs["proxy"]`` and ``.attrs["truth"]`` name the axes,
-            ``.attrs["rank_correlation"]``, where given, is told in the figure.
+            ``.attrs["rank_correlation"]``, where given, is written above the axes.
         ax: where to draw; None makes a figure.
         proxy: column of the proxy.
         truth: column of the truth.
@@ -96,7 +96,7 @@ def plot_proxy(
         ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    require_columns(frame, [proxy, truth], "give one row a token or a completion")
+    require_columns(frame, [proxy, truth], "give one row per token or completion")
     if ax is None:
         width = plt.rcParams["figure.figsize"][0]
         _, ax = plt.subplots(figsize=(width, width * 0.8))
@@ -118,9 +118,10 @@ def plot_proxy(
         ax.set_yscale("log")
         ax.axline((1.0, 1.0), (2.0, 2.0), color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
         left_out = len(frame) - len(shown)
-        told = [f"rank correlation {frame.attrs['rank_correlation']:.2f}"] if "rank_correlation" in frame.attrs else []
-        told += [f"{left_out} not positive, not shown"] if left_out else []
-        ax.set_title("; ".join(told), loc="left", fontsize="small")
+        rank = frame.attrs.get("rank_correlation")
+        remarks = [] if rank is None else [f"rank correlation {rank:.2f}"]
+        remarks += [f"{left_out} not positive, not shown"] if left_out else []
+        ax.set_title("; ".join(remarks), loc="left", fontsize="small")
     ax.set_xlabel(str(frame.attrs.get("truth", truth)))
     ax.set_ylabel(str(frame.attrs.get("proxy", proxy)))
     return ax

@@ -55,43 +55,43 @@ class DrawnFigures:
     svgs: dict[str, str]
 
 
-def draw_run(run: SavedResults, folder: Path, look: FiguresSection) -> list[Path]:
+def draw_run(run: SavedResults, folder: Path, figure_style: FiguresSection) -> list[Path]:
     """Draw every figure that a run has the numbers for, each with its table beside it; returns the paths.
 
     Raises:
-        FileNotFoundError: when it has numbers for none; says which command makes them.
+        FileNotFoundError: when it has numbers for none; states the command that writes them.
     """
-    return _draw(run, folder, look, svg=False).paths
+    return _draw(run, folder, figure_style, svg=False).paths
 
 
-def draw_run_for_report(run: SavedResults, folder: Path, look: FiguresSection) -> DrawnFigures:
+def draw_run_for_report(run: SavedResults, folder: Path, figure_style: FiguresSection) -> DrawnFigures:
     """Draw as `draw_run`, and keep each figure as SVG for the report, which then needs no drawing of its own.
 
     Raises:
         FileNotFoundError: as `draw_run`.
     """
-    return _draw(run, folder, look, svg=True)
+    return _draw(run, folder, figure_style, svg=True)
 
 
 def figures_as_svg(run: SavedResults) -> dict[str, str]:
     """Name → SVG of every figure that a run has the numbers for, in the style that its experiment asks for."""
-    return {listed.name: _svg(figure) for listed, figure, _ in run_figures(run, run.look)}
+    return {listed.name: _svg(figure) for listed, figure, _ in run_figures(run, run.figure_style)}
 
 
-def run_figures(run: SavedResults, look: FiguresSection) -> Iterator[tuple[RunFigure, Figure, pd.DataFrame]]:
+def run_figures(run: SavedResults, figure_style: FiguresSection) -> Iterator[tuple[RunFigure, Figure, pd.DataFrame]]:
     """Each figure of a run as listed, as drawn, and its table; a figure is closed when the next is asked for."""
     for listed in FIGURES:
         table = listed.needs(run)
         if table is not None:
-            with styled(look) as current_figure:
+            with styled(figure_style) as current_figure:
                 listed.draw(run, table)
                 yield listed, current_figure(), table
 
 
 @contextmanager
-def styled(look: FiguresSection) -> Iterator[Callable[[], Figure]]:
+def styled(figure_style: FiguresSection) -> Iterator[Callable[[], Figure]]:
     """The venue's style; yields a function that returns the figure drawn, which is closed at the end."""
-    with mpl.rc_context(plots.style(look.venue, look.column, theme=look.theme)):  # pyright: ignore[reportArgumentType]
+    with mpl.rc_context(plots.style(figure_style.venue, figure_style.column, theme=figure_style.theme)):  # pyright: ignore[reportArgumentType]
         before = set(plt.get_fignums())
         try:
             yield plt.gcf
@@ -100,12 +100,12 @@ def styled(look: FiguresSection) -> Iterator[Callable[[], Figure]]:
                 plt.close(number)
 
 
-def _draw(run: SavedResults, folder: Path, look: FiguresSection, svg: bool) -> DrawnFigures:
+def _draw(run: SavedResults, folder: Path, figure_style: FiguresSection, svg: bool) -> DrawnFigures:
     drawn = DrawnFigures([], {})
-    for listed, figure, table in run_figures(run, look):
-        drawn.paths.extend(plots.save_figure(figure, folder / listed.name, look.formats, source=table))
+    for listed, figure, table in run_figures(run, figure_style):
+        drawn.paths.extend(plots.save_figure(figure, folder / listed.name, figure_style.formats, source=table))
         if svg:
-            if look.formats:  # writing the files has settled the layout
+            if figure_style.formats:  # writing the files has settled the layout
                 figure.set_layout_engine("none")
             drawn.svgs[listed.name] = _svg(figure)
     if not drawn.paths:
@@ -128,7 +128,7 @@ def _fitted_points(run: SavedResults) -> pd.DataFrame | None:
 
 def _draw_length_scaling(run: SavedResults, points: pd.DataFrame) -> None:
     assert run.fit is not None
-    plots.plot_length_scaling(run.fit, published=run.settings.get("length_scaling.published"))
+    plots.plot_length_scaling(run.fit, published=run.published)
 
 
 def _resolved_variance(run: SavedResults) -> pd.DataFrame | None:

@@ -16,7 +16,7 @@ from gradstats.report.saved_results import SavedResults, differing_settings, run
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def draw_overlay(runs: list[SavedResults], folder: Path, look: FiguresSection) -> list[Path]:
+def draw_overlay(runs: list[SavedResults], folder: Path, figure_style: FiguresSection) -> list[Path]:
     """Draw several runs on the same axes, labelled, and warn where their settings differ.
 
     Raises:
@@ -35,26 +35,26 @@ def draw_overlay(runs: list[SavedResults], folder: Path, look: FiguresSection) -
     fits = [run.fit for run in runs]
     if all(fit is not None for fit in fits):
         palette = sns.color_palette("colorblind")
-        with styled(look) as current_figure:
+        with styled(figure_style) as current_figure:
             ax = None
             for at, fit in enumerate(fits):
-                published = runs[0].settings.get("length_scaling.published") if at == 0 else None
+                published = runs[0].published if at == 0 else None
                 assert fit is not None
                 ax = plots.plot_length_scaling(
                     fit, ax=ax, label=labels[at], color=palette[at % len(palette)], published=published
                 )
             points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]
-            paths += plots.save_figure(current_figure(), folder / "length_scaling", look.formats, source=points)
+            paths += plots.save_figure(current_figure(), folder / "length_scaling", figure_style.formats, source=points)
     tables = [run.variance for run in runs]
     if all(table is not None for table in tables):
         frame = _stacked(runs, labels)
-        with styled(look) as current_figure:
+        with styled(figure_style) as current_figure:
             ax = plots.plot_variance(frame)
             ax.set_xlabel("\n".join([ax.get_xlabel(), *(f"{LETTERS[at]}: {label}" for at, label in enumerate(labels))]))
             figure = current_figure()
             size = figure.get_size_inches()
             figure.set_size_inches(size[0], size[1] + 0.14 * len(labels))
-            paths += plots.save_figure(figure, folder / "variance", look.formats, source=frame)
+            paths += plots.save_figure(figure, folder / "variance", figure_style.formats, source=frame)
     if not paths:
         raise ValueError(
             f"no figure's numbers are in all of {', '.join(str(run.path) for run in runs)}: `gradstats run` makes them"

@@ -53,7 +53,7 @@ def write_report(
     *,
     svgs: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write what a run found to one HTML file that needs no network.
+    """Write the results of a run to one HTML file that needs no network.
 
     Args:
         path: a run directory.
@@ -65,7 +65,7 @@ def write_report(
         The file's path.
 
     Raises:
-        FileNotFoundError: when the run holds no numbers; says which command makes them.
+        FileNotFoundError: when the run holds no numbers; states the command that writes them.
         OSError: when the file cannot be written.
     """
     target = Path(path) / "report.html" if out is None else Path(out)
@@ -92,7 +92,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         description=run.settings.get("description", ""),
         measured=_what_was_measured(run),
         alpha=_alpha(run),
-        sentences=(run.alpha or {}).get("sentences", []),
+        sentences=[] if run.alpha is None else run.alpha.get("sentences", []),
         variance=_variance(run),
         figures=_figures(run, svgs),
         commands=_commands(run),
@@ -143,7 +143,7 @@ def _figures(run: SavedResults, svgs: Mapping[str, str] | None) -> list[dict[str
 
 def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
     manifest, settings = run.manifest, run.settings
-    policy = manifest.get("policy") or {}
+    policy, mean_reward = manifest.get("policy") or {}, manifest.get("mean_reward")
     rows = [
         ("policy", policy.get("name") or settings.get("policy.name")),
         ("revision", policy.get("revision")),
@@ -155,7 +155,7 @@ def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
         ("prompts", manifest.get("n_prompts")),
         ("completions", manifest.get("n_sequences")),
         ("cut off at the cap", manifest.get("n_truncated")),
-        ("mean reward", f"{manifest['mean_reward']:.3f}" if manifest.get("mean_reward") is not None else None),
+        ("mean reward", None if mean_reward is None else f"{mean_reward:.3f}"),
         ("gradient engine", manifest.get("engine")),
         ("sampler against scorer", (manifest.get("sampler_gap") or {}).get("sentence")),
     ]
@@ -165,13 +165,15 @@ def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
 def _alpha(run: SavedResults) -> dict[str, str] | None:
     if run.alpha is None:
         return None
-    numbers = {key: math.nan if value is None else value for key, value in run.alpha.items()}
+    saved = run.alpha
+    numbers = (saved["alpha"], saved["alpha_low"], saved["alpha_high"], saved["r_squared"])
+    alpha, low, high, r_squared = (math.nan if number is None else number for number in numbers)
     return {
-        "text": number_with_interval(numbers["alpha"], numbers["alpha_low"], numbers["alpha_high"]),
-        "interval": f"[{numbers['alpha_low']:.3f}, {numbers['alpha_high']:.3f}]",
-        "level": f"{numbers.get('confidence_level', 0.95):.0%}",
-        "method": f"{numbers['method']}, {numbers['interval']} interval",
-        "rest": f"n = {numbers['n']} completions of {numbers['n_prompts']} prompts, R² = {numbers['r_squared']:.2f}",
+        "text": number_with_interval(alpha, low, high),
+        "interval": f"[{low:.3f}, {high:.3f}]",
+        "level": f"{saved.get('confidence_level', 0.95):.0%}",
+        "method": f"{saved['method']}, {saved['interval']} interval",
+        "rest": f"n = {saved['n']} completions of {saved['n_prompts']} prompts, R² = {r_squared:.2f}",
     }
 
 

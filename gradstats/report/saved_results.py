@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
 import pandas as pd
 import yaml
@@ -42,6 +43,37 @@ COMPARED = (
 BREAKDOWNS = ("group_sizes", "equivalent_group_size", "length_bins")
 
 
+class SavedAlpha(TypedDict):
+    """What ``alpha.json`` states; a number that is not finite was written as null."""
+
+    alpha: float | None
+    alpha_low: float | None
+    alpha_high: float | None
+    method: str
+    interval: str
+    r_squared: float | None
+    n: int
+    n_prompts: int
+    confidence_level: NotRequired[float]
+    by_block: NotRequired[list[dict[str, object]] | None]
+    sentences: NotRequired[list[str]]
+
+
+class SavedManifest(TypedDict, total=False):
+    """The entries of ``manifest.json`` that are read; an earlier version may have written fewer."""
+
+    experiment: str
+    policy: dict[str, object]
+    sampler: dict[str, object] | None
+    n_prompts: int
+    n_sequences: int
+    n_truncated: int
+    mean_reward: float | None
+    engine: str
+    sampler_gap: dict[str, object] | None
+    remarks: list[str]
+
+
 @dataclass(frozen=True)
 class SavedResults:
     """What a run left behind.
@@ -51,19 +83,19 @@ class SavedResults:
         name: of the experiment.
         settings: every setting, flat: ``"sampling.top_k"`` → value; empty where experiment.yaml is missing.
         manifest: versions, commit, seeds, timings; empty where it has not been written.
-        alpha: what ``alpha.json`` says, or None.
-        points: one row a completion: prompt_id, length, sq_norm, and where known reward and truncated; or None.
+        alpha: the contents of ``alpha.json``, or None.
+        points: one row per completion: prompt_id, length, sq_norm, and where known reward and truncated; or None.
         variance: the variance table with its ``.attrs``, or None.
-        breakdowns: further tables by name, as far as there are: ``group_sizes``, ``equivalent_group_size``,
+        breakdowns: name → further table, of those that were written: ``group_sizes``, ``equivalent_group_size``,
             ``length_bins``.
-        tokens: what was found about single tokens, or None.
+        tokens: the token-level results, or None.
     """
 
     path: Path
     name: str
-    settings: dict[str, Any]
-    manifest: dict[str, Any]
-    alpha: dict[str, Any] | None
+    settings: dict[str, object]
+    manifest: SavedManifest
+    alpha: SavedAlpha | None
     points: pd.DataFrame | None
     variance: pd.DataFrame | None
     breakdowns: dict[str, pd.DataFrame] = field(default_factory=dict)
@@ -98,15 +130,21 @@ class SavedResults:
     @property
     def by_block(self) -> pd.DataFrame | None:
         """α of each block, where blocks were measured."""
-        rows = (self.alpha or {}).get("by_block")
+        rows = None if self.alpha is None else self.alpha.get("by_block")
         return pd.DataFrame(rows) if rows else None
 
     @property
-    def look(self) -> FiguresSection:
-        """How the experiment asked its figures to look."""
+    def published(self) -> str | None:
+        """The data set of published points that the experiment lays under its fit."""
+        name = self.settings.get("length_scaling.published")
+        return None if name is None else str(name)
+
+    @property
+    def figure_style(self) -> FiguresSection:
+        """Venue, width, theme and formats that the experiment states for its figures."""
         prefix = "figures."
         entries = {key.removeprefix(prefix): value for key, value in self.settings.items() if key.startswith(prefix)}
-        return FiguresSection(**entries)
+        return FiguresSection.model_validate(entries)
 
 
 def read_results(path: str | os.PathLike[str]) -> SavedResults:
@@ -116,23 +154,24 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
         path: a run directory, or a folder with its ``alpha.json``, ``variance.csv`` and ``length_scaling.csv``.
 
     Raises:
-        FileNotFoundError: when there is no such folder, or it holds none of a run's numbers; says what makes them.
+        FileNotFoundError: when there is no such folder, or it holds none of a run's numbers; states the command that
+            writes them.
         ValueError: when a file is broken.
     """
     path = Path(path)
     if not path.is_dir():
-        raise FileNotFoundError(f"{path} is no run directory: make one with `gradstats run EXPERIMENT --out {path}`")
-    alpha = _read_json(path / "alpha.json")
+        raise FileNotFoundError(f"{path} is not a run directory: make one with `gradstats run EXPERIMENT --out {path}`")
+    alpha = cast(SavedAlpha | None, _read_json(path / "alpha.json"))
     variance = _read_variance(path)
     if alpha is None and variance is None and not (path / "proxy_quality.csv").exists():
-        state = "an unfinished run" if (path / "experiment.yaml").exists() else "no run directory"
+        state = "an unfinished run" if (path / "experiment.yaml").exists() else "not a run directory"
         source = path / "experiment.yaml" if (path / "experiment.yaml").exists() else "EXPERIMENT"
         raise FileNotFoundError(
             f"{path} is {state}: it holds neither alpha.json nor variance.csv; `gradstats run {source} --out {path}` "
             "makes them"
         )
     settings = _settings(path / "experiment.yaml")
-    manifest = _read_json(path / "manifest.json") or {}
+    manifest = cast(SavedManifest, _read_json(path / "manifest.json") or {})
     points = _table(path, "length_scaling")
     breakdowns = {name: table for name in BREAKDOWNS if (table := _table(path, name)) is not None}
     return SavedResults(
@@ -148,14 +187,14 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
     )
 
 
-def differing_settings(runs: list[SavedResults]) -> dict[str, list[Any]]:
-    """Settings in which runs differ that should not differ between things drawn on one axis: name → one value a run."""
-    found = {}
+def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
+    """Settings that differ although runs drawn on the same axes should share them: name → one value per run."""
+    differing = {}
     for name in COMPARED:
         values = [run.settings.get(name) for run in runs]
         if any(value != values[0] for value in values):
-            found[name] = values
-    return found
+            differing[name] = values
+    return differing
 
 
 def run_labels(runs: list[SavedResults]) -> list[str]:
@@ -172,28 +211,28 @@ def run_labels(runs: list[SavedResults]) -> list[str]:
 
 def _table(path: Path, name: str) -> Path | None:
     """The file of a table: a run keeps it in a folder of tables, a copy of its results beside the figures."""
-    found = (path / folder / f"{name}.csv" for folder in ("tables", "figures", "."))
-    return next((table for table in found if table.exists()), None)
+    candidates = (path / folder / f"{name}.csv" for folder in ("tables", "figures", "."))
+    return next((table for table in candidates if table.exists()), None)
 
 
-def _setting(key: str, value: Any) -> str:
-    # A policy is called by the last part of its path, the rest being where it lies.
+def _setting(key: str, value: object) -> str:
+    # A policy is named by the last component of its path.
     shown = Path(value).name if key == "policy.name" and isinstance(value, str) else value
     short = key.partition(".")[2] if key.startswith("sampling.") else key.replace(".name", "").replace(".source", "")
     return f"{short.replace('_', ' ')} {shown}"
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _settings(path: Path) -> dict[str, object]:
     if not path.exists():
         return {}
     experiment = Experiment.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for section, entries in experiment.model_dump().items():
         if isinstance(entries, dict):
             flat |= {f"{section}.{key}": value for key, value in entries.items()}
         else:
             flat[section] = entries
-    # The sampler takes the policy's temperature where it is given none of its own.
+    # Without a temperature of its own, the sampler takes the policy's.
     if flat.get("sampling.temperature") is None:
         flat["sampling.temperature"] = flat["policy.temperature"]
     return flat
@@ -207,14 +246,14 @@ def _read_variance(path: Path) -> pd.DataFrame | None:
     return frame
 
 
-def _read_csv(path: Path, **options: Any) -> pd.DataFrame:
+def _read_csv(path: Path, dtype: Mapping[Hashable, type[str]] | None = None) -> pd.DataFrame:
     try:
-        return pd.read_csv(path, **options)
+        return pd.read_csv(path, dtype=dtype)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read as CSV ({error}): make the run again") from error
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path) -> dict[str, object] | None:
     if not path.exists():
         return None
     try:

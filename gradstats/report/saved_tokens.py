@@ -96,12 +96,12 @@ def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
     traces = sorted((rows for _, rows in tokens.groupby(keys, sort=False)), key=len)
     places = sorted({round(share * (len(traces) - 1)) for share in TRACES_AT})
     quantile = stats.norm.ppf(0.5 + confidence_level / 2.0)
-    found = []
+    drawn = []
     for place in places:
         rows = traces[place]
         # An energy is a mean of squares: symmetric about its logarithm, and never below 0.
         energy, error = rows["energy"].to_numpy(), rows["energy_stderr"].to_numpy()
         width = np.exp(quantile * np.divide(error, energy, out=np.zeros(len(rows)), where=energy > 0))
         label = f"{len(rows)} tokens"
-        found.append(rows.assign(sequence=label, energy_low=energy / width, energy_high=energy * width))
-    return pd.concat(found, ignore_index=True)
+        drawn.append(rows.assign(sequence=label, energy_low=energy / width, energy_high=energy * width))
+    return pd.concat(drawn, ignore_index=True)

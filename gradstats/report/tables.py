@@ -7,7 +7,6 @@ import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -249,7 +248,7 @@ def _triples(frame: pd.DataFrame, name: str) -> list[Triple]:
     return [(float(value), float(low), float(high)) for value, low, high in values]
 
 
-def _variance_caption(about: Mapping[Hashable, Any], columns: Sequence[str], has_winner: bool | None) -> str:
+def _variance_caption(about: Mapping[Hashable, object], columns: Sequence[str], has_winner: bool | None) -> str:
     level = f"{about['confidence_level']:.0%} " if "confidence_level" in about else ""
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
     groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""

@@ -114,7 +114,7 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
 
 
 def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Path]) -> VarianceComparison:
-    """Write ``variance.csv``, ``variance.json`` (how it was made) and the table."""
+    """Write ``variance.csv``, ``variance.json`` (its settings and notes) and the table."""
     from gradstats.report.tables import variance_table
     from gradstats.stats import compare
 

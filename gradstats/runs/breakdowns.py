@@ -21,7 +21,7 @@ def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict
     """Tables beside the variance comparison, by name; tables that the data do not allow are left out.
 
     Returns:
-        ``group_sizes``: the estimators that stay within their group at 2, 4, 8, … completions a group, with their
+        ``group_sizes``: the estimators that stay within their group at 2, 4, 8, … completions per group, with their
         variance within and between prompts where a prompt has two groups; ``equivalent_group_size``: of each whose
         expectation is a known multiple of the gradient, the group size at which RLOO has the same noise;
         ``length_bins``: noise and signal that completions of some lengths contribute to the reference.

@@ -111,7 +111,7 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
 
 
 def _longest_rollouts(plan: SamplingPlan, cap: int) -> Rollouts:
-    """Stand-ins for the completions: each as long as the cap lets it be."""
+    """Stand-ins for the completions: each of the greatest length."""
     rows = [row for batch in plan.rows for row in batch]
     return Rollouts.from_sequences(
         [plan.prompt_tokens[index] for index, _ in rows],

@@ -44,7 +44,7 @@ def test_every_public_name_can_be_had():
         (["alpha", "absent.csv"], "absent.csv does not exist"),
         (["run", "absent.yaml"], "there is no experiment file absent.yaml"),
         (["variance", "absent"], "holds no measurement"),
-        (["figures", "absent"], "is no run directory"),
+        (["figures", "absent"], "is not a run directory"),
         (
             ["sample", "./absent", "--prompts", "embedded", "--n", "2", "--out", "x.parquet"],
             "the model folder ./absent",

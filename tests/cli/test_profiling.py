@@ -1,4 +1,4 @@
-"""Profiles of policies side by side, from the command line."""
+"""Profiles of policies from the command line: of finished runs, of policies, side by side."""
 
 from __future__ import annotations
 
@@ -8,64 +8,84 @@ import warnings
 import pandas as pd
 import pytest
 from command_line import run
+from small_runs import sampled_and_measured, small_experiment
 
-import gradstats
-from gradstats.config.sections import SamplingSection
+import gradstats as gs
+from gradstats.stats import profile_policy
+
+SAMPLING = ("--group-size", 4, "--max-new-tokens", 30, "--reward", "small_runs:vowels", "--seed", 3, "--no-progress")
 
 
-def test_measured_folders_are_profiled_side_by_side_and_written(monkeypatch, capsys, measured, tmp_path):
-    other = tmp_path / "other"
-    gradstats.read_measurement(measured).save(other)
-    words = ("profile", measured, other, "--out", tmp_path / "p", "--confidence-level", 0.9)
+@pytest.fixture(scope="module")
+def runs(policy_folder, tmp_path_factory):
+    """Two run directories of the same name in different folders, measured and not analysed."""
+    folder = tmp_path_factory.mktemp("profiled")
+    paths = [folder / "one" / "run", folder / "two" / "run"]
+    for seed, path in enumerate(paths):
+        path.parent.mkdir()
+        sampling = {"group_size": 4, "max_new_tokens": 30, "seed": seed}
+        experiment = small_experiment(policy_folder, path.with_name("p.jsonl"), prompts={"n": 8}, sampling=sampling)
+        sampled_and_measured(experiment, path)
+    return paths
+
+
+def profile_of(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of completions that are too few and too short
+        return profile_policy(gs.read_measurement(path / "measurement"))
+
+
+def values(rows, policy):
+    return {row["quantity"]: row["value"] for row in rows if row["policy"] == policy}
+
+
+def test_a_run_is_profiled_without_its_model(monkeypatch, capsys, runs):
+    monkeypatch.setattr("gradstats.policy.load_policy", lambda *_, **__: pytest.fail("the policy was loaded"))
+    code, out, err = run(monkeypatch, capsys, "profile", runs[0])
+    assert code == 0, err
+    assert "quantity" in out
+    assert f"{profile_of(runs[0]).mean_entropy:.3g}" in out
+    assert "α, within prompts" in out
+
+
+def test_two_runs_stand_side_by_side(monkeypatch, capsys, runs, tmp_path):
+    words = ("profile", *runs, "--json", "--confidence-level", 0.8)
     code, out, err = run(monkeypatch, capsys, *words)
     assert code == 0, err
-    heading = next(line for line in out.splitlines() if "quantity" in line)
-    assert heading.split() == ["quantity", "measurement", "other"]
-    assert "median length, tokens" in out
-    for suffix in ("tex", "md", "csv"):
-        assert f"→ {tmp_path / f'p.{suffix}'}" in out
-        assert (tmp_path / f"p.{suffix}").exists()
-    table = pd.read_csv(tmp_path / "p.csv")
-    assert set(table["policy"]) == {"measurement", "other"}
-
-
-def test_the_numbers_are_those_of_profile_policy(monkeypatch, capsys, measured):
-    code, out, err = run(monkeypatch, capsys, "profile", measured, "--json", "--confidence-level", 0.9)
-    assert code == 0, err
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        expected = gradstats.profile_policy(gradstats.read_measurement(measured)).to_frame(0.9)
-    assert any("150 tokens" in str(warning.message) for warning in caught)
-    assert all(f"note: {warning.message}" in err for warning in caught)
     rows = json.loads(out)["rows"]
-    assert [row["quantity"] for row in rows] == expected["quantity"].tolist()
-    for row, value, low in zip(rows, expected["value"], expected["low"], strict=True):
-        # NaN is null
-        assert row["value"] == (None if pd.isna(value) else pytest.approx(value))
-        assert row["low"] == (None if pd.isna(low) else pytest.approx(low))
+    assert len({row["policy"] for row in rows}) == 2
+    for path in runs:
+        profile = profile_of(path)
+        name = next(row["policy"] for row in rows if row["policy"].endswith(f"{path.parent.name}/run"))
+        shown = values(rows, name)
+        assert shown["n_sequences"] == 32
+        assert shown["mean_entropy"] == pytest.approx(profile.mean_entropy)
+        low, high = profile.pooled.confidence_interval(0.8)
+        (alpha,) = [row for row in rows if (row["policy"], row["quantity"]) == (name, "alpha_pooled")]
+        assert (alpha["low"], alpha["high"]) == pytest.approx((low, high))
 
 
-def test_a_policy_is_sampled_with_the_options(monkeypatch, capsys, measured):
-    seen = {}
-
-    def measurement(name, policy, prompts, sampling, *, progress):
-        seen[name] = (policy, prompts, sampling, progress)
-        return gradstats.read_measurement(measured)
-
-    monkeypatch.setattr("gradstats.runs.profiles.measurement_for_profile", measurement)
-    words = ("profile", "folder/a", "b", "--group-size", 2, "--seed", 3, "--n", 4, "--prompts", "p.jsonl")
-    words += ("--prompt-settings", "answer_format=hashes", "--policy-settings", "temperature=0.6", "--no-progress")
-    code, _, err = run(monkeypatch, capsys, *words)
+def test_the_table_is_written_in_three_formats(monkeypatch, capsys, runs, tmp_path):
+    code, out, err = run(monkeypatch, capsys, "profile", runs[0], "--out", tmp_path / "profile")
     assert code == 0, err
-    assert list(seen) == ["folder/a", "b"]
-    policy, prompts, sampling, progress = seen["folder/a"]
-    assert (policy.name, policy.temperature) == ("folder/a", 0.6)
-    assert (prompts.source, prompts.n, prompts.seed) == ("p.jsonl", 4, 3)
-    assert prompts.settings == {"answer_format": "hashes"}
-    assert sampling == SamplingSection(group_size=2, seed=3)
-    assert progress is False
+    assert {path.name for path in tmp_path.iterdir()} == {"profile.tex", "profile.md", "profile.csv"}
+    assert all(f"→ {path}" in out for path in tmp_path.iterdir())
+    frame = pd.read_csv(tmp_path / "profile.csv")
+    assert set(frame["policy"]) == {"run"}
+    assert len(frame) == len(profile_of(runs[0]).to_frame())
 
 
-def test_without_a_source_the_command_says_what_it_needs(monkeypatch, capsys):
-    code, _, err = run(monkeypatch, capsys, "profile")
+def test_a_policy_is_sampled_and_measured_first(monkeypatch, capsys, policy_folder, runs):
+    words = ("profile", policy_folder, "--prompts", runs[0].with_name("p.jsonl"), "--n", 5, *SAMPLING)
+    code, out, err = run(monkeypatch, capsys, *words, "--json")
+    assert code == 0, err
+    (name,) = {row["policy"] for row in json.loads(out)["rows"]}
+    assert policy_folder.endswith(name)
+    assert values(json.loads(out)["rows"], name)["n_sequences"] == 20
+
+
+def test_a_profile_needs_a_source(monkeypatch, capsys):
+    code, out, err = run(monkeypatch, capsys, "profile")
     assert code == 1
-    assert "name at least one run directory or policy: gradstats profile RUN_OR_POLICY …" in err
+    assert "name at least one run directory or policy: gradstats profile RUN_OR_POLICY" in err
+    assert "Traceback" not in out + err

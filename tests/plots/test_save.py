@@ -64,36 +64,6 @@ def test_unknown_format(figure, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pgf_picture_needs_no_latex_and_is_one_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with mpl.rc_context(style("neurips", "half")):
-        fig, ax = plt.subplots()
-        ax.scatter([1, 2], [3, 4], rasterized=True)
-        ax.set_xlabel(r"length $T$")
-        (path,) = save_figure(fig, tmp_path / "figure", ("pgf",))
-        plt.close(fig)
-    text = path.read_text()
-    assert r"\pgfpathrectangle{\pgfpointorigin}{\pgfqpoint{2.750000in}" in text
-    assert "length $T$" in text
-    assert "pgfimage" not in text
-    assert "setmainfont" not in text
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_names_in_a_pgf_picture_are_no_commands_of_tex(tmp_path):
-    with mpl.rc_context(style("neurips", "half")):
-        fig, ax = plt.subplots()
-        ax.set_xticks([0.5], labels=["token_mean(loo=True) & 50 %"])
-        ax.set_xlabel(r"cost in \$ of $\alpha_1$, run_2 #3")
-        (path,) = save_figure(fig, tmp_path / "figure", ("pgf",))
-        plt.close(fig)
-    text = path.read_text()
-    assert r"token\_mean(loo=True) \& 50" in text
-    assert r"\alpha_1" in text
-    assert r"run\_2 \#3" in text
-    assert r"cost in \$ of" in text
-
-
 def test_a_folder_that_cannot_be_written_is_said(figure, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="figures cannot be written to .*file/figures .*: choose another folder"):

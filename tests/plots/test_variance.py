@@ -7,8 +7,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from fixture_frames import variance
 
-from gradstats.plots import estimator_appearance, plot_variance, style
+from gradstats.plots import estimator_appearance, plot_variance, plot_variance_panels, style
 from gradstats.stats.variance.quantities import COMPARED, QUANTITIES
 
 VALUES = tuple(quantity.name for quantity in COMPARED)
@@ -140,3 +141,21 @@ def test_bad_input():
         plot_variance(table(), value="variance")
     with pytest.raises(ValueError, match=r"lacks the column.* matched_ratio_high"):
         plot_variance(table().drop(columns="matched_ratio_high"))
+
+
+def test_panels_are_sorted_alike_and_labelled_once():
+    frame = variance("ordinary")
+    axes = plot_variance_panels(frame)
+    shown = [label.get_text() for label in axes[0].get_yticklabels()]
+    assert shown == list(frame.sort_values("matched_ratio")["estimator"])
+    cosines = [line.get_xdata()[0] for line in axes[1].lines if line.get_linestyle() == "None"]
+    np.testing.assert_array_equal(cosines, frame.sort_values("matched_ratio")["cosine"])
+    with pytest.raises(ValueError, match="axes holds 1 axes for 3 values"):
+        plot_variance_panels(frame, axes=axes[:1])
+
+
+def test_sorting_puts_unresolved_rows_last():
+    frame = variance("ordinary")
+    frame.loc[0, "matched_ratio"] = np.nan
+    ax = plot_variance(frame, sort=True)
+    assert ax.get_yticklabels()[-1].get_text() == frame["estimator"][0]

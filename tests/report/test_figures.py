@@ -41,11 +41,13 @@ def command(monkeypatch, capsys, *words):
 
 
 def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path):
-    look = FiguresSection(venue="acl", column="half", formats=["pdf", "svg", "png", "pgf"])
-    builds = [draw_run(read_results(runs[0]), tmp_path / name, look) for name in ("one", "two")]
+    figure_style = FiguresSection(venue="acl", column="half", formats=["pdf", "svg", "png", "pgf"])
+    builds = [draw_run(read_results(runs[0]), tmp_path / name, figure_style) for name in ("one", "two")]
     assert [path.read_bytes() for path in builds[0]] == [path.read_bytes() for path in builds[1]]
     names = {path.name for path in builds[0]}
-    assert {f"{figure}.{suffix}" for figure in ("length_scaling", "variance") for suffix in look.formats} <= names
+    assert {
+        f"{figure}.{suffix}" for figure in ("length_scaling", "variance") for suffix in figure_style.formats
+    } <= names
     for path in builds[0]:
         if path.suffix == ".pdf":
             content = path.read_bytes()
@@ -60,7 +62,7 @@ def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path):
     ("words", "message"),
     [
         ([], "name at least one run directory"),
-        (["nowhere"], "nowhere is no run directory: make one with `gradstats run EXPERIMENT --out nowhere`"),
+        (["nowhere"], "nowhere is not a run directory: make one with `gradstats run EXPERIMENT --out nowhere`"),
         (["RUN", "--venue", "nature"], "invalid choice 'nature'"),
         (["RUN", "--formats", "bmp"], "invalid choice 'bmp'"),
         (["RUN", "--out", "FILE/figures"], "figures cannot be written to"),
@@ -102,7 +104,7 @@ def test_each_figure_is_drawn_once_for_folder_and_report(runs, tmp_path, monkeyp
         ),
     )
     run = read_results(runs[0])
-    figures = draw_run_for_report(run, tmp_path, run.look)
+    figures = draw_run_for_report(run, tmp_path, run.figure_style)
     page = report_page(run, figures.svgs)
     assert len(set(drawn)) == len(drawn) == 7
     assert {path.stem for path in figures.paths} == set(figures.svgs) == set(drawn)
@@ -123,7 +125,7 @@ def test_a_figure_whose_numbers_are_missing_is_left_out(runs, tmp_path):
 
 def test_the_first_figure_of_estimators_is_at_matched_signal(runs):
     run = read_results(runs[0])
-    listed, figure, _ = next(drawn for drawn in run_figures(run, run.look) if drawn[0].name == "variance")
+    listed, figure, _ = next(drawn for drawn in run_figures(run, run.figure_style) if drawn[0].name == "variance")
     (ax,) = figure.axes
     assert ax.get_xlabel() == "variance relative to rloo,\nat matched signal"
     assert "at matched signal" in listed.caption
@@ -137,6 +139,8 @@ def test_a_run_without_recorded_units_leaves_other_units_out_by_label(tmp_path):
         assert "unit" not in text.splitlines()[0]
         (folder / name).write_text(text.replace("<b>mine</b>", "grpo"))
     run = read_results(folder)
-    titles = {listed.name: figure.axes[0].get_title(loc="right") for listed, figure, _ in run_figures(run, run.look)}
+    titles = {
+        listed.name: figure.axes[0].get_title(loc="right") for listed, figure, _ in run_figures(run, run.figure_style)
+    }
     assert titles["group_sizes"] == titles["prompt_parts"] == "Left out, in another unit: grpo."
     assert titles["variance"] == titles["variance_bias"] == ""

@@ -2,55 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from gradstats.estimators import Batch
-from gradstats.report.numbers import common_exponent, number_with_interval
-from gradstats.report.tables import alpha_table, latex_escape, variance_table
+from gradstats.report.numbers import number_with_interval
+from gradstats.report.tables import alpha_table, latex_escape, profile_table, variance_table
 from gradstats.stats import compare, fit_length_scaling
+from gradstats.stats.profile import QUANTITIES, PolicyProfile
 from gradstats.stats.variance.winner import clear_winner, lowest
-
-INF, NAN = math.inf, math.nan
-
-
-@pytest.mark.parametrize(
-    ("triple", "plain", "latex"),
-    [
-        ((0.7887, 0.475, 1.102), "0.79 ± 0.31", r"$0.79 \pm 0.31$"),
-        ((1.305, 1.067, 1.596), "1.30 +0.29 −0.24", r"$1.30^{+0.29}_{-0.24}$"),
-        ((387.7, 288.7, 520.6), "388 +133 −99", r"$388^{+133}_{-99}$"),
-        ((-0.012, -0.045, 0.021), "−0.012 ± 0.033", r"$-0.012 \pm 0.033$"),
-        ((-0.001, -0.2, 0.2), "0.00 ± 0.20", r"$0.00 \pm 0.20$"),
-        ((1.0, 1.0, 1.0), "1", "$1$"),
-        ((0.765625, 0.765625 - 1e-15, 0.765625 + 1e-15), "0.766", "$0.766$"),
-        ((2.5, NAN, NAN), "2.5", "$2.5$"),
-        ((NAN, NAN, NAN), "–", "--"),
-        ((NAN, 57.7, INF), "> 57.7", "$> 57.7$"),
-        ((NAN, NAN, 3.0), "< 3", "$< 3$"),
-        ((0.15, -INF, 0.62), "0.15 +0.47 −∞", r"$0.15^{+0.47}_{-\infty}$"),
-        ((0.15, NAN, 0.62), "0.15 +0.47", "$0.15^{+0.47}$"),
-    ],
-)
-def test_numbers_have_the_digits_their_intervals_allow(triple, plain, latex):
-    assert number_with_interval(*triple) == plain
-    assert number_with_interval(*triple, markup="latex") == latex
-
-
-def test_html_stacks_unequal_sides_and_escapes():
-    stacked = '1.30 <span class="sides"><span>+0.29</span> <span>−0.24</span></span>'
-    assert number_with_interval(1.305, 1.067, 1.596, markup="html") == stacked
-    assert number_with_interval(NAN, 3.0, INF, markup="html") == "&gt; 3"
-
-
-def test_powers_of_ten_are_shared_by_a_column():
-    assert common_exponent([(1.23e7, 1.1e7, 1.4e7), (4.0, NAN, NAN)]) == 7
-    assert common_exponent([(0.0004, 0.0003, 0.0005)]) == -4
-    assert common_exponent([(1234.0, 1000.0, 1500.0), (NAN, NAN, INF)]) == 0
-    assert number_with_interval(1.23e7, 1.13e7, 1.33e7, exponent=7) == "1.23 ± 0.10"
 
 
 def frame(matched, low, high, reference="rloo", names=("rloo", "reinforce", "mine")):
@@ -170,7 +131,7 @@ def test_saved_tables_keep_every_digit(tmp_path):
     assert [path.read_bytes() for path in variance_table(table).save(tmp_path / "tables" / "variance")] == before
 
 
-def test_alpha_table_tells_n_level_and_method():
+def test_alpha_table_states_n_level_and_method():
     rng = np.random.default_rng(0)
     lengths = np.exp(rng.normal(5, 0.5, 40))
     fit = fit_length_scaling(lengths=lengths, sq_norms=lengths**1.6 * np.exp(rng.normal(0, 0.3, 40)))
@@ -182,3 +143,42 @@ def test_alpha_table_tells_n_level_and_method():
     assert r"my\_run" in table.to_latex()
     with pytest.raises(ValueError, match="fits is empty"):
         alpha_table({})
+
+
+def profile(seed=0, **changes):
+    """A profile with the numbers 1, 2, 3, … except for those given."""
+    rng = np.random.default_rng(seed)
+    lengths = np.exp(rng.normal(5, 0.5, 40))
+    fit = fit_length_scaling(lengths=lengths, sq_norms=lengths**1.6 * np.exp(rng.normal(0, 0.3, 40)))
+    batch = Batch(rewards=rng.normal(5.0, 1.0, 40), lengths=np.full(40, 10), groups=np.repeat(np.arange(10), 4))
+    with pytest.warns(UserWarning, match="not resolved"):
+        comparison = compare(batch, ["reinforce"], scores=rng.normal(size=(40, 6)))
+    named = [name for name in QUANTITIES if not name.startswith("alpha")]
+    numbers = {name: float(at) if at > 2 else at for at, name in enumerate(named, 1)}
+    numbers |= {"n_long": 10, "median_length": 4.0, "mean_reward": 3.0} | changes
+    return PolicyProfile(**numbers, pooled=fit, within=fit, comparison=comparison)
+
+
+def test_profiles_stand_side_by_side_with_their_intervals(tmp_path):
+    one, other = profile(0), profile(1, mean_entropy=0.25, top16_share=float("nan"))
+    table = profile_table({"base": one, "tuned_model": other}, confidence_level=0.8)
+    headings, rows = table.cells("plain")
+    assert headings == ["quantity", "base", "tuned_model"]
+    cells = {row[0]: row[1:] for row in rows}
+    assert cells["entropy per token, nats"] == ["5", "0.25"]
+    assert cells[QUANTITIES["top16_share"]] == ["11", "–"]
+    for column, shown in enumerate((one, other)):
+        low, high = shown.pooled.confidence_interval(0.8)
+        assert cells["α, all completions"][column] == number_with_interval(shown.alpha_pooled, low, high)
+        row = shown.comparison.to_frame(0.8).set_index("estimator").loc["reinforce"]
+        expected = number_with_interval(*(float(row[f"ratio{end}"]) for end in ("", "_low", "_high")))
+        assert cells["tr Cov of reinforce over RLOO's"][column] == expected
+    assert "with 80% intervals" in table.caption
+    assert r"tuned\_model" in table.to_latex()
+    frame = pd.read_csv(table.save(tmp_path / "profile")[-1])
+    assert frame.groupby("policy").size().to_dict() == {"base": len(rows), "tuned_model": len(rows)}
+
+
+def test_a_table_of_profiles_needs_one():
+    with pytest.raises(ValueError, match="profiles is empty: give at least one name and its profile"):
+        profile_table({})

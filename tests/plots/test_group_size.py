@@ -1,0 +1,48 @@
+"""Variance against group size."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from fixture_frames import group_sizes
+
+from gradstats import plots
+from gradstats.plots import estimator_appearance
+
+mpl.use("Agg")
+
+pytestmark = pytest.mark.usefixtures("narrowest")
+
+
+def test_group_sizes_are_drawn_at_equal_completions():
+    frame = group_sizes("ordinary")
+    ax = plots.plot_group_size(frame)
+    first = ax.lines[0]
+    rows = frame[frame["estimator"] == "rloo"]
+    np.testing.assert_allclose(first.get_ydata(), rows["trace_cov"] * rows["group_size"])
+    assert (first.get_color(), first.get_marker()) == estimator_appearance("rloo")
+    plain = plots.plot_group_size(frame, per_completion=False)
+    np.testing.assert_allclose(plain.lines[0].get_ydata(), rows["trace_cov"])
+
+
+def test_equivalence_is_a_line_to_the_size_of_rloo():
+    frame = group_sizes("ordinary").rename(columns=lambda name: name.replace("trace_cov", "within_prompt"))
+    row = {"estimator": "reinforce", "group_size": 4, "equivalent_group_size": 5.5}
+    ax = plots.plot_group_size(frame, value="within_prompt", equivalence=pd.DataFrame([row]))
+    dotted = [line for line in ax.lines if line.get_linestyle() == ":"]
+    assert [list(line.get_xdata()) for line in dotted] == [[4, 5.5]]
+    legend = {text.get_text() for text in ax.get_figure().legends[0].get_texts()}
+    assert "reinforce (at 4: RLOO at 5.5)" in legend
+    unbounded = pd.DataFrame([row | {"equivalent_group_size": np.inf}])
+    ax = plots.plot_group_size(frame, value="within_prompt", equivalence=unbounded)
+    assert not [line for line in ax.lines if line.get_linestyle() == ":"]
+    assert "reinforce (at 4: RLOO at $\\infty$)" in {text.get_text() for text in ax.get_figure().legends[0].get_texts()}
+    with pytest.raises(ValueError, match="equivalence compares within-prompt variance at equal completions"):
+        plots.plot_group_size(group_sizes("ordinary"), equivalence=pd.DataFrame([row]))
+
+
+def test_unknown_values_are_refused():
+    with pytest.raises(ValueError, match="value='spread' cannot be drawn: choose from trace_cov"):
+        plots.plot_group_size(group_sizes("ordinary"), value="spread")

@@ -1,0 +1,47 @@
+"""How numbers are written with their intervals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gradstats.report.numbers import common_exponent, number_with_interval
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("triple", "plain", "latex"),
+    [
+        ((0.7887, 0.475, 1.102), "0.79 ± 0.31", r"$0.79 \pm 0.31$"),
+        ((1.305, 1.067, 1.596), "1.30 +0.29 −0.24", r"$1.30^{+0.29}_{-0.24}$"),
+        ((387.7, 288.7, 520.6), "388 +133 −99", r"$388^{+133}_{-99}$"),
+        ((-0.012, -0.045, 0.021), "−0.012 ± 0.033", r"$-0.012 \pm 0.033$"),
+        ((-0.001, -0.2, 0.2), "0.00 ± 0.20", r"$0.00 \pm 0.20$"),
+        ((1.0, 1.0, 1.0), "1", "$1$"),
+        ((0.765625, 0.765625 - 1e-15, 0.765625 + 1e-15), "0.766", "$0.766$"),
+        ((2.5, NAN, NAN), "2.5", "$2.5$"),
+        ((NAN, NAN, NAN), "–", "--"),
+        ((NAN, 57.7, INF), "> 57.7", "$> 57.7$"),
+        ((NAN, NAN, 3.0), "< 3", "$< 3$"),
+        ((0.15, -INF, 0.62), "0.15 +0.47 −∞", r"$0.15^{+0.47}_{-\infty}$"),
+        ((0.15, NAN, 0.62), "0.15 +0.47", "$0.15^{+0.47}$"),
+    ],
+)
+def test_numbers_have_the_digits_their_intervals_allow(triple, plain, latex):
+    assert number_with_interval(*triple) == plain
+    assert number_with_interval(*triple, markup="latex") == latex
+
+
+def test_html_stacks_unequal_sides_and_escapes():
+    stacked = '1.30 <span class="sides"><span>+0.29</span> <span>−0.24</span></span>'
+    assert number_with_interval(1.305, 1.067, 1.596, markup="html") == stacked
+    assert number_with_interval(NAN, 3.0, INF, markup="html") == "&gt; 3"
+
+
+def test_powers_of_ten_are_shared_by_a_column():
+    assert common_exponent([(1.23e7, 1.1e7, 1.4e7), (4.0, NAN, NAN)]) == 7
+    assert common_exponent([(0.0004, 0.0003, 0.0005)]) == -4
+    assert common_exponent([(1234.0, 1000.0, 1500.0), (NAN, NAN, INF)]) == 0
+    assert number_with_interval(1.23e7, 1.13e7, 1.33e7, exponent=7) == "1.23 ± 0.10"

@@ -1,0 +1,32 @@
+"""A tiny experiment and a finished run of it, which the tests of the steps share."""
+
+from __future__ import annotations
+
+import json
+
+import matplotlib as mpl
+import pytest
+
+from gradstats.config.experiment import Experiment
+from gradstats.runs.pipeline import run_experiment
+
+mpl.use("Agg")
+
+
+@pytest.fixture(scope="session")
+def experiment(policy_folder, tmp_path_factory) -> Experiment:
+    prompts = tmp_path_factory.mktemp("prompts") / "problems.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 7)))
+    return Experiment(
+        name="tiny",
+        policy={"name": policy_folder},
+        prompts={"source": str(prompts)},
+        sampling={"group_size": 4, "max_new_tokens": 16, "batch_size": 6, "reward": "small_runs:vowels"},
+        measurement={"sketch_dim": 256},
+        variance={"estimators": ["reinforce", "rloo", "length_weighted(alpha=0.8, loo=True)"]},
+    )
+
+
+@pytest.fixture(scope="session")
+def finished(experiment, tmp_path_factory):
+    return run_experiment(experiment, tmp_path_factory.mktemp("runs") / "whole", progress=False)

@@ -1,0 +1,76 @@
+"""The analysis step: what it writes, and what it does where the data allow no result."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import gradstats
+from gradstats.rollouts.table import Rollouts
+from gradstats.runs.analysis import analyse, compare_estimators, fit_alpha
+from gradstats.runs.directory import RunDirectory
+from gradstats.runs.pipeline import run_experiment
+
+
+def test_the_analysis_may_change_between_calls(finished, experiment):
+    other = experiment.model_copy(
+        update={"variance": experiment.variance.model_copy(update={"estimators": ["rloo", "group_mean"]})}
+    )
+    result = run_experiment(other, finished.run.path, progress=False)
+    assert pd.read_csv(result.run.path / "variance.csv")["estimator"].tolist() == ["rloo", "group_mean"]
+    run_experiment(experiment, finished.run.path, progress=False)
+
+
+def test_data_that_allow_no_fit_become_a_remark_and_cost_nothing_else(experiment, tmp_path):
+    short = experiment.model_copy(update={"sampling": experiment.sampling.model_copy(update={"max_new_tokens": 1})})
+    result = run_experiment(short, tmp_path / "run", progress=False)
+    assert result.fit is None
+    assert any(remark.startswith("length scaling: ") for remark in result.run.remarks)
+    assert result.comparison is not None
+    assert (tmp_path / "run" / "variance.csv").exists()
+
+
+def test_the_points_behind_the_fit_give_the_fit(finished, tmp_path):
+    run = RunDirectory(tmp_path, finished.run.experiment)
+    paths = []
+    report = fit_alpha(run, finished.measured, paths)
+    points = pd.read_csv(tmp_path / "tables" / "length_scaling.csv")
+    fit = gradstats.fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"], groups=points["prompt_id"])
+    assert fit.alpha == pytest.approx(report.fit.alpha)
+    assert json.loads((tmp_path / "alpha.json").read_text())["alpha"] == pytest.approx(fit.alpha)
+    assert {str(path.relative_to(tmp_path)) for path in paths} == {
+        "alpha.json", "tables/length_scaling.csv", "tables/alpha.tex", "tables/alpha.md", "tables/alpha.csv",
+    }  # fmt: skip
+    assert all(path.stat().st_size for path in paths)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_comparison_is_written_with_its_settings(finished, tmp_path):
+    run = RunDirectory(tmp_path, finished.run.experiment)
+    comparison = compare_estimators(run, finished.measured, [])
+    about = json.loads((tmp_path / "variance.json").read_text())
+    assert (about["reference"], about["n_prompts"]) == ("rloo", 6)
+    assert run.remarks == list(comparison.notes) == about["notes"]
+    frame = pd.read_csv(tmp_path / "variance.csv")
+    np.testing.assert_allclose(frame["trace_cov"], comparison.to_frame()["trace_cov"])
+
+
+def test_a_sampler_that_differs_from_the_scorer_becomes_a_remark(finished, tmp_path):
+    """The sampler truncated to 3 tokens, and the scorer scores all of them."""
+    rollouts = finished.measured.rollouts
+    frame = rollouts.frame.assign(sampler_logprobs=[values.tolist() for values in finished.measured.logprobs])
+    metadata = rollouts.metadata | {"sampler": rollouts.metadata["sampler"] | {"top_k": 3}}
+    measured = replace(finished.measured, rollouts=Rollouts(frame, metadata))
+    run = RunDirectory(tmp_path, finished.run.experiment)
+    run.measurement.mkdir()
+    run.rollouts.mkdir()
+    measured.save(run.measurement / "shard-00000")
+    result = analyse(run)
+    assert result.gap is not None
+    assert result.gap.off_policy
+    assert result.gap.sentence() in run.remarks
+    assert run.read_manifest()["sampler_gap"]["sentence"] == result.gap.sentence()

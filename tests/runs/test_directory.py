@@ -1,0 +1,70 @@
+"""A run directory: which folders and settings it accepts, and what it records."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import yaml
+
+from gradstats.runs.directory import RunDirectory
+from gradstats.runs.pipeline import run_experiment
+
+
+def test_leftovers_of_a_killed_writer_are_removed_not_read(experiment, finished, tmp_path):
+    run = RunDirectory.open(tmp_path / "run", experiment)
+    (run.rollouts / ".shard-00000.parquet.1.partial").write_bytes(b"PAR1")
+    (run.measurement / ".shard-00000.1.partial").mkdir()
+    run_experiment(experiment, tmp_path / "run", progress=False)
+    assert not list((tmp_path / "run").rglob("*.partial"))
+    assert (run.path / "variance.csv").read_bytes() == (finished.run.path / "variance.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "message"),
+    [
+        ("sampling", "group_size", 2, r"sampling\.group_size=4, not 2: a run can grow and not shrink"),
+        ("sampling", "seed", 1, r"sampling\.seed=0, not 1: choose another directory"),
+        ("sampling", "reward", "exact", r"sampling\.reward=.* not 'exact': score its completions again with .*regrade"),
+        ("prompts", "n", 3, r"prompts\.n=None, not 3: a run can grow and not shrink"),
+        ("policy", "revision", "v2", r"policy\.revision=None, not 'v2': choose another directory"),
+    ],
+)
+def test_other_settings_are_refused_by_name_and_lose_nothing(experiment, finished, section, name, value, message):
+    other = experiment.model_copy(update={section: getattr(experiment, section).model_copy(update={name: value})})
+    with pytest.raises(ValueError, match=message):
+        run_experiment(other, finished.run.path, progress=False)
+    assert yaml.safe_load((finished.run.path / "experiment.yaml").read_text()) == experiment.model_dump()
+
+
+def test_settings_may_be_corrected_before_anything_was_sampled(experiment, tmp_path):
+    wrong = experiment.model_copy(update={"policy": experiment.policy.model_copy(update={"name": "./absent"})})
+    with pytest.raises(FileNotFoundError, match="the model folder ./absent does not exist"):
+        run_experiment(wrong, tmp_path / "run", progress=False)
+    assert run_experiment(experiment, tmp_path / "run", progress=False).comparison is not None
+
+
+def test_a_folder_of_other_things_is_not_taken_over(experiment, tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="is not empty and is not a run directory"):
+        run_experiment(experiment, tmp_path, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_step_adds_its_time_and_keeps_its_warnings_even_where_it_fails(experiment, tmp_path, monkeypatch):
+    run = RunDirectory.open(tmp_path / "run", experiment)
+    clock = iter([10.0, 12.5, 20.0, 21.0])
+    monkeypatch.setattr("gradstats.runs.directory.time.monotonic", lambda: next(clock))
+    with run.step("sampling"):
+        warnings.warn("few prompts", UserWarning, stacklevel=1)
+        warnings.warn("for developers", DeprecationWarning, stacklevel=1)
+    with pytest.raises(KeyboardInterrupt), run.step("sampling"):
+        raise KeyboardInterrupt
+    assert run.timings == {"sampling": 3.5}
+    assert run.remarks == ["few prompts"]
+
+
+def test_a_manifest_that_has_not_been_written_is_empty(experiment, finished, tmp_path):
+    run = RunDirectory.open(tmp_path / "run", experiment)
+    assert run.read_manifest() == {}
+    assert RunDirectory.open(finished.run.path, experiment).timings == finished.run.read_manifest()["timings"]

@@ -1,0 +1,47 @@
+"""An experiment's problems, policy and plan, at the revisions that a run keeps to."""
+
+from __future__ import annotations
+
+import pytest
+
+import gradstats
+from gradstats.runs.loading import experiment_policy, experiment_problems, sampling_plan
+
+
+def test_problems_and_policy_are_those_of_the_public_functions(experiment):
+    settings = experiment.prompts.model_copy(update={"n": 3, "seed": 4})
+    chosen = experiment.model_copy(update={"prompts": settings})
+    expected = gradstats.load_prompts(settings.source, 3, rng=4)
+    assert experiment_problems(chosen, {}) == expected
+    cooler = experiment.model_copy(update={"policy": experiment.policy.model_copy(update={"temperature": 0.7})})
+    assert (
+        experiment_policy(cooler, {}).describe()
+        == gradstats.load_policy(experiment.policy.name, temperature=0.7).describe()
+    )
+
+
+def test_the_plan_has_every_completion_once_in_batches(experiment):
+    plan = sampling_plan(experiment, {})
+    pairs = [pair for batch in plan.rows for pair in batch]
+    assert sorted(pairs) == [(prompt, number) for prompt in range(6) for number in range(4)]
+    assert [len(batch) for batch in plan.rows] == [6, 6, 6, 6]
+
+
+@pytest.mark.parametrize(("resolved", "expected"), [({}, "asked"), ({"policy": None}, "asked"), ({"policy": "c"}, "c")])
+def test_the_commit_of_a_run_goes_before_the_revision_asked_for(experiment, monkeypatch, resolved, expected):
+    policy, given = gradstats.load_policy(experiment.policy.name), {}
+    monkeypatch.setattr("gradstats.policy.policy.load_policy", lambda _, **settings: given.update(settings) or policy)
+    asked = experiment.policy.model_copy(update={"revision": "asked"})
+    assert experiment_policy(experiment.model_copy(update={"policy": asked}), resolved) is policy
+    assert given["revision"] == expected
+
+
+@pytest.mark.parametrize(
+    ("resolved", "expected"), [({}, "asked"), ({"prompts": None}, "asked"), ({"prompts": "c"}, "c")]
+)
+def test_the_commit_of_a_data_set_goes_before_the_revision_asked_for(experiment, monkeypatch, resolved, expected):
+    given = {}
+    monkeypatch.setattr("gradstats.prompts.load.load_prompts", lambda *_, **settings: given.update(settings) or [])
+    asked = experiment.prompts.model_copy(update={"settings": {"revision": "asked"}})
+    experiment_problems(experiment.model_copy(update={"prompts": asked}), resolved)
+    assert given["revision"] == expected
