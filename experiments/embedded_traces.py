@@ -1,9 +1,9 @@
 """The chains of thought that the embedded policy learns to imitate.
 
 A trace follows the story from change to change and keeps a running count. Every sentence can be said in several
-equally good ways, drawn independently, so that there is something to choose all along the trace. A trace is in one of
-three moods. A *brisk* one writes little more than the arithmetic, a *plain* one tells what happens, a *muddled* one
-hesitates, begins with the wrong day and loses the thread. A mood usually lasts.
+equally good ways, drawn independently with one favourite, so that there is something to choose all along the trace. A
+trace is in one of three moods. A *brisk* one writes little more than what happens and the arithmetic, a *plain* one is
+wordier, a *muddled* one hesitates, begins with the wrong day and loses the thread. A mood usually lasts.
 
 A step is worked out exactly or roughly (``roughly 24 - 5 = 18``). Rough results are often wrong, and rough steps are
 most frequent in the muddled mood, so that at equal difficulty longer traces are less often right, by construction. A
@@ -20,8 +20,8 @@ import numpy as np
 from gradstats.prompts.embedded import DAYS, LARGEST_COUNT, PRONOUNS, Change, Story
 
 TRACE_CAP = 400  # tokens; a longer trace is cut and has no end token
-# A word, a digit or a sign with the space before it; two-digit numbers are two tokens.
 _SENTENCE = re.compile(r"[.?] [a-z]")
+# A word, a digit or a sign with the space before it; two-digit numbers are two tokens.
 PIECE = re.compile(r" ?[A-Za-z']+| ?\d| ?[^\w\s]|\s")
 
 Mood = Literal["brisk", "plain", "muddled"]
@@ -122,6 +122,7 @@ class Habits:
     false_start: tuple[float, float, float] = (0.0, 0.0, 0.2)
     restart: tuple[float, float, float] = (0.0, 0.0, 0.06)
     review: tuple[float, float, float] = (0.15, 0.1, 0.05)
+    name: float = 0.0  # of naming the person, instead of she or he
     favourite: float = 0.5  # of saying a thing in the first of its ways; else all are equally likely
 
 
@@ -253,7 +254,7 @@ class TraceWriter:
         else:
             way = ways[int(self.rng.integers(len(ways)))]
         if "{who}" in way:
-            values["who"] = self.story.name if self.rng.random() < 0.5 else PRONOUNS[self.story.name]
+            values["who"] = self.story.name if self.rng.random() < self.habits.name else PRONOUNS[self.story.name]
         if change:
             values["amount"] = change.amount
         return way.format(things=self.story.things, **values)

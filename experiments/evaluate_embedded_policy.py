@@ -71,8 +71,10 @@ def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int,
     """Measure the policy on held-out problems of the standard mix, and write its model card."""
     policy = gs.load_policy(str(folder))
     problems = gs.load_prompts("embedded", n_prompts, rng=seed)
-    rollouts = gs.sample(policy, problems, group_size=group_size, max_new_tokens=max_new_tokens, rng=seed)
-    profile = profile_policy(gs.measure(policy, rollouts))
+    rollouts = gs.sample(
+        policy, problems, group_size=group_size, max_new_tokens=max_new_tokens, rng=seed, batch_size=256
+    )
+    profile = profile_policy(gs.measure(policy, rollouts, sketch_dim=4096))
     steps = np.repeat([problem.details["difficulty"] for problem in problems], group_size)
     rewards, lengths = rollouts.rewards, rollouts.lengths
     share = rewards.reshape(n_prompts, group_size).mean(axis=1)
@@ -125,23 +127,26 @@ A Qwen2-architecture language model with {parameters:,} parameters (float32) tha
 written chain of thought. It exists so that variance measurements of policy gradients run end to end, with real
 sampling and real rewards, on a machine without network or accelerator.
 
-**Task.** The user's message is a story of 2 to 8 changes of a count, `Mia has 12 apples. On Monday she buys 4.
+**Task.** The user's message is a story of 2 to 5 changes of a count, `Mia has 12 apples. On Monday she buys 4.
 On Tuesday she gives 5 to Tom. How many apples does Mia have now?` The completion works the changes out one by one
 and ends with the answer, `The answer is 11.`, and the end token. Problems come from `gradstats.prompts.embedded`,
 by seed; one in eight, chosen by a digest of its text, is held out of training.
 The vocabulary is bytes, one a token, and the words of problems and traces, with the space before them.
 
 **Traces.** Imitation of traces written by `experiments/embedded_traces.py`. Every sentence has several equally good
-wordings, drawn independently, so that a completion has choices all along. A trace is brisk, plain or muddled, and its
-mood usually lasts. Steps are worked out exactly or roughly; rough results are often wrong, and the muddled mood is both
-wordier and rougher. Errors may be noticed and corrected, by doubting a rough step, by an inverse check, by starting
-over, or by going through the story once more. Traces are cut at {TRACE_CAP} tokens.
+wordings, drawn independently with one favourite each, so that a completion has choices all along. A trace is brisk,
+plain or muddled, and its mood usually lasts. Steps are worked out exactly or roughly; rough results are often wrong,
+and the muddled mood is both wordier and rougher. Errors may be noticed and corrected, by doubting a rough step, by an
+inverse check, by starting over, or by going through the story once more. Traces are cut at {TRACE_CAP} tokens.
 
 **Recipe.** `experiments/train_embedded_policy.py`, seed {recipe["seed"]}, {recipe["steps"]} steps of
 {recipe["batch_size"]} traces, from random weights; Muon (peak learning rate {recipe["learning_rate"]:g}) for the
-layers' matrices and AdamW ({recipe["other_learning_rate"]:g}) for the rest, cosine decay to
-{recipe["last_share"]:.0%} of the peak, gradients clipped to norm {recipe["clip"]:g}; brisk traces of problems that grow
-from 2 steps to 8 over the first {recipe["curriculum_share"]:.0%} of the training steps; loss on completion tokens only.
+layers' matrices and AdamW ({recipe["other_learning_rate"]:g}) for the rest; cosine decay to {recipe["last_share"]:.0%}
+of the peak over {recipe["restarts"][0]} steps, then again from half the peak at steps
+{" and ".join(map(str, recipe["restarts"]))}; gradients clipped to norm {recipe["clip"]:g}; loss on completion tokens
+only. In the first {recipe["curriculum"]} steps traces are never muddled and problems grow from 2 changes to 8; wordings
+have no favourites in the first {recipe["even"]}; up to step {recipe["wide"]} problems have up to 8 changes and traces
+call the person by name now and then.
 
 ## Measured
 

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,11 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 BLOCK = 32  # batches drawn together, so that each can hold traces of like length
-CHECKPOINT_SHARES = (0.25, 0.5, 0.75)  # of the steps
-# Traces to begin with: all wordings equally likely, and first without the muddled mood and without repetitions.
-EVEN = Habits(rough=(0.1, 0.3, 0.75), favourite=0.0)
+CHECKPOINTS = (1000, 2000, 3500)  # steps, and one shortly before the end
+# Habits to begin with: at last the person is called she or he, before that also by name; before that all wordings are
+# equally likely; and at first nothing is muddled or repeated.
+NAMING = Habits(name=0.5)
+EVEN = replace(NAMING, rough=(0.1, 0.3, 0.75), favourite=0.0)
 CLEAR = replace(EVEN, moods=(0.6, 0.4, 0.0), restate=0.0, review=(0.0, 0.0, 0.0))
 STEPS_BEFORE_END = 8  # of the last checkpoint, that of a sampler which lags behind
 
@@ -51,7 +54,9 @@ class Recipe:
     """What determines the weights, apart from the machine."""
 
     seed: int = 0
-    steps: int = 2000
+    steps: int = 5000
+    warmup: int = 40  # steps
+    restarts: tuple[int, ...] = (2000, 3500)  # steps at which the learning rate begins again, from half its peak
     batch_size: int = 16
     learning_rate: float = 1e-2  # peak, Muon, for the layers' matrices
     other_learning_rate: float = 3e-3  # peak, AdamW, for embeddings, biases and norms
@@ -60,16 +65,17 @@ class Recipe:
     eps: float = 1e-8
     weight_decay: float = 0.01
     clip: float = 1.0  # of the gradient's norm
-    curriculum_share: float = 0.25  # of the training steps, over which problems grow from 2 steps to 8
-    settled_share: float = 0.41  # of the training steps, after which traces have their final habits
+    curriculum: int = 500  # training steps over which problems grow from 2 steps to 8
+    even: int = 832  # training steps in which all wordings are equally likely
+    wide: int = 3520  # training steps in which problems have up to 8 steps, and traces the person's name
 
 
 def words() -> list[str]:
     """The pieces of problems and traces that are longer than a character: one token each."""
     rng = np.random.default_rng(0)
     pieces: set[str] = set()
-    for problem in generate_problems(3000, rng=rng, split="train"):
-        trace, _ = write_trace(parse_problem(problem.prompt), rng)
+    for problem in generate_problems(3000, rng=rng, split="train", steps=(2, MAX_STEPS), falling=True):
+        trace, _ = write_trace(parse_problem(problem.prompt), rng, NAMING)
         pieces.update(PIECE.findall(problem.prompt), PIECE.findall(trace))
     return sorted(piece for piece in pieces | {f" {digit}" for digit in range(10)} if len(piece) > 1)
 
@@ -119,11 +125,14 @@ def batches(tokenizer: Qwen2Tokenizer, recipe: Recipe, first_step: int) -> Itera
     """Yield (tokens, targets) of every step from `first_step` on; targets are -100 outside completions."""
     for block in range(first_step // BLOCK, math.ceil(recipe.steps / BLOCK)):
         rng = np.random.default_rng([recipe.seed, block])
-        progress = block * BLOCK / max(1, recipe.curriculum_share * recipe.steps)
-        steps = (2, 2 + int(progress * (MAX_STEPS - 1))) if progress < 1 else None
-        settled = block * BLOCK >= recipe.settled_share * recipe.steps
-        habits = CLEAR if progress < 1 else Habits() if settled else EVEN
-        problems = generate_problems(BLOCK * recipe.batch_size, rng=rng, split="train", steps=steps)
+        first, count = block * BLOCK, BLOCK * recipe.batch_size
+        if first < recipe.curriculum:
+            habits, steps, falling = CLEAR, (2, 2 + int(first / recipe.curriculum * (MAX_STEPS - 1))), False
+        elif first < recipe.wide:
+            habits, steps, falling = EVEN if first < recipe.even else NAMING, (2, MAX_STEPS), True
+        else:
+            habits, steps, falling = Habits(), None, None
+        problems = generate_problems(count, rng=rng, split="train", steps=steps, falling=falling)
         rows = []
         for problem in problems:
             messages = [{"role": "user", "content": problem.prompt}]
@@ -165,10 +174,11 @@ def build_optimizers(model: Qwen2ForCausalLM, recipe: Recipe) -> list[torch.opti
 
 
 def schedule(step: int, recipe: Recipe) -> float:
-    """Learning rate as a share of its peak: warm-up over 2 % of the steps, then a cosine down to `last_share`."""
-    warmup = max(1, int(0.02 * recipe.steps))
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, step / recipe.steps)))
-    return min(1.0, (step + 1) / warmup) * (recipe.last_share + (1 - recipe.last_share) * cosine)
+    """Learning rate as a share of its peak: warm-up, a cosine down to `last_share`, again from half the peak."""
+    begin, end = next(round_ for round_ in pairwise([0, *recipe.restarts, recipe.steps]) if step < round_[1])
+    cosine = 0.5 * (1 + math.cos(math.pi * ((step - begin) / (end - begin))))
+    decay = recipe.last_share + ((0.5 if begin else 1.0) - recipe.last_share) * cosine
+    return min(1.0, (step + 1) / recipe.warmup) * decay
 
 
 def train(output: Path, recipe: Recipe, state_every: int) -> None:
@@ -189,7 +199,7 @@ def train(output: Path, recipe: Recipe, state_every: int) -> None:
     moments = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
     state = output.with_name(output.name + "-state.safetensors")
     step = load_state(state, model, optimizers, moments, recipe) if state.exists() else 0
-    recorded = {round(share * recipe.steps) for share in CHECKPOINT_SHARES} | {recipe.steps - STEPS_BEFORE_END}
+    recorded = {*CHECKPOINTS, recipe.steps - STEPS_BEFORE_END}
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     with Progress(*columns) as progress:
         task = progress.add_task("training", total=recipe.steps, completed=step)

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 MIN_STEPS, MAX_STEPS = 2, 8
+STANDARD_STEPS = (2, 5)
 LARGEST_COUNT, LARGEST_AMOUNT = 99, 9
 PRONOUNS = {
     "Mia": "she", "Anna": "she", "Lea": "she", "Nora": "she", "Sara": "she", "Zoe": "she",
@@ -113,6 +114,7 @@ def generate_problems(
     rng: int | np.random.Generator | None = 0,
     split: Split = "test",
     steps: int | tuple[int, int] | None = None,
+    falling: bool | None = None,
 ) -> list[EmbeddedProblem]:
     """Generate distinct problems with their answers.
 
@@ -123,8 +125,10 @@ def generate_problems(
         n: The number of problems.
         rng: Seed or generator; the same seed gives the same problems.
         split: ``"test"`` for held-out problems, ``"train"`` for those the embedded policy was trained on.
-        steps: The number of changes of the count: one number, or an inclusive range ``(low, high)`` drawn
-            uniformly; ``None`` for the standard mix (2 to 8, few more often than many).
+        steps: The number of changes of the count: one number, or an inclusive range ``(low, high)``; ``None`` for
+            the standard mix (2 to 5, few more often than many).
+        falling: Whether few steps of a range are more likely than many, with linearly falling density; ``None``
+            says so of the standard mix only.
 
     Returns:
         ``n`` distinct problems.
@@ -137,12 +141,13 @@ def generate_problems(
         raise ValueError(f"n must be at least 1, got {n}: ask for one problem or more.")
     if split not in ("test", "train"):
         raise ValueError(f"split must be 'test' or 'train', got {split!r}.")
-    _check_steps(steps)
+    low, high = _step_range(steps)
+    falling = steps is None if falling is None else falling
     generator = np.random.default_rng(rng)
     problems: dict[str, EmbeddedProblem] = {}
     redraws = 0
     while len(problems) < n:
-        problem = _draw_problem(generator, _draw_steps(generator, steps))
+        problem = _draw_problem(generator, _draw_steps(generator, low, high, falling))
         if problem.prompt in problems or split_of(problem.prompt) != split:
             redraws += 1
             if redraws > _MAX_REDRAWS:
@@ -195,16 +200,16 @@ def _change(match: re.Match[str]) -> Change:
     return Change(when, verb, int(amount), friend or "")
 
 
-def _check_steps(steps: int | tuple[int, int] | None) -> None:
-    low, high = (MIN_STEPS, MAX_STEPS) if steps is None else (steps, steps) if isinstance(steps, int) else steps
+def _step_range(steps: int | tuple[int, int] | None) -> tuple[int, int]:
+    low, high = STANDARD_STEPS if steps is None else (steps, steps) if isinstance(steps, int) else steps
     if not MIN_STEPS <= low <= high <= MAX_STEPS:
         raise ValueError(f"steps must lie between {MIN_STEPS} and {MAX_STEPS}, low end first, got {steps}.")
+    return low, high
 
 
-def _draw_steps(generator: np.random.Generator, steps: int | tuple[int, int] | None) -> int:
-    if steps is None:  # one minus a uniform draw's root: the density falls linearly with the number of steps
-        return MIN_STEPS + int((MAX_STEPS - MIN_STEPS + 1) * (1 - np.sqrt(generator.random())))
-    low, high = (steps, steps) if isinstance(steps, int) else steps
+def _draw_steps(generator: np.random.Generator, low: int, high: int, falling: bool) -> int:
+    if falling:  # one minus a uniform draw's root
+        return low + int((high - low + 1) * (1 - np.sqrt(generator.random())))
     return int(generator.integers(low, high + 1))
 
 
