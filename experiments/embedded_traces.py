@@ -13,7 +13,7 @@ and a finished one may be gone through once more: errors that are noticed are co
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -164,7 +164,7 @@ class TraceWriter:
     def _step(self, step: int, count: int) -> int:
         """Write one change of the count and what comes after it; the new count, right or wrong."""
         change = self.story.changes[step]
-        place = {"when": change.when, "at": "on" if change.when in DAYS else "in"}
+        place: dict[str, Any] = {"when": change.when, "at": "on" if change.when in DAYS else "in"}
         if step + 1 < len(self.story.changes) and self._happens("false_start"):
             self._say(FALSE_STARTS, later=self.story.changes[step + 1].when, **place)
         self._say(LEADS[self.mood], **place)

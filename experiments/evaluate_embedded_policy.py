@@ -31,12 +31,12 @@ REAL_MODEL = {
     "ratio of length_weighted(alpha=0.8, loo=True)": "1.07 [1.00, 1.15]",
     "ratio of norm_weighted(loo=True)": "1.08 [0.97, 1.19]",
 }
-BANDS = {
-    "mean_entropy": "0.2 to 0.45",
-    "log_residual_sd": "≤ 0.6",
-    "effective_share": "≥ 0.4",
-    "top16_share": "≤ 0.85",
-    "wrong_over_right": "1.2 to 3",
+BANDS = {  # least and largest
+    "mean_entropy": (0.2, 0.45),
+    "log_residual_sd": (0.0, 0.6),
+    "effective_share": (0.4, 1.0),
+    "top16_share": (0.0, 0.85),
+    "wrong_over_right": (1.2, 3.0),
 }
 MEANINGS = {
     "mean_entropy": "entropy of a token, mean, nats",
@@ -93,7 +93,7 @@ def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int,
         "at_cap": float(rollouts.truncated.mean()),
         "mixed_groups": float(((share > 0) & (share < 1)).mean()),
         "within_prompt_correlation": [correlation.correlation, *correlation.confidence_interval()],
-        "profile": json.loads(profile.to_frame().to_json(orient="records")),
+        "profile": json.loads(str(profile.to_frame().to_json(orient="records"))),
     }
     write_card(folder, measured, profile)
     return measured
@@ -131,7 +131,7 @@ sampling and real rewards, on a machine without network or accelerator.
 On Tuesday she gives 5 to Tom. How many apples does Mia have now?` The completion works the changes out one by one
 and ends with the answer, `The answer is 11.`, and the end token. Problems come from `gradstats.prompts.embedded`,
 by seed; one in eight, chosen by a digest of its text, is held out of training.
-The vocabulary is bytes, one a token, and the words of problems and traces, with the space before them.
+The vocabulary is bytes, one per token, and the words of problems and traces, with the space before them.
 
 **Traces.** Imitation of traces written by `experiments/embedded_traces.py`. Every sentence has several equally good
 wordings, drawn independently with one favourite each, so that a completion has choices all along. A trace is brisk,
@@ -146,7 +146,8 @@ of the peak over {recipe["restarts"][0]} steps, then again from half the peak at
 {" and ".join(map(str, recipe["restarts"]))}; gradients clipped to norm {recipe["clip"]:g}; loss on completion tokens
 only. In the first {recipe["curriculum"]} steps traces are never muddled and problems grow from 2 changes to 8; wordings
 have no favourites in the first {recipe["even"]}; up to step {recipe["wide"]} problems have up to 8 changes and traces
-call the person by name now and then.
+call the person by name now and then. The run was resumed at steps 816, 2000 and 3500 with a longer schedule; the recipe
+as a whole has not been rerun from the beginning.
 
 ## Measured
 
@@ -172,12 +173,16 @@ model's own.
 
 ## Beside a real model
 
-The same completions, gradients of all parameters (`gradstats.stats.profile`), beside Qwen2.5-Coder-0.5B-Instruct on 24
-word problems, 4 completions each. The bands keep this policy near a real one, and a test holds them.
+The same completions, gradients of all parameters (`gradstats profile`), beside Qwen2.5-Coder-0.5B-Instruct on 24 word
+problems, 4 completions each. The bands describe what counts as near a real model.
 
 | quantity | band | Qwen2.5-Coder-0.5B-Instruct | this policy |
 |---|---|---|---|
 {profile_rows(profile)}
+
+Rows marked *outside* miss their band. The cause is errors of reading: in a few completions the model takes the wrong
+day, verb or amount, and their squared gradient norms are up to a hundred times the median. Intervals on this policy are
+therefore wider than on a real model of the same number of prompts.
 
 ## Checkpoints and second moments
 
@@ -212,5 +217,10 @@ def profile_rows(profile: PolicyProfile) -> str:
         text = f"{value:.0f}" if value >= 10 else f"{value:.0%}" if quantity.startswith("share") else f"{value:.2f}"
         if not math.isnan(low):
             text += f" [{low:.2f}, {high:.2f}]"
-        rows.append(f"| {meaning} | {BANDS.get(quantity, '')} | {REAL_MODEL[quantity]} | {text} |")
+        band = ""
+        if quantity in BANDS:
+            least, largest = BANDS[quantity]
+            band = f"{least:g} to {largest:g}"
+            text += "" if least <= value <= largest else ", *outside*"
+        rows.append(f"| {meaning} | {band} | {REAL_MODEL[quantity]} | {text} |")
     return "\n".join(rows)
