@@ -181,8 +181,8 @@ problems, 4 completions each. The bands describe what counts as near a real mode
 {profile_rows(profile)}
 
 Rows marked *outside* miss their band. The cause is errors of reading: in a few completions the model takes the wrong
-day, verb or amount, and their squared gradient norms are up to a hundred times the median. Intervals on this policy are
-therefore wider than on a real model of the same number of prompts.
+day, verb or amount, and these dominate the sum of squared norms. Intervals on this policy are therefore wider than on a
+real model with the same number of prompts.
 
 ## Checkpoints and second moments
 
