@@ -14,6 +14,7 @@ from gradstats.runs.loading import experiment_problems
 from gradstats.runs.measuring_step import measure_shards
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import sample_shards
+from gradstats.runs.validate import check_names
 from gradstats.system.files import remove_path
 
 
@@ -31,6 +32,7 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
     Returns:
         The results and the paths of what was written.
     """
+    check_names(experiment)
     run = RunDirectory.open(path, experiment)
     sample_shards(run, progress)
     measure_shards(run, progress)
