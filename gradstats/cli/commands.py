@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from gradstats.cli.reporting import figures, report
 from gradstats.cli.running import measure, regrade, run, sample
 from gradstats.cli.statistics import alpha, group_size, length_reward, plan, shift, tokens, variance
 
+_STDOUT = 1  # file descriptor
 _SUMMARY = "Measure the variance of policy gradients of reasoning language models."
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -50,11 +52,24 @@ def main() -> None:
     try:
         with terminal.warnings_as_notes():
             tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="gradstats", description=_SUMMARY, registry=REGISTRY)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         terminal.fail("interrupted; what was finished is kept, and the same command resumes from there")
         sys.exit(130)
     except EXPECTED as error:
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            sys.exit(0)
         if os.environ.get("GRADSTATS_TRACEBACK"):
             raise
         terminal.fail(str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error))
         sys.exit(1)
+
+
+def _reader_left() -> bool:
+    """Whether standard output is a closed pipe, as after ``| head``; what is left to write is then dropped."""
+    poll = select.poll()
+    poll.register(_STDOUT, select.POLLOUT)
+    left = any(event & select.POLLERR for _, event in poll.poll(0))
+    if left:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)  # Python flushes once more when it exits
+    return left

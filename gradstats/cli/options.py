@@ -90,5 +90,9 @@ def _group_sizes(words: list[str]) -> int | list[int] | None:
     """One size, several, or None for all completions of a prompt."""
     if words in ([], ["None"]):
         return None
-    sizes = [int(word) for word in words]
+    try:
+        sizes = [int(word) for word in words]
+    except ValueError:
+        wrong = " ".join(words)
+        raise ValueError(f"{wrong!r} must be one integer, several, or None for all completions of a prompt") from None
     return sizes[0] if len(sizes) == 1 else sizes

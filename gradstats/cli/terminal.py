@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rich import box
 from rich.console import Console
@@ -21,15 +21,42 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gradstats.config.experiment import Experiment
+    from gradstats.policy.policy import Policy
     from gradstats.report.tables import Table as PaperTable
     from gradstats.rollouts.table import Rollouts
     from gradstats.runs.analysis import RunResult
     from gradstats.runs.cost import CostEstimate
+    from gradstats.stats import AlphaReport, LengthScalingFit
+    from gradstats.stats.tokens.proxy_quality import ProxyQuality
 
 _WIDE = 100  # columns; labels are broken into lines on a narrower terminal
 
-console = Console(highlight=False, soft_wrap=True)
+
+class _PipedConsole(Console):
+    """A console that leaves it to the command to end where the reader of a pipe has closed it."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the BrokenPipeError that is being handled; rich would end with exit code 1."""
+        raise
+
+
+console = _PipedConsole(highlight=False, soft_wrap=True)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@runtime_checkable
+class Answer(Protocol):
+    """The answer to a question of one command: a row and a sentence, at a confidence level where it has an interval."""
+
+    @property
+    def to_frame(self) -> Callable[..., pd.DataFrame]:
+        """The method that gives one row."""
+        ...
+
+    @property
+    def sentence(self) -> Callable[..., str]:
+        """The method that gives the answer in words."""
+        ...
 
 
 def fail(message: str) -> None:
@@ -78,7 +105,7 @@ def show_run(result: RunResult) -> None:
         console.print(f"  {path}")
 
 
-def show_alpha(fit: Any, low: float, high: float, confidence_level: float) -> None:
+def show_alpha(fit: LengthScalingFit, low: float, high: float, confidence_level: float) -> None:
     """α with its interval, in one line."""
     console.print(
         f"[bold]α = {fit.alpha:.4f}[/]  stderr {fit.alpha_stderr:.3f}  "
@@ -88,7 +115,7 @@ def show_alpha(fit: Any, low: float, high: float, confidence_level: float) -> No
     )
 
 
-def show_alpha_report(report: Any, by_block: bool = True) -> None:
+def show_alpha_report(report: AlphaReport, by_block: bool = True) -> None:
     """α with its interval, the sentences to read beside it, and α of each block of parameters on request."""
     show_alpha(report.fit, report.low, report.high, report.confidence_level)
     for sentence in report.sentences():
@@ -102,7 +129,7 @@ def show_alpha_report(report: Any, by_block: bool = True) -> None:
         console.print(table)
 
 
-def show_answer(answer: Any, as_json: bool, confidence_level: float | None = None) -> None:
+def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = None) -> None:
     """A question's answer: its sentence, or its row as JSON."""
     level = () if confidence_level is None else (confidence_level,)
     if as_json:
@@ -140,7 +167,7 @@ def show_variance(frame: pd.DataFrame) -> None:
         )
 
 
-def show_tokens(quality: Any, confidence_level: float = 0.95) -> None:
+def show_tokens(quality: ProxyQuality, confidence_level: float = 0.95) -> None:
     """Proxies of token energies, and how energy is spread over tokens."""
     frame = quality.to_frame(confidence_level)
     title = (
@@ -229,7 +256,7 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
     console.print("times are extrapolated from a probe of a few tokens on this machine; nothing was written")
 
 
-def show_check(frame: pd.DataFrame, policy: Any) -> None:
+def show_check(frame: pd.DataFrame, policy: Policy) -> None:
     """The check of the gradient engines: one line per comparison, remarks, and the verdict."""
     title = f"{policy.name} on {policy.device}: relative deviations of ‖S‖²"
     table = Table(title=escape(title), title_justify="left")
@@ -273,6 +300,8 @@ def _columns(what: str) -> dict[str, list[str]]:
         from gradstats import estimators
 
         table = estimators.table()
+        if console.width < _WIDE:  # all columns would have seven characters each
+            table = table[["name", "baseline", "bias", "source"]]
         return {str(column): [str(cell) for cell in table[column]] for column in table}
     if what == "data":
         from gradstats import data

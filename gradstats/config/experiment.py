@@ -67,7 +67,20 @@ def load_experiment(name_or_path: str | os.PathLike[str], overrides: Sequence[st
         ValueError: when the file is not YAML, or a setting is unknown, missing, of a wrong type or out of range: one
             sentence for each.
     """
-    path = _find(os.fspath(name_or_path))
+    return read_experiment(_find(os.fspath(name_or_path)), overrides)
+
+
+def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read the experiment file at a path.
+
+    Args:
+        path: the file.
+        overrides: settings to change, as ``"prompts.n=60"``, see :func:`with_settings`.
+
+    Raises:
+        ValueError: when the file is not YAML, or a setting is unknown, missing, of a wrong type or out of range: one
+            sentence for each.
+    """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

@@ -95,7 +95,7 @@ class Section(BaseModel):
 
     @classmethod
     def _remedy(cls, name: str) -> str:
-        """What a field's declaration allows, as ``"it must be an integer of at least 1, or None (its help)"``."""
+        """What a field's declaration allows, as ``"it must be an integer of at least 1, or None (what it is)"``."""
         field = cls.model_fields[name]
         members = _members(field.annotation)
         if get_origin(members[0]) is Literal:
@@ -104,7 +104,8 @@ class Section(BaseModel):
         if NoneType in members:
             allowed.append("None")
         either = f"{', '.join(allowed[:-1])}{', or ' if allowed[1:] else ''}{allowed[-1]}"
-        return f"it must be {either} ({(field.description or name).removesuffix('.')})"
+        meaning = (field.description or name).partition(". ")[0].removesuffix(".")
+        return f"it must be {either} ({meaning})"
 
 
 def _plain(value: object) -> object:

@@ -13,7 +13,6 @@ from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
-from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.progress import ProgressReport, progress_bar
 from gradstats.system.shards import Shards, digest
@@ -23,7 +22,7 @@ SHARD_SIZE = 64
 
 
 def measure(
-    policy: Policy | Any,
+    policy: object,
     rollouts: Rollouts,
     *,
     engine: str = "auto",
@@ -32,7 +31,7 @@ def measure(
     sketch_dim: int | None = 16384,
     sketch_seed: int = 0,
     token_weights: TokenWeights | None = None,
-    reference_policy: Policy | Any | None = None,
+    reference_policy: object = None,
     token_probes: int = 0,
     token_exact: int | float = 0,
     token_seed: int = 0,

@@ -53,11 +53,11 @@ class MeasuringSession:
     @classmethod
     def open(
         cls,
-        policy: Policy | Any,
+        policy: object,
         rollouts: Rollouts,
         section: MeasurementSection,
         *,
-        reference_policy: Policy | Any | None = None,
+        reference_policy: object = None,
     ) -> MeasuringSession:
         """Resolve the settings and run the self-check on two of the rollouts.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 
 from gradstats.prompts.columns import ColumnMapping
@@ -87,18 +89,15 @@ def _column_settings(settings: Settings, name: str, others: tuple[str, ...]) -> 
     """Split the settings of a source into its column mapping and the others."""
     settings = {key: value for key, value in settings.items() if value is not None}
     like = settings.pop("like", None)
-    for setting in settings:
-        if setting not in _COLUMNS + others:
-            known = [*_COLUMNS, "like", *others]
-            near = get_close_matches(setting, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-            raise ValueError(f"{name} has no setting {setting!r}: {hint}")
+    _refuse_unknown(settings, (*_COLUMNS, "like", *others), name)
     settings = (columns_like(like) if like is not None else {}) | settings
     mapping = ColumnMapping(**{key: value for key, value in settings.items() if key in _COLUMNS})
     return mapping, {key: value for key, value in settings.items() if key in others}
 
 
 def _embedded(n: int, seed: int, settings: Settings) -> list[Problem]:
+    known = [name for name in signature(generate_problems).parameters if name not in ("n", "rng")]
+    _refuse_unknown(settings, known, "embedded")
     try:
         generated = generate_problems(n, rng=seed, **settings)
     except TypeError as error:
@@ -107,6 +106,15 @@ def _embedded(n: int, seed: int, settings: Settings) -> list[Problem]:
         Problem(item.prompt_id, item.prompt, item.answer, "embedded", {"difficulty": item.difficulty})
         for item in generated
     ]
+
+
+def _refuse_unknown(settings: Settings, known: Sequence[str], name: str) -> None:
+    """Refuse the settings that a source does not have, with the nearest that it has."""
+    for setting in settings:
+        if setting not in known:
+            near = get_close_matches(setting, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise ValueError(f"{name} has no setting {setting!r}: {hint}")
 
 
 def _required(n: int | None, name: str) -> int:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 import pandas as pd
-import yaml
 
-from gradstats.config.experiment import Experiment, FiguresSection
+from gradstats.config.experiment import FiguresSection, read_experiment
 from gradstats.report.saved_tokens import SavedTokens, read_tokens
 from gradstats.stats import LengthScalingFit, fit_length_scaling
 
@@ -104,28 +103,12 @@ class SavedResults:
     @cached_property
     def fit(self) -> LengthScalingFit | None:
         """The length-scaling fit of the saved points."""
-        if self.points is None or self.alpha is None:
-            return None
-        return fit_length_scaling(
-            lengths=self.points["length"],
-            sq_norms=self.points["sq_norm"],
-            groups=self.points["prompt_id"],
-            method=self.alpha.get("method", "ols"),
-            truncated=self.points.get("truncated"),
-        )
+        return self._fit_of("sq_norm")
 
     @cached_property
     def energy_fit(self) -> LengthScalingFit | None:
         """The length-scaling fit of the summed token energies, where they were measured."""
-        if self.points is None or self.alpha is None or "energy" not in self.points:
-            return None
-        return fit_length_scaling(
-            lengths=self.points["length"],
-            sq_norms=self.points["energy"],
-            groups=self.points["prompt_id"],
-            method=self.alpha.get("method", "ols"),
-            truncated=self.points.get("truncated"),
-        )
+        return self._fit_of("energy")
 
     @property
     def by_block(self) -> pd.DataFrame | None:
@@ -145,6 +128,18 @@ class SavedResults:
         prefix = "figures."
         entries = {key.removeprefix(prefix): value for key, value in self.settings.items() if key.startswith(prefix)}
         return FiguresSection.model_validate(entries)
+
+    def _fit_of(self, column: str) -> LengthScalingFit | None:
+        """The length-scaling fit of a column of the points; None where it, or α, was not written."""
+        if self.points is None or self.alpha is None or column not in self.points:
+            return None
+        return fit_length_scaling(
+            lengths=self.points["length"],
+            sq_norms=self.points[column],
+            groups=self.points["prompt_id"],
+            method=self.alpha.get("method", "ols"),
+            truncated=self.points.get("truncated"),
+        )
 
 
 def read_results(path: str | os.PathLike[str]) -> SavedResults:
@@ -225,7 +220,7 @@ def _setting(key: str, value: object) -> str:
 def _settings(path: Path) -> dict[str, object]:
     if not path.exists():
         return {}
-    experiment = Experiment.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    experiment = read_experiment(path)
     flat: dict[str, object] = {}
     for section, entries in experiment.model_dump().items():
         if isinstance(entries, dict):

@@ -23,6 +23,7 @@ from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.loading import sampling_plan
 from gradstats.runs.revisions import resolve_revisions
+from gradstats.runs.validate import check_names
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.transformers_sampler import generate
@@ -69,6 +70,7 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
     Raises:
         ValueError, OSError, ImportError: as the run itself would, for wrong settings or missing weights.
     """
+    check_names(experiment)
     plan = sampling_plan(experiment, resolve_revisions(experiment))
     policy = plan.policy
     cap = plan.settings.max_new_tokens

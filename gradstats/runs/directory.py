@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Iterator
@@ -10,9 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from gradstats.config.experiment import Experiment
+from gradstats.config.experiment import Experiment, read_experiment
 from gradstats.measurement.measurement import Measurement
 from gradstats.rollouts.table import token_sources
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
@@ -66,7 +65,7 @@ class RunDirectory:
         grows = False
         # Before the first shard nothing depends on the settings: a wrong path may be corrected in place.
         if previous.exists() and any((path / "rollouts").glob("*.parquet")):
-            before = Experiment.model_validate(yaml.safe_load(previous.read_text(encoding="utf-8"))).settled_settings()
+            before = read_experiment(previous).settled_settings()
             for name, value in experiment.settled_settings().items():
                 if before.get(name) == value:
                     continue
@@ -106,7 +105,7 @@ class RunDirectory:
     def read_manifest(self) -> dict[str, Any]:
         """The manifest so far; empty before the first is written."""
         manifest = self.path / "manifest.json"
-        return yaml.safe_load(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+        return json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
-from gradstats.config.experiment import Experiment
+from gradstats.config.experiment import Experiment, read_experiment
 from gradstats.rollouts.grading_counts import warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse
@@ -16,6 +14,7 @@ from gradstats.runs.loading import experiment_problems
 from gradstats.runs.measuring_step import measure_shards
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import sample_shards
+from gradstats.runs.validate import check_names
 from gradstats.system.files import remove_path
 
 
@@ -33,6 +32,7 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
     Returns:
         The results and the paths of what was written.
     """
+    check_names(experiment)
     run = RunDirectory.open(path, experiment)
     sample_shards(run, progress)
     measure_shards(run, progress)
@@ -61,7 +61,7 @@ def regrade_run(path: Path, reward: RewardSetting = None, *, progress: bool = Tr
     if not previous.exists():
         raise FileNotFoundError(f"{path} is not a run directory: it holds no experiment.yaml")
     finish_regrading(path)
-    experiment = Experiment.model_validate(yaml.safe_load(previous.read_text(encoding="utf-8")))
+    experiment = read_experiment(previous)
     sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
     run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
     run.timings = dict(run.read_manifest().get("timings", {}))

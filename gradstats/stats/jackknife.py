@@ -10,6 +10,17 @@ from jaxtyping import Float
 from scipy import stats
 
 
+def require_level(confidence_level: float) -> float:
+    """The confidence level, if it is one.
+
+    Raises:
+        ValueError: for a level outside (0, 1).
+    """
+    if not 0.0 < confidence_level < 1.0:
+        raise ValueError(f"confidence_level={confidence_level:g} must lie between 0 and 1, for example 0.95")
+    return confidence_level
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A number with a standard error, on the scale where its distribution is closest to a Student's.
@@ -27,8 +38,13 @@ class Estimate:
     degrees: float
 
     def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
-        """The interval ``(low, high)``; NaN where the standard error is."""
-        margin = float(stats.t.ppf(0.5 + confidence_level / 2.0, self.degrees)) * self.stderr
+        """The interval ``(low, high)``; NaN where the standard error is.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        level = require_level(confidence_level)
+        margin = float(stats.t.ppf(0.5 + level / 2.0, self.degrees)) * self.stderr
         if self.scale == "raw":
             return self.value - margin, self.value + margin
         if not self.value > 0:

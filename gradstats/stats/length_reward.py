@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from gradstats.estimators import Batch
+from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts
 
 
@@ -33,7 +35,8 @@ class LengthRewardCorrelation:
 
     def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
         """The interval, symmetric on Fisher's scale."""
-        margin = float(stats.t.ppf(0.5 + confidence_level / 2.0, max(self.n_prompts - 1, 1))) * self.stderr
+        level = require_level(confidence_level)
+        margin = float(stats.t.ppf(0.5 + level / 2.0, max(self.n_prompts - 1, 1))) * self.stderr
         centre = np.arctanh(self.correlation)
         return float(np.tanh(centre - margin)), float(np.tanh(centre + margin))
 
@@ -52,6 +55,12 @@ class LengthRewardCorrelation:
     def sentence(self, confidence_level: float = 0.95) -> str:
         """The answer in words."""
         low, high = self.confidence_interval(confidence_level)
+        if math.isnan(self.correlation):
+            prompts = "1 prompt has" if self.n_prompts == 1 else f"{self.n_prompts} prompts have"
+            return (
+                f"The correlation of length and reward within prompts cannot be estimated: only {prompts} completions "
+                "that differ in both."
+            )
         estimate = (
             f"the correlation of length and reward within prompts is {self.correlation:.2f} [{low:.2f}, {high:.2f}]"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -74,3 +75,23 @@ def test_tracebacks_on_request(monkeypatch, capsys):
     monkeypatch.setenv("GRADSTATS_TRACEBACK", "1")
     with pytest.raises(FileNotFoundError):
         run(monkeypatch, capsys, "alpha", "absent.csv")
+
+
+@pytest.mark.parametrize("what", ["estimators", "schema"])
+def test_a_reader_that_has_seen_enough_is_not_an_error(what):
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = f"import sys; sys.argv = ['gradstats', 'list', '{what}']; from gradstats.cli.commands import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, check=False, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_broken_pipe_is_an_error(monkeypatch, capsys):
+    def worker_died(*_args, **_options):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("gradstats.config.experiment.load_experiment", worker_died)
+    code, _, err = run(monkeypatch, capsys, "run", "embedded")
+    assert code == 1
+    assert "Broken pipe" in err

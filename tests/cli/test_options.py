@@ -77,3 +77,14 @@ def test_a_policy_takes_each_setting_from_one_place():
         policy_section("p", words, temperature=0.6)
     with pytest.raises(ValueError, match="the policy has no setting 'temperatur': did you mean 'temperature'"):
         policy_section("p", ("temperatur=1",))
+
+
+@pytest.mark.parametrize("words", [("x",), ("2", "x")])
+def test_group_sizes_that_are_not_integers_are_explained(capsys, words):
+    with pytest.raises(SystemExit):
+        parse(VarianceSection, "--group-size", *words)
+    printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    sentence = (
+        f"--group-size: '{' '.join(words)}' must be one integer, several, or None for all completions of a prompt"
+    )
+    assert sentence in printed

@@ -192,3 +192,10 @@ def test_lists_have_a_row_for_each_name(printed):
     for what, names in (("estimators", estimators.names()), ("rewards", REWARDS), ("data", ["gloeckle2026"])):
         text = printed(terminal.show_list, what, width=400)
         assert all(name in text for name in names), what
+
+
+def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
+    heading = "┃ name", "┃ baseline", "┃ bias", "┃ source", "┃ scale", "┃ aggregation"
+    wide, narrow = (printed(terminal.show_list, "estimators", width=width) for width in (400, 80))
+    assert [column in wide for column in heading] == [True] * 6
+    assert [column in narrow for column in heading] == [True] * 4 + [False] * 2

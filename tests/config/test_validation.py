@@ -40,7 +40,12 @@ from gradstats.config.validation import WrongSettingsError
         (MeasurementSection, {"memory_gib": -1}, "memory_gib is -1: it must be a number above 0, or None (most memory"),
         (MeasurementSection, {"token_exact": 1.0}, "token_exact is 1.0, neither a share below 1 nor a whole number"),
         (MeasurementSection, {"token_exact": 2.5}, "token_exact is 2.5: give a number of tokens, or a share"),
-        (VarianceSection, {"group_size": [2, 0]}, "group_size is [2, 0]: it must be an integer of at least 1, a list"),
+        (
+            VarianceSection,
+            {"group_size": [2, 0]},
+            "group_size is [2, 0]: it must be an integer of at least 1, a list with each entry an integer of at "
+            "least 1, or None (completions per group, one size or several; all of a prompt by default)",
+        ),
         (VarianceSection, {"confidence_level": 1.0}, "confidence_level is 1.0: it must be a number in (0, 1) (level"),
         (FiguresSection, {"column": "x"}, "column is 'x': choose one of half, full (or None)"),
         (FiguresSection, {"formats": ["x"]}, "formats is ['x']: it must be a list with each entry one of pdf, svg, "),
@@ -50,6 +55,7 @@ def test_a_wrong_setting_is_one_sentence(section, settings, message):
     with pytest.raises(WrongSettingsError) as caught:
         section(**settings)
     assert str(caught.value).startswith(message)
+    assert "Single tokens" not in str(caught.value)  # only the first sentence of a description
     assert not isinstance(caught.value, ValidationError)
     assert "\n" not in str(caught.value)
 

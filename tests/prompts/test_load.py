@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -114,8 +115,9 @@ def test_embedded_problems_are_seeded():
     assert problems == load_prompts("embedded", 30, rng=4)
     assert len({problem.prompt_id for problem in problems}) == 30
     assert {problem.reward for problem in problems} == {"embedded"}
-    with pytest.raises(ValueError, match="the embedded problems do not accept the settings"):
-        load_prompts("embedded", 3, colour="red")
+    for wrong, hint in (("seeed", "it has split, steps, falling"), ("step", "did you mean 'steps'?")):
+        with pytest.raises(ValueError, match=f"^{re.escape(f'embedded has no setting {wrong!r}: {hint}')}$"):
+            load_prompts("embedded", 3, **{wrong: 1})
 
 
 def test_missing_extras_are_named(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from saved_runs import save_run
@@ -104,4 +105,13 @@ def test_a_broken_file_is_named(tmp_path, name, message):
     folder = save_run(tmp_path / "run")
     (folder / name).write_text("")
     with pytest.raises(ValueError, match=message):
+        read_results(folder)
+
+
+def test_a_wrong_setting_is_reported_with_its_file(tmp_path):
+    folder = save_run(tmp_path / "run")
+    path = folder / "experiment.yaml"
+    path.write_text(path.read_text() + "\ncolour: red\n")
+    message = f"the experiment file {path} has wrong settings: an experiment has no setting 'colour': it has name, "
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         read_results(folder)

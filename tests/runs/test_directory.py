@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
 import yaml
 
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.pipeline import regrade_run, run_experiment
 
 
 def test_leftovers_of_a_killed_writer_are_removed_not_read(experiment, finished, tmp_path):
@@ -68,3 +69,14 @@ def test_a_manifest_that_has_not_been_written_is_empty(experiment, finished, tmp
     run = RunDirectory.open(tmp_path / "run", experiment)
     assert run.read_manifest() == {}
     assert RunDirectory.open(finished.run.path, experiment).timings == finished.run.read_manifest()["timings"]
+
+
+@pytest.mark.parametrize("call", ["open", "regrade"])
+def test_a_wrong_setting_of_an_earlier_run_is_reported_with_its_file(experiment, tmp_path, call):
+    run = RunDirectory.open(tmp_path / "run", experiment)
+    (run.rollouts / "shard-00000.parquet").touch()
+    path = run.path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(experiment.model_dump() | {"prompts": {"n": 0}}))
+    message = f"the experiment file {path} has wrong settings: prompts.source is missing"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        RunDirectory.open(run.path, experiment) if call == "open" else regrade_run(run.path, progress=False)

@@ -56,3 +56,9 @@ def test_log_scale_interval_is_symmetric_in_logs():
 def test_what_has_no_logarithm_has_no_interval():
     assert np.isnan(mean_of(-X).estimate("log").stderr)
     assert np.isnan(Estimate(0.0, 0.0, "log", 5.0).confidence_interval()).all()
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 2.0, -0.5, np.nan])
+def test_a_level_that_is_not_a_probability_is_refused(level):
+    with pytest.raises(ValueError, match=f"^confidence_level={level:g} must lie between 0 and 1, for example 0.95$"):
+        mean_of(X).estimate().confidence_interval(level)

@@ -40,3 +40,18 @@ def test_the_sentence_states_the_direction_only_where_it_is_resolved():
     assert length_reward_correlation(batch).sentence().startswith("Longer answers to a prompt are less often right")
     unrelated = batch.with_fields(rewards=np.random.default_rng(0).permutation(batch.rewards))
     assert length_reward_correlation(unrelated).sentence().startswith("No correlation of length and reward")
+
+
+def test_a_correlation_that_cannot_be_estimated_is_said_to_be_so():
+    with pytest.warns(UserWarning, match="sample more prompts"):
+        result = length_reward_correlation(lengths=[1, 2, 3, 4], rewards=[1, 0, 0, 0], groups=[0, 0, 1, 1])
+    assert result.sentence() == (
+        "The correlation of length and reward within prompts cannot be estimated: only 1 prompt has completions that "
+        "differ in both."
+    )
+
+
+def test_the_level_of_its_interval_must_be_a_probability():
+    batch, _ = correlated_batch()
+    with pytest.raises(ValueError, match="^confidence_level=2 must lie between 0 and 1"):
+        length_reward_correlation(batch).sentence(2.0)

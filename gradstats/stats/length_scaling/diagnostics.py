@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from gradstats.stats.jackknife import require_level
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.regression import least_squares
 from gradstats.stats.length_scaling.regression_lines import RegressionLine
@@ -31,7 +32,7 @@ class CurvatureTest:
 
     def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
         """The interval of the curvature."""
-        margin = float(stats.t.ppf(0.5 + confidence_level / 2.0, self.degrees)) * self.stderr
+        margin = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees)) * self.stderr
         return self.curvature - margin, self.curvature + margin
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
+from gradstats.stats.jackknife import require_level
 from gradstats.stats.length_scaling.poisson_line import poisson_line
 from gradstats.stats.length_scaling.regression_lines import (
     RegressionLine,
@@ -99,7 +100,7 @@ class LengthScalingFit:
         Raises:
             ValueError: for a method this fit does not offer, or a level outside (0, 1).
         """
-        level = _checked_level(confidence_level)
+        level = require_level(confidence_level)
         by = self._offered(method, self.line.intervals)
         low, high = self.line.slope_interval(level, by, n_resamples, np.random.default_rng(rng))
         return low / 2.0, high / 2.0
@@ -125,7 +126,7 @@ class LengthScalingFit:
         at = np.atleast_1d(np.asarray(lengths, dtype=float))
         if not np.all(at > 0):
             raise ValueError("lengths must be positive token counts")
-        value, low, high = self.line.band(np.log(at), _checked_level(confidence_level), by)
+        value, low, high = self.line.band(np.log(at), require_level(confidence_level), by)
         return pd.DataFrame(
             {"length": at, "sq_norm": np.exp(value), "sq_norm_low": np.exp(low), "sq_norm_high": np.exp(high)}
         )
@@ -274,9 +275,3 @@ def _positive(values: ArrayLike, name: str) -> Float[np.ndarray, " n"]:
             f"(the first is {array[bad[0]]} at position {bad[0]}): drop those sequences and report that"
         )
     return array
-
-
-def _checked_level(confidence_level: float) -> float:
-    if not 0.0 < confidence_level < 1.0:
-        raise ValueError(f"confidence_level={confidence_level:g} must lie between 0 and 1, for example 0.95")
-    return confidence_level

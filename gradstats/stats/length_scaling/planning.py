@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from scipy import stats
 
+from gradstats.stats.jackknife import require_level
 from gradstats.stats.length_scaling.fit import LengthScalingFit
 
 
@@ -90,6 +91,7 @@ def plan_alpha(
     ):
         if value is not None and not value > 0:
             raise ValueError(f"{name}={value:g} must be positive, for example {example:g}")
+    level = require_level(confidence_level)
     if pilot is not None:
         if not pilot.alpha_stderr > 0:
             raise ValueError("the pilot has no standard error of alpha: give one with noise and at least 3 prompts")
@@ -100,10 +102,10 @@ def plan_alpha(
         of_one, per_prompt = noise / (2.0 * length_spread), 1.0
 
     def margin(n_prompts: int) -> float:
-        quantile = float(stats.t.ppf(0.5 + confidence_level / 2.0, n_prompts - 2))
+        quantile = float(stats.t.ppf(0.5 + level / 2.0, n_prompts - 2))
         return quantile * of_one / math.sqrt(n_prompts)
 
-    normal = float(stats.norm.ppf(0.5 + confidence_level / 2.0))
+    normal = float(stats.norm.ppf(0.5 + level / 2.0))
     needed = max(3, math.ceil((normal * of_one / half_width) ** 2))
     while margin(needed) > half_width:
         needed += 1

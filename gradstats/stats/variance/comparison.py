@@ -15,6 +15,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.estimator import Weighting, unit_of
@@ -129,8 +130,6 @@ class VarianceComparison:
         return frame
 
     def _frame(self, confidence_level: float) -> pd.DataFrame:
-        if not 0.0 < confidence_level < 1.0:
-            raise ValueError(f"confidence_level={confidence_level:g} must lie between 0 and 1, for example 0.95")
         records = []
         for row in self.rows:
             record: dict[str, object] = {
@@ -274,7 +273,7 @@ def compare(
         TypeError: for a Batch without scores, or further fields given with a Batch.
         ValueError: for fewer than 2 prompts, a group size larger than the number of completions, scores of a wrong
             shape, a token-level estimator without token scores, an estimator whose inputs are missing, batches too
-            large.
+            large, or fewer than one prompt a batch or one resample.
 
     Examples:
         >>> import numpy as np
@@ -288,6 +287,8 @@ def compare(
         >>> frame[["estimator", "ratio", "matched_ratio"]].round(3).to_numpy().tolist()
         [['rloo', 1.0, 1.0], ['group_mean', 0.563, 1.0], ['reinforce', 2.448, 2.448]]
     """
+    VarianceSection(prompts_per_batch=prompts_per_batch, n_resamples=n_resamples)  # checks their ranges
+    batch_size = DEFAULT_PROMPTS_PER_BATCH if prompts_per_batch is None else prompts_per_batch
     generator = np.random.default_rng(rng)
     chosen = [families.get(estimator) for estimator in estimators]
     if not chosen:
@@ -306,7 +307,7 @@ def compare(
     for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
         groups = split_into_groups(prompts, inputs.order, size)
         pool = _pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples)
-        by_size.append(_compared(pool, chosen, base, prompts_per_batch or DEFAULT_PROMPTS_PER_BATCH))
+        by_size.append(_compared(pool, chosen, base, batch_size))
     splits, rows, warned, remarks, paired = zip(*by_size, strict=True)
     warned, remarks = _of_each_size(warned, sizes), _of_each_size(remarks, sizes)
     for note in warned:
@@ -315,7 +316,7 @@ def compare(
         rows=tuple(chain.from_iterable(rows)),
         splits=splits,
         reference=base.label,
-        prompts_per_batch=prompts_per_batch or DEFAULT_PROMPTS_PER_BATCH,
+        prompts_per_batch=batch_size,
         sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
         notes=(*warned, *remarks),
         paired=paired[0] if len(sizes) == 1 else None,

@@ -53,3 +53,8 @@ def test_plan_refusals():
         plan_alpha(noise=1.0)
     with pytest.raises(ValueError, match="noise=-1 must be positive, for example 1"):
         plan_alpha(noise=-1.0, length_spread=0.5)
+
+
+def test_the_level_of_the_planned_interval_must_be_a_probability():
+    with pytest.raises(ValueError, match="^confidence_level=1 must lie between 0 and 1"):
+        plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5, confidence_level=1.0)

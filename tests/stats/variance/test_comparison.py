@@ -235,3 +235,19 @@ def test_repeated_and_missing_sizes():
         compare(batch, ["rloo"], scores, group_size=[])
     with pytest.raises(ValueError, match="group_size=9 must lie between 1 and .* at most 8 here"):
         compare(batch, ["rloo"], scores, group_size=[4, 9])
+
+
+@pytest.mark.parametrize("name", ["prompts_per_batch", "n_resamples"])
+@pytest.mark.parametrize("estimator", ["grpo", "batch_mean"])
+def test_counts_below_one_are_refused_whether_or_not_an_estimator_uses_them(name, estimator):
+    batch, scores = interleaved_batch([4] * 10)
+    with pytest.raises(ValueError, match=f"^{name} is 0: it must be an integer of at least 1"):
+        compare(batch, [estimator], scores, **{name: 0})
+
+
+def test_the_level_of_its_intervals_must_be_a_probability():
+    batch, scores = interleaved_batch([4] * 10)
+    comparison = quiet_compare(batch, ["rloo", "reinforce"], scores)
+    for call in (comparison.to_frame, comparison.lowest, comparison.confidence_interval):
+        with pytest.raises(ValueError, match="^confidence_level=1 must lie between 0 and 1"):
+            call(1.0)
