@@ -31,7 +31,7 @@ def plot_group_size(
     Where the value has a unit, estimators in another unit than the reference's are left out, with a sentence.
 
     Args:
-        table: frames of `gradstats.stats.compare` at several group sizes, or of ``.prompt_parts()``, stacked; columns
+        table: frames of `gradstats.stats.compare` at several group sizes, or of ``.variance_components()``, stacked; columns
             ``estimator``, ``group_size`` and ``value`` with its ``_low`` and ``_high``.
         ax: where to draw; None makes a figure, higher for more entries in the legend below.
         value: ``"trace_cov"``, ``"within_prompt"`` or ``"noise_to_signal"``.

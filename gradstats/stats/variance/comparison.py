@@ -24,7 +24,7 @@ from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, spl
 from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.quantities import COMPARED
-from gradstats.stats.variance.row import EstimatorVariance
+from gradstats.stats.variance.row import EstimatorVariance, Interval
 from gradstats.stats.variance.winner import PairedWithLowest, lowest, lowest_beyond_doubt
 
 DEFAULT_PROMPTS_PER_BATCH = 128
@@ -131,14 +131,19 @@ class VarianceComparison:
     def _frame(self, confidence_level: float) -> pd.DataFrame:
         if not 0.0 < confidence_level < 1.0:
             raise ValueError(f"confidence_level={confidence_level:g} must lie between 0 and 1, for example 0.95")
+        intervals = [row.intervals(confidence_level, self.prompts_per_batch) for row in self.rows]
+        return self._table(intervals, confidence_level)
+
+    def _table(self, intervals: Sequence[dict[str, Interval]], confidence_level: float) -> pd.DataFrame:
+        """One row per estimator with its quantities, and in ``.attrs`` how the comparison was made."""
         records = []
-        for row in self.rows:
+        for row, quantities in zip(self.rows, intervals, strict=True):
             record: dict[str, object] = {
                 "estimator": row.label,
                 "group_size": np.nan if row.group_size is None else row.group_size,
                 "unit": row.unit,
             }
-            for quantity, (value, low, high) in row.intervals(confidence_level, self.prompts_per_batch).items():
+            for quantity, (value, low, high) in quantities.items():
                 record |= {quantity: value, f"{quantity}_low": low, f"{quantity}_high": high}
             records.append(record)
         frame = pd.DataFrame(records)
@@ -160,9 +165,9 @@ class VarianceComparison:
         The variance within prompts falls as groups grow, the variance between prompts does not.
 
         Returns:
-            One row an estimator: ``estimator, group_size``, ``within_prompt`` and ``between_prompt`` with their
-            ``_low`` and ``_high``; NaN for batch-level estimators, and for group sizes at which every prompt has a
-            single group.
+            One row per estimator: ``estimator, group_size, unit``, ``within_prompt`` and ``between_prompt`` with
+            their ``_low`` and ``_high``; NaN for batch-level estimators, and for group sizes at which every prompt has
+            a single group. ``.attrs`` hold how the comparison was made.
 
         Raises:
             ValueError: when every prompt has a single group, whatever the group size.
@@ -172,15 +177,7 @@ class VarianceComparison:
                 "every prompt has a single group, so that variance within and between prompts cannot be separated: "
                 "choose a group_size of at most half of a prompt's completions"
             )
-        records = []
-        for row in self.rows:
-            record: dict[str, object] = {"estimator": row.label, "group_size": row.group_size}
-            for name in ("within_prompt", "between_prompt"):
-                estimate = getattr(row, name)
-                low, high = estimate.confidence_interval(confidence_level)
-                record |= {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
-            records.append(record)
-        return pd.DataFrame(records)
+        return self._table([row.component_intervals(confidence_level) for row in self.rows], confidence_level)
 
     #: The name of `variance_components` in version 0.1.
     prompt_parts = variance_components
