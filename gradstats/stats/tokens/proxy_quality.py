@@ -22,7 +22,14 @@ from gradstats.stats.tokens.token_profile import TokenProfile
 from gradstats.stats.variance.comparison import compare
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
-QUANTITIES = ("rank_correlation", "log_slope", "factor", "cumulative_error", "otb_ratio")
+#: The estimated quantities of a proxy and their headings, in the order of the table.
+PROXY_QUANTITIES = {
+    "rank_correlation": "rank correlation",
+    "log_slope": "log-log slope",
+    "factor": "off by factor",
+    "cumulative_error": "error of W_t",
+    "otb_ratio": "tr Cov of OTB, ratio",
+}
 
 
 @dataclass(frozen=True)
@@ -86,8 +93,8 @@ class ProxyQuality:
         Raises:
             ValueError: for an unknown quantity.
         """
-        if quantity not in QUANTITIES:
-            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(QUANTITIES)}")
+        if quantity not in PROXY_QUANTITIES:
+            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(PROXY_QUANTITIES)}")
         frame = self.to_frame(confidence_level)
         return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
 
@@ -96,7 +103,7 @@ class ProxyQuality:
         rows = []
         for row in self.rows:
             record: dict[str, object] = {"proxy": row.proxy}
-            named = {name: getattr(row, name) for name in QUANTITIES}
+            named = {name: getattr(row, name) for name in PROXY_QUANTITIES}
             named |= {
                 f"cumulative_error_at_{fraction:g}": each for fraction, each in zip(FRACTIONS, row.along, strict=True)
             }
