@@ -153,7 +153,7 @@ def group_size(
     """Which group size of RLOO has the variance of an estimator at N completions, at the same total number?
 
     Args:
-        source: a measurement folder or a run directory, with 2N completions a prompt.
+        source: a measurement folder or a run directory, with 2N completions per prompt.
         estimator: its name, with parameters as in "length_weighted(alpha=0.8, loo=True)".
         group_size: N.
         confidence_level: level of the interval.

@@ -26,7 +26,7 @@ def plot_group_size(
     per_completion: bool = True,
     equivalence: pd.DataFrame | None = None,
 ) -> Axes:
-    """Draws variance against group size on log axes, one line per estimator.
+    """Draw variance against group size on log axes, one line per estimator.
 
     Where the value has a unit, estimators in another unit than the reference's are left out, with a sentence.
 

@@ -34,7 +34,7 @@ def save_figure(
     formats: Sequence[str] = ("pdf", "png"),
     source: WithFrame | pd.DataFrame | None = None,
 ) -> list[Path]:
-    """Writes a figure in several formats, byte-identical for identical input.
+    """Write a figure in several formats, byte-identical for identical input.
 
     Each file is written under a temporary name and renamed, so that no reader finds half a file. The page is
     exactly the figure's size: nothing is cropped.

@@ -17,7 +17,7 @@ from gradstats.stats.variance.quantities import COMPONENT_LABEL, VARIANCE_COMPON
 
 
 def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draws both components of each estimator's variance with their intervals: filled within prompts, open between.
+    """Draw both components of each estimator's variance with their intervals: filled within prompts, open between.
 
     They are points, not stacked bars: both are unbiased, and the one between prompts may come out negative. Estimators
     in another unit than the reference's are left out, with a sentence.

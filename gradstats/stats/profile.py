@@ -123,10 +123,10 @@ class PolicyProfile:
 
 
 def profile_policy(measured: MeasuredProfile) -> PolicyProfile:
-    r"""Computes the quantities by which policies are compared: entropy, spread of ‖S‖², α, and variance ratios.
+    r"""Compute the quantities by which policies are compared: entropy, spread of ‖S‖², α, and variance ratios.
 
     Args:
-        measured: a measurement with sketches, drawn on-policy; several completions a prompt.
+        measured: a measurement with sketches, drawn on-policy; several completions per prompt.
 
     Returns:
         A `PolicyProfile`. Quantities that the completions cannot give are NaN, with a warning.

@@ -35,7 +35,7 @@ class GroupSplit:
     """How the completions were split into groups of one size.
 
     Attributes:
-        group_size: completions a group; None when prompts have different numbers and all were used.
+        group_size: completions per group; None when prompts have different numbers and all were used.
         n_prompts: prompts that fill at least one group, the independent units.
         n_groups: number of groups.
         n_leftover: completions that filled no group.
@@ -52,7 +52,7 @@ class VarianceComparison:
     """The variance, bias and cosine of several estimators; `.to_frame()` is the table.
 
     Attributes:
-        rows: one entry an estimator, in the order asked for, group size by group size.
+        rows: one entry per estimator, in the order asked for, group size by group size.
         splits: the split into groups, one for each group size.
         reference: label of the estimator in the denominator of ratios.
         prompts_per_batch: B in bias_share.
@@ -75,7 +75,7 @@ class VarianceComparison:
 
     @property
     def group_size(self) -> int | tuple[int | None, ...] | None:
-        """Completions a group; a tuple for several sizes."""
+        """Completions per group; a tuple for several sizes."""
         sizes = tuple(split.group_size for split in self.splits)
         return sizes[0] if len(sizes) == 1 else sizes
 
@@ -117,7 +117,7 @@ class VarianceComparison:
         return lowest_beyond_doubt(self._frame(confidence_level), self.paired, confidence_level)
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """One row an estimator: ``estimator, group_size, unit``, each quantity with its ``_low`` and ``_high``.
+        """One row per estimator: ``estimator, group_size, unit``, each quantity with its ``_low`` and ``_high``.
 
         ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
 
@@ -196,7 +196,7 @@ def compare(
     scores_are_sketches: bool | None = None,
     **fields: ArrayLike | None,
 ) -> VarianceComparison:
-    r"""Compares the variance of policy-gradient estimators on the same rollouts, with paired intervals.
+    r"""Compare the variance of policy-gradient estimators on the same rollouts, with paired intervals.
 
     With :math:`g_m = \sum_{i \in m} w_i S_i` the gradient of a group of completions of prompt m, each row holds
 
@@ -249,7 +249,7 @@ def compare(
             order.
         scores: (N, D) scores of completions or (N, T, D) of tokens, in any coordinates that keep the
             gradients' inner products; None takes the measurement's sketches.
-        group_size: completions a group; a prompt with more is split, in sample order, into disjoint groups,
+        group_size: completions per group; a prompt with more is split, in sample order, into disjoint groups,
             and leftovers are counted. None takes all completions of each prompt. Several sizes are compared
             from the same completions, rows size by size, each relative to the reference at the same size; trace_cov
             is of one group, so that estimators at the same total number of completions are compared by
@@ -261,7 +261,7 @@ def compare(
         rng: for those batches and for estimating the sketch's error.
         scores_are_sketches: whether ``scores`` are a random projection; by default True for a
             measurement's sketches and False for ``scores`` given here.
-        **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array a completion, or
+        **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array per completion or
             (N, T)) or ``greedy_rewards`` for `remax`.
 
     Returns:
@@ -273,7 +273,7 @@ def compare(
             shape, a token-level estimator without token scores, an estimator whose inputs are missing, batches too
             large.
 
-    Examples:
+    Example:
         >>> import numpy as np
         >>> import gradstats as gs
         >>> rng = np.random.default_rng(0)

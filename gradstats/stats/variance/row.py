@@ -22,7 +22,7 @@ class EstimatorVariance:
 
     Attributes:
         label: the estimator, with its parameters.
-        group_size: completions a group; None when prompts have different numbers and all were used.
+        group_size: completions per group; None when prompts have different numbers and all were used.
         unit: what the gradient is measured in; see `gradstats.estimators.Estimator`.
         trace_cov: tr Cov of one group's gradient.
         signal_sq: ‖E g‖², unbiased, may be negative.
