@@ -68,10 +68,9 @@ def variance(
     for sentence in comparison.notes:
         terminal.note(sentence)
     if out is not None:
-        from gradstats.system.files import atomic_path
+        from gradstats.system.files import write_csv
 
-        with atomic_path(out) as partial:
-            frame.to_csv(partial, index=False, lineterminator="\n")
+        write_csv(out, frame)
         terminal.console.print(f"→ {out}")
 
 

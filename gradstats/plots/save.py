@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from gradstats.plots.frames import WithFrame, as_frame
 from gradstats.plots.pgf import pgf_picture
-from gradstats.system.files import atomic_path
+from gradstats.system.files import atomic_path, write_csv
 
 FORMATS = ("pdf", "svg", "png", "pgf")
 # Dates and version strings would make two builds of one figure differ.
@@ -75,6 +75,5 @@ def save_figure(
     if source is not None:
         frame = as_frame(source)
         paths.append(stem.with_name(f"{stem.name}.csv"))
-        with atomic_path(paths[-1]) as partial:
-            frame.to_csv(partial, index=False, lineterminator="\n")
+        write_csv(paths[-1], frame)
     return paths
