@@ -38,22 +38,6 @@ BANDS = {  # least and largest
     "top16_share": (0.0, 0.85),
     "wrong_over_right": (1.2, 3.0),
 }
-MEANINGS = {
-    "mean_entropy": "entropy of a token, mean, nats",
-    "share_above_half_nat": "share of tokens above 0.5 nats",
-    "tokens_with_choice": "tokens above 0.5 nats in a completion, mean",
-    "median_length": "tokens in a completion, median",
-    "log_residual_sd": "sd of log‖S‖² about the line",
-    "effective_share": "effective share of completions, (Σ‖S‖²)²/(n Σ‖S‖⁴)",
-    "top16_share": "share of the 16 heaviest tokens in Σ(1 − 2π + Σπ²), completions of 150 tokens or more",
-    "wrong_over_right": "mean ‖S‖², wrong over right answers",
-    "optimal_constant_ratio": "best constant baseline over mean reward",
-    "alpha_pooled": "α, all completions",
-    "alpha_within": "α, within prompts",
-    "ratio of reinforce": "tr Cov over RLOO's: REINFORCE",
-    "ratio of length_weighted(alpha=0.8, loo=True)": "tr Cov over RLOO's: length-weighted, α = 0.8, leave-one-out",
-    "ratio of norm_weighted(loo=True)": "tr Cov over RLOO's: norm-weighted, leave-one-out",
-}
 
 
 def imitated_success(n_prompts: int, group_size: int, seed: int) -> float:
@@ -210,10 +194,10 @@ Licence: Apache-2.0, weights and generated training data alike.
 
 def profile_rows(profile: PolicyProfile) -> str:
     """The rows of the table that sets the policy beside the real model."""
-    found = profile.to_frame().set_index("quantity")
+    frame = profile.to_frame().set_index("quantity")
     rows = []
-    for quantity, meaning in MEANINGS.items():
-        value, low, high = found.loc[quantity, ["value", "low", "high"]]
+    for quantity, of_real_model in REAL_MODEL.items():
+        heading, value, low, high = frame.loc[quantity, ["heading", "value", "low", "high"]]
         text = f"{value:.0f}" if value >= 10 else f"{value:.0%}" if quantity.startswith("share") else f"{value:.2f}"
         if not math.isnan(low):
             text += f" [{low:.2f}, {high:.2f}]"
@@ -222,5 +206,5 @@ def profile_rows(profile: PolicyProfile) -> str:
             least, largest = BANDS[quantity]
             band = f"{least:g} to {largest:g}"
             text += "" if least <= value <= largest else ", *outside*"
-        rows.append(f"| {meaning} | {band} | {REAL_MODEL[quantity]} | {text} |")
+        rows.append(f"| {heading} | {band} | {of_real_model} | {text} |")
     return "\n".join(rows)

@@ -39,7 +39,7 @@ CHAT_TEMPLATE = (
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-BLOCK = 32  # batches drawn together, so that each can hold traces of like length
+BLOCK = 32  # batches drawn together, so that each can hold traces of similar length
 CHECKPOINTS = (1000, 2000, 3500)  # steps, and one shortly before the end
 # Habits to begin with: at last the person is called she or he, before that also by name; before that all wordings are
 # equally likely; and at first nothing is muddled or repeated.
@@ -81,7 +81,7 @@ def words() -> list[str]:
 
 
 def build_tokenizer() -> Qwen2Tokenizer:
-    """Bytes, one a token, and the words of problems and traces: any text survives encoding and decoding."""
+    """Bytes, one per token, and the words of problems and traces: any text survives encoding and decoding."""
     tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate(tokens)},

@@ -68,7 +68,7 @@ for note in comparison.notes:
 # Larger groups average over completions of one prompt and do not reduce the variance between prompts.
 
 # %%
-gs.plots.plot_prompt_parts(comparison.prompt_parts())
+gs.plots.plot_prompt_parts(comparison.variance_components())
 plt.show()
 
 # %% [markdown]

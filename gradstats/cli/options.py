@@ -19,7 +19,7 @@ Options = TypeVar("Options", bound=Section)
 OptionsOf = Annotated[Options, tyro.conf.arg(name="")]
 
 #: Settings as words: ``name=value …``.
-Settings = tuple[str, ...]
+SettingWords = tuple[str, ...]
 
 REGISTRY = ConstructorRegistry()
 
@@ -29,7 +29,7 @@ def described_by(section: type[Section], field: str) -> Any:
     return tyro.conf.arg(help=section.model_fields[field].description)
 
 
-def policy_section(name: str, settings: Settings, **options: object) -> PolicySection:
+def policy_section(name: str, settings: SettingWords, **options: object) -> PolicySection:
     """The policy of a command.
 
     Args:

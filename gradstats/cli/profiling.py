@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from gradstats.cli import terminal
-from gradstats.cli.options import OptionsOf, Positional, Settings, described_by, policy_section
+from gradstats.cli.options import OptionsOf, Positional, SettingWords, described_by, policy_section
 from gradstats.config.experiment import with_settings
 from gradstats.config.sections import PromptsSection, SamplingSection
 from gradstats.system.files import to_json
@@ -19,8 +19,8 @@ def profile(
     settings: OptionsOf[SamplingSection],
     prompts: Annotated[str, described_by(PromptsSection, "source")] = "embedded",
     n: Annotated[int | None, described_by(PromptsSection, "n")] = None,
-    prompt_settings: Annotated[Settings, described_by(PromptsSection, "settings")] = (),
-    policy_settings: Settings = (),
+    prompt_settings: Annotated[SettingWords, described_by(PromptsSection, "settings")] = (),
+    policy_settings: SettingWords = (),
     confidence_level: float = 0.95,
     out: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from gradstats.cli import terminal
-from gradstats.cli.options import OptionsOf, Positional, Settings, described_by, policy_section
+from gradstats.cli.options import OptionsOf, Positional, SettingWords, described_by, policy_section
 from gradstats.config.experiment import with_settings
 from gradstats.config.sections import MeasurementSection, PolicySection, PromptsSection, SamplingSection
 
@@ -49,8 +49,8 @@ def sample(
     out: Path,
     settings: OptionsOf[SamplingSection],
     n: Annotated[int | None, described_by(PromptsSection, "n")] = None,
-    prompt_settings: Annotated[Settings, described_by(PromptsSection, "settings")] = (),
-    policy_settings: Settings = (),
+    prompt_settings: Annotated[SettingWords, described_by(PromptsSection, "settings")] = (),
+    policy_settings: SettingWords = (),
     dtype: Annotated[str | None, described_by(PolicySection, "dtype")] = None,
     progress: bool = True,
 ) -> None:
@@ -112,10 +112,10 @@ def measure(
     out: Path,
     settings: OptionsOf[MeasurementSection],
     rollouts_format: Literal["gradstats", "trl", "verl"] = "gradstats",
-    rollouts_options: Settings = (),
+    rollouts_options: SettingWords = (),
     temperature: Annotated[float | None, described_by(PolicySection, "temperature")] = None,
     dtype: Annotated[str | None, described_by(PolicySection, "dtype")] = None,
-    policy_settings: Settings = (),
+    policy_settings: SettingWords = (),
     progress: bool = True,
 ) -> None:
     """Measure the gradients of rollouts and write them to a folder. What was finished is kept in OUT.parts.

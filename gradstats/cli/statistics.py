@@ -68,10 +68,9 @@ def variance(
     for sentence in comparison.notes:
         terminal.note(sentence)
     if out is not None:
-        from gradstats.system.files import atomic_path
+        from gradstats.system.files import write_csv
 
-        with atomic_path(out) as partial:
-            frame.to_csv(partial, index=False, lineterminator="\n")
+        write_csv(out, frame)
         terminal.console.print(f"→ {out}")
 
 
@@ -153,7 +152,7 @@ def group_size(
     """Which group size of RLOO has the variance of an estimator at N completions, at the same total number?
 
     Args:
-        source: a measurement folder or a run directory, with 2N completions a prompt.
+        source: a measurement folder or a run directory, with 2N completions per prompt.
         estimator: its name, with parameters as in "length_weighted(alpha=0.8, loo=True)".
         group_size: N.
         confidence_level: level of the interval.

@@ -169,6 +169,8 @@ def show_variance(frame: pd.DataFrame) -> None:
 
 def show_tokens(quality: ProxyQuality, confidence_level: float = 0.95) -> None:
     """Proxies of token energies, and how energy is spread over tokens."""
+    from gradstats.stats.tokens.proxy_quality import PROXY_QUANTITIES
+
     frame = quality.to_frame(confidence_level)
     title = (
         f"forward-only proxies of ‖s_t‖² on {quality.n_tokens:,} tokens, {confidence_level:.0%} intervals over "
@@ -176,17 +178,10 @@ def show_tokens(quality: ProxyQuality, confidence_level: float = 0.95) -> None:
     )
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("proxy")
-    columns = {
-        "rank_correlation": "rank correlation",
-        "log_slope": "log-log slope",
-        "factor": "off by factor",
-        "cumulative_error": "error of W_t",
-        "otb_ratio": "tr Cov of OTB, ratio",
-    }
-    for heading in columns.values():
+    for heading in PROXY_QUANTITIES.values():
         table.add_column(heading, justify="right")
     for row in frame.to_dict("records"):
-        table.add_row(escape(row["proxy"]), *(_with_interval(row, name) for name in columns))
+        table.add_row(escape(row["proxy"]), *(_with_interval(row, name) for name in PROXY_QUANTITIES))
     console.print(table)
     concentration = quality.concentration
     shares = ", ".join(

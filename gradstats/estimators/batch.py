@@ -12,7 +12,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
-TOKEN_FIELDS = (
+BATCH_TOKEN_FIELDS = (
     "token_rewards",
     "logprobs",
     "old_logprobs",
@@ -218,7 +218,7 @@ class Batch:
         }
         if "token_rewards" in rollouts.frame:
             collected["token_rewards"] = _pad_ragged("token_rewards", rollouts.tokens("token_rewards"), masks)
-        for name in TOKEN_FIELDS:
+        for name in BATCH_TOKEN_FIELDS:
             rows = _measured_rows(measured, name)
             if rows is not None and (name != "old_logprobs" or _all_known(rows, masks)):
                 collected[name] = _pad_ragged(name, rows, masks)
@@ -228,7 +228,7 @@ class Batch:
         for name, value in given.items():
             if name not in known:
                 raise TypeError(f"{name!r} is not a field of a Batch: choose from {', '.join(sorted(known))}")
-            if name in TOKEN_FIELDS and isinstance(value, Sequence) and np.ndim(value[0]) == 1:
+            if name in BATCH_TOKEN_FIELDS and isinstance(value, Sequence) and np.ndim(value[0]) == 1:
                 value = _pad_ragged(name, [np.asarray(row) for row in value], masks)
             collected[name] = value
         return cls(**collected)  # pyright: ignore[reportArgumentType]  # the constructor checks every field

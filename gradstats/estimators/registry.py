@@ -227,7 +227,7 @@ def table() -> pd.DataFrame:
                 "baseline": definition.baseline,
                 "scale": definition.scale,
                 "ratio + clip": "none",
-                "aggregation": "sequence_sum",
+                "aggregation": SEQUENCE_SUM,
                 "needs": ", ".join(definition.needs(defaults)) or "rewards",
                 "bias": definition.bias,
                 "source": definition.source,

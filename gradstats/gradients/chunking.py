@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gradstats.gradients.blocks import ParameterSelection
+from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
@@ -16,7 +17,6 @@ DEFAULT_TOKEN_BUDGET = 4096
 #: Largest share of a chunk's tokens that may be padding.
 MOST_PADDING = 0.1
 
-_GIB = 1024**3
 # Copies of the logits that a backward pass of the objective and its statistics holds at its peak.
 _LOGIT_COPIES = 6
 
@@ -53,7 +53,7 @@ def plan_chunks(
     Raises:
         ValueError: for a budget that is not positive.
     """
-    budget = (default_memory_gib(policy.device) if memory_gib is None else memory_gib) * _GIB
+    budget = (default_memory_gib(policy.device) if memory_gib is None else memory_gib) * GIB
     item = policy.dtype.itemsize
     # Gradients of a chunk exist twice while they are reduced: plain, and with the signs of the sketch.
     per_sequence = 2 * item * selection.n_parameters * gradients_held
@@ -83,4 +83,4 @@ def default_memory_gib(device: torch.device) -> float:
         total = torch.cuda.get_device_properties(device).total_memory
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(4.0, total / 4 / _GIB)
+    return min(4.0, total / 4 / GIB)

@@ -11,7 +11,7 @@ import numpy as np
 from gradstats.config.experiment import MeasurementSection
 from gradstats.rollouts.table import Rollouts
 
-_GIB = 1024**3
+GIB = 1024**3
 # Four statistics of each token in float64, its id and its sampler's log-probability.
 _BYTES_PER_TOKEN = 4 * 8 + 8
 _BYTES_PER_SKETCH_ENTRY = 4
@@ -52,6 +52,6 @@ def require_space(folder: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(existing).free
     if n_bytes > free:
         raise OSError(
-            f"the measurement takes up to {n_bytes / _GIB:.2f} GiB, and {existing} has {free / _GIB:.2f} GiB left: "
+            f"the measurement takes up to {n_bytes / GIB:.2f} GiB, and {existing} has {free / GIB:.2f} GiB left: "
             "measure with fewer token_probes or token_exact, a smaller sketch_dim, or elsewhere"
         )

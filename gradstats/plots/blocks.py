@@ -30,7 +30,7 @@ _LONGEST = 26
 
 
 def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draws the length exponent of each block of the gradient, with its interval; the whole gradient comes last.
+    """Draw the length exponent of each block of the gradient, with its interval; the whole gradient comes last.
 
     Dashed lines stand at ½ (uncorrelated token scores) and at 1 (fully correlated ones).
 
@@ -74,7 +74,7 @@ def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
 def plot_block_heatmap(
     table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = "share_of_sq_norm"
 ) -> Axes:
-    """Draws a map of layers by kinds of parameter.
+    """Draw a map of layers by kinds of parameter.
 
     Args:
         table: the frame of `gradstats.stats.length_scaling_by_block`, best with one block per parameter.

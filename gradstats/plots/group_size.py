@@ -26,13 +26,13 @@ def plot_group_size(
     per_completion: bool = True,
     equivalence: pd.DataFrame | None = None,
 ) -> Axes:
-    """Draws variance against group size on log axes, one line per estimator.
+    """Draw variance against group size on log axes, one line per estimator.
 
     Where the value has a unit, estimators in another unit than the reference's are left out, with a sentence.
 
     Args:
-        table: frames of `gradstats.stats.compare` at several group sizes, or of ``.prompt_parts()``, stacked; columns
-            ``estimator``, ``group_size`` and ``value`` with its ``_low`` and ``_high``.
+        table: frames of `gradstats.stats.compare` at several group sizes, or of ``.variance_components()``, stacked;
+            columns ``estimator``, ``group_size`` and ``value`` with its ``_low`` and ``_high``.
         ax: where to draw; None makes a figure, higher for more entries in the legend below.
         value: ``"trace_cov"``, ``"within_prompt"`` or ``"noise_to_signal"``.
         per_completion: multiply by the group size, which compares groups at an equal total of completions; noise to
@@ -85,7 +85,7 @@ def plot_group_size(
     elif equivalence is not None:
         _draw_equivalence(ax, frame, value, equivalence)
     _ticks(ax, frame)
-    ax.set_xlabel("group size (completions a prompt)")
+    ax.set_xlabel("group size (completions per prompt)")
     ax.set_ylabel(rf"{quantity.heading} $\times$ group size" if scaled else quantity.axis_label)
     write_sentence(ax, sentence)
     legend_below(ax, font_size)

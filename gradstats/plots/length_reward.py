@@ -19,7 +19,7 @@ from gradstats.stats.length_reward import LengthRewardCorrelation
 def plot_length_reward(
     table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, correlation: LengthRewardCorrelation | None = None
 ) -> Axes:
-    """Draws reward against length within prompts: each completion relative to the means of its own prompt.
+    """Draw reward against length within prompts: each completion relative to the means of its own prompt.
 
     Between prompts the two go together because hard problems take long and fail often; only what is left within
     prompts moves a length-weighted baseline.
@@ -74,7 +74,7 @@ def plot_length_reward(
 def plot_length_bins(
     table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = "noise_to_signal"
 ) -> Axes:
-    """Draws a quantity by bins of completion length, with intervals; one line per estimator where there are several.
+    """Draw a quantity by bins of completion length, with intervals; one line per estimator where there are several.
 
     Args:
         table: a frame with ``length_low`` and ``length_high`` of each bin, ``value`` with its ``_low`` and ``_high``,

@@ -24,7 +24,7 @@ def plot_length_scaling(
     color: ColorType | None = None,
     confidence_level: float = 0.95,
 ) -> Axes:
-    r"""Draws ‖S‖² against completion length, both on log axes, with the fit and its interval band.
+    r"""Draw ‖S‖² against completion length, both on log axes, with the fit and its interval band.
 
     The legend gives α with its interval, both taken from the fit. Draw several fits on one axis by passing
     ``ax``.
@@ -117,7 +117,7 @@ def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType) -> None:
 
 
 def _leave_room(ax: Axes, fit: LengthScalingFit, n_entries: int) -> None:
-    """Raises the upper end of the axis so that the legend stands above the points."""
+    """Raise the upper end of the axis so that the legend stands above the points."""
     low, high = ax.dataLim.intervaly
     tallest = max(high, float(fit.sq_norms.max()))
     lowest = min(low, float(fit.sq_norms.min()))

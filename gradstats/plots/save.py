@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from gradstats.plots.frames import WithFrame, as_frame
 from gradstats.plots.pgf import pgf_picture
-from gradstats.system.files import atomic_path
+from gradstats.system.files import atomic_path, write_csv
 
 FORMATS = ("pdf", "svg", "png", "pgf")
 # Dates and version strings would make two builds of one figure differ.
@@ -34,7 +34,7 @@ def save_figure(
     formats: Sequence[str] = ("pdf", "png"),
     source: WithFrame | pd.DataFrame | None = None,
 ) -> list[Path]:
-    """Writes a figure in several formats, byte-identical for identical input.
+    """Write a figure in several formats, byte-identical for identical input.
 
     Each file is written under a temporary name and renamed, so that no reader finds half a file. The page is
     exactly the figure's size: nothing is cropped.
@@ -75,6 +75,5 @@ def save_figure(
     if source is not None:
         frame = as_frame(source)
         paths.append(stem.with_name(f"{stem.name}.csv"))
-        with atomic_path(paths[-1]) as partial:
-            frame.to_csv(partial, index=False, lineterminator="\n")
+        write_csv(paths[-1], frame)
     return paths

@@ -58,7 +58,7 @@ def style(
     Raises:
         ValueError: for an unknown venue, column or theme, or a height that is not positive.
 
-    Examples:
+    Example:
         >>> style("icml", "full")["figure.figsize"]
         (6.75, 3.375)
     """

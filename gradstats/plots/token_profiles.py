@@ -13,7 +13,7 @@ from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_co
 
 
 def plot_concentration(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draws the share of a completion's token energy that its heaviest tokens hold, with intervals.
+    """Draw the share of a completion's token energy that its heaviest tokens hold, with intervals.
 
     Args:
         table: a `gradstats.stats.TokenProfile` of `concentration`, or its frame.
@@ -36,7 +36,7 @@ def plot_concentration(table: WithFrame | pd.DataFrame, *, ax: Axes | None = Non
 
 
 def plot_token_correlation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draws the correlation of token scores against the distance between tokens, with the on-policy value 0.
+    """Draw the correlation of token scores against the distance between tokens, with the on-policy value 0.
 
     Args:
         table: a `gradstats.stats.TokenProfile` of `token_correlation`, or its frame.

@@ -16,7 +16,7 @@ _MOST_NAMED = 8
 
 
 def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    r"""Draws ‖s_t‖², the squared norm of each token's score, along one or several traces, on a log axis.
+    r"""Draw ‖s_t‖², the squared norm of each token's score, along one or several traces, on a log axis.
 
     Args:
         table: a frame with columns ``position`` (from 0) and ``energy``; ``sequence`` where there are several traces;
@@ -80,7 +80,7 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
 def plot_proxy(
     table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, proxy: str = "proxy", truth: str = "truth"
 ) -> Axes:
-    """Draws a proxy against what it stands for, on log axes, with the line where the two are equal.
+    """Draw a proxy against what it stands for, on log axes, with the line where the two are equal.
 
     Args:
         table: a frame with one column for each, positive; ``.attrs["proxy"]`` and ``.attrs["truth"]`` name the axes,

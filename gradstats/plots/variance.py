@@ -37,7 +37,7 @@ def plot_variance(
     reference: str | None = None,
     sort: bool = False,
 ) -> Axes:
-    """Draws one row per estimator with its interval.
+    """Draw one row per estimator with its interval.
 
     A row whose value could not be resolved is drawn as the side of its interval that is known (an arrow), or says so
     in words; it is never left out. Where the value has a unit, rows in another unit than the reference's are left out,
@@ -86,7 +86,7 @@ def plot_variance_panels(
     reference: str | None = None,
     sort: bool = True,
 ) -> list[Axes]:
-    """Draws several quantities side by side, one row per estimator, so that no single one decides.
+    """Draw several quantities side by side, one row per estimator, so that no single one decides.
 
     Beside the variance stand the cosine to the unbiased gradient and the share of bias, which show where an estimator
     has a low variance because its gradient is shrunken or points elsewhere. Where one of the values has a unit, rows in

@@ -13,17 +13,17 @@ from gradstats.plots.forest import draw_landmark, draw_row, forest_height, fores
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.plots.variance import row_labels
-from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS
+from gradstats.stats.variance.quantities import COMPONENT_LABEL, VARIANCE_COMPONENTS
 
 
 def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draws both components of each estimator's variance with their intervals: filled within prompts, open between.
+    """Draw both components of each estimator's variance with their intervals: filled within prompts, open between.
 
     They are points, not stacked bars: both are unbiased, and the one between prompts may come out negative. Estimators
     in another unit than the reference's are left out, with a sentence.
 
     Args:
-        table: the frame of `gradstats.stats.VarianceComparison.prompt_parts`.
+        table: the frame of `gradstats.stats.VarianceComparison.variance_components`.
         ax: where to draw; None makes a figure as high as the rows need.
 
     Returns:
@@ -34,7 +34,7 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     """
     frame = as_frame(table)
     columns = [f"{component.name}{end}" for component in VARIANCE_COMPONENTS for end in ("", "_low", "_high")]
-    require_columns(frame, ["estimator", *columns], "draw what .prompt_parts() gives")
+    require_columns(frame, ["estimator", *columns], "draw what .variance_components() gives")
     frame, sentence = rows_of_one_unit(frame, VARIANCE_COMPONENTS)
     labels = row_labels(frame)
     if ax is None:
@@ -54,7 +54,7 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
             draw_row(ax, row + offset, estimate, color, marker, hollow=component is VARIANCE_COMPONENTS[1])
     set_rows(ax, labels)
     plain_ticks(ax, logarithmic=False)
-    ax.set_xlabel("part of tr Cov")
+    ax.set_xlabel(COMPONENT_LABEL)
     write_sentence(ax, sentence)
     if frame.empty:
         draw_nothing(ax, "no estimators")

@@ -17,7 +17,7 @@ from gradstats.report.saved_tokens import SavedTokens, read_tokens
 from gradstats.stats import LengthScalingFit, fit_length_scaling
 
 # Settings whose difference makes two runs answer different questions.
-COMPARED = (
+SETTINGS_OF_THE_QUESTION = (
     "policy.name",
     "policy.revision",
     "policy.temperature",
@@ -185,7 +185,7 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
 def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
     """Settings that differ although runs drawn on the same axes should share them: name → one value per run."""
     differing = {}
-    for name in COMPARED:
+    for name in SETTINGS_OF_THE_QUESTION:
         values = [run.settings.get(name) for run in runs]
         if any(value != values[0] for value in values):
             differing[name] = values
@@ -245,7 +245,7 @@ def _read_csv(path: Path, dtype: Mapping[Hashable, type[str]] | None = None) -> 
     try:
         return pd.read_csv(path, dtype=dtype)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as CSV ({error}): make the run again") from error
+        raise ValueError(f"{path} cannot be read as CSV ({error}): repeat the run") from error
 
 
 def _read_json(path: Path) -> dict[str, object] | None:
@@ -254,4 +254,4 @@ def _read_json(path: Path) -> dict[str, object] | None:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error}): make the run again") from error
+        raise ValueError(f"{path} cannot be read as JSON ({error}): repeat the run") from error

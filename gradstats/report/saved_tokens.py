@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.stats.tokens.proxy_quality import ProxyQuality
-from gradstats.system.files import atomic_path, write_json
+from gradstats.system.files import write_csv, write_json
 
 FILES = ("proxy_quality.csv", "proxy_quality.json", "token_profiles.csv", "token_traces.csv", "token_sample.csv")
 MOST_TOKENS = 3000
@@ -56,8 +56,7 @@ def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = 0
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        with atomic_path(folder / name) as partial:
-            table.to_csv(partial, index=False, lineterminator="\n", float_format="%.7g")
+        write_csv(folder / name, table, float_format="%.7g")
     write_json(folder / "proxy_quality.json", {str(name): value for name, value in frame.attrs.items()})
     return [folder / name for name in FILES]
 

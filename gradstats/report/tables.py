@@ -162,7 +162,7 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
     return Table(
         caption=(
             f"Length exponent α with {confidence_level:.0%} intervals ({kinds}): the norm of a completion's gradient "
-            f"grows like the power α of its length. n completions of {_listed(frame['n_prompts'])} prompts."
+            f"grows like the power α of its length. n completions of {_distinct(frame['n_prompts'])} prompts."
         ),
         heading="run",
         rows=tuple(map(str, frame["run"])),
@@ -278,5 +278,5 @@ def _in_powers(heading: str, exponent: int, markup: str) -> str:
     return f"{heading} (×10^{exponent})"
 
 
-def _listed(numbers: Iterable[object]) -> str:
+def _distinct(numbers: Iterable[object]) -> str:
     return ", ".join(str(number) for number in dict.fromkeys(numbers))

@@ -12,11 +12,9 @@ from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
 from gradstats.runs.directory import RunDirectory
-from gradstats.system.files import atomic_path, write_json
+from gradstats.system.files import write_csv, write_json
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from gradstats.stats import AlphaReport, LengthScalingFit, SamplerGap, VarianceComparison
 
 Result = TypeVar("Result")
@@ -64,7 +62,9 @@ def analyse(run: RunDirectory) -> RunResult:
         alpha = _attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
         comparison = _attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
         for name, frame in variance_breakdowns(measured, run.experiment.variance).items():
-            paths.append(_write_csv(frame, run.path / "tables" / f"{name}.csv"))
+            path = run.path / "tables" / f"{name}.csv"
+            write_csv(path, frame)
+            paths.append(path)
         if measured.token_projections is not None:
             _attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
         drawn = None
@@ -108,7 +108,8 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
     )
     if has_token_energies(measured):
         points["energy"] = summed_energy(measured)[0]
-    paths += [run.path / "alpha.json", _write_csv(points, run.path / "tables" / "length_scaling.csv")]
+    write_csv(run.path / "tables" / "length_scaling.csv", points)
+    paths += [run.path / "alpha.json", run.path / "tables" / "length_scaling.csv"]
     paths += alpha_table({run.experiment.name: report.fit}, confidence_level=level).save(run.path / "tables" / "alpha")
     return report
 
@@ -122,9 +123,9 @@ def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Pat
     comparison = compare(measured, **section.arguments())
     run.remarks += comparison.notes
     frame = comparison.to_frame(section.confidence_level)
-    paths.append(_write_csv(frame, run.path / "variance.csv"))
+    write_csv(run.path / "variance.csv", frame)
     write_json(run.path / "variance.json", {str(name): value for name, value in frame.attrs.items()})
-    paths.append(run.path / "variance.json")
+    paths += [run.path / "variance.csv", run.path / "variance.json"]
     paths += variance_table(frame).save(run.path / "tables" / "variance")
     return comparison
 
@@ -139,12 +140,6 @@ def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) ->
     quality = proxy_quality(measured, group_size=size, rng=section.seed)
     run.remarks += quality.notes
     paths += save_tokens(quality, run.path, section.confidence_level)
-
-
-def _write_csv(frame: pd.DataFrame, path: Path) -> Path:
-    with atomic_path(path) as partial:
-        frame.to_csv(partial, index=False, lineterminator="\n")
-    return path
 
 
 def _attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Result | None:

@@ -51,8 +51,9 @@ def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[in
     comparison = compare(measured, **section.arguments(estimators=_local(section), group_size=sizes))
     frame = comparison.to_frame(section.confidence_level)
     if comparison.n_groups > sum(split.n_prompts for split in comparison.splits):
-        components = comparison.prompt_parts(section.confidence_level)
-        frame = pd.concat([frame, components.drop(columns=["estimator", "group_size"])], axis=1)
+        components = comparison.variance_components(section.confidence_level)
+        columns = [column for column in components if column not in frame]
+        frame[columns] = components[columns]
     return frame
 
 

@@ -17,7 +17,7 @@ from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
-from gradstats.measurement.disk_size import bytes_of_sequences
+from gradstats.measurement.disk_size import GIB, bytes_of_sequences
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
@@ -28,7 +28,6 @@ from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.transformers_sampler import generate
 
-_GIB = 1024**3
 _TRIAL_TOKENS = 16
 # How many of the random directions and of the exact tokens are timed.
 _TIMED_PROBES, _TIMED_EXACT = 8, 2
@@ -107,8 +106,8 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
         selection.n_parameters,
         per_step * cap * plan.n_batches,
         measuring,
-        memory / _GIB,
-        disk / _GIB,
+        memory / GIB,
+        disk / GIB,
     )
 
 

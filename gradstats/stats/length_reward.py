@@ -77,7 +77,7 @@ def length_reward_correlation(
     rewards: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> LengthRewardCorrelation:
-    """Correlates length and reward within prompts.
+    """Correlate length and reward within prompts.
 
     Between prompts the two go together because hard problems take long and fail often, which is irrelevant to
     baselines: only the correlation among answers to one prompt shifts a length-weighted baseline away from the mean.
@@ -95,7 +95,7 @@ def length_reward_correlation(
         TypeError: without data.
         ValueError: for arrays of unequal length.
 
-    Examples:
+    Example:
         >>> import gradstats as gs
         >>> result = gs.length_reward_correlation(
         ...     lengths=[10, 30, 20, 60, 15, 45], rewards=[1, 0, 1, 0, 1, 0], groups=[0, 0, 1, 1, 2, 2]
@@ -113,7 +113,7 @@ def length_reward_correlation(
     prompts = np.unique(np.asarray(groups), return_inverse=True)[1]
     if not len(x) == len(y) == len(prompts):
         raise ValueError(
-            f"lengths, rewards and groups must have one entry a completion, got {len(x)}, {len(y)} and {len(prompts)}"
+            f"lengths, rewards and groups must have one entry per completion, got {len(x)}, {len(y)} and {len(prompts)}"
         )
     sums = _sums(x, y, prompts)
     informative = (sums[0] > 0) & (sums[1] > 0)

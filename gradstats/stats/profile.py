@@ -14,25 +14,25 @@ from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scal
 from gradstats.stats.measured import MeasuredProfile
 from gradstats.stats.variance.comparison import VarianceComparison, compare
 
+# The names share_above_half_nat and top16_share, which saved tables hold, state the first two.
 CHOICE = 0.5  # nats of entropy above which a token counts as a choice
 HEAVIEST = 16
 LONG = 150  # tokens from which on the heaviest ones' share is taken
 ESTIMATORS = ("reinforce", "length_weighted(alpha=0.8, loo=True)", "norm_weighted(loo=True)")
 
-
 #: The quantities of a profile and their headings, in the order of the table.
-QUANTITIES = {
+PROFILE_QUANTITIES = {
     "n_prompts": "prompts",
     "n_sequences": "completions",
     "mean_reward": "mean reward",
     "median_length": "median length, tokens",
     "mean_entropy": "entropy per token, nats",
-    "share_above_half_nat": "share of tokens above 0.5 nats",
-    "tokens_with_choice": "tokens above 0.5 nats per completion",
+    "share_above_half_nat": f"share of tokens above {CHOICE:g} nats",
+    "tokens_with_choice": f"tokens above {CHOICE:g} nats per completion",
     "log_residual_sd": "sd of log‖S‖² about the line",
     "effective_share": "effective share of completions",
-    "n_long": "completions of 150 tokens or more",
-    "top16_share": "share of their 16 heaviest tokens (logit proxy)",
+    "n_long": f"completions of {LONG} tokens or more",
+    "top16_share": f"share of the {HEAVIEST} heaviest tokens in completions of {LONG} or more (logit proxy)",
     "wrong_over_right": "mean ‖S‖², wrong over right answers",
     "optimal_constant_ratio": "best constant baseline over mean reward",
     "alpha_pooled": "α, all completions",
@@ -110,7 +110,7 @@ class PolicyProfile:
             ValueError: for a level outside (0, 1).
         """
         rows: list[tuple[str, str, float, float, float]] = []
-        for name, heading in QUANTITIES.items():
+        for name, heading in PROFILE_QUANTITIES.items():
             fit = {"alpha_pooled": self.pooled, "alpha_within": self.within}.get(name)
             ends = (np.nan, np.nan) if fit is None else fit.confidence_interval(confidence_level)
             rows.append((name, heading, float(getattr(self, name)), *ends))
@@ -123,10 +123,10 @@ class PolicyProfile:
 
 
 def profile_policy(measured: MeasuredProfile) -> PolicyProfile:
-    r"""Computes the quantities by which policies are compared: entropy, spread of ‖S‖², α, and variance ratios.
+    r"""Compute the quantities by which policies are compared: entropy, spread of ‖S‖², α, and variance ratios.
 
     Args:
-        measured: a measurement with sketches, drawn on-policy; several completions a prompt.
+        measured: a measurement with sketches, drawn on-policy; several completions per prompt.
 
     Returns:
         A `PolicyProfile`. Quantities that the completions cannot give are NaN, with a warning.

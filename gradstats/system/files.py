@@ -8,7 +8,10 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @contextmanager
@@ -54,6 +57,12 @@ def write_json(path: str | os.PathLike[str], data: Mapping[str, object]) -> None
     """Write ``data`` as indented JSON, whole or not at all (NaN is written as ``null``)."""
     with atomic_path(path) as partial:
         partial.write_text(to_json(data) + "\n", encoding="utf-8")
+
+
+def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame, *, float_format: str | None = None) -> None:
+    """Write a table as CSV without its index, whole or not at all, with the same line ends on every system."""
+    with atomic_path(path) as partial:
+        frame.to_csv(partial, index=False, lineterminator="\n", float_format=float_format)
 
 
 def to_json(data: Mapping[str, object]) -> str:

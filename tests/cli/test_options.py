@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 import tyro
 
-from gradstats.cli.options import REGISTRY, OptionsOf, Settings, described_by, policy_section
+from gradstats.cli.options import REGISTRY, OptionsOf, SettingWords, described_by, policy_section
 from gradstats.config.sections import MeasurementSection, PolicySection, SamplingSection, VarianceSection
 
 
@@ -68,7 +68,7 @@ def test_an_option_of_the_command_takes_its_help_from_the_section(capsys):
 
 
 def test_a_policy_takes_each_setting_from_one_place():
-    words: Settings = ("temperature=0.6", "allow_pickle=true")
+    words: SettingWords = ("temperature=0.6", "allow_pickle=true")
     assert policy_section("p", words, dtype="bfloat16", device=None) == PolicySection(
         name="p", temperature=0.6, allow_pickle=True, dtype="bfloat16"
     )

@@ -54,7 +54,7 @@ def group_sizes(shape: str) -> pd.DataFrame:
 
 
 def prompt_parts(shape: str) -> pd.DataFrame:
-    """A frame as returned by prompt_parts(); one between-prompt component is negative."""
+    """A frame as returned by variance_components(); one between-prompt component is negative."""
     frame = pd.DataFrame({"estimator": names(shape), "group_size": 4})
     frame = with_intervals(frame, ("within_prompt", "between_prompt"), shape, 100.0)
     for column in ("between_prompt", "between_prompt_low", "between_prompt_high"):

@@ -36,3 +36,4 @@ def test_points_within_prompts_are_filled_and_between_prompts_open():
     assert within.get_ydata()[0] < between.get_ydata()[0]
     keys = [text.get_text() for text in ax.get_figure().legends[0].get_texts()]
     assert keys == ["within prompts", "between prompts"]
+    assert ax.get_xlabel() == "component of tr Cov"

@@ -97,8 +97,8 @@ def test_a_folder_without_results_names_the_command(tmp_path, files, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("alpha.json", r"alpha\.json cannot be read as JSON .*: make the run again"),
-        ("variance.csv", r"variance\.csv cannot be read as CSV .*: make the run again"),
+        ("alpha.json", r"alpha\.json cannot be read as JSON .*: repeat the run"),
+        ("variance.csv", r"variance\.csv cannot be read as CSV .*: repeat the run"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path, name, message):

@@ -10,7 +10,7 @@ from gradstats.estimators import Batch
 from gradstats.report.numbers import number_with_interval
 from gradstats.report.tables import alpha_table, latex_escape, profile_table, variance_table
 from gradstats.stats import compare, fit_length_scaling
-from gradstats.stats.profile import QUANTITIES, PolicyProfile
+from gradstats.stats.profile import PROFILE_QUANTITIES, PolicyProfile
 from gradstats.stats.variance.winner import clear_winner, lowest
 
 
@@ -153,7 +153,7 @@ def profile(seed=0, **changes):
     batch = Batch(rewards=rng.normal(5.0, 1.0, 40), lengths=np.full(40, 10), groups=np.repeat(np.arange(10), 4))
     with pytest.warns(UserWarning, match="not resolved"):
         comparison = compare(batch, ["reinforce"], scores=rng.normal(size=(40, 6)))
-    named = [name for name in QUANTITIES if not name.startswith("alpha")]
+    named = [name for name in PROFILE_QUANTITIES if not name.startswith("alpha")]
     numbers = {name: float(at) if at > 2 else at for at, name in enumerate(named, 1)}
     numbers |= {"n_long": 10, "median_length": 4.0, "mean_reward": 3.0} | changes
     return PolicyProfile(**numbers, pooled=fit, within=fit, comparison=comparison)
@@ -166,7 +166,7 @@ def test_profiles_stand_side_by_side_with_their_intervals(tmp_path):
     assert headings == ["quantity", "base", "tuned_model"]
     cells = {row[0]: row[1:] for row in rows}
     assert cells["entropy per token, nats"] == ["5", "0.25"]
-    assert cells[QUANTITIES["top16_share"]] == ["11", "–"]
+    assert cells[PROFILE_QUANTITIES["top16_share"]] == ["11", "–"]
     for column, shown in enumerate((one, other)):
         low, high = shown.pooled.confidence_interval(0.8)
         assert cells["α, all completions"][column] == number_with_interval(shown.alpha_pooled, low, high)

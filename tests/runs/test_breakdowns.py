@@ -43,10 +43,15 @@ def test_tables_of_eight_completions():
     found = variance_breakdowns(pool, SECTION)
     assert list(found) == ["group_sizes", "equivalent_group_size", "length_bins"]
     sizes = found["group_sizes"]
-    # What looks across groups has no group size of its own.
+    # A batch-level estimator has no group size.
     assert set(sizes["estimator"]) == {"rloo", "group_mean", "token_mean(loo=True)"}
     assert sorted(set(sizes["group_size"])) == [2, 4, 8]
     assert sizes["within_prompt"].notna().tolist() == (sizes["group_size"] < 8).tolist()
+    assert sizes.columns.is_unique
+    assert sizes.columns[-6:].to_list() == [
+        f"{name}{end}" for name in ("within_prompt", "between_prompt") for end in ("", "_low", "_high")
+    ]
+    assert sizes.attrs["reference"] == "rloo"
     equal = found["equivalent_group_size"].set_index("estimator")
     alone = equivalent_group_size(pool, "token_mean(loo=True)", 4)
     assert equal.loc["token_mean(loo=True)", "equivalent_group_size"] == pytest.approx(alone.value)

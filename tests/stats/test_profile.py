@@ -9,7 +9,7 @@ import pytest
 from gradstats.measurement import Measurement
 from gradstats.rollouts import Rollouts
 from gradstats.stats.length_scaling.fit import fit_length_scaling
-from gradstats.stats.profile import heaviest_share, profile_policy
+from gradstats.stats.profile import CHOICE, HEAVIEST, LONG, PROFILE_QUANTITIES, heaviest_share, profile_policy
 from gradstats.stats.variance.comparison import compare
 
 LENGTHS = [2, 4, 4, 8, 2, 16]
@@ -41,6 +41,12 @@ def quietly(measured, call=profile_policy):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return call(measured)
+
+
+def test_headings_state_the_thresholds():
+    heading = PROFILE_QUANTITIES["top16_share"]  # which stands in tables without the row n_long
+    assert f"{HEAVIEST} heaviest tokens in completions of {LONG} or more" in heading
+    assert f"above {CHOICE} nats" in PROFILE_QUANTITIES["share_above_half_nat"]
 
 
 def test_counts_and_means():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from gradstats.system.files import atomic_path, remove_partials, remove_path, to_json, write_json
+from gradstats.system.files import atomic_path, remove_partials, remove_path, to_json, write_csv, write_json
 
 
 def test_a_writer_that_fails_leaves_what_was_there(tmp_path):
@@ -50,3 +51,12 @@ def test_json_has_null_where_a_number_is_not_finite(tmp_path):
     assert json.loads(to_json(data)) == {"a": None, "b": [2, None, [1.5]], "c": {"d": "x", "3": None}}
     write_json(tmp_path / "data.json", data)
     assert (tmp_path / "data.json").read_text() == to_json(data) + "\n"
+
+
+def test_a_table_is_written_whole_without_its_index(tmp_path):
+    path = tmp_path / "tables" / "numbers.csv"
+    write_csv(path, pd.DataFrame({"name": ["a", "b"], "value": [1 / 3, np.nan]}, index=[7, 8]))
+    assert path.read_bytes() == b"name,value\na,0.3333333333333333\nb,\n"
+    write_csv(path, pd.DataFrame({"value": [1 / 3]}), float_format="%.3g")
+    assert path.read_bytes() == b"value\n0.333\n"
+    assert [file.name for file in path.parent.iterdir()] == ["numbers.csv"]

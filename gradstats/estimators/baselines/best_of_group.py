@@ -19,7 +19,7 @@ from gradstats.estimators.registry import estimator
     scale="– (normalize: group std + ε)",
     bias="another objective: E[ĝ] = 1/N·∇E[max R of the group]",
     source="Tang et al. 2025, 2503.19595",
-    unit=lambda parameters: "sequence_sum / group_std" if parameters["normalize"] else SEQUENCE_SUM,
+    unit=lambda parameters: f"{SEQUENCE_SUM} / group_std" if parameters["normalize"] else SEQUENCE_SUM,
 )
 def pass_at_k(
     batch: Batch, normalize: bool = False, ddof: int = 1, eps: float = 1e-6, singleton: str = "zero"

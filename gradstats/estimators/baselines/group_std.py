@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from gradstats.estimators.baselines.grouping import first_of_group, reduce_by_group
 from gradstats.estimators.baselines.weighted_mean import apply_singleton, weighted_mean_advantages
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.registry import estimator
 
 
@@ -48,7 +49,7 @@ def divide_by_deviation(
     scale="group std + ε",
     bias="biased: each prompt is rescaled by the spread of its rewards, also with LOO",
     source="Shao et al. 2024, 2402.03300",
-    unit="sequence_sum / group_std",
+    unit=f"{SEQUENCE_SUM} / group_std",
 )
 def grpo(
     batch: Batch, ddof: int = 1, eps: float = 1e-6, loo: bool = False, singleton: str = "zero"

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from gradstats.estimators.baselines.grouping import reduce_by_group
 from gradstats.estimators.baselines.weighted_mean import apply_singleton, weighted_mean_advantages
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.registry import estimator
 
 
@@ -38,7 +39,7 @@ def group_mean_scale(batch: Batch) -> Float[np.ndarray, "n"]:
     scale="group mean",
     bias="another objective: for 0/1 rewards Σ_{k≤N−2}(1−p)^k·∇p for each prompt",
     source="2602.02710",
-    unit="sequence_sum / group_mean",
+    unit=f"{SEQUENCE_SUM} / group_mean",
 )
 def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""A_i = (R_i − R̄)/R̄; a group whose rewards are all zero gives 0. MaxRL, 2602.02710.

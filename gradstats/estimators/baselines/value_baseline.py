@@ -23,7 +23,7 @@ from gradstats.estimators.registry import estimator
     expected_scale=lambda group_size, parameters: (
         1.0 if parameters["gamma"] == parameters["lam"] == 1 and not parameters["whiten"] else None
     ),
-    unit=lambda parameters: "sequence_sum / batch_token_std" if parameters["whiten"] else SEQUENCE_SUM,
+    unit=lambda parameters: f"{SEQUENCE_SUM} / batch_token_std" if parameters["whiten"] else SEQUENCE_SUM,
 )
 def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False) -> Float[np.ndarray, "n t"]:
     r"""A_t = Σ_l (γλ)^l δ_{t+l} with δ_t = r_t + γV_{t+1} − V_t. Schulman et al. 1506.02438.

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from gradstats.estimators.baselines.packing import rewards_to_go
 from gradstats.estimators.baselines.weighted_mean import weighted_mean_advantages
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.registry import estimator
 
 
@@ -44,7 +45,7 @@ def whiten(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     source="Hu et al. 2025, 2501.03262",
     level="token",
     across_groups=True,
-    unit="sequence_sum / batch_token_std",
+    unit=f"{SEQUENCE_SUM} / batch_token_std",
 )
 def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
     r"""A_{i,t} = G_{i,t} whitened over the batch's tokens. REINFORCE++, 2501.03262.
@@ -66,7 +67,7 @@ def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
     bias="biased: mean and std of the batch include the sample",
     source="Hu et al. 2025, 2501.03262",
     across_groups=True,
-    unit="sequence_sum / batch_token_std",
+    unit=f"{SEQUENCE_SUM} / batch_token_std",
 )
 def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − R̄, whitened over the batch's tokens. REINFORCE++-baseline, 2501.03262.

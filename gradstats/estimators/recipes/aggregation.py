@@ -11,11 +11,12 @@ from jaxtyping import Float
 
 from gradstats.estimators.baselines.expectations import is_batch_level
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.parameters import Parameters
 from gradstats.estimators.recipes.components import component
 
 
-@component("aggregation", "sequence_sum")
+@component("aggregation", SEQUENCE_SUM)
 def sequence_sum(batch: Batch) -> Float[np.ndarray, "n"]:
     """1/N Σ_i Σ_t, with N the completions of the group."""
     return 1.0 / batch.group_sizes[batch.group_index]

@@ -5,13 +5,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gradstats.config.labels import read_label
-from gradstats.estimators.estimator import Level
+from gradstats.estimators.estimator import SEQUENCE_SUM, Level
 from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, describe, suggest
 
 Kind = Literal["scale", "ratio", "aggregation", "kl", "filter"]
+
+#: The component of each kind that a recipe has unless it names another: it leaves the plain sum as it is.
+DEFAULT_COMPONENTS: dict[Kind, str] = {
+    "scale": "none",
+    "ratio": "none",
+    "aggregation": SEQUENCE_SUM,
+    "kl": "none",
+    "filter": "none",
+}
 
 
 @dataclass(frozen=True)
@@ -79,9 +88,7 @@ class Component:
         return self.label
 
 
-COMPONENTS: dict[str, dict[str, ComponentDefinition]] = {
-    kind: {} for kind in ("scale", "ratio", "aggregation", "kl", "filter")
-}
+COMPONENTS: dict[str, dict[str, ComponentDefinition]] = {kind: {} for kind in get_args(Kind)}
 
 
 def component(

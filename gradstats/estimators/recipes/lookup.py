@@ -15,17 +15,9 @@ from gradstats.config.labels import read_label
 from gradstats.estimators import registry
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.parameters import suggest
-from gradstats.estimators.recipes.components import COMPONENTS, Kind, get_component, parameter_names
+from gradstats.estimators.recipes.components import COMPONENTS, DEFAULT_COMPONENTS, Kind, get_component, parameter_names
 from gradstats.estimators.recipes.named import RECIPES
 from gradstats.estimators.recipes.recipe import Recipe
-
-DEFAULT_COMPONENTS = {
-    "scale": "none",
-    "ratio": "none",
-    "aggregation": "sequence_sum",
-    "kl": "none",
-    "filter": "none",
-}
 
 
 def get(name: str | Recipe, **overrides: Any) -> Recipe:
@@ -103,9 +95,9 @@ def table() -> pd.DataFrame:
     for name in names():
         row = _row(name)
         baseline = baselines.loc[row["advantage"]]
-        ratio = row.get("ratio", "none") + (f", {row['filter']}" if "filter" in row else "")
+        ratio = row.get("ratio", DEFAULT_COMPONENTS["ratio"]) + (f", {row['filter']}" if "filter" in row else "")
         needs = baseline["needs"]
-        if row.get("ratio", "none") != "none":
+        if "ratio" in row:
             needs += ", logprobs and old_logprobs off-policy"
         rows.append(
             {
@@ -113,7 +105,7 @@ def table() -> pd.DataFrame:
                 "baseline": baseline["baseline"],
                 "scale": row.get("scale", baseline["scale"]),
                 "ratio + clip": ratio,
-                "aggregation": row.get("aggregation", "sequence_sum"),
+                "aggregation": row.get("aggregation", DEFAULT_COMPONENTS["aggregation"]),
                 "needs": needs,
                 "bias": row.get("bias", baseline["bias"]),
                 "source": row.get("source", baseline["source"]),

@@ -14,7 +14,7 @@ from gradstats.estimators.recipes import filter as _filter  # noqa: F401
 from gradstats.estimators.recipes import kl as _kl  # noqa: F401
 from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401
 from gradstats.estimators.recipes import scale as _scale  # noqa: F401
-from gradstats.estimators.recipes.components import Component, get_component
+from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, get_component
 from gradstats.estimators.registry import get
 
 
@@ -54,11 +54,11 @@ class Recipe:
     def __init__(
         self,
         advantage: Estimator | str,
-        scale: Component | str = "none",
-        ratio: Component | str = "none",
-        aggregation: Component | str = "sequence_sum",
-        kl: Component | str = "none",
-        filter: Component | str = "none",
+        scale: Component | str = DEFAULT_COMPONENTS["scale"],
+        ratio: Component | str = DEFAULT_COMPONENTS["ratio"],
+        aggregation: Component | str = DEFAULT_COMPONENTS["aggregation"],
+        kl: Component | str = DEFAULT_COMPONENTS["kl"],
+        filter: Component | str = DEFAULT_COMPONENTS["filter"],
         name: str = "recipe",
     ) -> None:
         object.__setattr__(self, "advantage", get(advantage))
@@ -116,7 +116,7 @@ class Recipe:
 
     def expected_scale(self, group_size: int) -> float | None:
         """The advantage's, where no other component changes it and sums are plain; None otherwise."""
-        plain = self.aggregation.name == "sequence_sum" and all(
+        plain = self.aggregation.name == SEQUENCE_SUM and all(
             entry.name == "none" for entry in (self.scale, self.ratio, self.kl, self.filter)
         )
         return self.advantage.expected_scale(group_size) if plain else None

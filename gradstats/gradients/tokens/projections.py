@@ -31,6 +31,7 @@ from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
 from gradstats.gradients.tokens.factored_layers import FactoredLayers
 from gradstats.gradients.tokens.tangents import Factors, Tangents
+from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import output_embedding
 from gradstats.policy.policy import Policy
 
@@ -108,7 +109,7 @@ def project_tokens(
     """
     projector = _Projector(policy, chunk, selection, tangents, gradients)
     enough = max(_ENOUGH_DIRECTIONS, _ENOUGH_TOKENS // chunk.n_tokens)
-    at_once = max(1, min(enough, int(memory_gib * 1024**3 // projector.bytes_per_direction)))
+    at_once = max(1, min(enough, int(memory_gib * GIB // projector.bytes_per_direction)))
     projected: list[Tensor] = []
     done = 0
     while done < tangents.n:

@@ -144,7 +144,7 @@ def alpha_report(
     groups: ArrayLike | None = None,
     truncated: ArrayLike | None = None,
 ) -> AlphaReport:
-    """Fits the length exponent and runs every diagnostic that bears on it.
+    """Fit the length exponent and run every diagnostic that bears on it.
 
     Args:
         measured: a measurement; or give the arrays.
@@ -160,7 +160,7 @@ def alpha_report(
         TypeError: as `fit_length_scaling`.
         ValueError: likewise, or for an interval that this fit does not offer.
 
-    Examples:
+    Example:
         >>> import gradstats as gs
         >>> points = gs.data.load("gloeckle2026")
         >>> report = gs.alpha_report(lengths=points.length, sq_norms=points.sq_norm)

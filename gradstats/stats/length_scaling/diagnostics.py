@@ -43,7 +43,7 @@ class CurvatureTest:
 
 
 def curvature_test(fit: LengthScalingFit) -> CurvatureTest:
-    """Tests whether a quadratic term in log T improves the pooled line in logarithms.
+    """Test whether a quadratic term in log T improves the pooled line in logarithms.
 
     Args:
         fit: any length-scaling fit; its sequences are used, not its line.
@@ -51,7 +51,7 @@ def curvature_test(fit: LengthScalingFit) -> CurvatureTest:
     Raises:
         ValueError: for fewer than 4 distinct lengths or 3 prompts.
 
-    Examples:
+    Example:
         >>> import gradstats as gs
         >>> points = gs.data.load("gloeckle2026")
         >>> test = gs.curvature_test(gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm))

@@ -180,7 +180,7 @@ def fit_length_scaling(
     method: str = "ols",
     truncated: ArrayLike | None = None,
 ) -> LengthScalingFit:
-    r"""Fits the length exponent α of :math:`‖S‖ ∝ T^{α}`, S = ∇ log π of a whole completion of T tokens.
+    r"""Fit the length exponent α of :math:`‖S‖ ∝ T^{α}`, S = ∇ log π of a whole completion of T tokens.
 
     The line is :math:`\log‖S‖² = c + 2α\log T` (natural logarithms; **the slope is 2α**). Uncorrelated token
     scores give α = ½, fully correlated ones α = 1. The exponent weights a length-controlled
@@ -208,7 +208,7 @@ def fit_length_scaling(
         ValueError: for values that are not finite and positive, arrays of unequal length, fewer than 3
             distinct lengths, an unknown method, or data that a method cannot use.
 
-    Examples:
+    Example:
         >>> import gradstats as gs
         >>> points = gs.data.load("gloeckle2026")
         >>> fit = gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)

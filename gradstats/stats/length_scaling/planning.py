@@ -20,7 +20,7 @@ class AlphaPlan:
         half_width: wanted half-width of the interval of α.
         confidence_level: of that interval.
         n_prompts: prompts needed.
-        n: sequences needed, at as many completions a prompt as in the pilot (one, without a pilot).
+        n: sequences needed, at as many completions per prompt as in the pilot (one, without a pilot).
         stderr_of_one: standard error of α times the root of the number of prompts.
         pilot_n_prompts: prompts of the pilot; None without one.
     """
@@ -55,9 +55,9 @@ def plan_alpha(
     noise: float | None = None,
     length_spread: float | None = None,
 ) -> AlphaPlan:
-    r"""Computes how many prompts give α ± ``half_width``, from a pilot fit or from two numbers.
+    r"""Compute how many prompts give α ± ``half_width``, from a pilot fit or from two numbers.
 
-    The standard error falls like one over the root of the number of prompts, at the pilot's completions a prompt,
+    The standard error falls like one over the root of the number of prompts, at the pilot's completions per prompt,
     range of lengths and noise; the Student quantile is that of the resulting number. Without a pilot, independent
     sequences have :math:`\mathrm{se}(α) = \frac{σ}{2 s \sqrt n}`, σ the noise about the line and s the spread of
     lengths. A wider range of lengths needs fewer.
@@ -73,7 +73,7 @@ def plan_alpha(
         TypeError: when neither or both of a pilot and the two numbers are given.
         ValueError: for a half-width, noise or spread that is not positive, or a pilot without a standard error.
 
-    Examples:
+    Example:
         >>> import gradstats as gs
         >>> gs.plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5).n
         387

@@ -14,7 +14,7 @@ MAX_STEPS = 100
 def poisson_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> RegressionLine:
-    r"""Fits :math:`E[‖S‖² | T] = \exp(c + 2α\log T)` by :math:`\sum_i (‖S_i‖² - μ_i)(1, \log T_i) = 0`.
+    r"""Fit :math:`E[‖S‖² | T] = \exp(c + 2α\log T)` by :math:`\sum_i (‖S_i‖² - μ_i)(1, \log T_i) = 0`.
 
     Consistent whenever that mean is right, whatever the noise (Santos Silva and Tenreyro, Review of Economics
     and Statistics 88, 2006); least squares on logarithms is only if the noise is the same at all lengths.

@@ -121,7 +121,7 @@ class LeastSquares:
 def least_squares(
     design: Float[np.ndarray, "n k"], response: Float[np.ndarray, " n"], n_absorbed: int = 0
 ) -> LeastSquares:
-    """Fits ``response`` on ``design`` by ordinary least squares.
+    """Fit ``response`` on ``design`` by ordinary least squares.
 
     Args:
         design: (n, k) regressors of full column rank.

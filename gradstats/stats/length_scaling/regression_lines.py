@@ -133,7 +133,7 @@ def within_prompt_line(
     if not informative.any():
         raise ValueError(
             "method='within_prompt' needs prompts with completions of different lengths, and here every "
-            "prompt has one completion or one length: sample several completions a prompt"
+            "prompt has one completion or one length: sample several completions per prompt"
         )
     rows = informative[clusters]
     kept = np.unique(clusters[rows], return_inverse=True)[1]

@@ -84,7 +84,7 @@ class TheilSenLine:
 def theil_sen_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> TheilSenLine:
-    """Fits the Theil–Sen line (Sen, JASA 63, 1968).
+    """Fit the Theil–Sen line (Sen, JASA 63, 1968).
 
     Raises:
         ValueError: for more sequences than fit in memory as pairs.

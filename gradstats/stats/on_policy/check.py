@@ -86,7 +86,7 @@ class OnPolicyCheck:
         )
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """One row a quantity: ``quantity, on_policy_value, estimate, low, high``."""
+        """One row per quantity: ``quantity, on_policy_value, estimate, low, high``."""
         rows = []
         for name, expected in (("surprise", 0.0), ("mean_score_sq", 0.0), ("energy_ratio", 1.0)):
             estimate = getattr(self, name)
@@ -129,7 +129,7 @@ def departures_of(sampler: Mapping[str, object], scorer_temperature: float | Non
 
 
 def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator | None = 0) -> OnPolicyCheck:
-    r"""Tests whether samples come from the distribution that is scored.
+    r"""Test whether samples come from the distribution that is scored.
 
     If every token was drawn from exactly the scored distribution (a length cap is allowed), the token scores
     and the surprises less their entropies are martingale differences. Then :math:`\sum_t(-\log π(y_t) - H_t)` has
@@ -146,7 +146,7 @@ def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator 
     Raises:
         ValueError: for fewer than 3 prompts.
 
-    Examples:
+    Example:
         >>> from types import SimpleNamespace
         >>> import numpy as np
         >>> import gradstats as gs

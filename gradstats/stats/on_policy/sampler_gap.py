@@ -75,7 +75,7 @@ class SamplerGap:
         return np.array([total for gap in self.gaps if np.isfinite(total := _total(gap))])
 
     def quantiles(self) -> pd.DataFrame:
-        """One row a level: ``level, token_gap, token_ratio, sequence_log_ratio, sequence_ratio``."""
+        """One row per level: ``level, token_gap, token_ratio, sequence_log_ratio, sequence_ratio``."""
         tokens = np.concatenate(self.gaps)
         tokens = np.quantile(tokens[np.isfinite(tokens)], LEVELS)
         sequences = self.sequence_log_ratios
@@ -92,7 +92,7 @@ class SamplerGap:
             )
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """One row a quantity: ``quantity, estimate, low, high``, with delete-one-prompt jackknife intervals."""
+        """One row per quantity: ``quantity, estimate, low, high``, with delete-one-prompt jackknife intervals."""
         rows = []
         for name in _ESTIMATED:
             estimate = getattr(self, name)
@@ -153,7 +153,7 @@ class SamplerGap:
 
 
 def sampler_gap(measured: MeasuredSampler) -> SamplerGap:
-    """Compares the log-probabilities that the sampler recorded with those of the model that is scored.
+    """Compare the log-probabilities that the sampler recorded with those of the model that is scored.
 
     Args:
         measured: a measurement whose rollouts have ``sampler_logprobs``.

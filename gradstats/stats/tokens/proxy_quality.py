@@ -22,7 +22,14 @@ from gradstats.stats.tokens.token_profile import TokenProfile
 from gradstats.stats.variance.comparison import compare
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
-QUANTITIES = ("rank_correlation", "log_slope", "factor", "cumulative_error", "otb_ratio")
+#: The estimated quantities of a proxy and their headings, in the order of the table.
+PROXY_QUANTITIES = {
+    "rank_correlation": "rank correlation",
+    "log_slope": "log-log slope",
+    "factor": "off by factor",
+    "cumulative_error": "error of W_t",
+    "otb_ratio": "tr Cov of OTB, ratio",
+}
 
 
 @dataclass(frozen=True)
@@ -55,12 +62,12 @@ class ProxyQuality:
     """Forward-only proxies of token energies, compared with measured energies.
 
     Attributes:
-        rows: one a proxy.
+        rows: one per proxy.
         n_prompts: prompts, the independent units.
         n_tokens: tokens compared.
         n_probes: K behind the energies of light tokens.
         share_exact: share of the summed energy that was measured exactly.
-        tokens: one row a token: prompt_id, sample_id, position, energy, energy_stderr, exact, and each proxy.
+        tokens: one row per token: prompt_id, sample_id, position, energy, energy_stderr, exact, and each proxy.
         correlation: profile of `token_correlation`.
         concentration: profile of `concentration`.
         local_slope: profile of `local_slope`.
@@ -86,17 +93,17 @@ class ProxyQuality:
         Raises:
             ValueError: for an unknown quantity.
         """
-        if quantity not in QUANTITIES:
-            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(QUANTITIES)}")
+        if quantity not in PROXY_QUANTITIES:
+            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(PROXY_QUANTITIES)}")
         frame = self.to_frame(confidence_level)
         return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """One row a proxy: each quantity with ``_low`` and ``_high``, then the cumulative error along completions."""
+        """One row per proxy: each quantity with ``_low`` and ``_high``, then the cumulative error along completions."""
         rows = []
         for row in self.rows:
             record: dict[str, object] = {"proxy": row.proxy}
-            named = {name: getattr(row, name) for name in QUANTITIES}
+            named = {name: getattr(row, name) for name in PROXY_QUANTITIES}
             named |= {
                 f"cumulative_error_at_{fraction:g}": each for fraction, each in zip(FRACTIONS, row.along, strict=True)
             }
@@ -153,7 +160,7 @@ class _OtbOf:
 def proxy_quality(
     measured: MeasuredTokens, *, group_size: int | None = None, rng: int | np.random.Generator | None = 0
 ) -> ProxyQuality:
-    r"""Compares forward-only proxies of ‖s_t‖² with measured token energies; intervals are clustered by prompt.
+    r"""Compare forward-only proxies of ‖s_t‖² with measured token energies; intervals are clustered by prompt.
 
     The proxies are ``logit``, :math:`w_t = 1 - 2π(y_t) + \sum_v π(v)²` (the squared norm of the gradient with respect
     to the logits, 2602.07078); ``last_layer``, :math:`w_t‖h_t‖²` (with respect to the output embedding); ``entropy``;
@@ -162,7 +169,7 @@ def proxy_quality(
 
     Args:
         measured: a measurement with ``token_projections``.
-        group_size: completions a group, for the cost to the optimal token baseline.
+        group_size: completions per group, for the cost to the optimal token baseline.
         rng: for that comparison.
 
     Raises:
@@ -189,7 +196,7 @@ def proxy_quality(
         )
     if all(np.isnan(row.otb_ratio.value) for row in rows):
         notes.append(
-            "the cost of a proxy to the optimal token baseline is NaN: it needs at least two completions a prompt, "
+            "the cost of a proxy to the optimal token baseline is NaN: it needs at least two completions per prompt, "
             "sketches, and rewards that differ within prompts"
         )
     exact = sum(float(scores.heavy_sq_norms[scores.mask[scores.heavy_positions]].sum()) for scores in tokens)
@@ -208,7 +215,7 @@ def proxy_quality(
 
 
 def _proxies(measured: MeasuredTokens) -> dict[str, list[np.ndarray]]:
-    """Each proxy, one array a completion, by position in the completion."""
+    """Each proxy, one array per completion, by position in the completion."""
     logit = [
         np.maximum(1 - 2 * np.exp(np.asarray(logprobs)) + squares, 0.0)  # negative by rounding only
         for logprobs, squares in zip(measured.logprobs, measured.sum_pi_squared, strict=True)

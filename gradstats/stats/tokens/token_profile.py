@@ -44,7 +44,7 @@ class TokenProfile:
         return ends[:, 0], ends[:, 1]
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """One row a bin: ``AXIS_first, AXIS_last``, the quantity with ``_low`` and ``_high``, ``n_prompts``."""
+        """One row per bin: ``AXIS_first, AXIS_last``, the quantity with ``_low`` and ``_high``, ``n_prompts``."""
         low, high = self.confidence_interval(confidence_level)
         columns = {
             f"{self.axis}_first": self.first,

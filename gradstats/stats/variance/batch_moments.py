@@ -46,7 +46,7 @@ def batch_moments(
     others: tuple[PromptMoments, ...] = (),
     sketch_error: SketchError | None = None,
 ) -> BatchMoments:
-    r"""Deals the prompts into disjoint batches many times and averages over the deals.
+    r"""Deal the prompts into disjoint batches many times and average over the deals.
 
     A deal shuffles the M prompts (one group of each, drawn at random where there are several) into
     J = ⌊M/B⌋ disjoint batches, which are independent. With G_j the gradient of batch j,

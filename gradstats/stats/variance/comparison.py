@@ -25,7 +25,7 @@ from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, spl
 from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.quantities import COMPARED
-from gradstats.stats.variance.row import EstimatorVariance
+from gradstats.stats.variance.row import EstimatorVariance, Interval
 from gradstats.stats.variance.winner import PairedWithLowest, lowest, lowest_beyond_doubt
 
 DEFAULT_PROMPTS_PER_BATCH = 128
@@ -36,7 +36,7 @@ class GroupSplit:
     """How the completions were split into groups of one size.
 
     Attributes:
-        group_size: completions a group; None when prompts have different numbers and all were used.
+        group_size: completions per group; None when prompts have different numbers and all were used.
         n_prompts: prompts that fill at least one group, the independent units.
         n_groups: number of groups.
         n_leftover: completions that filled no group.
@@ -53,7 +53,7 @@ class VarianceComparison:
     """The variance, bias and cosine of several estimators; `.to_frame()` is the table.
 
     Attributes:
-        rows: one entry an estimator, in the order asked for, group size by group size.
+        rows: one entry per estimator, in the order asked for, group size by group size.
         splits: the split into groups, one for each group size.
         reference: label of the estimator in the denominator of ratios.
         prompts_per_batch: B in bias_share.
@@ -76,7 +76,7 @@ class VarianceComparison:
 
     @property
     def group_size(self) -> int | tuple[int | None, ...] | None:
-        """Completions a group; a tuple for several sizes."""
+        """Completions per group; a tuple for several sizes."""
         sizes = tuple(split.group_size for split in self.splits)
         return sizes[0] if len(sizes) == 1 else sizes
 
@@ -118,7 +118,7 @@ class VarianceComparison:
         return lowest_beyond_doubt(self._frame(confidence_level), self.paired, confidence_level)
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """One row an estimator: ``estimator, group_size, unit``, each quantity with its ``_low`` and ``_high``.
+        """One row per estimator: ``estimator, group_size, unit``, each quantity with its ``_low`` and ``_high``.
 
         ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
 
@@ -130,14 +130,19 @@ class VarianceComparison:
         return frame
 
     def _frame(self, confidence_level: float) -> pd.DataFrame:
+        intervals = [row.intervals(confidence_level, self.prompts_per_batch) for row in self.rows]
+        return self._table(intervals, confidence_level)
+
+    def _table(self, intervals: Sequence[dict[str, Interval]], confidence_level: float) -> pd.DataFrame:
+        """One row per estimator with its quantities, and in ``.attrs`` how the comparison was made."""
         records = []
-        for row in self.rows:
+        for row, quantities in zip(self.rows, intervals, strict=True):
             record: dict[str, object] = {
                 "estimator": row.label,
                 "group_size": np.nan if row.group_size is None else row.group_size,
                 "unit": row.unit,
             }
-            for quantity, (value, low, high) in row.intervals(confidence_level, self.prompts_per_batch).items():
+            for quantity, (value, low, high) in quantities.items():
                 record |= {quantity: value, f"{quantity}_low": low, f"{quantity}_high": high}
             records.append(record)
         frame = pd.DataFrame(records)
@@ -159,9 +164,9 @@ class VarianceComparison:
         The variance within prompts falls as groups grow, the variance between prompts does not.
 
         Returns:
-            One row an estimator: ``estimator, group_size``, ``within_prompt`` and ``between_prompt`` with their
-            ``_low`` and ``_high``; NaN for batch-level estimators, and for group sizes at which every prompt has a
-            single group.
+            One row per estimator: ``estimator, group_size, unit``, ``within_prompt`` and ``between_prompt`` with
+            their ``_low`` and ``_high``; NaN for batch-level estimators, and for group sizes at which every prompt has
+            a single group. ``.attrs`` hold how the comparison was made.
 
         Raises:
             ValueError: when every prompt has a single group, whatever the group size.
@@ -171,15 +176,7 @@ class VarianceComparison:
                 "every prompt has a single group, so that variance within and between prompts cannot be separated: "
                 "choose a group_size of at most half of a prompt's completions"
             )
-        records = []
-        for row in self.rows:
-            record: dict[str, object] = {"estimator": row.label, "group_size": row.group_size}
-            for name in ("within_prompt", "between_prompt"):
-                estimate = getattr(row, name)
-                low, high = estimate.confidence_interval(confidence_level)
-                record |= {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
-            records.append(record)
-        return pd.DataFrame(records)
+        return self._table([row.component_intervals(confidence_level) for row in self.rows], confidence_level)
 
     #: The name of `variance_components` in version 0.1.
     prompt_parts = variance_components
@@ -198,7 +195,7 @@ def compare(
     scores_are_sketches: bool | None = None,
     **fields: ArrayLike | None,
 ) -> VarianceComparison:
-    r"""Compares the variance of policy-gradient estimators on the same rollouts, with paired intervals.
+    r"""Compare the variance of policy-gradient estimators on the same rollouts, with paired intervals.
 
     With :math:`g_m = \sum_{i \in m} w_i S_i` the gradient of a group of completions of prompt m, each row holds
 
@@ -251,7 +248,7 @@ def compare(
             order.
         scores: (N, D) scores of completions or (N, T, D) of tokens, in any coordinates that keep the
             gradients' inner products; None takes the measurement's sketches.
-        group_size: completions a group; a prompt with more is split, in sample order, into disjoint groups,
+        group_size: completions per group; a prompt with more is split, in sample order, into disjoint groups,
             and leftovers are counted. None takes all completions of each prompt. Several sizes are compared
             from the same completions, rows size by size, each relative to the reference at the same size; trace_cov
             is of one group, so that estimators at the same total number of completions are compared by
@@ -263,7 +260,7 @@ def compare(
         rng: for those batches and for estimating the sketch's error.
         scores_are_sketches: whether ``scores`` are a random projection; by default True for a
             measurement's sketches and False for ``scores`` given here.
-        **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array a completion, or
+        **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array per completion or
             (N, T)) or ``greedy_rewards`` for `remax`.
 
     Returns:
@@ -275,7 +272,7 @@ def compare(
             shape, a token-level estimator without token scores, an estimator whose inputs are missing, batches too
             large, or fewer than one prompt a batch or one resample.
 
-    Examples:
+    Example:
         >>> import numpy as np
         >>> import gradstats as gs
         >>> rng = np.random.default_rng(0)

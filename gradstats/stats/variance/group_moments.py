@@ -51,18 +51,18 @@ class Groups:
 
 
 def shuffled_prompts(labels: np.ndarray, rng: np.random.Generator) -> Int[np.ndarray, " n"]:
-    """Numbers prompts from 0 at random, so that runs of consecutive numbers are random folds of prompts."""
+    """Number prompts from 0 at random, so that runs of consecutive numbers are random folds of prompts."""
     numbers = np.unique(labels, return_inverse=True)[1]
     return rng.permutation(int(numbers.max()) + 1)[numbers]
 
 
 def split_into_groups(prompts: Int[np.ndarray, " n"], order: Int[np.ndarray, " n"], group_size: int | None) -> Groups:
-    """Splits each prompt's completions, in sample order, into disjoint groups.
+    """Split each prompt's completions, in sample order, into disjoint groups.
 
     Args:
         prompts: (n,) prompt of each completion, numbered from 0.
         order: (n,) positions of the completions in sample order.
-        group_size: completions a group; None makes one group of all of a prompt's completions.
+        group_size: completions per group; None makes one group of all of a prompt's completions.
 
     Raises:
         ValueError: when no prompt has that many completions.
@@ -134,7 +134,7 @@ def prompt_moments(
     signs: Float[np.ndarray, " features"] | None = None,
     exact_squares: bool = True,
 ) -> PromptMoments:
-    r"""Sums weighted scores to groups and prompts, with delete-one-prompt replicates in closed form.
+    r"""Sum weighted scores to groups and prompts, with delete-one-prompt replicates in closed form.
 
     With :math:`g_{mk} = \sum_{i \in (m,k)} w_i S_i` and M prompts, E‖g‖² is the mean of
     :math:`x_m = \frac{1}{K_m}\sum_k‖g_{mk}‖²`, whose replicate without prompt m is

@@ -25,7 +25,7 @@ class EquivalentGroupSize:
 
     Attributes:
         estimator: label of the estimator.
-        group_size: completions a group of it.
+        group_size: completions per group of it.
         inverse: estimate of 1/(N' − 1), N' the equivalent size; where it is not above 0, no group size of RLOO
             has as low a variance.
         n_prompts: prompts it rests on.
@@ -78,7 +78,7 @@ def equivalent_group_size(
     *,
     scores_are_sketches: bool | None = None,
 ) -> EquivalentGroupSize:
-    r"""Finds the group size at which `rloo` is as noisy as an estimator at ``group_size`` completions.
+    r"""Find the group size at which `rloo` is as noisy as an estimator at ``group_size`` completions.
 
     The comparison is at the same total number of completions and of the within-prompt variance w, since the
     between-prompt variance does not shrink with the group. RLOO is a U-statistic of pairs, so that
@@ -99,7 +99,7 @@ def equivalent_group_size(
         ValueError: for a group size below 3, fewer than 3 prompts with 2N completions, a batch-level
             estimator, or data on which the baseline of RLOO costs nothing.
 
-    Examples:
+    Example:
         >>> import numpy as np
         >>> import gradstats as gs
         >>> rng = np.random.default_rng(0)

@@ -60,7 +60,7 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
     Raises:
         ValueError: for a token-level estimator, one that scales its advantages, or fewer than 3 prompts.
 
-    Examples:
+    Example:
         >>> import gradstats as gs
         >>> batch = gs.estimators.Batch([1, 0, 1, 1, 0, 0], [10, 40, 20, 30, 50, 30], [0, 0, 1, 1, 2, 2])
         >>> shift = gs.implied_shift(batch, "token_mean")

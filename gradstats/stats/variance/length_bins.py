@@ -82,7 +82,7 @@ class LengthBins:
         return self.comparison.confidence_interval(confidence_level, quantity)
 
     def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
-        """One row a bin: ``estimator, length_low, length_high, n_completions`` and what `compare` gives."""
+        """One row per bin: ``estimator, length_low, length_high, n_completions`` and what `compare` gives."""
         frame = self.comparison.to_frame(confidence_level)
         frame.insert(1, "length_low", self.bins[:, 0])
         frame.insert(2, "length_high", self.bins[:, 1])
@@ -101,7 +101,7 @@ def variance_by_length(
     *,
     scores_are_sketches: bool | None = None,
 ) -> LengthBins:
-    r"""Splits an estimator's gradient by completion length, and estimates the noise and signal of each bin.
+    r"""Split an estimator's gradient by completion length, and estimate the noise and signal of each bin.
 
     :math:`g_m = \sum_b g_m^b` with :math:`g_m^b = \sum_{i \in m,\, T_i \in b} w_i S_i`: the weights are those of the
     whole group, and completions of other lengths are left out of the sum. Each bin is then a gradient estimator in
@@ -123,7 +123,7 @@ def variance_by_length(
     Raises:
         ValueError: for ``n_bins`` below 1, a batch-level estimator, and as in `compare`.
 
-    Examples:
+    Example:
         >>> import numpy as np
         >>> import gradstats as gs
         >>> rng = np.random.default_rng(0)

@@ -63,9 +63,9 @@ def remarks_about(
         notes.append(f"{JUDGED.name} uses the exactly known scale of E[ĝ] for {_listed(exact)}")
     across = [estimator.label for estimator in estimators if estimator.across_groups]
     if across:
-        look = "looks" if len(across) == 1 else "look"
+        are = "is a batch-level estimator" if len(across) == 1 else "are batch-level estimators"
         notes.append(
-            f"{_listed(across)} {look} across groups: measured in batches of {pool.batch_prompts} prompts, "
+            f"{_listed(across)} {are}: measured in batches of {pool.batch_prompts} prompts, "
             f"dealt {pool.n_resamples} times without replacement"
         )
     probed = pool.scores.probed

@@ -105,7 +105,7 @@ def probed_statistic(values: Float[np.ndarray, " m"], per_probe: Float[np.ndarra
     r"""The mean over prompts of a quantity that is itself a mean over probes, with the error that all prompts share.
 
     Args:
-        values: one a prompt.
+        values: one per prompt.
         per_probe: the value along each of the K probes, whose mean ``values`` holds; None where no probe enters.
     """
     slopes = None

@@ -129,6 +129,9 @@ VARIANCE_COMPONENTS = (
     ),
 )
 
+#: The label of an axis that both components share.
+COMPONENT_LABEL = "component of tr Cov"
+
 QUANTITIES = {quantity.name: quantity for quantity in (*COMPARED, *VARIANCE_COMPONENTS)}
 
 # A shrunken estimator has a low ratio and is no better for it, and a ratio of two units means nothing: only the

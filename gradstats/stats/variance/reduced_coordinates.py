@@ -12,7 +12,7 @@ from gradstats.stats.variance.sketch_error import SketchError
 
 
 def in_fewer_coordinates(scores: Scores, sketch_error: SketchError | None) -> tuple[Scores, SketchError | None]:
-    r"""Rotates n scores of dimension D > n, and the random directions of the sketch's error, into the space they span.
+    r"""Rotate n scores of dimension D > n, and the random directions of the sketch's error, into the space they span.
 
     With :math:`[S^T \; Z] = Q R`, Q orthonormal, the columns of R have the inner products of scores S and directions Z:
     everything a comparison computes stays as it is, at n coordinates instead of D. Scores of tokens stay as they are,

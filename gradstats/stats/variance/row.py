@@ -9,6 +9,7 @@ from scipy import stats
 
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.stats.jackknife import Estimate
+from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS
 
 MISSING = Estimate(np.nan, np.nan, "raw", np.nan)
 Interval = tuple[float, float, float]
@@ -21,7 +22,7 @@ class EstimatorVariance:
 
     Attributes:
         label: the estimator, with its parameters.
-        group_size: completions a group; None when prompts have different numbers and all were used.
+        group_size: completions per group; None when prompts have different numbers and all were used.
         unit: what the gradient is measured in; see `gradstats.estimators.Estimator`.
         trace_cov: tr Cov of one group's gradient.
         signal_sq: ‖E g‖², unbiased, may be negative.
@@ -33,7 +34,7 @@ class EstimatorVariance:
         cosine: between E g and E of `rloo`.
         bias_to_noise: ‖E g − E rloo‖² over trace_cov.
         kept_share: share of groups with any non-zero weight, by prompt.
-        within_prompt: the part of trace_cov between groups of one prompt, where prompts have several groups.
+        within_prompt: the component of trace_cov between groups of one prompt, where prompts have several groups.
         between_prompt: the rest of it, unbiased, may be negative; it does not shrink with the group size.
         reference_signal_sq: ‖E r‖².
         unbiased_signal_sq: ‖E rloo‖².
@@ -69,6 +70,10 @@ class EstimatorVariance:
             "bias_share": self._bias_share(confidence_level, prompts_per_batch),
             "kept_share": _wilson(self.kept_share, confidence_level),
         }
+
+    def component_intervals(self, confidence_level: float) -> dict[str, Interval]:
+        """Variance component → (estimate, low, high) at a level."""
+        return {one.name: _plain(getattr(self, one.name), confidence_level) for one in VARIANCE_COMPONENTS}
 
     def resolved(self, confidence_level: float) -> bool:
         """Whether the interval of ‖E g‖² lies above 0."""

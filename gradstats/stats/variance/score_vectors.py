@@ -104,7 +104,7 @@ def prepare_scores(
     sq_norms: Float[np.ndarray, " n"] | None,
     probed: ProbedTokens | None = None,
 ) -> Scores:
-    """Checks scores against the completions and puts the kept ones in the order of their groups.
+    """Check scores against the completions and put the kept ones in the order of their groups.
 
     Args:
         scores: (N, D) or (N, T, D).
@@ -124,7 +124,7 @@ def prepare_scores(
         )
     if scores.ndim == 3 and scores.shape[1] != mask.shape[1]:
         raise ValueError(
-            f"scores holds {scores.shape[1]} tokens a completion, but the batch is {mask.shape[1]} wide: pad both to "
+            f"scores holds {scores.shape[1]} tokens per completion, but the batch is {mask.shape[1]} wide: pad both to "
             "the same width"
         )
     in_order = len(rows) == n and np.array_equal(rows, np.arange(n))

@@ -48,7 +48,7 @@ class PairedWithLowest:
         """Whether every other estimator's paired interval lies above the lowest estimator.
 
         Returns:
-            None for an estimator that looks beyond its group, with which nothing is paired.
+            None for a batch-level estimator, with which nothing is paired.
         """
         by_label = {estimator.label: estimator for estimator in self.estimators}
         if by_label[best].across_groups:

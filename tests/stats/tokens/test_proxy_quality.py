@@ -87,7 +87,7 @@ def test_one_completion_a_prompt_leaves_the_cost_open():
     measured, _, _ = drawn()
     quality = gs.proxy_quality(measured.select(slice(0, None, 3)))
     assert quality.to_frame()["otb_ratio"].isna().all()
-    assert "at least two completions a prompt" in quality.notes[0]
+    assert "at least two completions per prompt" in quality.notes[0]
 
 
 def test_tokens_are_listed():

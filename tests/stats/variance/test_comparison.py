@@ -188,7 +188,7 @@ def test_refusals():
         (ValueError, "group_size=5 must lie between 1 and .* at most 4 here", {"group_size": 5}),
         (ValueError, r"scores has shape \(39, 6\), expected \(40, D\)", {"scores": scores[:39]}),
         (ValueError, r"scores has shape \(40,\)", {"scores": scores[:, 0]}),
-        (ValueError, "scores holds 2 tokens a completion", {"scores": np.zeros((40, 2, 3))}),
+        (ValueError, "scores holds 2 tokens per completion", {"scores": np.zeros((40, 2, 3))}),
         (ValueError, "not finite: measure it again", {"scores": np.where(scores > 3, np.nan, scores)}),
         (ValueError, "reference='batch_mean' is a batch-level estimator", {"reference": "batch_mean"}),
         (

@@ -7,10 +7,12 @@ from comparison_batches import correlated_batch, quietly
 from scipy import stats
 
 from gradstats import estimators as est
+from gradstats.plots.units import rows_of_one_unit
 from gradstats.stats import (
     compare,
 )
 from gradstats.stats.variance.group_moments import prompt_moments, split_into_groups
+from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS
 
 
 def test_variance_components_equal_loops():
@@ -32,6 +34,22 @@ def test_variance_components_equal_loops():
         assert frame["within_prompt_high"].iloc[position] == pytest.approx(np.mean(spreads) * np.exp(margin), rel=1e-8)
     total = frame["within_prompt"] + frame["between_prompt"]
     np.testing.assert_allclose(total, result.to_frame()["trace_cov"], rtol=1e-10)
+
+
+@pytest.mark.parametrize("reference", ["rloo", "recipe"])
+def test_variance_components_are_read_in_the_same_unit_as_the_comparison(reference):
+    """Both frames of a comparison keep the rows in the unit of its reference, in a frame by themselves as well."""
+    batch, scores = correlated_batch(n_prompts=12, size=8)
+    recipe = est.Recipe("group_mean", scale="group_std", name="mine")  # no label of the registry names its unit
+    chosen = {"rloo": est.get("rloo"), "recipe": recipe}
+    result = quietly(compare, batch, list(chosen.values()), scores, group_size=4, reference=chosen[reference])
+    components, compared = result.variance_components(0.9), result.to_frame(0.9)
+    assert components.attrs.items() <= compared.attrs.items()
+    assert components.attrs["reference"] == chosen[reference].label
+    assert components.attrs["confidence_level"] == 0.9
+    pd.testing.assert_series_equal(components["unit"], compared["unit"])
+    for frame in (components, compared):
+        assert rows_of_one_unit(frame, VARIANCE_COMPONENTS)[0]["estimator"].to_list() == [chosen[reference].label]
 
 
 def test_variance_components_need_two_groups_of_a_prompt():

@@ -65,3 +65,15 @@ def test_notes_name_their_size_and_are_not_repeated():
     assert sum("inner products come from a sketch of dimension 6" in note for note in notes) == 1
     assert result.n_leftover == 40
     assert len(result.to_frame(0.9)) == 4
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        (["rloo", "constant"], "constant is a batch-level estimator: measured in batches of 6 prompts"),
+        (["constant", "batch_mean"], "constant and batch_mean are batch-level estimators: measured in batches of 6"),
+    ],
+)
+def test_batch_level_estimators_are_named(chosen, sentence):
+    batch, scores = interleaved_batch([4] * 24)
+    assert sentence in " ".join(quiet_compare(batch, chosen, scores, n_resamples=2).notes)

@@ -31,7 +31,7 @@ def test_the_frame_holds_every_quantity_in_order_with_its_interval(comparison):
     ends = ("", "_low", "_high")
     expected = ["estimator", "group_size", "unit", *(f"{one.name}{end}" for one in COMPARED for end in ends)]
     assert list(comparison.to_frame().columns) == expected
-    components = comparison.prompt_parts()
+    components = comparison.variance_components()
     assert {f"{one.name}{end}" for one in VARIANCE_COMPONENTS for end in ends} <= set(components.columns)
 
 
