@@ -6,6 +6,8 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint const
 
 # Two workers with one thread each: the tests use many small models, which run slower with more threads.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+# The examples in docstrings, in a process of their own: modules are imported as users import them.
+EXAMPLES = OMP_NUM_THREADS=1 $(BIN)/pytest --import-mode=prepend --doctest-modules --doctest-ignore-import-errors gradstats
 
 # The report is tested in a browser if one is installed; otherwise a message says that these tests are skipped.
 BROWSER = browser=; for need in chromium chromedriver; do command -v $$need > /dev/null || { \
@@ -34,9 +36,11 @@ demo: $(VENV)/.base  ## sample the embedded policy, measure α and the variance 
 	@$(BIN)/gradstats run embedded
 
 test: $(VENV)/.dev  ## run the test suite (takes minutes)
+	@$(EXAMPLES)
 	@$(BROWSER); $(PYTEST) -m "not slow$$browser"
 
 test-all: $(VENV)/.dev  ## run the test suite including the slow tests
+	@$(EXAMPLES)
 	@$(BROWSER); $(PYTEST) -m "$${browser# and }"
 
 lint: $(VENV)/.dev  ## run ruff and pyright

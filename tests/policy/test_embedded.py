@@ -13,7 +13,7 @@ from gradstats.policy.embedded import checkpoint_names, second_moments
 
 @pytest.fixture(scope="module")
 def final():
-    return dict(gs.load_policy("embedded").model.named_parameters())
+    return {name: parameter.detach() for name, parameter in gs.load_policy("embedded").model.named_parameters()}
 
 
 def distance(parameters, others):
@@ -28,7 +28,7 @@ def test_checkpoints_come_closer_to_the_final_weights(final):
         policy = gs.load_policy("embedded", revision=name)
         assert policy.revision == name
         stored = load_file(EMBEDDED_FOLDER / "checkpoints" / f"{name}.safetensors")
-        loaded = dict(policy.model.named_parameters())
+        loaded = {key: parameter.detach() for key, parameter in policy.model.named_parameters()}
         assert all(torch.equal(parameter, stored[key].float()) for key, parameter in loaded.items())
         distances.append(distance(loaded, final))
     assert distances == sorted(distances, reverse=True)
