@@ -9,6 +9,7 @@ import tyro
 
 from gradstats.cli import terminal
 from gradstats.cli.options import OptionsOf, Positional, SettingWords, described_by, policy_section
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.experiment import with_settings
 from gradstats.config.sections import PromptsSection, SamplingSection
 from gradstats.system.files import to_json
@@ -21,7 +22,7 @@ def profile(
     n: Annotated[int | None, described_by(PromptsSection, "n")] = None,
     prompt_settings: Annotated[SettingWords, described_by(PromptsSection, "settings")] = (),
     policy_settings: SettingWords = (),
-    confidence_level: float = 0.95,
+    confidence_level: float = CONFIDENCE_LEVEL,
     out: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     progress: bool = True,

@@ -10,6 +10,7 @@ import tyro
 
 from gradstats.cli import terminal
 from gradstats.cli.options import OptionsOf, Positional
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import VarianceSection
 from gradstats.system.files import to_json
 
@@ -18,7 +19,7 @@ def alpha(
     source: Positional[Path],
     method: Literal["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"] = "ols",
     interval: Literal["t", "hc3", "cluster", "bootstrap", "rank"] | None = None,
-    confidence_level: float = 0.95,
+    confidence_level: float = CONFIDENCE_LEVEL,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Fit the length-scaling exponent α of ‖S‖² ∝ T^(2α), with its interval and diagnostics.
@@ -77,7 +78,7 @@ def variance(
 def tokens(
     source: Positional[Path],
     group_size: int | None = None,
-    confidence_level: float = 0.95,
+    confidence_level: float = CONFIDENCE_LEVEL,
     out: Path | None = None,
     seed: int = 0,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
@@ -119,7 +120,7 @@ def plan(
     half_width: float = 0.05,
     noise: float | None = None,
     length_spread: float | None = None,
-    confidence_level: float = 0.95,
+    confidence_level: float = CONFIDENCE_LEVEL,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """How many sequences give α ± a half-width? From a pilot measurement, or from noise and spread of lengths.
@@ -146,7 +147,7 @@ def group_size(
     source: Positional[Path],
     estimator: Positional[str],
     group_size: int = 4,
-    confidence_level: float = 0.95,
+    confidence_level: float = CONFIDENCE_LEVEL,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Which group size of RLOO has the variance of an estimator at N completions, at the same total number?
@@ -168,7 +169,7 @@ def group_size(
 def shift(
     source: Positional[Path],
     estimator: Positional[str],
-    confidence_level: float = 0.95,
+    confidence_level: float = CONFIDENCE_LEVEL,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Which shift δ of Asymmetric REINFORCE does a baseline correspond to on these rollouts?
@@ -188,7 +189,7 @@ def shift(
 
 def length_reward(
     source: Positional[Path],
-    confidence_level: float = 0.95,
+    confidence_level: float = CONFIDENCE_LEVEL,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Does reward correlate with length among answers to the same prompt?

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.system.files import to_json
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def show_variance(frame: pd.DataFrame) -> None:
     from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
 
     attrs = frame.attrs
-    level = attrs.get("confidence_level", 0.95)
+    level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
     title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("estimator", overflow="fold")
@@ -167,7 +168,7 @@ def show_variance(frame: pd.DataFrame) -> None:
         )
 
 
-def show_tokens(quality: ProxyQuality, confidence_level: float = 0.95) -> None:
+def show_tokens(quality: ProxyQuality, confidence_level: float = CONFIDENCE_LEVEL) -> None:
     """Proxies of token energies, and how energy is spread over tokens."""
     from gradstats.stats.tokens.proxy_quality import PROXY_QUANTITIES
 

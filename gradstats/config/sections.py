@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, field_validator
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL, MOST_MEMORY_GIB, PROMPTS_PER_BATCH, TOKEN_BUDGET
 from gradstats.config.validation import Section
 
 DEFAULT_ESTIMATORS = (
@@ -152,14 +153,19 @@ class MeasurementSection(Section):
     token_dtype: Literal["float32", "float16"] = Field(
         default="float32", description="type in which token projections are saved."
     )
-    token_budget: Count | None = Field(
-        default=None, description="most tokens that go through the model at once, padding included; 4096 by default."
+    token_budget: Count = Field(
+        default=TOKEN_BUDGET, description="most tokens that go through the model at once, padding included."
     )
     memory_gib: PositiveFloat | None = Field(
         default=None,
-        description="most memory for logits and per-sequence gradients; a quarter of the machine's, at most 4 GiB, "
-        "by default.",
+        description="most memory for logits and per-sequence gradients; a quarter of the machine's, at most "
+        f"{MOST_MEMORY_GIB:g} GiB, by default.",
     )
+
+    @field_validator("token_budget", mode="before")
+    @classmethod
+    def _default_budget(cls, token_budget: object) -> object:
+        return TOKEN_BUDGET if token_budget is None else token_budget  # None stands in files of version 0.1
 
     @field_validator("token_exact")
     @classmethod
@@ -179,7 +185,7 @@ class LengthScalingSection(Section):
 
     title: ClassVar[str] = "length_scaling"
 
-    confidence_level: ConfidenceLevel = Field(default=0.95, description="level of the interval.")
+    confidence_level: ConfidenceLevel = Field(default=CONFIDENCE_LEVEL, description="level of the interval.")
     published: str | None = Field(
         default=None, description="a data set to draw over the figure, see `gradstats list data`."
     )
@@ -203,13 +209,13 @@ class VarianceSection(Section):
     reference: str = Field(default="rloo", description="estimator that ratios are taken to.")
     prompts_per_batch: Count | None = Field(
         default=None,
-        description="prompts of a batch, for the share of bias (128 by default) and for batch-level estimators (by "
-        "default a quarter of the prompts, at most 128).",
+        description=f"prompts of a batch, for the share of bias ({PROMPTS_PER_BATCH} by default) and for batch-level "
+        f"estimators (by default a quarter of the prompts, at most {PROMPTS_PER_BATCH}).",
     )
     n_resamples: Count = Field(
         default=256, description="how often the prompts are dealt into batches for batch-level estimators."
     )
-    confidence_level: ConfidenceLevel = Field(default=0.95, description="level of the intervals.")
+    confidence_level: ConfidenceLevel = Field(default=CONFIDENCE_LEVEL, description="level of the intervals.")
     seed: NonNegativeInt = Field(default=0, description="seed of the comparison.")
 
 

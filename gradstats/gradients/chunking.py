@@ -7,13 +7,13 @@ import os
 import numpy as np
 import torch
 
+from gradstats.config.defaults import MOST_MEMORY_GIB, TOKEN_BUDGET
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 
-DEFAULT_TOKEN_BUDGET = 4096
 #: Largest share of a chunk's tokens that may be padding.
 MOST_PADDING = 0.1
 
@@ -25,7 +25,7 @@ def plan_chunks(
     rollouts: Rollouts,
     policy: Policy,
     selection: ParameterSelection,
-    token_budget: int | None = None,
+    token_budget: int = TOKEN_BUDGET,
     memory_gib: float | None = None,
     gradients_held: int = 1,
     rows: np.ndarray | None = None,
@@ -41,7 +41,7 @@ def plan_chunks(
         rollouts: the sequences.
         policy: its vocabulary and dtype determine the memory of the logits.
         selection: its size determines the memory of the gradients.
-        token_budget: most tokens in a chunk, padding included; 4096 when None.
+        token_budget: most tokens in a chunk, padding included.
         memory_gib: most memory for per-sequence gradients and for logits, each; a quarter of the machine's memory,
             at most 4 GiB, when None. A single sequence always forms a chunk.
         gradients_held: number of gradients of the whole selection that the engine holds for each sequence.
@@ -59,7 +59,7 @@ def plan_chunks(
     per_sequence = 2 * item * selection.n_parameters * gradients_held
     most_sequences = max(1, int(budget // per_sequence)) if per_sequence else len(rollouts)
     vocabulary = n_logits(policy.model)
-    most_tokens = min(token_budget or DEFAULT_TOKEN_BUDGET, int(budget // (_LOGIT_COPIES * max(item, 4) * vocabulary)))
+    most_tokens = min(token_budget, int(budget // (_LOGIT_COPIES * max(item, 4) * vocabulary)))
     frame = rollouts.frame
     times = frame["prompt_tokens"].map(len).to_numpy() + frame["completion_tokens"].map(len).to_numpy()
     chosen = np.arange(len(rollouts)) if rows is None else rows
@@ -78,9 +78,9 @@ def plan_chunks(
 
 
 def default_memory_gib(device: torch.device) -> float:
-    """A quarter of the device's memory, at most 4 GiB."""
+    """A quarter of the device's memory, at most `MOST_MEMORY_GIB`."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(4.0, total / 4 / GIB)
+    return min(MOST_MEMORY_GIB, total / 4 / GIB)

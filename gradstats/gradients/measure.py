@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gradstats.config.defaults import TOKEN_BUDGET
 from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.blocks import Blocks
 from gradstats.gradients.session import MeasuringSession
@@ -35,7 +36,7 @@ def measure(
     token_probes: int = 0,
     token_exact: int | float = 0,
     token_seed: int = 0,
-    token_budget: int | None = None,
+    token_budget: int = TOKEN_BUDGET,
     memory_gib: float | None = None,
     keep_in: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -68,7 +69,7 @@ def measure(
             that are heaviest by :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2`. A share between 0 and 1 takes as many as
             hold that share of :math:`\sum_t w_t`.
         token_seed: seed of the directions; measurements to be compared need the same.
-        token_budget: most tokens that go through the model at once, padding included (4096 when None).
+        token_budget: most tokens that go through the model at once, padding included.
         memory_gib: most memory for logits and, with vmap, for per-sequence gradients; at most 4 GiB by default.
         keep_in: a folder in which sequences are kept, some at a time, as they are measured. The same call resumes an
             interrupted one from them; removing the folder afterwards is left to you.

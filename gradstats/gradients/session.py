@@ -46,7 +46,7 @@ class MeasuringSession:
     sketch: CountSketch | None
     reference: Policy | None
     tokens: TokenSettings | None
-    token_budget: int | None
+    token_budget: int
     memory_gib: float | None
     metadata: dict[str, Any]
 

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.typing import ColorType
 
 from gradstats import data
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.plots.forest import plain_ticks
 from gradstats.stats.length_scaling.fit import LengthScalingFit
 
@@ -22,7 +23,7 @@ def plot_length_scaling(
     published: str | pd.DataFrame | None = None,
     label: str | None = None,
     color: ColorType | None = None,
-    confidence_level: float = 0.95,
+    confidence_level: float = CONFIDENCE_LEVEL,
 ) -> Axes:
     r"""Draw ‖S‖² against completion length, both on log axes, with the fit and its interval band.
 

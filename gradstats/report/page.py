@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.report.numbers import common_exponent, number_with_interval
 from gradstats.report.saved_results import SavedResults, read_results
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
@@ -171,7 +172,7 @@ def _alpha(run: SavedResults) -> dict[str, str] | None:
     return {
         "text": number_with_interval(alpha, low, high),
         "interval": f"[{low:.3f}, {high:.3f}]",
-        "level": f"{saved.get('confidence_level', 0.95):.0%}",
+        "level": f"{saved.get('confidence_level', CONFIDENCE_LEVEL):.0%}",
         "method": f"{saved['method']}, {saved['interval']} interval",
         "rest": f"n = {saved['n']} completions of {saved['n_prompts']} prompts, R² = {r_squared:.2f}",
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.tokens.proxy_quality import ProxyQuality
 from gradstats.system.files import write_csv, write_json
 
@@ -35,7 +36,7 @@ class SavedTokens:
     sample: pd.DataFrame
 
 
-def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = 0.95) -> list[Path]:
+def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL) -> list[Path]:
     """Write the numbers of a `gradstats.ProxyQuality` to a folder; returns the paths."""
     frame = quality.to_frame(confidence_level)
     long = []

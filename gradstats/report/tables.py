@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval
 from gradstats.stats.length_scaling.fit import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
@@ -143,7 +144,7 @@ def variance_table(
     )
 
 
-def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float = 0.95) -> Table:
+def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
     """The length exponent of one or several fits.
 
     Args:
@@ -176,7 +177,7 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
     )
 
 
-def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: float = 0.95) -> Table:
+def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
     """Profiles of policies side by side: one row per quantity, one column per policy.
 
     Args:

@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
+
 
 def require_level(confidence_level: float) -> float:
     """The confidence level, if it is one.
@@ -37,7 +39,7 @@ class Estimate:
     scale: Literal["raw", "log"]
     degrees: float
 
-    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """The interval ``(low, high)``; NaN where the standard error is.
 
         Raises:

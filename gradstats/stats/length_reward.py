@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from scipy import stats
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts
@@ -33,14 +34,14 @@ class LengthRewardCorrelation:
     n_prompts: int
     n: int
 
-    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """The interval, symmetric on Fisher's scale."""
         level = require_level(confidence_level)
         margin = float(stats.t.ppf(0.5 + level / 2.0, max(self.n_prompts - 1, 1))) * self.stderr
         centre = np.arctanh(self.correlation)
         return float(np.tanh(centre - margin)), float(np.tanh(centre + margin))
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row: the correlation with its interval, and the number of prompts and completions behind it."""
         low, high = self.confidence_interval(confidence_level)
         row = {
@@ -52,7 +53,7 @@ class LengthRewardCorrelation:
         }
         return pd.DataFrame([row])
 
-    def sentence(self, confidence_level: float = 0.95) -> str:
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """The answer in words."""
         low, high = self.confidence_interval(confidence_level)
         if math.isnan(self.correlation):

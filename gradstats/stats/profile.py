@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.weighted_mean import optimal_constant
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile
@@ -103,7 +104,7 @@ class PolicyProfile:
         """Estimator → tr Cov over RLOO's."""
         return {row.label: row.ratio.value for row in self.comparison.rows}
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per quantity: ``quantity, heading, value, low, high``; the ends are NaN where there is no interval.
 
         Raises:

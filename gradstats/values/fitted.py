@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import nn
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts
@@ -40,11 +41,11 @@ class FittedValues:
     penalties: tuple[float, ...]
     n_folds: int
 
-    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """The interval of the explained variance, by delete-one-prompt jackknife."""
         return self.explained_variance.confidence_interval(confidence_level)
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row: explained variance with its interval, folds, the median penalty."""
         low, high = self.confidence_interval(confidence_level)
         row = {

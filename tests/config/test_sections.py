@@ -99,3 +99,8 @@ def test_tokens_measured_exactly_are_a_number_or_a_share(token_exact):
 def test_other_numbers_of_tokens_are_refused(token_exact, message):
     with pytest.raises(WrongSettingsError, match=f"^{message}"):
         MeasurementSection(token_exact=token_exact)
+
+
+def test_the_token_budget_of_a_run_of_version_0_1_is_the_default():
+    assert MeasurementSection(token_budget=None) == MeasurementSection()
+    assert MeasurementSection(token_budget=99) != MeasurementSection()

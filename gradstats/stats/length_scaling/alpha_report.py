@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
 from gradstats.stats.length_scaling.diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
@@ -138,7 +139,7 @@ def alpha_report(
     *,
     method: str = "ols",
     interval: str | None = None,
-    confidence_level: float = 0.95,
+    confidence_level: float = CONFIDENCE_LEVEL,
     lengths: ArrayLike | None = None,
     sq_norms: ArrayLike | None = None,
     groups: ArrayLike | None = None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
 from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
 
 
 def length_scaling_by_block(
-    measured: MeasuredBlocks, *, method: str = "ols", confidence_level: float = 0.95
+    measured: MeasuredBlocks, *, method: str = "ols", confidence_level: float = CONFIDENCE_LEVEL
 ) -> pd.DataFrame:
     """α of each block's share of the gradient, and of the whole.
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.regression import least_squares
@@ -30,12 +31,12 @@ class CurvatureTest:
     degrees: float
     pvalue: float
 
-    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """The interval of the curvature."""
         margin = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees)) * self.stderr
         return self.curvature - margin, self.curvature + margin
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row: the curvature with its interval and the p-value."""
         low, high = self.confidence_interval(confidence_level)
         row = {"curvature": self.curvature, "curvature_low": low, "curvature_high": high, "pvalue": self.pvalue}

@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.length_scaling.poisson_line import poisson_line
 from gradstats.stats.length_scaling.regression_lines import (
@@ -74,7 +75,7 @@ class LengthScalingFit:
 
     def confidence_interval(
         self,
-        confidence_level: float = 0.95,
+        confidence_level: float = CONFIDENCE_LEVEL,
         method: str | None = None,
         n_resamples: int = 2000,
         rng: int | np.random.Generator | None = 0,
@@ -105,7 +106,9 @@ class LengthScalingFit:
         low, high = self.line.slope_interval(level, by, n_resamples, np.random.default_rng(rng))
         return low / 2.0, high / 2.0
 
-    def predict(self, lengths: ArrayLike, confidence_level: float = 0.95, method: str | None = None) -> pd.DataFrame:
+    def predict(
+        self, lengths: ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, method: str | None = None
+    ) -> pd.DataFrame:
         r"""The fitted line and its pointwise interval band, on the scale of ‖S‖².
 
         The band is for the line, not for single sequences. For ``"within_prompt"`` and ``"theil_sen"`` it is
@@ -131,7 +134,7 @@ class LengthScalingFit:
             {"length": at, "sq_norm": np.exp(value), "sq_norm_low": np.exp(low), "sq_norm_high": np.exp(high)}
         )
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row: α with its default interval, the slope, and the data behind them."""
         low, high = self.confidence_interval(confidence_level)
         row: dict[str, object] = {

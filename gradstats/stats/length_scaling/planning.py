@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from scipy import stats
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.length_scaling.fit import LengthScalingFit
 
@@ -50,7 +51,7 @@ class AlphaPlan:
 def plan_alpha(
     pilot: LengthScalingFit | None = None,
     half_width: float = 0.05,
-    confidence_level: float = 0.95,
+    confidence_level: float = CONFIDENCE_LEVEL,
     *,
     noise: float | None = None,
     length_spread: float | None = None,

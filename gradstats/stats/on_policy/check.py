@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic
 from gradstats.stats.measured import MeasuredPolicy
 from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
@@ -85,7 +86,7 @@ class OnPolicyCheck:
             "or down."
         )
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per quantity: ``quantity, on_policy_value, estimate, low, high``."""
         rows = []
         for name, expected in (("surprise", 0.0), ("mean_score_sq", 0.0), ("energy_ratio", 1.0)):

@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredSampler
 from gradstats.stats.on_policy.check import SAMPLER_SETTINGS, departures_of
@@ -91,7 +92,7 @@ class SamplerGap:
                 }
             )
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per quantity: ``quantity, estimate, low, high``, with delete-one-prompt jackknife intervals."""
         rows = []
         for name in _ESTIMATED:
@@ -102,7 +103,7 @@ class SamplerGap:
         rows.append({"quantity": "effective_sample_size", "estimate": size, "low": np.nan, "high": np.nan})
         return pd.DataFrame(rows)
 
-    def summary(self, confidence_level: float = 0.95) -> dict[str, object]:
+    def summary(self, confidence_level: float = CONFIDENCE_LEVEL) -> dict[str, object]:
         """All of it as nested numbers, as in a run's manifest."""
         frames = {"quantities": self.to_frame(confidence_level), "quantiles": self.quantiles()}
         nested = {name: records(frame) for name, frame in frames.items()}
@@ -115,7 +116,7 @@ class SamplerGap:
         low, _ = self.sequence_distance.confidence_interval()
         return bool(self.departures) or low > _NOTICEABLE
 
-    def sentence(self, confidence_level: float = 0.95) -> str:
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """How far sampler and scorer differ and, where they do, how much it may matter and what to do."""
         tokens = np.concatenate(self.gaps)
         tokens = np.abs(tokens[np.isfinite(tokens)])

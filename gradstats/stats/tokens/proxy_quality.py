@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy import stats
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import otb
 from gradstats.estimators.estimator import Level
@@ -86,7 +87,7 @@ class ProxyQuality:
     notes: tuple[str, ...]
 
     def confidence_interval(
-        self, confidence_level: float = 0.95, quantity: str = "rank_correlation"
+        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "rank_correlation"
     ) -> tuple[Float[np.ndarray, " proxies"], Float[np.ndarray, " proxies"]]:
         """The interval of one quantity for every proxy, ``(low, high)``.
 
@@ -98,7 +99,7 @@ class ProxyQuality:
         frame = self.to_frame(confidence_level)
         return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per proxy: each quantity with ``_low`` and ``_high``, then the cumulative error along completions."""
         rows = []
         for row in self.rows:
@@ -122,7 +123,7 @@ class ProxyQuality:
         }
         return frame
 
-    def summary(self, confidence_level: float = 0.95) -> dict[str, object]:
+    def summary(self, confidence_level: float = CONFIDENCE_LEVEL) -> dict[str, object]:
         """All of it as nested numbers: the frame's ``.attrs``, its rows, and each profile's rows."""
         frame = self.to_frame(confidence_level)
         profiles = {

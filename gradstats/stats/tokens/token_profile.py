@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate
 
 
@@ -37,13 +38,13 @@ class TokenProfile:
         return np.array([estimate.value for estimate in self.estimates])
 
     def confidence_interval(
-        self, confidence_level: float = 0.95
+        self, confidence_level: float = CONFIDENCE_LEVEL
     ) -> tuple[Float[np.ndarray, " bins"], Float[np.ndarray, " bins"]]:
         """``(low, high)`` of every bin."""
         ends = np.array([estimate.confidence_interval(confidence_level) for estimate in self.estimates])
         return ends[:, 0], ends[:, 1]
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per bin: ``AXIS_first, AXIS_last``, the quantity with ``_low`` and ``_high``, ``n_prompts``."""
         low, high = self.confidence_interval(confidence_level)
         columns = {

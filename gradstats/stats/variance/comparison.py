@@ -15,6 +15,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.config.defaults import CONFIDENCE_LEVEL, PROMPTS_PER_BATCH
 from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
@@ -27,8 +28,6 @@ from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.quantities import COMPARED
 from gradstats.stats.variance.row import EstimatorVariance, Interval
 from gradstats.stats.variance.winner import PairedWithLowest, lowest, lowest_beyond_doubt
-
-DEFAULT_PROMPTS_PER_BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class VarianceComparison:
         return sum(split.n_leftover for split in self.splits)
 
     def confidence_interval(
-        self, confidence_level: float = 0.95, quantity: str = "trace_cov"
+        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "trace_cov"
     ) -> tuple[Float[np.ndarray, " estimators"], Float[np.ndarray, " estimators"]]:
         """The interval of one quantity for every estimator, ``(low, high)``.
 
@@ -109,15 +108,15 @@ class VarianceComparison:
         frame = self._frame(confidence_level)
         return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
 
-    def lowest(self, confidence_level: float = 0.95) -> str | None:
+    def lowest(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
         """Label of the estimator with the lowest matched ratio; None where none is resolved."""
         return lowest(self._frame(confidence_level))
 
-    def lowest_beyond_doubt(self, confidence_level: float = 0.95) -> str | None:
+    def lowest_beyond_doubt(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
         """Label of the lowest estimator where its paired interval against every other one excludes a tie, else None."""
         return lowest_beyond_doubt(self._frame(confidence_level), self.paired, confidence_level)
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per estimator: ``estimator, group_size, unit``, each quantity with its ``_low`` and ``_high``.
 
         ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
@@ -158,7 +157,7 @@ class VarianceComparison:
         }
         return frame
 
-    def variance_components(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def variance_components(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """trace_cov split into the variance within prompts and the variance between prompts.
 
         The variance within prompts falls as groups grow, the variance between prompts does not.
@@ -285,7 +284,7 @@ def compare(
         [['rloo', 1.0, 1.0], ['group_mean', 0.563, 1.0], ['reinforce', 2.448, 2.448]]
     """
     VarianceSection(prompts_per_batch=prompts_per_batch, n_resamples=n_resamples)  # checks their ranges
-    batch_size = DEFAULT_PROMPTS_PER_BATCH if prompts_per_batch is None else prompts_per_batch
+    batch_size = PROMPTS_PER_BATCH if prompts_per_batch is None else prompts_per_batch
     generator = np.random.default_rng(rng)
     chosen = [families.get(estimator) for estimator in estimators]
     if not chosen:

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator
 from gradstats.stats.jackknife import Estimate, Statistic
 from gradstats.stats.measured import MeasuredGradients
@@ -41,12 +42,12 @@ class EquivalentGroupSize:
         """N'; infinite when no group size of RLOO has as low a variance."""
         return _size(self.inverse.value)
 
-    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """The interval of N', whose upper end may be infinite."""
         low, high = self.inverse.confidence_interval(confidence_level)
         return _size(high), _size(low)
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row: the estimator, its group size, and the equivalent one with its interval."""
         low, high = self.confidence_interval(confidence_level)
         row = {
@@ -59,7 +60,7 @@ class EquivalentGroupSize:
         }
         return pd.DataFrame([row])
 
-    def sentence(self, confidence_level: float = 0.95) -> str:
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """The answer in words."""
         low, high = self.confidence_interval(confidence_level)
         return (

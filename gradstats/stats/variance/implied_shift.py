@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats import estimators as families
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredRollouts
@@ -27,17 +28,17 @@ class ImpliedShift:
     delta: Estimate
     n_prompts: int
 
-    def confidence_interval(self, confidence_level: float = 0.95) -> tuple[float, float]:
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """The interval of δ."""
         return self.delta.confidence_interval(confidence_level)
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row: the estimator and δ with its interval."""
         low, high = self.confidence_interval(confidence_level)
         row = {"estimator": self.estimator, "delta": self.delta.value, "delta_low": low, "delta_high": high}
         return pd.DataFrame([row])
 
-    def sentence(self, confidence_level: float = 0.95) -> str:
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """The answer in words."""
         low, high = self.confidence_interval(confidence_level)
         return (

@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Level, Weighting, unit_of
 from gradstats.stats.measured import MeasuredGradients
@@ -76,12 +77,12 @@ class LengthBins:
     comparison: VarianceComparison
 
     def confidence_interval(
-        self, confidence_level: float = 0.95, quantity: str = "noise_to_signal"
+        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "noise_to_signal"
     ) -> tuple[np.ndarray, np.ndarray]:
         """The interval of one quantity for every bin, ``(low, high)``."""
         return self.comparison.confidence_interval(confidence_level, quantity)
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per bin: ``estimator, length_low, length_high, n_completions`` and what `compare` gives."""
         frame = self.comparison.to_frame(confidence_level)
         frame.insert(1, "length_low", self.bins[:, 0])

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.row import EstimatorVariance, prompts_to_resolve
-
-LEVEL = 0.95
 
 
 def warnings_about(
@@ -40,7 +39,9 @@ def warnings_about(
             f"intervals of {_listed(across)} are NaN: lower prompts_per_batch or measure more prompts"
         )
     unresolved = [
-        row for row in rows if np.isfinite(row.signal_sq.stderr) and not row.resolved(LEVEL) and row.trace_cov.value > 0
+        row
+        for row in rows
+        if np.isfinite(row.signal_sq.stderr) and not row.resolved(CONFIDENCE_LEVEL) and row.trace_cov.value > 0
     ]
     if unresolved:
         notes.append(_about_signal(unresolved, pool.groups.n_prompts))
@@ -84,7 +85,7 @@ def remarks_about(
 
 
 def _about_signal(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> str:
-    bounds = [prompts_to_resolve(row.signal_sq, n_prompts, LEVEL) for row in unresolved]
+    bounds = [prompts_to_resolve(row.signal_sq, n_prompts, CONFIDENCE_LEVEL) for row in unresolved]
     needed = max((bound for bound in bounds if np.isfinite(bound)), default=np.nan)
     more = (
         f"at least about {_two_digits(needed)} prompts would be needed (now {n_prompts})"
@@ -92,7 +93,7 @@ def _about_signal(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> st
         else f"many more prompts than {n_prompts} would be needed"
     )
     return (
-        f"‖E ĝ‖² is not resolved for {_listed([row.label for row in unresolved])} (the {LEVEL:.0%} interval "
+        f"‖E ĝ‖² is not resolved for {_listed([row.label for row in unresolved])} (the {CONFIDENCE_LEVEL:.0%} interval "
         "reaches down to 0), so noise_to_signal is given by its lower end alone, and cosine and "
         f"{JUDGED.name} are NaN unless the scale of E[ĝ] is known exactly: {more}"
     )

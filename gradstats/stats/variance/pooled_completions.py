@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Int
 
+from gradstats.config.defaults import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.jackknife import Statistic, mean_statistic
@@ -16,8 +17,6 @@ from gradstats.stats.variance.group_moments import Groups, PromptMoments, cross_
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.score_vectors import Scores
 from gradstats.stats.variance.sketch_error import SketchError
-
-LARGEST_DEFAULT_BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class PooledCompletions:
         """Prompts in a batch of batch-level estimators."""
         if self.prompts_per_batch is not None:
             return self.prompts_per_batch
-        return min(LARGEST_DEFAULT_BATCH, max(1, self.groups.n_prompts // 4))
+        return min(PROMPTS_PER_BATCH, max(1, self.groups.n_prompts // 4))
 
     def weights(self, estimator: Weighting, rows: Int[np.ndarray, " rows"] | None = None) -> np.ndarray:
         """The weights of all completions, or of some as a separate batch, as `Scores.weighted` takes them.

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import pandas as pd
 
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.variance.pooled_completions import PooledCompletions, Weighted
 from gradstats.stats.variance.quantities import JUDGED
@@ -18,7 +19,7 @@ from gradstats.stats.variance.row import EstimatorVariance
 class Comparison(Protocol):
     """What has the frame of a variance comparison, at any level."""
 
-    def to_frame(self, confidence_level: float = 0.95) -> pd.DataFrame:
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row an estimator."""
         ...
 
