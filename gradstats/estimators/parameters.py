@@ -37,6 +37,8 @@ SHARE: Rule = (lambda value: _finite(value) and 0 <= value <= 1, "a number betwe
 RULES: dict[str, Rule] = {
     "loo": SWITCH,
     "scope": _one_of("group", "batch"),
+    "off_policy": SWITCH,
+    "truncate": POSITIVE,
     "singleton": _one_of("zero", "reward", "nan"),
     "b": (lambda value: _finite(value) or value == "optimal", "a number or 'optimal'"),
     "alpha": FINITE,

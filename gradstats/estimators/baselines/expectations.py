@@ -22,9 +22,11 @@ def unbiased(group_size: int, parameters: Parameters) -> float | None:
 
 
 def mean_scale(group_size: int, parameters: Parameters) -> float | None:
-    """(N−1)/N for the mean of the whole group, 1 for the leave-one-out mean."""
+    """(N−1)/N for the mean of the whole group, 1 for the leave-one-out mean; unknown for one weighted by ratios."""
     if parameters["loo"] or group_size == 1:
         return unbiased(group_size, parameters)
+    if parameters.get("off_policy"):
+        return None
     return (group_size - 1) / group_size
 
 

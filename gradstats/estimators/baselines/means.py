@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gradstats.estimators.baselines.expectations import MEAN_BIAS, TRUE_GRADIENT, mean_scale, unbiased
-from gradstats.estimators.baselines.weighted_mean import optimal_constant, weighted_mean_advantages
+from gradstats.estimators.baselines.weighted_mean import optimal_constant, relative_ratios, weighted_mean_advantages
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.registry import estimator
 
@@ -32,7 +32,7 @@ def reinforce(batch: Batch) -> Float[np.ndarray, "n"]:
     across_groups=lambda parameters: parameters["b"] == "optimal",
     expected_scale=lambda group_size, parameters: None if parameters["b"] == "optimal" else 1.0,
 )
-def constant(batch: Batch, b: float | str = "optimal") -> Float[np.ndarray, "n"]:
+def constant(batch: Batch, b: float | str = "optimal", off_policy: bool = False) -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − b, with a given b or the optimal constant of this pool.
 
     With a number it is unbiased, E[ĝ] = ∇J. With ``b="optimal"``, b is b* = Σ R_j‖S_j‖² / Σ‖S_j‖² over the
@@ -45,10 +45,15 @@ def constant(batch: Batch, b: float | str = "optimal") -> Float[np.ndarray, "n"]
     Args:
         batch: the completions.
         b: the constant, or ``"optimal"`` (the default).
+        off_policy: with ``"optimal"``, weight each completion by ρ² as well, ρ = π/π_old of the whole completion: b* is
+            then E[ρ²R‖S‖²]/E[ρ²‖S‖²], the optimum under the weights ρS.
     """
     if b == "optimal":
         assert batch.sq_norms is not None
-        return batch.rewards - optimal_constant(batch.rewards, batch.sq_norms)
+        weights = batch.sq_norms
+        if off_policy:
+            weights = weights * relative_ratios(batch, np.zeros(weights.size, dtype=np.int64), 1, power=2)
+        return batch.rewards - optimal_constant(batch.rewards, weights)
     return batch.rewards - float(b)
 
 
@@ -81,7 +86,9 @@ def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Floa
     source="Shao et al. 2024, 2402.03300",
     expected_scale=mean_scale,
 )
-def group_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+def group_mean(
+    batch: Batch, loo: bool = False, singleton: str = "zero", off_policy: bool = False
+) -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − R̄, the mean over the N completions of the prompt.
 
     The mean includes R_i: A is (N−1)/N times that of :func:`rloo`, so E[ĝ] = (N−1)/N·∇J. ``loo=True`` is
@@ -91,8 +98,10 @@ def group_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Floa
         batch: the completions.
         loo: leave sample i out of its own baseline.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        off_policy: weight the rewards of the mean by ρ_j = π/π_old of the whole completion: an estimate of the scored
+            policy's mean reward from completions of another one.
     """
-    return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
+    return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton, int(off_policy))
 
 
 @estimator(
@@ -102,13 +111,15 @@ def group_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Floa
     source="Ahmadian et al. 2024, 2402.14740",
     expected_scale=mean_scale,
 )
-def rloo(batch: Batch, loo: bool = True, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+def rloo(batch: Batch, loo: bool = True, singleton: str = "zero", off_policy: bool = False) -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − 1/(N−1) Σ_{j≠i} R_j. Ahmadian et al. 2402.14740. Unbiased: E[ĝ] = ∇J.
 
     Args:
         batch: the completions.
         loo: ``False`` includes sample i, which is :func:`group_mean`.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        off_policy: weight the rewards of the mean by ρ_j = π/π_old of the whole completion: an estimate of the scored
+            policy's mean reward from completions of another one.
 
     Example:
         >>> from gradstats import estimators
@@ -118,7 +129,7 @@ def rloo(batch: Batch, loo: bool = True, singleton: str = "zero") -> Float[np.nd
         >>> estimators.rloo().expected_scale(group_size=3)
         1.0
     """
-    return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
+    return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton, int(off_policy))
 
 
 @estimator(

@@ -11,6 +11,9 @@ from gradstats.estimators.baselines.weighted_mean import weighted_mean_advantage
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.registry import estimator
 
+# Under the weights ρS of an off-policy gradient the optimal constant is E[ρ²R‖S‖²]/E[ρ²‖S‖²].
+RATIO_POWER = 2
+
 
 @estimator(
     "token_mean",
@@ -22,7 +25,7 @@ from gradstats.estimators.registry import estimator
     aliases=("opo", "cwm"),
 )
 def token_mean(
-    batch: Batch, loo: bool = False, scope: str = "group", singleton: str = "zero"
+    batch: Batch, loo: bool = False, scope: str = "group", singleton: str = "zero", off_policy: bool = False
 ) -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − Σ_j T_j R_j / Σ_j T_j. OPO (2505.23585), CWM (2510.02387).
 
@@ -34,8 +37,11 @@ def token_mean(
         loo: leave sample i out of its own baseline.
         scope: average over the group or over the whole batch.
         singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        off_policy: weight each completion by ρ² as well, ρ = π/π_old of the whole completion.
     """
-    return weighted_mean_advantages(batch, batch.lengths.astype(np.float64), loo, scope, singleton)
+    return weighted_mean_advantages(
+        batch, batch.lengths.astype(np.float64), loo, scope, singleton, RATIO_POWER * off_policy
+    )
 
 
 @estimator(
@@ -47,7 +53,12 @@ def token_mean(
     expected_scale=unbiased_if_loo,
 )
 def length_weighted(
-    batch: Batch, alpha: float, loo: bool = False, scope: str = "group", singleton: str = "zero"
+    batch: Batch,
+    alpha: float,
+    loo: bool = False,
+    scope: str = "group",
+    singleton: str = "zero",
+    off_policy: bool = False,
 ) -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − Σ_j T_j^{2α} R_j / Σ_j T_j^{2α}.
 
@@ -61,6 +72,7 @@ def length_weighted(
         loo: leave sample i out of its own baseline.
         scope: average over the group or over the whole batch.
         singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        off_policy: weight each completion by ρ² as well, ρ = π/π_old of the whole completion.
 
     Example:
         >>> from gradstats import estimators
@@ -74,7 +86,9 @@ def length_weighted(
     log_weights = 2 * alpha * np.log(batch.lengths)
     index, n_sets = reference_sets(batch, scope)
     greatest = reduce_by_group(log_weights, index, n_sets, np.maximum)[index]
-    return weighted_mean_advantages(batch, np.exp(log_weights - greatest), loo, scope, singleton)
+    return weighted_mean_advantages(
+        batch, np.exp(log_weights - greatest), loo, scope, singleton, RATIO_POWER * off_policy
+    )
 
 
 @estimator(
@@ -88,7 +102,7 @@ def length_weighted(
     aliases=("ogb",),
 )
 def norm_weighted(
-    batch: Batch, loo: bool = False, scope: str = "group", singleton: str = "zero"
+    batch: Batch, loo: bool = False, scope: str = "group", singleton: str = "zero", off_policy: bool = False
 ) -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − Σ_j ‖S_j‖² R_j / Σ_j ‖S_j‖², with the measured norms (``sq_norms``).
 
@@ -100,6 +114,7 @@ def norm_weighted(
         loo: leave sample i out of its own baseline.
         scope: average over the group or over the whole batch.
         singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        off_policy: weight each completion by ρ² as well, ρ = π/π_old of the whole completion.
     """
     assert batch.sq_norms is not None
-    return weighted_mean_advantages(batch, batch.sq_norms, loo, scope, singleton)
+    return weighted_mean_advantages(batch, batch.sq_norms, loo, scope, singleton, RATIO_POWER * off_policy)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from gradstats.estimators.baselines.grouping import first_of_group, reduce_by_group, reduce_others, reference_sets
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.ratios import sequence_log_ratios
 
 
 def weighted_mean_advantages(
-    batch: Batch, weights: Float[np.ndarray, "n"], loo: bool, scope: str, singleton: str
+    batch: Batch,
+    weights: Float[np.ndarray, "n"],
+    loo: bool,
+    scope: str,
+    singleton: str,
+    ratio_power: int = 0,
 ) -> Float[np.ndarray, "n"]:
     r"""A_i = R_i − Σ_j w_j R_j / Σ_j w_j over the completion's group or batch, without j = i when ``loo``.
 
@@ -22,11 +28,14 @@ def weighted_mean_advantages(
         loo: leave sample i out of its own baseline.
         scope: ``"group"`` or ``"batch"``.
         singleton: what a set of one completion gets: 0 ("zero"), its reward ("reward") or NaN ("nan").
+        ratio_power: weights are multiplied by this power of the completion's ratio π/π_old; 0 on-policy.
 
     Returns:
         Advantages, (N,); NaN, with a warning, where the weights sum to zero.
     """
     index, n_sets = reference_sets(batch, scope)
+    if ratio_power:
+        weights = weights * relative_ratios(batch, index, n_sets, ratio_power)
     centred = batch.rewards - first_of_group(batch.rewards, index, n_sets)
     if loo:
         numerator = reduce_others(weights * centred, index, n_sets)
@@ -53,6 +62,12 @@ def apply_singleton(
     """Set the advantages of completions that are alone in their set by the ``singleton`` rule."""
     rule = {"zero": np.zeros_like(rewards), "reward": rewards, "nan": np.full_like(rewards, np.nan)}
     return np.where(alone, rule[singleton], advantages)
+
+
+def relative_ratios(batch: Batch, index: Int[np.ndarray, "n"], n_sets: int, power: int) -> Float[np.ndarray, "n"]:
+    """A power of each completion's ratio π/π_old, divided by the greatest of its set: only quotients matter there."""
+    log_weights = power * sequence_log_ratios(batch)
+    return np.exp(log_weights - reduce_by_group(log_weights, index, n_sets, np.maximum)[index])
 
 
 def optimal_constant(rewards: Float[np.ndarray, "n"], sq_norms: Float[np.ndarray, "n"]) -> float:

@@ -94,7 +94,7 @@ def table() -> pd.DataFrame:
     rows = []
     for name in names():
         row = _row(name)
-        baseline = baselines.loc[row["advantage"]]
+        baseline = baselines.loc[read_label(row["advantage"])[0]]
         ratio = row.get("ratio", DEFAULT_COMPONENTS["ratio"]) + (f", {row['filter']}" if "filter" in row else "")
         needs = baseline["needs"]
         if "ratio" in row:

@@ -13,6 +13,12 @@ RECIPES: dict[str, dict[str, str]] = {
         "bias": "E[ĝ] = ∇J",
         "source": "Ahmadian et al. 2024, 2402.14740",
     },
+    "rloo_is": {
+        "advantage": "rloo(off_policy=True)",
+        "ratio": "sequence_product",
+        "bias": "E[ĝ] = ∇J, off-policy as well",
+        "source": "importance sampling: Precup et al. 2000",
+    },
     "ppo": {
         "advantage": "gae",
         "ratio": "token_clip",

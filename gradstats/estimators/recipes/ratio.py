@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
+from gradstats.estimators.baselines.grouping import reduce_by_group
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.ratios import exponential
 from gradstats.estimators.recipes.components import component
 
 
@@ -43,7 +45,7 @@ def token_clip(
         dual_clip: c of max(·, cA) for A < 0 (Ye et al. 1912.09729; 3 is usual): such tokens are also
             clipped above ρ = c.
     """
-    ratio = np.exp(log_ratio)
+    ratio = exponential(log_ratio)
     clipped = np.where(advantages > 0, ratio > 1 + eps_high, ratio < 1 - eps_low)
     if dual_clip is not None:
         clipped |= (advantages < 0) & (ratio > dual_clip)
@@ -70,9 +72,64 @@ def sequence_clip(
         eps_low: sequences with A < 0 are clipped below 1 − ε_low.
         eps_high: sequences with A > 0 are clipped above 1 + ε_high.
     """
-    ratio = np.exp(log_ratio.sum(axis=1) / batch.lengths)[:, None]
+    ratio = exponential(log_ratio.sum(axis=1) / batch.lengths)[:, None]
     clipped = np.where(advantages > 0, ratio > 1 + eps_high, ratio < 1 - eps_low)
     return np.where(clipped, 0.0, ratio * advantages)
+
+
+@component("ratio", "sequence_product", skip=3)
+def sequence_product(
+    advantages: Float[np.ndarray, "n t"],
+    log_ratio: Float[np.ndarray, "n t"],
+    batch: Batch,
+    eps_low: float | None = None,
+    eps_high: float | None = None,
+    truncate: float | None = None,
+    normalize: bool = False,
+) -> Float[np.ndarray, "n t"]:
+    r"""The ratio of the whole completion, ρ_i = Π_t ρ_t: w = ρ_i·A, which makes an off-policy gradient unbiased.
+
+    With sequence-level advantages from other completions alone, E_old[ρ_i A_i S_i] is the gradient of the scored
+    policy wherever the sampler can draw whatever that policy can. Its variance grows with the length; clipping,
+    truncation and normalisation lower it at the cost of a bias.
+
+    Args:
+        advantages: A, (N, T).
+        log_ratio: log ρ, (N, T).
+        batch: the completions.
+        eps_low: with A < 0, completions are clipped below ρ_i = 1 − ε_low: PPO's min(ρA, clip(ρ)A) for whole
+            completions. Without it they are not.
+        eps_high: with A > 0, completions are clipped above ρ_i = 1 + ε_high.
+        truncate: c of the weight min(ρ_i, c), truncated importance sampling (Ionides, JCGS 17, 2008), through which no
+            gradient flows.
+        normalize: divide the weights by their mean over the group: ρ_i·N/Σ_j ρ_j.
+
+    Raises:
+        ValueError: for a clip together with ``truncate``, or a ratio that overflows.
+    """
+    if truncate is not None and (eps_low, eps_high) != (None, None):
+        raise ValueError("ratio sequence_product either clips (eps_low, eps_high) or truncates (truncate): give one")
+    log_sequence = log_ratio.sum(axis=1)
+    kept = np.ones(advantages.shape, dtype=bool)
+    if eps_high is not None:
+        kept &= ~((advantages > 0) & (log_sequence > np.log1p(eps_high))[:, None])
+    if eps_low is not None:
+        kept &= ~((advantages < 0) & (log_sequence < _log_of_rest(eps_low))[:, None])
+    # A clipped ratio is not computed: it may overflow.
+    log_sequence = np.where(kept.any(axis=1), log_sequence, 0.0)
+    if truncate is not None:
+        log_sequence = np.minimum(log_sequence, np.log(truncate))
+    ratio = exponential(log_sequence)
+    if normalize:
+        ratio = (
+            ratio / (reduce_by_group(ratio, batch.group_index, batch.n_groups) / batch.group_sizes)[batch.group_index]
+        )
+    return np.where(kept, ratio[:, None] * advantages, 0.0)
+
+
+def _log_of_rest(eps: float) -> float:
+    """log(1 − ε), −∞ from ε = 1 on."""
+    return float(np.log1p(-eps)) if eps < 1 else -np.inf
 
 
 @component("ratio", "clipped_weight", skip=3, level="token")
@@ -94,7 +151,7 @@ def clipped_weight(
         eps_low: ε_low, used by "verl" only.
         eps_high: ε_high; by default 0.2 for "verl" and 5 for "trl".
     """
-    ratio = np.exp(log_ratio)
+    ratio = exponential(log_ratio)
     if convention == "trl":
         return np.minimum(ratio, 5.0 if eps_high is None else eps_high) * advantages
     return np.clip(ratio, 1 - eps_low, 1 + (0.2 if eps_high is None else eps_high)) * advantages

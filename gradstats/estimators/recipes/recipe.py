@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
+from gradstats.estimators.ratios import log_ratios
 from gradstats.estimators.recipes import aggregation as _aggregation  # noqa: F401  # registers components
 from gradstats.estimators.recipes import filter as _filter  # noqa: F401
 from gradstats.estimators.recipes import kl as _kl  # noqa: F401
@@ -32,7 +33,7 @@ class Recipe:
     Attributes:
         advantage: the estimator that turns rewards into advantages.
         scale: what divides the advantages: "none", "group_std", "batch_std", "group_mean".
-        ratio: "none", "token_clip", "sequence_clip", "clipped_weight", "log_ratio_penalty".
+        ratio: "none", "token_clip", "sequence_clip", "sequence_product", "clipped_weight", "log_ratio_penalty".
         aggregation: "sequence_sum", "sequence_mean", "token_mean", "constant".
         kl: "none", "in_reward", "in_loss".
         filter: "none", "dynamic_sampling".
@@ -115,9 +116,11 @@ class Recipe:
         return " / ".join([plain, *divisors, *([] if self.scale.name == "none" else [self.scale.unit])])
 
     def expected_scale(self, group_size: int) -> float | None:
-        """The advantage's, where no other component changes it and sums are plain; None otherwise."""
-        plain = self.aggregation.name == SEQUENCE_SUM and all(
-            entry.name == "none" for entry in (self.scale, self.ratio, self.kl, self.filter)
+        """The advantage's, where no other component changes it on-policy and sums are plain; None otherwise."""
+        plain = (
+            self.aggregation.name == SEQUENCE_SUM
+            and self.ratio.label in ("none", "sequence_product")  # ρ = 1 on-policy
+            and all(entry.name == "none" for entry in (self.scale, self.kl, self.filter))
         )
         return self.advantage.expected_scale(group_size) if plain else None
 
@@ -135,15 +138,13 @@ class Recipe:
         Raises:
             ValueError: when the batch lacks a field.
         """
-        needs = self.needs
-        if batch.old_logprobs is not None and self.ratio.name != "none":
-            needs = (*needs, "logprobs")
-        batch.require(dict.fromkeys(needs), self.label)
+        batch.require(self.needs, self.label)
         rewarded, loss_weights = self.kl(batch)
         advantages = self.scale(self.advantage.advantages(rewarded), rewarded)
         if advantages.ndim == 1:
             advantages = np.where(batch.mask, advantages[:, None], 0.0)
-        weights = self.ratio(advantages, self._log_ratio(batch), batch) + loss_weights
+        log_ratio = np.zeros(batch.mask.shape) if self.ratio.name == "none" else log_ratios(batch, self.label)
+        weights = self.ratio(advantages, log_ratio, batch) + loss_weights
         weights = weights * (self.aggregation(batch) * self.kept_groups(batch)[batch.group_index])[:, None]
         return np.where(batch.mask, weights, 0.0)
 
@@ -158,11 +159,6 @@ class Recipe:
         if "token" in (self.advantage.level, self.kl.definition.level, ratio_level):
             return weights
         return weights[np.arange(len(weights)), batch.mask.argmax(axis=1)]
-
-    def _log_ratio(self, batch: Batch) -> Float[np.ndarray, "n t"]:
-        if batch.old_logprobs is None or batch.logprobs is None:
-            return np.zeros(batch.mask.shape)
-        return batch.logprobs - batch.old_logprobs
 
     def __hash__(self) -> int:
         return hash(self.label)

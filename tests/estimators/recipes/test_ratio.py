@@ -10,6 +10,7 @@ from estimator_batches import batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from off_policy_pair import expected_off_policy, policy_pair
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe, recipes
@@ -94,3 +95,53 @@ def test_log_ratio_penalty(batch: Batch):
     sizes = batch.group_sizes[batch.group_index]
     advantages = est.kimi(tau=0.7).advantages(batch)
     assert_allclose(weights, (advantages - 0.7 * np.array(gaps)) / sizes, atol=1e-12)
+
+
+def test_sequence_product_by_hand():
+    rho = np.array([[2.0, 1.5], [0.5, 0.8], [1.0, 1.0]])
+    batch = Batch(
+        [1, 0, 0], [2, 2, 2], ["a", "a", "a"], logprobs=np.log(rho) - 3, old_logprobs=np.full((3, 2), -3.0)
+    )  # A = 1, −½, −½ and ρ_i = 3, 0.4, 1
+    weights = {
+        label: 3 * Recipe("rloo", ratio=label).weights(batch)
+        for label in (
+            "sequence_product",
+            "sequence_product(eps_high=0.5, eps_low=0.5)",
+            "sequence_product(eps_high=2.5, eps_low=0.7)",
+            "sequence_product(truncate=2)",
+            "sequence_product(normalize=True)",
+        )
+    }
+    assert_allclose(weights["sequence_product"], [3, -0.2, -0.5])
+    assert_allclose(weights["sequence_product(eps_high=0.5, eps_low=0.5)"], [0, 0, -0.5])
+    assert_allclose(weights["sequence_product(eps_high=2.5, eps_low=0.7)"], [3, -0.2, -0.5])
+    assert_allclose(weights["sequence_product(truncate=2)"], [2, -0.2, -0.5])
+    assert_allclose(weights["sequence_product(normalize=True)"], np.array([3, -0.2, -0.5]) * 3 / 4.4)
+
+
+def test_the_sequence_product_is_unbiased_off_policy_and_its_clip_is_not():
+    scored, sampler = policy_pair()
+    for label in ("rloo", "rloo(off_policy=True)", "norm_weighted(loo=True, off_policy=True)"):
+        expected = expected_off_policy(scored, sampler, Recipe(label, ratio="sequence_product"), 2)
+        assert_allclose(expected, scored.gradient, atol=1e-12)
+    for biased in (
+        "none",
+        "token_clip",
+        "sequence_product(eps_high=0.2, eps_low=0.2)",
+        "sequence_product(truncate=1.5)",
+    ):
+        expected = expected_off_policy(scored, sampler, Recipe("rloo", ratio=biased), 2)
+        assert np.abs(expected - scored.gradient).max() > 1e-3
+
+
+def test_a_clipped_product_may_overflow_and_an_unclipped_one_is_refused():
+    batch = Batch([1, 0], [1, 1], ["a", "a"], logprobs=[[-1.0], [-1.0]], old_logprobs=[[-900.0], [-1.0]])
+    clip = Recipe("rloo", ratio="sequence_product(eps_high=0.2, eps_low=0.2)")
+    assert_allclose(clip.weights(batch), [0, -0.5])
+    assert_allclose(Recipe("rloo", ratio="sequence_product(truncate=5)").weights(batch), [2.5, -0.5])
+    with pytest.raises(ValueError, match=r"completion 0 is e\^899, which overflows"):
+        Recipe("rloo", ratio="sequence_product").weights(batch)
+    with pytest.raises(ValueError, match=r"completion 0 is e\^899, which overflows"):
+        Recipe("rloo", ratio="token_clip").weights(batch)
+    with pytest.raises(ValueError, match="either clips .* or truncates"):
+        Recipe("rloo", ratio="sequence_product(truncate=5, eps_low=0.1)").weights(batch)
