@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 from scipy import stats
 
@@ -23,7 +23,7 @@ class LengthRewardCorrelation:
     """The correlation of length and reward after subtracting each prompt's means.
 
     Attributes:
-        correlation: Pearson's, of the deviations.
+        correlation: Pearson's, of the deviations in the prompts whose completions differ in both.
         stderr: of its Fisher transform, by delete-one-prompt jackknife.
         n_prompts: prompts whose completions differ in length and in reward.
         n: completions of those.
@@ -78,10 +78,12 @@ def length_reward_correlation(
     rewards: ArrayLike | None = None,
     groups: ArrayLike | None = None,
 ) -> LengthRewardCorrelation:
-    """Correlate length and reward within prompts.
+    r"""Correlate length and reward within prompts.
 
     Between prompts the two go together because hard problems take long and fail often, which is irrelevant to
     baselines: only the correlation among answers to one prompt shifts a length-weighted baseline away from the mean.
+    It is :math:`\sum_m \sum_i δT_{mi} δR_{mi} / \sqrt{\sum δT² \sum δR²}` over the prompts m whose completions
+    differ both in length and in reward; δ is the deviation from the prompt's mean.
 
     Args:
         measured: a measurement, a `Batch` or rollouts with ``.lengths``, ``.rewards`` and prompts.
@@ -116,9 +118,10 @@ def length_reward_correlation(
         raise ValueError(
             f"lengths, rewards and groups must have one entry per completion, got {len(x)}, {len(y)} and {len(prompts)}"
         )
-    sums = _sums(x, y, prompts)
-    informative = (sums[0] > 0) & (sums[1] > 0)
+    # A prompt whose rewards (or lengths) never vary has no product, only a sum of squares that would dilute the others.
+    informative = _varies(x, prompts) & _varies(y, prompts)
     n_prompts, n = int(informative.sum()), int(np.sum(informative[prompts]))
+    sums = _sums(x, y, prompts)[:, informative]
     total = sums.sum(axis=1)
     if n_prompts < 3:
         warnings.warn(
@@ -133,6 +136,14 @@ def length_reward_correlation(
     m = len(replicates)
     stderr = float(np.sqrt((m - 1.0) / m * np.sum((replicates - replicates.mean()) ** 2)))
     return LengthRewardCorrelation(value, stderr, n_prompts, n)
+
+
+def _varies(values: Float[np.ndarray, " n"], prompts: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " m"]:
+    """Whether a prompt's values differ; a sum of squared deviations need not be exactly 0 where they do not."""
+    lowest, highest = np.full((2, int(prompts.max()) + 1), np.inf) * [[1.0], [-1.0]]
+    np.minimum.at(lowest, prompts, values)
+    np.maximum.at(highest, prompts, values)
+    return highest > lowest
 
 
 def _sums(

@@ -13,16 +13,36 @@ def test_length_reward_correlation_is_within_prompts():
     batch, _ = correlated_batch()
     result = length_reward_correlation(batch)
     x, y = batch.lengths.astype(float), batch.rewards.copy()
+    kept = np.zeros(len(x), dtype=bool)
     for prompt in range(200):
         rows = batch.group_index == prompt
+        kept[rows] = len(set(y[rows])) > 1
         x[rows] -= x[rows].mean()
         y[rows] -= y[rows].mean()
-    assert result.correlation == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert result.correlation == pytest.approx(np.corrcoef(x[kept], y[kept])[0, 1], rel=1e-12)
+    assert result.n == kept.sum() < len(x)
     low, high = result.confidence_interval()
     assert low < result.correlation < high < 0.05
     assert result.to_frame()["correlation_low"].item() == low
     moved = length_reward_correlation(lengths=3 * batch.lengths + 7, rewards=-batch.rewards, groups=batch.groups)
     assert moved.correlation == pytest.approx(-result.correlation)
+
+
+def test_prompts_that_vary_in_one_of_the_two_do_not_enter():
+    """Four prompts with the correlation −50/√7000 by hand; one never solved, one always, one of a single length."""
+    lengths = [10, 20, 30, 40] * 4
+    rewards = [1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 0]
+    groups = np.repeat(np.arange(4), 4)
+    # Sums of squared deviations: 500 a prompt for lengths; 1, 1, 3/4, 3/4 for rewards; products −20, −10, −15, −5.
+    alone = length_reward_correlation(lengths=lengths, rewards=rewards, groups=groups)
+    assert alone.correlation == pytest.approx(-50 / np.sqrt(2000 * 3.5), rel=1e-12)
+    others = length_reward_correlation(
+        lengths=[*lengths, 100, 8000, 500, 7, 9, 2000, 5, 5, 5],
+        rewards=[*rewards, 0.1, 0.1, 0.1, 1, 1, 1, 0, 1, 1],
+        groups=[*groups, 4, 4, 4, 5, 5, 5, 6, 6, 6],
+    )
+    assert (others.correlation, others.stderr) == (alone.correlation, alone.stderr)
+    assert (others.n_prompts, others.n) == (4, 16)
 
 
 def test_length_reward_correlation_without_variation_is_nan_with_a_reason():
