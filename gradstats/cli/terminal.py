@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gradstats.rollouts.table import Rollouts
     from gradstats.runs.analysis import RunResult
     from gradstats.runs.cost import CostEstimate
-    from gradstats.stats import AlphaReport, LengthScalingFit
+    from gradstats.stats import AlphaReport
     from gradstats.stats.tokens.proxy_quality import ProxyQuality
 
 _WIDE = 100  # columns; labels are broken into lines on a narrower terminal
@@ -106,19 +106,20 @@ def show_run(result: RunResult) -> None:
         console.print(f"  {path}")
 
 
-def show_alpha(fit: LengthScalingFit, low: float, high: float, confidence_level: float) -> None:
+def show_alpha(report: AlphaReport) -> None:
     """α with its interval, in one line."""
+    fit = report.fit
     console.print(
-        f"[bold]α = {fit.alpha:.4f}[/]  stderr {fit.alpha_stderr:.3f}  "
-        f"{confidence_level:.0%} interval [{low:.3f}, {high:.3f}]  "
-        f"(slope 2α = {fit.slope:.4f}, R² = {fit.r_squared:.2f}, n = {fit.n})",
+        f"[bold]α = {fit.alpha:.4f}[/]  stderr {report.stderr:.3f}  "
+        f"{report.confidence_level:.0%} interval [{report.low:.3f}, {report.high:.3f}]  "
+        f"({report.interval}; slope 2α = {fit.slope:.4f}, R² = {fit.r_squared:.2f}, n = {fit.n})",
         markup=True,
     )
 
 
 def show_alpha_report(report: AlphaReport, by_block: bool = True) -> None:
     """α with its interval, the sentences to read beside it, and α of each block of parameters on request."""
-    show_alpha(report.fit, report.low, report.high, report.confidence_level)
+    show_alpha(report)
     for sentence in report.sentences():
         console.print(f"  {escape(sentence)}")
     if by_block and report.by_block is not None:

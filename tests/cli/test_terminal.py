@@ -15,7 +15,7 @@ from gradstats.config.experiment import load_experiment
 from gradstats.data import load
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.cost import CostEstimate
-from gradstats.stats import alpha_report, fit_length_scaling
+from gradstats.stats import alpha_report
 from gradstats.stats.variance.quantities import QUANTITIES, shown_in
 
 
@@ -108,10 +108,10 @@ def test_labels_are_broken_on_a_narrow_terminal(printed):
 
 def test_alpha_with_its_sentences(printed):
     points = load("gloeckle2026")
-    fit = fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"])
-    text = printed(terminal.show_alpha, fit, 0.475, 1.102, 0.95)
-    assert text == "α = 0.7887  stderr 0.153  95% interval [0.475, 1.102]  (slope 2α = 1.5775, R² = 0.50, n = 29)\n"
-    report = alpha_report(lengths=points["length"], sq_norms=points["sq_norm"])
+    keywords = {"lengths": points["length"], "sq_norms": points["sq_norm"]}
+    text = printed(terminal.show_alpha, alpha_report(**keywords, interval="t"))
+    assert text == "α = 0.7887  stderr 0.153  95% interval [0.475, 1.102]  (t; slope 2α = 1.5775, R² = 0.50, n = 29)\n"
+    report = alpha_report(**keywords)
     lines = printed(terminal.show_alpha_report, report).splitlines()
     assert lines[0].startswith("α = 0.7887")
     assert [line.strip() for line in lines[1:]] == report.sentences()

@@ -38,6 +38,7 @@ class AlphaReport:
         interval: method of the interval of α.
         low: lower end of it.
         high: upper end of it.
+        stderr: the standard error of α that this interval uses.
         mean_fit: for ``fit.method == "ols"``, the Poisson fit of E[‖S‖² | T], which the baseline needs; else None.
         uncut_fit: the fit without completions that were cut off at the cap; None where none was, or too few remain.
         curvature: whether one power law fits; None with too few lengths or prompts.
@@ -52,6 +53,7 @@ class AlphaReport:
     interval: str
     low: float
     high: float
+    stderr: float
     mean_fit: LengthScalingFit | None
     uncut_fit: LengthScalingFit | None
     curvature: CurvatureTest | None
@@ -68,8 +70,7 @@ class AlphaReport:
     def to_frame(self, confidence_level: float | None = None) -> pd.DataFrame:
         """One row: that of the fit, with the report's interval."""
         level = self.confidence_level if confidence_level is None else confidence_level
-        low, high = self.confidence_interval(level)
-        return self.fit.to_frame(level).assign(alpha_low=low, alpha_high=high, interval=self.interval)
+        return self.fit.to_frame(level, self.interval)
 
     def summary(self) -> dict[str, object]:
         """All of it as nested numbers and sentences, as in ``alpha.json``; what is not available is None."""
@@ -191,6 +192,7 @@ def alpha_report(
         interval=interval or fit.interval,
         low=low,
         high=high,
+        stderr=fit.standard_error(interval),
         mean_fit=mean_fit,
         uncut_fit=_or_none(fit.without_truncated) if fit.n_truncated else None,
         curvature=_or_none(lambda: curvature_test(fit)),

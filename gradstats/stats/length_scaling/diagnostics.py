@@ -90,7 +90,7 @@ def alpha_without_each_prompt(fit: LengthScalingFit) -> pd.DataFrame:
     without = np.full(fit.n_prompts, fit.alpha)
     if isinstance(fit.line, RegressionLine) and fit.method != "ppml":
         # The last column of the design is log T.
-        without[fit.line.prompts] = fit.line.regression.without_each(fit.line.clusters)[:, -1] / 2.0
+        without = fit.line.regression.without_each(fit.line.clusters)[:, -1] / 2.0
     else:
         for prompt in range(fit.n_prompts):
             rest = fit.clusters != prompt

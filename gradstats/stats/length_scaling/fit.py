@@ -106,6 +106,19 @@ class LengthScalingFit:
         low, high = self.line.slope_interval(level, by, n_resamples, np.random.default_rng(rng))
         return low / 2.0, high / 2.0
 
+    def standard_error(self, method: str | None = None) -> float:
+        """The standard error of α that an interval method uses.
+
+        Args:
+            method: as in `confidence_interval`. ``"bootstrap"`` studentises by the cluster-robust error without a
+                correction for few prompts (CR0); for ``"theil_sen"`` it is the half-width of the 95 % interval over
+                1.96.
+
+        Raises:
+            ValueError: for a method this fit does not offer.
+        """
+        return self.line.slope_stderr(self._offered(method, self.line.intervals)) / 2.0
+
     def predict(
         self, lengths: ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, method: str | None = None
     ) -> pd.DataFrame:
@@ -134,24 +147,30 @@ class LengthScalingFit:
             {"length": at, "sq_norm": np.exp(value), "sq_norm_low": np.exp(low), "sq_norm_high": np.exp(high)}
         )
 
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row: α with its default interval, the slope, and the data behind them."""
-        low, high = self.confidence_interval(confidence_level)
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL, method: str | None = None) -> pd.DataFrame:
+        """One row: α with an interval and the standard error that it uses, the slope, and the data behind them.
+
+        Args:
+            confidence_level: of the interval.
+            method: as in `confidence_interval`.
+        """
+        low, high = self.confidence_interval(confidence_level, method)
+        stderr = self.standard_error(method)
         row: dict[str, object] = {
             "alpha": self.alpha,
             "alpha_low": low,
             "alpha_high": high,
             "confidence_level": confidence_level,
-            "alpha_stderr": self.alpha_stderr,
+            "alpha_stderr": stderr,
             "slope": self.slope,
-            "slope_stderr": self.slope_stderr,
+            "slope_stderr": 2.0 * stderr,
             "intercept": self.intercept,
             "r_squared": self.r_squared,
             "n": self.n,
             "n_prompts": self.n_prompts,
             "n_truncated": self.n_truncated,
             "method": self.method,
-            "interval": self.interval,
+            "interval": self.interval if method is None else method,
         }
         return pd.DataFrame([row])
 
@@ -246,7 +265,7 @@ def fit_length_scaling(
             "measure completions of more lengths"
         )
     line = METHODS[method](np.log(t), np.log(norms), clusters)
-    stderr = line.slope_stderr()
+    stderr = line.slope_stderr(line.default_interval)
     return LengthScalingFit(
         alpha=line.slope / 2.0,
         alpha_stderr=stderr / 2.0,

@@ -68,7 +68,6 @@ def poisson_line(
         centre=centre,
         regression=working,
         clusters=clusters,
-        prompts=np.arange(int(clusters.max()) + 1),
         intervals=("hc3", "cluster"),
         default_interval="cluster",
     )

@@ -17,20 +17,21 @@ class LeastSquares:
         coefficients: β̂ = (XᵀX)⁻¹Xᵀy, (k,).
         residuals: y − Xβ̂, (n,).
         bread: (XᵀX)⁻¹, (k, k).
-        n_absorbed: parameters eliminated before the fit (the group means of a fixed-effects fit), which reduce the
-            residual degrees of freedom.
+        absorbed: (n,) leverages of the parameters eliminated before the fit (1/n_g of the means of a fixed-effects
+            fit); they add to those of X, and their sum reduces the residual degrees of freedom. None for none.
     """
 
     design: Float[np.ndarray, "n k"]
     coefficients: Float[np.ndarray, " k"]
     residuals: Float[np.ndarray, " n"]
     bread: Float[np.ndarray, "k k"]
-    n_absorbed: int = 0
+    absorbed: Float[np.ndarray, " n"] | None = None
 
     @property
     def residual_df(self) -> int:
-        """The residual degrees of freedom, n − k − n_absorbed."""
-        return self.design.shape[0] - self.design.shape[1] - self.n_absorbed
+        """The residual degrees of freedom: n less the parameters, those eliminated before the fit included."""
+        n_absorbed = 0 if self.absorbed is None else round(float(self.absorbed.sum()))
+        return self.design.shape[0] - self.design.shape[1] - n_absorbed
 
     def classical(self, contrasts: Float[np.ndarray, "c k"]) -> tuple[np.ndarray, np.ndarray]:
         """Standard errors of ``contrasts @ β̂`` under equal variances, and their degrees of freedom."""
@@ -41,15 +42,28 @@ class LeastSquares:
     def hc3(self, contrasts: Float[np.ndarray, "c k"]) -> tuple[np.ndarray, np.ndarray]:
         r"""HC3 standard errors: :math:`M Xᵀ\,\mathrm{diag}(e_i²/(1-h_i)²)\,X M` (MacKinnon and White 1985).
 
-        A point of leverage 1 is fitted exactly and carries no information about the noise: the standard error is NaN.
+        A point of leverage 1 is fitted exactly and carries no information about the noise: if it moves a contrast, the
+        standard error is NaN.
         """
         leverage = np.einsum("nk,kl,nl->n", self.design, self.bread, self.design)
-        slack = 1.0 - leverage
+        slack = 1.0 - leverage - (0.0 if self.absorbed is None else self.absorbed)
         inflated = np.full_like(leverage, np.nan)
         np.divide(self.residuals, slack, out=inflated, where=slack > EIGENVALUE_FLOOR)
         rows = contrasts @ self.bread @ self.design.T
+        inflated[np.all(rows == 0.0, axis=0)] = 0.0  # such as the only completion of a prompt, within prompts
         variance = (rows**2) @ inflated**2
         return np.sqrt(variance), np.full(len(contrasts), float(self.residual_df))
+
+    def cr0(self, contrasts: Float[np.ndarray, "c k"], clusters: Int[np.ndarray, " n"]) -> Float[np.ndarray, " c"]:
+        r"""Cluster-robust standard errors without a correction for few clusters: :math:`M\,(\sum_g X_gᵀe_ge_gᵀX_g)\,M`.
+
+        Args:
+            contrasts: (c, k) linear combinations of the coefficients.
+            clusters: (n,) cluster of each row, numbered from 0.
+        """
+        scores = np.zeros((int(clusters.max()) + 1, self.design.shape[1]))
+        np.add.at(scores, clusters, self.design * self.residuals[:, None])
+        return np.sqrt(((contrasts @ self.bread @ scores.T) ** 2).sum(axis=1))
 
     def cr2(
         self, contrasts: Float[np.ndarray, "c k"], clusters: Int[np.ndarray, " n"]
@@ -119,14 +133,16 @@ class LeastSquares:
 
 
 def least_squares(
-    design: Float[np.ndarray, "n k"], response: Float[np.ndarray, " n"], n_absorbed: int = 0
+    design: Float[np.ndarray, "n k"],
+    response: Float[np.ndarray, " n"],
+    absorbed: Float[np.ndarray, " n"] | None = None,
 ) -> LeastSquares:
     """Fit ``response`` on ``design`` by ordinary least squares.
 
     Args:
         design: (n, k) regressors of full column rank.
         response: (n,) values to be explained.
-        n_absorbed: parameters already eliminated from both, which reduce the degrees of freedom.
+        absorbed: (n,) leverages of the parameters already eliminated from both.
 
     Raises:
         ValueError: when the columns of ``design`` are linearly dependent.
@@ -142,5 +158,5 @@ def least_squares(
         coefficients=coefficients,
         residuals=response - design @ coefficients,
         bread=inverse @ inverse.T,
-        n_absorbed=n_absorbed,
+        absorbed=absorbed,
     )

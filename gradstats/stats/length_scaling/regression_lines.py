@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy import stats
 
 from gradstats.stats.length_scaling.bootstrap import bootstrap_t_quantiles
@@ -26,7 +26,6 @@ class RegressionLine:
         centre: the log T at which the design was centred.
         regression: the least-squares fit; the last column of its design is log T.
         clusters: (rows,) prompt of each row of it, numbered from 0.
-        prompts: (clusters,) number of each of these prompts among all.
         intervals: the interval methods it offers.
         default_interval: the interval method used by default.
     """
@@ -37,13 +36,14 @@ class RegressionLine:
     centre: float
     regression: LeastSquares
     clusters: Int[np.ndarray, " rows"]
-    prompts: Int[np.ndarray, " clusters"]
     intervals: tuple[str, ...]
     default_interval: str
 
-    def slope_stderr(self) -> float:
-        """Standard error of the slope by the default interval method."""
-        return float(self._errors(self._slope_contrast(), self.default_interval)[0][0])
+    def slope_stderr(self, method: str) -> float:
+        """Standard error of the slope that an interval method uses; the bootstrap studentises by CR0."""
+        if method == "bootstrap":
+            return float(self.regression.cr0(self._slope_contrast(), self.clusters)[0])
+        return float(self._errors(self._slope_contrast(), method)[0][0])
 
     def slope_interval(
         self, level: float, method: str, n_resamples: int, rng: np.random.Generator
@@ -75,27 +75,32 @@ class RegressionLine:
             return self.regression.classical(contrasts)
         if method == "hc3":
             return self.regression.hc3(contrasts)
-        if int(self.clusters.max()) + 1 < 3:
+        if np.count_nonzero(self._informative()) < 3:
             self._warn_few_prompts()
             return np.full(len(contrasts), np.nan), np.full(len(contrasts), np.nan)
         return self.regression.cr2(contrasts, self.clusters)
 
     def _bootstrap(self, level: float, n_resamples: int, rng: np.random.Generator) -> tuple[float, float]:
-        design = self.regression.design
-        x = design[:, -1]
+        kept = self._informative()[self.clusters]
+        design = self.regression.design[kept]
         tails = (0.5 - level / 2.0, 0.5 + level / 2.0)
-        y = design @ self.regression.coefficients + self.regression.residuals
+        y = design @ self.regression.coefficients + self.regression.residuals[kept]
+        clusters = np.unique(self.clusters[kept], return_inverse=True)[1]
         low_t, high_t, stderr = bootstrap_t_quantiles(
-            x, y, self.clusters, tails, n_resamples, rng, fit_intercept=design.shape[1] == 2
+            design[:, -1], y, clusters, tails, n_resamples, rng, fit_intercept=design.shape[1] == 2
         )
         if not np.isfinite(low_t):
             self._warn_few_prompts()
         return self.slope - high_t * stderr, self.slope - low_t * stderr
 
+    def _informative(self) -> Bool[np.ndarray, " prompts"]:
+        """The prompts that enter the coefficients; within prompts, those of more than one length."""
+        return np.bincount(self.clusters, weights=np.abs(self.regression.design).sum(axis=1)) > 0
+
     def _warn_few_prompts(self) -> None:
         warnings.warn(
-            f"the completions answer {int(self.clusters.max()) + 1} prompt(s), too few to estimate how prompts "
-            "differ, so the interval of alpha is NaN: measure more prompts, or use method='t' if the "
+            f"the completions answer {np.count_nonzero(self._informative())} prompt(s), too few to estimate how "
+            "prompts differ, so the interval of alpha is NaN: measure more prompts, or use method='t' if the "
             "completions are independent",
             UserWarning,
             stacklevel=2,
@@ -135,18 +140,17 @@ def within_prompt_line(
             "method='within_prompt' needs prompts with completions of different lengths, and here every "
             "prompt has one completion or one length: sample several completions per prompt"
         )
-    rows = informative[clusters]
-    kept = np.unique(clusters[rows], return_inverse=True)[1]
-    fit = least_squares(from_mean_x[rows, None], from_mean_y[rows], n_absorbed=int(informative.sum()))
+    # Prompts of one length do not move the slope, but their completions differ by noise, which the residuals estimate.
+    from_mean_x[~informative[clusters]] = 0.0
+    fit = least_squares(from_mean_x[:, None], from_mean_y, absorbed=1.0 / np.bincount(clusters)[clusters])
     slope = float(fit.coefficients[0])
     return RegressionLine(
         slope=slope,
         intercept=float(y.mean() - slope * x.mean()),
-        r_squared=_r_squared(fit.residuals, from_mean_y[rows]),
+        r_squared=_r_squared(fit.residuals, from_mean_y),
         centre=float(x.mean()),
         regression=fit,
-        clusters=kept,
-        prompts=np.flatnonzero(informative),
+        clusters=clusters,
         intervals=REGRESSION_INTERVALS,
         default_interval="cluster",
     )
@@ -165,7 +169,6 @@ def _line(
         centre=centre,
         regression=fit,
         clusters=clusters,
-        prompts=np.arange(int(clusters.max()) + 1),
         intervals=REGRESSION_INTERVALS,
         default_interval=default,
     )

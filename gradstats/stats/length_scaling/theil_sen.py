@@ -35,9 +35,9 @@ class TheilSenLine:
     intervals: tuple[str, ...] = ("rank", "cluster")
     r_squared: float = float("nan")
 
-    def slope_stderr(self) -> float:
-        """The half-width of the 95 % interval in units of a normal distribution's 1.96."""
-        low, high = self.slope_interval(0.95, self.default_interval, 0, np.random.default_rng(0))
+    def slope_stderr(self, method: str) -> float:
+        """The half-width of a method's 95 % interval in units of a normal distribution's 1.96."""
+        low, high = self.slope_interval(0.95, method, 0, np.random.default_rng(0))
         return (high - low) / (2.0 * float(stats.norm.ppf(0.975)))
 
     def slope_interval(

@@ -86,6 +86,21 @@ def test_bare_points_state_what_is_unknown():
     assert "moves α by at most 0.082 (prompt 24, to 0.707)" in " ".join(report.sentences())
 
 
+@pytest.mark.parametrize("interval", ["t", "hc3", "cluster", "bootstrap"])
+def test_the_standard_error_is_that_of_the_interval(interval):
+    """At n = 120 the half-width of each interval is its standard error times a quantile between 1.8 and 2.2."""
+    given = measured()
+    report = alpha_report(given, interval=interval)
+    assert report.stderr == report.fit.standard_error(interval)
+    frame = report.to_frame()
+    assert frame["interval"].item() == report.summary()["interval"] == interval
+    assert frame["alpha_stderr"].item() == frame["slope_stderr"].item() / 2 == report.stderr
+    assert 1.8 < (report.high - report.low) / 2 / report.stderr < 2.2
+    assert tuple(frame[["alpha_low", "alpha_high"]].iloc[0]) == (report.low, report.high)
+    others = {name: report.fit.standard_error(name) for name in ("t", "hc3", "cluster", "bootstrap")}
+    assert len(set(others.values())) == 4
+
+
 @pytest.mark.parametrize("method", ["ols", "within_prompt", "between_prompt", "ppml", "theil_sen"])
 def test_influence_in_closed_form_is_refitting(method):
     given = measured(n_prompts=12)

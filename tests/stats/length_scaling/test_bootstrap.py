@@ -6,6 +6,7 @@ import statsmodels.api as sm
 from power_laws import noisy_power_law
 
 from gradstats.stats.length_scaling.bootstrap import bootstrap_t_quantiles
+from gradstats.stats.length_scaling.regression import least_squares
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
@@ -34,6 +35,9 @@ def test_quantiles_are_those_of_refitted_resamples(fit_intercept):
         x, y, clusters, (0.1, 0.9), 200, np.random.default_rng(3), fit_intercept
     )
     assert own_stderr == pytest.approx(stderr)
+    design = np.column_stack([np.ones(24), x]) if fit_intercept else x[:, None]
+    least = least_squares(design, y)
+    assert least.cr0(np.eye(design.shape[1])[-1:], clusters)[0] == pytest.approx(own_stderr, rel=1e-9)
     np.testing.assert_allclose([low, high], np.quantile(t, [0.1, 0.9]), rtol=1e-8)
 
 

@@ -60,6 +60,14 @@ def test_cr2_of_single_rows_is_hc2():
     np.testing.assert_allclose(stderr, expected, rtol=1e-10)
 
 
+def test_cr0_is_the_sandwich_of_sums_over_clusters():
+    fit = least_squares(DESIGN, RESPONSE)
+    sums = np.array([(DESIGN * fit.residuals[:, None])[g == CLUSTERS].sum(axis=0) for g in np.unique(CLUSTERS)])
+    covariance = fit.bread @ sums.T @ sums @ fit.bread
+    expected = np.sqrt(np.einsum("ck,kl,cl->c", CONTRASTS, covariance, CONTRASTS))
+    np.testing.assert_allclose(fit.cr0(CONTRASTS, CLUSTERS), expected, rtol=1e-10)
+
+
 def test_a_point_of_full_leverage_leaves_hc3_undefined():
     design = np.column_stack([np.ones(5), np.array([0.0, 0.0, 0.0, 0.0, 1.0])])
     stderr, _ = least_squares(design, np.arange(5.0) ** 2).hc3(np.array([[0.0, 1.0]]))
@@ -67,7 +75,8 @@ def test_a_point_of_full_leverage_leaves_hc3_undefined():
 
 
 def test_absorbed_parameters_cost_degrees_of_freedom():
-    assert least_squares(DESIGN, RESPONSE, n_absorbed=5).residual_df == N - 3 - 5
+    absorbed = np.full(N, 5.0 / N)
+    assert least_squares(DESIGN, RESPONSE, absorbed=absorbed).residual_df == N - 3 - 5
 
 
 def test_dependent_columns_are_refused():
