@@ -3,19 +3,18 @@ r"""A small autoregressive policy with every trajectory enumerated, for exact mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import combinations_with_replacement, product
-from math import comb
+from itertools import product
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.special import gammaln, log_softmax
+from scipy.special import log_softmax
 
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
 from gradstats.reference.moments import GradientMoments, gradient_moments
+from gradstats.reference.multisets import multisets, refuse_too_many
 
 END = 0
-MAX_GROUPS = 500_000
 CHUNK = 20_000
 
 Prefix = tuple[int, ...]
@@ -29,19 +28,25 @@ class EnumeratedPolicy:
     is drawn first, from ``prompt_probabilities``, then a group of completions of it: the prompt is the
     independent unit, and J = E[R] over both draws. Everything is float64.
 
+    With ``old_theta`` completions are drawn from the same model at the old parameters, and scored at θ: every
+    expectation of an estimator is then over the old policy, and ∇J still that of the scored one.
+
     Limits: :meth:`moments` enumerates all multisets of N trajectories of a prompt, C(K+N−1, N) for K
     trajectories, and refuses more than 500 000 for a prompt: K = 31 (the defaults) allows N ≤ 5, K = 5 N ≤ 56.
 
     Attributes:
         prompts: the prompt of each trajectory, (K,), K over all prompts.
         trajectories: the tokens of each, tuples.
-        probabilities: of prompt and trajectory together, (K,); they sum to 1.
+        probabilities: of prompt and trajectory together under the scored policy, (K,); they sum to 1.
+        sampling_probabilities: the same under the policy that is drawn from; equal to them without ``old_theta``.
+        ratios: ρ = π/π_old of whole trajectories, (K,).
         rewards: (K,).
         lengths: (K,).
         mask: (K, T).
         token_scores: s_t, (K, T, D), 0 past the end.
         sequence_scores: S = Σ_t s_t, (K, D).
         logprobs: log π(y_t), (K, T).
+        old_logprobs: log π_old(y_t), (K, T).
         sum_pi_squared: Σ_v π(v)² at each position, (K, T).
         values: the exact value E[R | prefix] before each token, (K, T).
         greedy_rewards: the reward of the prompt's greedy trajectory, (K,).
@@ -63,6 +68,7 @@ class EnumeratedPolicy:
         reward: Callable[[int, Prefix], float] | None = None,
         features: Callable[[int, Prefix], Float[np.ndarray, "v d"]] | None = None,
         theta: Float[np.ndarray, "d"] | None = None,
+        old_theta: Float[np.ndarray, "c"] | None = None,
         prompt_probabilities: Float[np.ndarray, "p"] | None = None,
         rng: int | np.random.Generator | None = 0,
     ) -> None:
@@ -75,7 +81,8 @@ class EnumeratedPolicy:
             n_prompts: number of prompts.
             reward: (prompt, tokens) → R; by default a fair coin for each trajectory.
             features: (prompt, prefix) → φ, (vocabulary, D); by default standard Gaussian.
-            theta: θ, (D,); by default Gaussian with standard deviation ½.
+            theta: θ, (D,), which is scored; by default Gaussian with standard deviation ½.
+            old_theta: the parameters that completions are drawn with, (D,); by default θ.
             prompt_probabilities: (n_prompts,); by default uniform.
             rng: seed of these random draws.
 
@@ -97,15 +104,20 @@ class EnumeratedPolicy:
         self._reward = reward or (lambda prompt, tokens: float(generator.integers(2)))
         first = self._features(0, ())
         self.theta = generator.normal(scale=0.5, size=first.shape[1]) if theta is None else np.asarray(theta)
-        self._nodes: dict[tuple[int, Prefix], tuple[np.ndarray, np.ndarray]] = {}
+        self.off_policy = old_theta is not None
+        self.old_theta = self.theta if old_theta is None else np.asarray(old_theta)
+        if self.old_theta.shape != self.theta.shape:
+            raise ValueError(f"old_theta has shape {self.old_theta.shape}, but theta has {self.theta.shape}")
+        self._nodes: dict[tuple[int, Prefix], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._enumerate()
 
-    def _node(self, prompt: int, prefix: Prefix) -> tuple[np.ndarray, np.ndarray]:
-        """Log π (V,) and the scores of every token (V, D) after a prefix, computed once."""
+    def _node(self, prompt: int, prefix: Prefix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Log π (V,), the scores of every token (V, D) and log π_old (V,) after a prefix, computed once."""
         if (prompt, prefix) not in self._nodes:
             features = np.asarray(self._features(prompt, prefix), dtype=np.float64)
             log_pi = log_softmax(features @ self.theta)
-            self._nodes[prompt, prefix] = log_pi, features - np.exp(log_pi) @ features
+            old_log_pi = log_softmax(features @ self.old_theta)
+            self._nodes[prompt, prefix] = log_pi, features - np.exp(log_pi) @ features, old_log_pi
         return self._nodes[prompt, prefix]
 
     def _walk(self, prompt: int, prefix: Prefix) -> Iterator[Prefix]:
@@ -124,19 +136,21 @@ class EnumeratedPolicy:
         self.lengths = np.array([len(tokens) for tokens in self.trajectories])
         self.mask = np.arange(self.max_length) < self.lengths[:, None]
         k, width, dimension = len(pairs), self.max_length, self.theta.size
-        self.logprobs = np.zeros((k, width))
+        self.logprobs, self.old_logprobs = np.zeros((k, width)), np.zeros((k, width))
         self.sum_pi_squared = np.zeros((k, width))
         self.token_scores = np.zeros((k, width, dimension))
         for row, (prompt, tokens) in enumerate(pairs):
             for t, token in enumerate(tokens):
-                log_pi, scores = self._node(prompt, tokens[:t])
-                self.logprobs[row, t] = log_pi[token]
+                log_pi, scores, old_log_pi = self._node(prompt, tokens[:t])
+                self.logprobs[row, t], self.old_logprobs[row, t] = log_pi[token], old_log_pi[token]
                 self.sum_pi_squared[row, t] = np.exp(2 * log_pi).sum()
                 self.token_scores[row, t] = scores[token]
         self.sequence_scores = self.token_scores.sum(axis=1)
         self.rewards = np.array([float(self._reward(prompt, tokens)) for prompt, tokens in pairs])
-        conditional = np.exp(self.logprobs.sum(axis=1))
-        self.probabilities = self.prompt_probabilities[self.prompts] * conditional
+        of_prompt = self.prompt_probabilities[self.prompts]
+        self.probabilities = of_prompt * np.exp(self.logprobs.sum(axis=1))
+        self.sampling_probabilities = of_prompt * np.exp(self.old_logprobs.sum(axis=1))
+        self.ratios = np.exp((self.logprobs - self.old_logprobs).sum(axis=1))
         self.gradient = (self.probabilities * self.rewards) @ self.sequence_scores
         self.values = self._exact_values(pairs)
         self.greedy_rewards = self._greedy()[self.prompts]
@@ -185,13 +199,19 @@ class EnumeratedPolicy:
 
     @property
     def expected_sq_norm(self) -> float:
-        """E‖S‖²."""
+        """E‖S‖² under the scored policy."""
         return float(self.probabilities @ self.sq_norms)
 
     @property
     def optimal_constant(self) -> float:
-        """b* = E[R‖S‖²]/E‖S‖²."""
-        return float(self.probabilities @ (self.rewards * self.sq_norms)) / self.expected_sq_norm
+        """b* = E[ρ²R‖S‖²]/E[ρ²‖S‖²] over what is drawn, which minimises tr Cov(ρ(R − b)S); ρ = 1 on-policy."""
+        energy = self.sampling_probabilities * self.ratios**2 * self.sq_norms
+        return float(energy @ self.rewards / energy.sum())
+
+    @property
+    def chi_squared(self) -> float:
+        """χ² = E[ρ²] − 1 of whole trajectories, over what is drawn."""
+        return float(self.sampling_probabilities @ self.ratios**2) - 1.0
 
     def batch(self, rows: Int[np.ndarray, "n"], groups: np.ndarray) -> Batch:
         """The Batch of the given trajectories, with every field that is known exactly.
@@ -206,6 +226,7 @@ class EnumeratedPolicy:
             groups=groups,
             mask=self.mask[rows],
             logprobs=self.logprobs[rows],
+            old_logprobs=self.old_logprobs[rows] if self.off_policy else None,
             sum_pi_squared=self.sum_pi_squared[rows],
             values=self.values[rows],
             greedy_rewards=self.greedy_rewards[rows],
@@ -217,7 +238,7 @@ class EnumeratedPolicy:
     def sample(
         self, n_groups: int, group_size: int, rng: int | np.random.Generator | None = None
     ) -> tuple[Batch, Float[np.ndarray, "n d"], Float[np.ndarray, "n t d"]]:
-        """Draw groups: for each a prompt, then its completions.
+        """Draw groups: for each a prompt, then its completions, at the old parameters where there are any.
 
         Args:
             n_groups: how many prompts are drawn, with replacement from the policy's; each draw is one group
@@ -233,7 +254,7 @@ class EnumeratedPolicy:
         rows = np.empty((n_groups, group_size), dtype=np.int64)
         for prompt in range(self.n_prompts):
             choices = np.flatnonzero(self.prompts == prompt)
-            share = self.probabilities[choices] / self.probabilities[choices].sum()
+            share = self.sampling_probabilities[choices] / self.sampling_probabilities[choices].sum()
             here = drawn == prompt
             rows[here] = generator.choice(choices, size=(int(here.sum()), group_size), p=share)
         flat = rows.reshape(-1)
@@ -277,7 +298,7 @@ class EnumeratedPolicy:
         listed = [self._groups(prompt, group_size) for prompt in range(self.n_prompts)]
         groups = np.concatenate([members for members, _ in listed])
         chances = np.concatenate([p * chance for p, (_, chance) in zip(self.prompt_probabilities, listed, strict=True)])
-        _refuse_too_many(len(groups) ** n_groups, "batches")
+        refuse_too_many(len(groups) ** n_groups, "batches")
         labels = np.repeat(np.arange(n_groups), group_size)
         chosen = np.array(list(product(range(len(groups)), repeat=n_groups)))
         gradients = np.empty((len(chosen), self.theta.size))
@@ -295,22 +316,11 @@ class EnumeratedPolicy:
         """
         rows = np.arange(len(self.rewards))
         gradients = self._sum(weights, rows, len(rows))
-        return gradient_moments(gradients, self.probabilities, self.prompts, self.gradient)
+        return gradient_moments(gradients, self.sampling_probabilities, self.prompts, self.gradient)
 
     def _groups(self, prompt: int, group_size: int) -> tuple[Int[np.ndarray, "g n"], Float[np.ndarray, "g"]]:
         """All multisets of trajectories of a prompt, and the probability of each."""
-        choices = np.flatnonzero(self.prompts == prompt)
-        count = comb(choices.size + group_size - 1, group_size)
-        _refuse_too_many(count, "groups")
-        groups = np.array(list(combinations_with_replacement(choices, group_size)), dtype=np.int64)
-        log_share = self.logprobs.sum(axis=1)[groups].sum(axis=1)
-        # N!/Π c!, with Π c! accumulated member by member: a repeat multiplies by its place in the run of equals
-        run = np.ones_like(groups)
-        for member in range(1, group_size):
-            repeated = groups[:, member] == groups[:, member - 1]
-            run[:, member] = np.where(repeated, run[:, member - 1] + 1, 1)
-        log_orders = gammaln(group_size + 1) - np.log(run).sum(axis=1)
-        return groups, np.exp(log_share + log_orders)
+        return multisets(np.flatnonzero(self.prompts == prompt), self.old_logprobs.sum(axis=1), group_size)
 
     def _gradients(self, estimator: Weighting, groups: Int[np.ndarray, "g n"]) -> Float[np.ndarray, "g d"]:
         labels = np.repeat(np.arange(len(groups)), groups.shape[1])
@@ -324,11 +334,3 @@ class EnumeratedPolicy:
         else:
             terms = np.einsum("nt,ntd->nd", weights, self.token_scores[rows])
         return terms.reshape(n_groups, -1, terms.shape[1]).sum(axis=1)
-
-
-def _refuse_too_many(count: int, what: str) -> None:
-    if count > MAX_GROUPS:
-        raise ValueError(
-            f"{count} {what} are too many to enumerate (limit {MAX_GROUPS}): take a smaller group_size, "
-            "vocabulary or max_length"
-        )

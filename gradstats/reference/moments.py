@@ -48,12 +48,26 @@ class GradientMoments:
         return float(self.mean @ self.true_gradient) / length if length > 0 else float("nan")
 
     @property
+    def coefficient(self) -> float:
+        """What E[ĝ] keeps of ∇J, c = ⟨E[ĝ], ∇J⟩/‖∇J‖²; NaN when ∇J is zero."""
+        target_sq = float(self.true_gradient @ self.true_gradient)
+        return float(self.mean @ self.true_gradient) / target_sq if target_sq > 0 else float("nan")
+
+    @property
     def matched_trace_cov(self) -> float:
-        """Tr Cov after scaling ĝ so that E[ĝ] projects on ∇J with coefficient 1; NaN if it cannot."""
-        projection = float(self.mean @ self.true_gradient)
-        if projection == 0:
+        """Tr Cov(ĝ)/c², after scaling ĝ so that E[ĝ] projects on ∇J with coefficient 1; NaN if it cannot."""
+        return self.trace_cov / self.coefficient**2 if self.coefficient != 0 else float("nan")
+
+    def bias_share(self, prompts_per_batch: int) -> float:
+        """The share of bias in the mean squared error of the mean of so many groups."""
+        return _share(float(self.bias @ self.bias), self.trace_cov / prompts_per_batch)
+
+    def matched_bias_share(self, prompts_per_batch: int) -> float:
+        """The same of ĝ/c, in which the scale of ĝ does not matter; NaN where c = 0."""
+        if self.coefficient == 0:
             return float("nan")
-        return self.trace_cov * (float(self.true_gradient @ self.true_gradient) / projection) ** 2
+        turned = self.mean / self.coefficient - self.true_gradient
+        return _share(float(turned @ turned), self.matched_trace_cov / prompts_per_batch)
 
 
 def gradient_moments(
@@ -78,3 +92,7 @@ def gradient_moments(
     within = float(probabilities @ ((gradients - prompt_means[prompts]) ** 2).sum(axis=1))
     between = float(mass @ ((prompt_means - mean) ** 2).sum(axis=1))
     return GradientMoments(mean, within + between, within, between, true_gradient)
+
+
+def _share(bias_sq: float, variance: float) -> float:
+    return bias_sq / (bias_sq + variance) if bias_sq + variance > 0 else float("nan")
