@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+
+#: An estimate with its interval: value, low, high.
+Interval = tuple[float, float, float]
+UNKNOWN: Interval = (np.nan, np.nan, np.nan)
+
+
+@runtime_checkable
+class Estimated(Protocol):
+    """What was estimated, with an interval at any level; NaN for what the data do not resolve at it."""
+
+    def with_interval(self, confidence_level: float) -> Interval:
+        """``(value, low, high)``."""
+        ...
 
 
 def require_level(confidence_level: float) -> float:
@@ -53,6 +66,10 @@ class Estimate:
             return np.nan, np.nan
         with np.errstate(over="ignore"):
             return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
+
+    def with_interval(self, confidence_level: float) -> Interval:
+        """``(value, low, high)``."""
+        return (self.value, *self.confidence_interval(confidence_level))
 
 
 #: In place of a quantity that cannot be estimated from the data.

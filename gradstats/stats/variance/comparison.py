@@ -15,18 +15,20 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.config.defaults import CONFIDENCE_LEVEL, PROMPTS_PER_BATCH
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.estimator import Weighting, unit_of
+from gradstats.stats.jackknife import Interval
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison_inputs import ComparisonInputs, comparison_inputs
 from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.quantities import COMPARED
-from gradstats.stats.variance.row import EstimatorVariance, Interval
+from gradstats.stats.variance.row import EstimatorVariance
+from gradstats.stats.variance.target import on_policy_target
 from gradstats.stats.variance.winner import PairedWithLowest, lowest, lowest_beyond_doubt
 
 
@@ -129,7 +131,7 @@ class VarianceComparison:
         return frame
 
     def _frame(self, confidence_level: float) -> pd.DataFrame:
-        intervals = [row.intervals(confidence_level, self.prompts_per_batch) for row in self.rows]
+        intervals = [row.intervals(confidence_level) for row in self.rows]
         return self._table(intervals, confidence_level)
 
     def _table(self, intervals: Sequence[dict[str, Interval]], confidence_level: float) -> pd.DataFrame:
@@ -284,7 +286,6 @@ def compare(
         [['rloo', 1.0, 1.0], ['group_mean', 0.563, 1.0], ['reinforce', 2.448, 2.448]]
     """
     VarianceSection(prompts_per_batch=prompts_per_batch, n_resamples=n_resamples)  # checks their ranges
-    batch_size = PROMPTS_PER_BATCH if prompts_per_batch is None else prompts_per_batch
     generator = np.random.default_rng(rng)
     chosen = [families.get(estimator) for estimator in estimators]
     if not chosen:
@@ -299,11 +300,11 @@ def compare(
     if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
         *chosen, base = [along_completions(estimator, inputs.batch) for estimator in (*chosen, base)]
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
-    by_size: list[tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], PairedWithLowest]] = []
+    by_size: list[_OfOneSize] = []
     for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
         groups = split_into_groups(prompts, inputs.order, size)
         pool = _pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples)
-        by_size.append(_compared(pool, chosen, base, batch_size))
+        by_size.append(_compared(pool, chosen, base))
     splits, rows, warned, remarks, paired = zip(*by_size, strict=True)
     warned, remarks = _of_each_size(warned, sizes), _of_each_size(remarks, sizes)
     for note in warned:
@@ -312,7 +313,7 @@ def compare(
         rows=tuple(chain.from_iterable(rows)),
         splits=splits,
         reference=base.label,
-        prompts_per_batch=batch_size,
+        prompts_per_batch=pool.error_prompts,
         sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
         notes=(*warned, *remarks),
         paired=paired[0] if len(sizes) == 1 else None,
@@ -359,26 +360,27 @@ def _pooled(
     )
 
 
-def _compared(
-    pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting, prompts_per_batch: int
-) -> tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], PairedWithLowest]:
-    """The split, the rows, what to warn of and what to remark, and what pairs the rows, at one group size."""
+#: The split, the rows, what to warn of and what to remark, and what pairs the rows.
+_OfOneSize = tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], PairedWithLowest]
+
+
+def _compared(pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting) -> _OfOneSize:
+    """The comparison at one group size."""
     sizes = pool.groups.sizes
-    reference_moments = pool.local(reference)
-    unbiased_moments = pool.local(families.get("rloo" if sizes.max() > 1 else "reinforce"))
-    if np.array_equal(unbiased_moments.weights, reference_moments.weights):
-        unbiased_moments = reference_moments
+    reference_weighted, target = pool.local(reference), on_policy_target(pool).weighted
+    if np.array_equal(target.weights, reference_weighted.weights):
+        target = reference_weighted
     size = int(sizes[0]) if sizes.min() == sizes.max() else None
     rows = [
         replace(
-            pool.row(estimator, reference, reference_moments, unbiased_moments),
+            pool.row(estimator, reference, reference_weighted, target),
             group_size=size,
             unit=unit_of(estimator),
         )
         for estimator in estimators
     ]
     split = GroupSplit(size, pool.groups.n_prompts, pool.groups.n_groups, pool.groups.n_leftover)
-    paired = PairedWithLowest(pool, tuple(estimators), unbiased_moments, prompts_per_batch)
+    paired = PairedWithLowest(pool, tuple(estimators), target)
     return split, rows, warnings_about(pool, rows, estimators), remarks_about(pool, rows, estimators), paired
 
 

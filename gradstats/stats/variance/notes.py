@@ -10,7 +10,8 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.quantities import JUDGED
-from gradstats.stats.variance.row import EstimatorVariance, prompts_to_resolve
+from gradstats.stats.variance.row import EstimatorVariance
+from gradstats.stats.variance.signal_sq import prompts_to_resolve
 
 
 def warnings_about(

@@ -11,10 +11,11 @@ from jaxtyping import Int
 from gradstats.config.defaults import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
-from gradstats.stats.jackknife import Statistic, mean_statistic
+from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.batch_moments import batch_moments, weighted_rows
+from gradstats.stats.variance.gradient_statistics import Beside, GradientStatistics
 from gradstats.stats.variance.group_moments import Groups, PromptMoments, cross_signal, prompt_moments
-from gradstats.stats.variance.row import EstimatorVariance
+from gradstats.stats.variance.row import EstimatorVariance, row_of, silent_row
 from gradstats.stats.variance.score_vectors import Scores
 from gradstats.stats.variance.sketch_error import SketchError
 
@@ -28,7 +29,7 @@ class PooledCompletions:
         groups: the split into groups of one prompt each.
         scores: their scores.
         sketch_error: for sketched or probed scores, estimates their error; None where inner products are exact.
-        prompts_per_batch: for batch-level estimators; None takes a quarter of the prompts.
+        prompts_per_batch: as for `compare`.
         n_resamples: how often prompts are dealt into batches for those.
         deal_seed: for those deals, which are the same for all estimators.
     """
@@ -47,6 +48,11 @@ class PooledCompletions:
         if self.prompts_per_batch is not None:
             return self.prompts_per_batch
         return min(PROMPTS_PER_BATCH, max(1, self.groups.n_prompts // 4))
+
+    @property
+    def error_prompts(self) -> int:
+        """Prompts in the batch whose mean squared error `bias_share` is a share of."""
+        return PROMPTS_PER_BATCH if self.prompts_per_batch is None else self.prompts_per_batch
 
     def weights(self, estimator: Weighting, rows: Int[np.ndarray, " rows"] | None = None) -> np.ndarray:
         """The weights of all completions, or of some as a separate batch, as `Scores.weighted` takes them.
@@ -91,44 +97,39 @@ class PooledCompletions:
         return Weighted(weights, kept, moments)
 
     def row(
-        self,
-        estimator: Weighting,
-        reference_estimator: Weighting,
-        reference: Weighted,
-        unbiased: Weighted,
+        self, estimator: Weighting, reference_estimator: Weighting, reference: Weighted, target: Weighted
     ) -> EstimatorVariance:
-        """All quantities of one estimator, relative to the reference and the unbiased one."""
+        """All quantities of one estimator, relative to the reference and judged against the target."""
         known = self._known_coefficient(estimator, reference_estimator)
         if estimator.across_groups:
-            return self._batch_level_row(estimator, reference, unbiased, known)
+            return self._batch_level_row(estimator, reference, target, known)
         weighted = self.local(estimator)
         # Equal weights are one estimator under two names: share the moments, so that differences are exactly 0.
-        for other in (unbiased, reference):
+        for other in (target, reference):
             if other.moments is not None and np.array_equal(weighted.weights, other.weights):
                 weighted = other
-        shares = np.bincount(self.groups.prompt, weights=weighted.kept) / self.groups.groups_per_prompt
-        if weighted.moments is None:
-            return EstimatorVariance(estimator.label, kept_share=mean_statistic(shares).estimate())
+        moments = weighted.moments
+        kept = np.bincount(self.groups.prompt, weights=weighted.kept) / self.groups.groups_per_prompt
+        if moments is None:
+            return silent_row(estimator.label, kept)
         crosses = {
-            id(other): cross_signal(weighted.moments, other.moments, self.sketch_error)
-            for other in (reference, unbiased)
-            if other.moments is not None
+            id(other): cross_signal(moments, other, self.sketch_error)
+            for other in _moments_of(reference, target).values()
         }
-        return _row(
-            estimator.label,
-            weighted.moments.trace_cov,
-            weighted.moments.signal,
-            shares,
-            reference.moments,
-            unbiased.moments,
-            crosses.get(id(reference)),
-            crosses.get(id(unbiased)),
+        gradient = GradientStatistics(
+            moments.trace_cov,
+            moments.signal,
+            kept,
+            self.error_prompts,
+            _beside(reference.moments, crosses),
+            _beside(target.moments, crosses),
             1.0 if weighted is reference else known,
-            weighted.moments.within,
+            moments.within,
         )
+        return row_of(estimator.label, gradient)
 
     def _batch_level_row(
-        self, estimator: Weighting, reference: Weighted, unbiased: Weighted, known: float | None
+        self, estimator: Weighting, reference: Weighted, target: Weighted, known: float | None
     ) -> EstimatorVariance:
         n_prompts = self.groups.n_prompts
         if not 1 <= self.batch_prompts <= n_prompts // 2:
@@ -136,8 +137,7 @@ class PooledCompletions:
                 f"prompts_per_batch={self.batch_prompts} must be between 1 and half the {n_prompts} prompts "
                 f"here: {estimator.label} is a batch-level estimator, whose variance needs two disjoint batches"
             )
-
-        others = {id(other): other.moments for other in (reference, unbiased) if other.moments is not None}
+        others = _moments_of(reference, target)
         moments = batch_moments(
             lambda rows: self.weights(estimator, rows),
             self.scores,
@@ -149,19 +149,18 @@ class PooledCompletions:
             self.sketch_error,
         )
         if not moments.kept_share.any():
-            return EstimatorVariance(estimator.label, kept_share=mean_statistic(moments.kept_share).estimate())
+            return silent_row(estimator.label, moments.kept_share)
         crosses = dict(zip(others, moments.crosses, strict=True))
-        return _row(
-            estimator.label,
+        gradient = GradientStatistics(
             moments.trace_cov,
             moments.signal,
             moments.kept_share,
-            reference.moments,
-            unbiased.moments,
-            crosses.get(id(reference)),
-            crosses.get(id(unbiased)),
+            self.error_prompts,
+            _beside(reference.moments, crosses),
+            _beside(target.moments, crosses),
             known,
         )
+        return row_of(estimator.label, gradient)
 
     def _known_coefficient(self, estimator: Weighting, reference: Weighting) -> float | None:
         """E[ĝ] of one over E[ĝ] of the other, where both are known multiples of ∇J at every size here."""
@@ -191,49 +190,10 @@ class Weighted:
     moments: PromptMoments | None
 
 
-def _row(
-    label: str,
-    trace_cov: Statistic,
-    signal: Statistic,
-    shares: np.ndarray,
-    reference: PromptMoments | None,
-    unbiased: PromptMoments | None,
-    with_reference: Statistic | None,
-    with_unbiased: Statistic | None,
-    known_coefficient: float | None,
-    within: Statistic | None = None,
-) -> EstimatorVariance:
-    """The estimates of a row as functions of U-statistics, each jackknifed as a whole.
+def _moments_of(*others: Weighted) -> dict[int, PromptMoments]:
+    """The moments of those that have any, each once, by identity."""
+    return {id(other.moments): other.moments for other in others if other.moments is not None}
 
-    ``cosine`` is ⟨E g, E u⟩/√(‖E g‖²‖E u‖²), ``coefficient`` ⟨E g, E r⟩/‖E r‖², ``matched_ratio`` the ratio over its
-    square, and ``bias_to_noise`` ‖E g − E u‖²/tr Cov, with r the reference and u the unbiased estimator.
-    """
-    row = EstimatorVariance(
-        label=label,
-        known_coefficient=known_coefficient,
-        trace_cov=trace_cov.estimate("log"),
-        signal_sq=signal.estimate(),
-        signal_to_noise=(signal / trace_cov).estimate(),
-        kept_share=mean_statistic(shares).estimate(),
-    )
-    if within is not None:
-        row = replace(row, within_prompt=within.estimate("log"), between_prompt=(trace_cov - within).estimate())
-    if reference is not None and with_reference is not None:
-        ratio = trace_cov / reference.trace_cov
-        coefficient = with_reference / reference.signal
-        row = replace(
-            row,
-            ratio=ratio.estimate("log"),
-            coefficient=coefficient.estimate(),
-            matched_ratio=(ratio / (coefficient * coefficient)).estimate("log"),
-            reference_signal_sq=reference.signal.estimate(),
-        )
-    if unbiased is not None and with_unbiased is not None:
-        bias_sq = signal - with_unbiased.scaled(2.0) + unbiased.signal
-        row = replace(
-            row,
-            cosine=(with_unbiased / (signal.root() * unbiased.signal.root())).estimate(),
-            bias_to_noise=(bias_sq / trace_cov).estimate(),
-            unbiased_signal_sq=unbiased.signal.estimate(),
-        )
-    return row
+
+def _beside(moments: PromptMoments | None, crosses: dict[int, Statistic]) -> Beside | None:
+    return None if moments is None else Beside(moments.trace_cov, moments.signal, crosses[id(moments)])

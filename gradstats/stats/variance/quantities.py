@@ -1,7 +1,8 @@
 """The table of estimated quantities: what each is called, how it is drawn, and whether it has a unit.
 
-Headings, axis labels, scales and landmarks of every table and figure are read from here. A quantity that a row of the
-comparison estimates (`gradstats.stats.variance.row`) appears everywhere once it has its entry below.
+Headings, axis labels, scales and landmarks of every table and figure are read from here. Each quantity is defined in
+the file of its name beside this one, is estimated for a row of the comparison by `gradstats.stats.variance.row`, and
+appears everywhere once it has its entry below.
 """
 
 from __future__ import annotations

@@ -1,158 +1,86 @@
-"""One estimator's row of the comparison: its estimates, and which of them the data resolve."""
+"""One estimator's row of the comparison."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from jaxtyping import Float
 
 from gradstats.estimators.estimator import SEQUENCE_SUM
-from gradstats.stats.jackknife import Estimate
-from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS
-
-MISSING = Estimate(np.nan, np.nan, "raw", np.nan)
-Interval = tuple[float, float, float]
-UNKNOWN: Interval = (np.nan, np.nan, np.nan)
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Interval
+from gradstats.stats.variance.between_prompt import between_prompt
+from gradstats.stats.variance.bias_share import bias_share
+from gradstats.stats.variance.cosine import cosine
+from gradstats.stats.variance.gradient_statistics import GradientStatistics
+from gradstats.stats.variance.kept_share import KeptShare, kept_share
+from gradstats.stats.variance.matched_ratio import matched_ratio
+from gradstats.stats.variance.noise_to_signal import noise_to_signal
+from gradstats.stats.variance.quantities import COMPARED, VARIANCE_COMPONENTS
+from gradstats.stats.variance.ratio import ratio
+from gradstats.stats.variance.signal_sq import is_resolved, signal_sq
+from gradstats.stats.variance.trace_cov import trace_cov
+from gradstats.stats.variance.within_prompt import within_prompt
 
 
 @dataclass(frozen=True)
 class EstimatorVariance:
-    """What was estimated about one estimator's gradient g, beside a reference r and the unbiased `rloo`.
+    """What was estimated about one estimator's gradient; each quantity is defined in the file of its name.
 
     Attributes:
         label: the estimator, with its parameters.
+        kept_share: share of groups with any non-zero weight.
         group_size: completions per group; None when prompts have different numbers and all were used.
         unit: what the gradient is measured in; see `gradstats.estimators.Estimator`.
-        trace_cov: tr Cov of one group's gradient.
-        signal_sq: ‖E g‖², unbiased, may be negative.
-        signal_to_noise: signal_sq over trace_cov, the inverse of noise-to-signal.
-        ratio: trace_cov over the reference's.
-        coefficient: ⟨E g, E r⟩/‖E r‖², what the gradient keeps of the reference's.
-        matched_ratio: ratio over the square of the coefficient.
-        known_coefficient: the coefficient where both expectations are known exactly, else None.
-        cosine: between E g and E of `rloo`.
-        bias_to_noise: ‖E g − E rloo‖² over trace_cov.
-        kept_share: share of groups with any non-zero weight, by prompt.
-        within_prompt: the component of trace_cov between groups of one prompt, where prompts have several groups.
-        between_prompt: the rest of it, unbiased, may be negative; it does not shrink with the group size.
-        reference_signal_sq: ‖E r‖².
-        unbiased_signal_sq: ‖E rloo‖².
+        known_coefficient: what the expected gradient is of the reference's, where both are known exactly, else None.
     """
 
     label: str
+    kept_share: KeptShare
     group_size: int | None = None
     unit: str = SEQUENCE_SUM
-    trace_cov: Estimate = MISSING
-    signal_sq: Estimate = MISSING
-    signal_to_noise: Estimate = MISSING
-    ratio: Estimate = MISSING
-    coefficient: Estimate = MISSING
-    matched_ratio: Estimate = MISSING
     known_coefficient: float | None = None
-    cosine: Estimate = MISSING
-    bias_to_noise: Estimate = MISSING
-    kept_share: Estimate = MISSING
-    within_prompt: Estimate = MISSING
-    between_prompt: Estimate = MISSING
-    reference_signal_sq: Estimate = MISSING
-    unbiased_signal_sq: Estimate = MISSING
+    trace_cov: Estimate = NOT_ESTIMATED
+    signal_sq: Estimate = NOT_ESTIMATED
+    noise_to_signal: Estimated = NOT_ESTIMATED
+    ratio: Estimate = NOT_ESTIMATED
+    matched_ratio: Estimated = NOT_ESTIMATED
+    cosine: Estimated = NOT_ESTIMATED
+    bias_share: Estimated = NOT_ESTIMATED
+    within_prompt: Estimate = NOT_ESTIMATED
+    between_prompt: Estimate = NOT_ESTIMATED
 
-    def intervals(self, confidence_level: float, prompts_per_batch: int) -> dict[str, Interval]:
+    def intervals(self, confidence_level: float) -> dict[str, Interval]:
         """Quantity → (estimate, low, high) at a level, with NaN for what the data do not resolve."""
-        return {
-            "trace_cov": _plain(self.trace_cov, confidence_level),
-            "signal_sq": _plain(self.signal_sq, confidence_level),
-            "noise_to_signal": self._noise_to_signal(confidence_level),
-            "ratio": _plain(self.ratio, confidence_level),
-            "matched_ratio": self._matched_ratio(confidence_level),
-            "cosine": self._cosine(confidence_level),
-            "bias_share": self._bias_share(confidence_level, prompts_per_batch),
-            "kept_share": _wilson(self.kept_share, confidence_level),
-        }
+        return {one.name: getattr(self, one.name).with_interval(confidence_level) for one in COMPARED}
 
     def component_intervals(self, confidence_level: float) -> dict[str, Interval]:
         """Variance component → (estimate, low, high) at a level."""
-        return {one.name: _plain(getattr(self, one.name), confidence_level) for one in VARIANCE_COMPONENTS}
+        return {one.name: getattr(self, one.name).with_interval(confidence_level) for one in VARIANCE_COMPONENTS}
 
     def resolved(self, confidence_level: float) -> bool:
         """Whether the interval of ‖E g‖² lies above 0."""
         return is_resolved(self.signal_sq, confidence_level)
 
-    def _noise_to_signal(self, level: float) -> Interval:
-        low, high = self.signal_to_noise.confidence_interval(level)
-        if not high > 0:
-            return UNKNOWN
-        if not self.resolved(level):
-            return np.nan, 1.0 / high, np.inf
-        return 1.0 / self.signal_to_noise.value, 1.0 / high, 1.0 / low if low > 0 else np.inf
 
-    def _matched_ratio(self, level: float) -> Interval:
-        if self.known_coefficient is not None:
-            if self.known_coefficient == 0.0:
-                return UNKNOWN
-            value, low, high = _plain(self.ratio, level)
-            factor = self.known_coefficient**-2
-            return value * factor, low * factor, high * factor
-        low, high = self.coefficient.confidence_interval(level)
-        settled = self.resolved(level) and is_resolved(self.reference_signal_sq, level)
-        if not (settled and (low > 0 or high < 0)):
-            return UNKNOWN
-        return _plain(self.matched_ratio, level)
-
-    def _cosine(self, level: float) -> Interval:
-        if not (self.resolved(level) and is_resolved(self.unbiased_signal_sq, level)):
-            return UNKNOWN
-        return _plain(self.cosine, level)
-
-    def _bias_share(self, level: float, prompts_per_batch: int) -> Interval:
-        value = self.bias_to_noise.value
-        low, high = self.bias_to_noise.confidence_interval(level)
-        return (
-            _share_of_error(value, prompts_per_batch, np.nan),
-            _share_of_error(low, prompts_per_batch, -np.inf),
-            _share_of_error(high, prompts_per_batch, np.nan),
-        )
+def silent_row(label: str, kept: Float[np.ndarray, " prompts"]) -> EstimatorVariance:
+    """The row of an estimator without a gradient: NaN but for the share of groups kept."""
+    return EstimatorVariance(label, kept_share(kept))
 
 
-def is_resolved(signal_sq: Estimate, confidence_level: float) -> bool:
-    """Whether an estimate's interval lies above 0."""
-    return bool(signal_sq.confidence_interval(confidence_level)[0] > 0)
-
-
-def prompts_to_resolve(signal_sq: Estimate, n_prompts: int, confidence_level: float) -> float:
-    r"""A lower bound on the number of prompts that resolves a signal.
-
-    The standard error of ‖E g‖² falls at most like 1/M, and the signal is at most the upper end of its
-    interval; with four chances in five, the lower end is then above 0 from M·(t + 0.84)·se/upper prompts on.
-    """
-    high = signal_sq.confidence_interval(confidence_level)[1]
-    if not high > 0:
-        return np.nan
-    quantile = stats.norm.ppf(0.5 + confidence_level / 2.0) + stats.norm.ppf(0.8)
-    return float(max(n_prompts * quantile * signal_sq.stderr / high, n_prompts + 1.0))
-
-
-def _plain(estimate: Estimate, level: float) -> Interval:
-    return (estimate.value, *estimate.confidence_interval(level))
-
-
-def _share_of_error(bias_to_noise: float, prompts_per_batch: int, below_pole: float) -> float:
-    """‖E d‖²/(‖E d‖² + trace_cov/B), which grows with its argument down to the pole at −1/B."""
-    scaled = bias_to_noise * prompts_per_batch
-    if np.isnan(scaled):
-        return np.nan
-    return float(scaled / (scaled + 1.0)) if scaled > -1.0 else below_pole
-
-
-def _wilson(share: Estimate, level: float) -> Interval:
-    """Wilson's interval with the sample size that the clustered standard error is worth."""
-    p, n = share.value, share.degrees + 1.0
-    if np.isnan(p):
-        return UNKNOWN
-    if share.stderr > 0:
-        n = p * (1.0 - p) / share.stderr**2
-    z_sq = stats.norm.ppf(0.5 + level / 2.0) ** 2
-    centre = (p + z_sq / (2.0 * n)) / (1.0 + z_sq / n)
-    margin = np.sqrt(z_sq * (p * (1.0 - p) / n + z_sq / (4.0 * n**2))) / (1.0 + z_sq / n)
-    return p, float(max(centre - margin, 0.0)), float(min(centre + margin, 1.0))
+def row_of(label: str, gradient: GradientStatistics) -> EstimatorVariance:
+    """Every quantity of one estimator."""
+    return EstimatorVariance(
+        label=label,
+        known_coefficient=gradient.known_coefficient,
+        trace_cov=trace_cov(gradient),
+        signal_sq=signal_sq(gradient),
+        noise_to_signal=noise_to_signal(gradient),
+        ratio=ratio(gradient),
+        matched_ratio=matched_ratio(gradient),
+        cosine=cosine(gradient),
+        bias_share=bias_share(gradient),
+        kept_share=kept_share(gradient.kept),
+        within_prompt=within_prompt(gradient),
+        between_prompt=between_prompt(gradient),
+    )

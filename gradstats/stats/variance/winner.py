@@ -34,14 +34,12 @@ class PairedWithLowest:
     Attributes:
         pool: the completions and their scores.
         estimators: the estimators compared.
-        unbiased: what biases are measured from.
-        prompts_per_batch: as in the comparison.
+        target: what bias is judged against.
     """
 
     pool: PooledCompletions
     estimators: tuple[Weighting, ...]
-    unbiased: Weighted
-    prompts_per_batch: int
+    target: Weighted
     _references: dict[str, Weighted] = field(default_factory=dict, repr=False, compare=False)
     _rows: dict[tuple[str, str], EstimatorVariance] = field(default_factory=dict, repr=False, compare=False)
 
@@ -57,8 +55,7 @@ class PairedWithLowest:
         # The closest comes first: the first tie settles the question.
         others = [str(label) for label in frame.sort_values(JUDGED.name)["estimator"] if label != best]
         return all(
-            self._row(by_label, label, best).intervals(confidence_level, self.prompts_per_batch)[JUDGED.name][1] > 1.0
-            for label in others
+            self._row(by_label, label, best).intervals(confidence_level)[JUDGED.name][1] > 1.0 for label in others
         )
 
     def _row(self, by_label: dict[str, Weighting], label: str, best: str) -> EstimatorVariance:
@@ -66,7 +63,7 @@ class PairedWithLowest:
             self._references[best] = self.pool.local(by_label[best])
         if (label, best) not in self._rows:
             self._rows[label, best] = self.pool.row(
-                by_label[label], by_label[best], self._references[best], self.unbiased
+                by_label[label], by_label[best], self._references[best], self.target
             )
         return self._rows[label, best]
 

@@ -55,11 +55,19 @@ def test_what_is_shown_where():
     assert set(shown_in("page")) - set(shown_in("paper")) == {"noise_to_signal"}
 
 
+def test_each_quantity_has_a_file_of_its_name_that_defines_it():
+    folder = PACKAGE / "stats" / "variance"
+    for name in QUANTITIES:
+        text = (folder / f"{name}.py").read_text(encoding="utf-8")
+        assert f"\ndef {name}(" in text
+        assert (Path(__file__).parent / f"test_{name}.py").is_file()
+
+
 def test_only_estimates_and_the_table_spell_a_quantity():
     """Everything that shows a quantity reads the table; what is left computes it or speaks of it in a sentence."""
     found = subprocess.run(["grep", "-rl", JUDGED.name, PACKAGE, "--include=*.py"], capture_output=True, text=True)
     assert {Path(path).name for path in found.stdout.split()} <= {
-        "quantities.py", "row.py", "pooled_completions.py", "comparison.py",
+        "quantities.py", "matched_ratio.py", "row.py", "comparison.py",
     }  # fmt: skip
 
 

@@ -1,0 +1,19 @@
+"""The variance relative to the reference's."""
+
+from __future__ import annotations
+
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate
+from gradstats.stats.variance.gradient_statistics import GradientStatistics
+
+
+def ratio(gradient: GradientStatistics) -> Estimate:
+    r""":math:`\mathrm{tr\,Cov}(g)/\mathrm{tr\,Cov}(r)`, with r the gradient of the reference.
+
+    It falls with the scale of the estimator: one that shrinks its gradient by c has c² times the variance.
+
+    Both variances come from the same prompts. The interval is a delete-one-prompt jackknife of the ratio, hence paired,
+    on the log scale. NaN where the reference gives no completion any weight.
+    """
+    if gradient.reference is None:
+        return NOT_ESTIMATED
+    return (gradient.trace_cov / gradient.reference.trace_cov).estimate("log")

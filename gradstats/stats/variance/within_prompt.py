@@ -1,0 +1,15 @@
+"""The component of the variance between groups of one prompt."""
+
+from __future__ import annotations
+
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate
+from gradstats.stats.variance.gradient_statistics import GradientStatistics
+
+
+def within_prompt(gradient: GradientStatistics) -> Estimate:
+    r"""The mean over prompts of :math:`\frac{1}{K-1}\sum_k‖g_{mk} - \bar g_m‖²`, over the K groups of a prompt.
+
+    It falls as groups grow. In the square of the gradient's unit. The interval is a delete-one-prompt jackknife on the
+    log scale; NaN where every prompt has a single group.
+    """
+    return NOT_ESTIMATED if gradient.within is None else gradient.within.estimate("log")
