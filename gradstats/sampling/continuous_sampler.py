@@ -15,8 +15,9 @@ from gradstats.sampling.sampler import Completion
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
 
-# By default the cache takes most of the free memory, which on a CPU is shared with other processes.
-_SHARE_OF_MEMORY = 0.05
+# By default the cache takes most of the free memory, which on a CPU is shared with other processes, and the attention
+# masks of 8192 tokens at once take more than a small share of it.
+_ON_CPU = {"max_memory_percent": 0.1, "max_batch_tokens": 512}
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class ContinuousSampler:
         stop_tokens = stop_token_ids(self.policy)
         options: dict[str, object] = {"return_logprobs": True, "drop_unsupported_processors": False}
         if self.policy.device.type == "cpu":
-            options["max_memory_percent"] = _SHARE_OF_MEMORY
+            options |= _ON_CPU
         options |= {"seed": int(seeds[0]), **self.options}
         config = ContinuousBatchingConfig(**options)  # pyright: ignore[reportArgumentType]  # it checks them
         generation = GenerationConfig(
