@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prompts": _BASE,
     "rewards": {*_BASE, "prompts"},
     "policy": _BASE,
-    "rollouts": _BASE,
+    "rollouts": {*_BASE, "rewards"},
     "sampling": _SAMPLED,
     "measurement": {*_BASE, "rollouts"},
     "gradients": _MEASURED,

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from gradstats.cli import terminal
-from gradstats.cli.options import Positional
+from gradstats.cli.options import PolicyName, PolicySettings, Positional, described_by, policy_section
+from gradstats.config.defaults import CHECKED_TYPES
+from gradstats.config.sections import MeasurementSection, PolicySection, WeightType
 from gradstats.system.files import to_json
 
 
 def check(
-    policy: Positional[str],
+    policy: Positional[PolicyName],
     rollouts: Path | None = None,
-    dtypes: tuple[str, ...] = ("float64", "float32", "bfloat16"),
-    params: str | None = None,
-    device: str = "auto",
+    dtypes: tuple[WeightType, ...] = CHECKED_TYPES,
+    params: Annotated[str | None, described_by(MeasurementSection, "params")] = None,
+    device: Annotated[str | None, described_by(PolicySection, "device")] = None,
+    policy_settings: PolicySettings = (),
 ) -> None:
     """Check the gradient engines on this model and device; the exit code is 1 when one fails.
 
     Args:
-        policy: "embedded", a local folder, a .gguf file or a hub id.
         rollouts: sequences to check with; three of random tokens by default.
         dtypes: dtypes to check the model in; deviations between dtypes are from the first, the widest.
-        params: regular expression of the parameters to differentiate.
-        device: "auto", "cpu", "cuda" or "mps".
     """
     import gradstats
     from gradstats.gradients import check_engines
     from gradstats.runs.sources import load_rollouts_of
 
-    loaded = gradstats.load_policy(policy, dtype="float32", device=device)
+    model = policy_section(policy, policy_settings, device=device)
+    loaded = gradstats.load_policy(model.name, **model.arguments())
     sequences = None if rollouts is None else load_rollouts_of(rollouts)
     frame = check_engines(loaded, sequences, dtypes=dtypes, params=params)
     terminal.show_check(frame, loaded)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
+from pydantic_core import PydanticUndefined
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from gradstats.config.experiment import with_settings
-from gradstats.config.sections import BlockNames, FreeOptions, GroupSizes, PolicySection, RewardNames
+from gradstats.config.sections import (
+    BlockNames,
+    FreeOptions,
+    GroupSizes,
+    PolicySection,
+    PromptsSection,
+    RewardNames,
+    VarianceSection,
+)
 from gradstats.config.validation import Section
 
 Positional = tyro.conf.Positional
@@ -19,14 +29,62 @@ Options = TypeVar("Options", bound=Section)
 OptionsOf = Annotated[Options, tyro.conf.arg(name="")]
 
 #: Settings as words: ``name=value …``.
-SettingWords = tuple[str, ...]
+SettingWords = Sequence[str]
 
 REGISTRY = ConstructorRegistry()
 
 
-def described_by(section: type[Section], field: str) -> Any:
-    """The help of a section's field, for an option that a command declares by itself."""
-    return tyro.conf.arg(help=section.model_fields[field].description)
+def described_by(section: type[Section], field: str, by_default: str | None = None) -> Any:
+    """Annotate an option that a command declares by itself with the help and the default of a section's field.
+
+    Args:
+        section: the section.
+        field: the field.
+        by_default: what the command does without the option, where that is not what the section says.
+    """
+    declared = section.model_fields[field]
+    help_text = declared.description or ""
+    if by_default is not None:
+        return tyro.conf.arg(help=f"{help_text.partition(';')[0]}.", help_behavior_hint=f"(default: {by_default})")
+    if declared.is_required() or declared.default is None or declared.default is PydanticUndefined:
+        return tyro.conf.arg(help=help_text)
+    # None then stands for an option that was not given, which leaves the section's default.
+    return tyro.conf.arg(help=help_text, help_behavior_hint=f"(default: {declared.default})")
+
+
+def _settings_of(section: type[Section], example: str) -> Any:
+    """Annotate an option that takes the fields of a section as words."""
+    return tyro.conf.arg(help=f"settings of {section.title} as NAME=VALUE, for example {example}.")
+
+
+def one_or_more(what: str) -> Any:
+    """Annotate a list of positional words, of which a command refuses an empty one itself."""
+    return tyro.conf.arg(metavar=f"{what} [{what} ...]", help_behavior_hint="(one or more)")
+
+
+# Options that several commands share.
+PolicyName = Annotated[str, described_by(PolicySection, "name")]
+PolicySettings = Annotated[SettingWords, _settings_of(PolicySection, "temperature=0.6 revision=main adapter=./lora")]
+PolicyDtype = Annotated[str | None, described_by(PolicySection, "dtype")]
+PolicyTemperature = Annotated[float | None, described_by(PolicySection, "temperature")]
+PromptSource = Annotated[str, described_by(PromptsSection, "source")]
+PromptCount = Annotated[int | None, described_by(PromptsSection, "n")]
+PromptSettings = Annotated[SettingWords, described_by(PromptsSection, "settings")]
+Level = Annotated[float, described_by(VarianceSection, "confidence_level")]
+AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON.")]
+Progress = Annotated[bool, tyro.conf.arg(help="show progress bars.")]
+
+
+def prompts_section(source: str, n: int | None, seed: int, settings: SettingWords) -> PromptsSection:
+    """The problems of a command.
+
+    Args:
+        source: where they come from.
+        n: their number.
+        seed: seed of the subset or of the generator.
+        settings: words of ``--prompt-settings``.
+    """
+    return PromptsSection(source=source, n=n, seed=seed, settings=with_settings({}, settings))
 
 
 def policy_section(name: str, settings: SettingWords, **options: object) -> PolicySection:
@@ -57,7 +115,15 @@ def _words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
             metavar="[NAME=VALUE ...]",
             instance_from_str=lambda words: with_settings({}, words),
             is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=lambda value: [f"{key}={entry}" for key, entry in value.items()],
+            str_from_instance=lambda value: [f"{key}={entry}" for key, entry in value.items()] or ["none"],
+        )
+    if info.type == SettingWords:
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="[NAME=VALUE ...]",
+            instance_from_str=tuple,
+            is_instance=lambda value: isinstance(value, tuple),
+            str_from_instance=lambda value: list(value) or ["none"],
         )
     if info.type == RewardNames:
         return PrimitiveConstructorSpec(

@@ -5,42 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from gradstats.cli import terminal
-from gradstats.cli.options import OptionsOf, Positional, SettingWords, described_by, policy_section
+from gradstats.cli.options import (
+    AsJson,
+    Level,
+    OptionsOf,
+    PolicySettings,
+    Positional,
+    Progress,
+    PromptCount,
+    PromptSettings,
+    PromptSource,
+    one_or_more,
+    policy_section,
+    prompts_section,
+)
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.experiment import with_settings
-from gradstats.config.sections import PromptsSection, SamplingSection
+from gradstats.config.sections import SamplingSection
 from gradstats.system.files import to_json
 
 
 def profile(
-    sources: Positional[tuple[str, ...]],
+    sources: Positional[Annotated[tuple[str, ...], one_or_more("RUN_OR_POLICY")]],
     settings: OptionsOf[SamplingSection],
-    prompts: Annotated[str, described_by(PromptsSection, "source")] = "embedded",
-    n: Annotated[int | None, described_by(PromptsSection, "n")] = None,
-    prompt_settings: Annotated[SettingWords, described_by(PromptsSection, "settings")] = (),
-    policy_settings: SettingWords = (),
-    confidence_level: float = CONFIDENCE_LEVEL,
+    prompts: PromptSource = "embedded",
+    n: PromptCount = None,
+    prompt_settings: PromptSettings = (),
+    policy_settings: PolicySettings = (),
+    confidence_level: Level = CONFIDENCE_LEVEL,
     out: Path | None = None,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-    progress: bool = True,
+    as_json: AsJson = False,
+    progress: Progress = True,
 ) -> None:
     """Profile policies side by side: entropy, spread of ‖S‖², α, effect of the reward, variance of a few estimators.
 
     Args:
         sources: run directories or measurement folders; or policies (as for `gradstats sample`), whose completions are
             then drawn and measured with the options below.
-        settings: how completions are drawn and scored.
-        prompts: where the problems come from.
-        n: number of prompts.
-        prompt_settings: options of the problems.
-        policy_settings: options of the policies, as in temperature=0.6.
-        confidence_level: level of the intervals.
         out: also write the table, as OUT.tex, OUT.md and OUT.csv.
-        as_json: print JSON.
-        progress: show progress bars.
     """
     from gradstats.report.tables import profile_table
     from gradstats.runs.profiles import measurement_for_profile
@@ -48,7 +50,7 @@ def profile(
 
     if not sources:
         raise ValueError("name at least one run directory or policy: gradstats profile RUN_OR_POLICY …")
-    source = PromptsSection(source=prompts, n=n, seed=settings.seed, settings=with_settings({}, prompt_settings))
+    source = prompts_section(prompts, n, settings.seed, prompt_settings)
     names = [Path(name).name for name in sources]
     if len(set(names)) < len(names):  # folders of the same name: only the whole path distinguishes them
         names = list(sources)

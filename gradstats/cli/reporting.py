@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from gradstats.cli import terminal
-from gradstats.cli.options import OptionsOf, Positional
+from gradstats.cli.options import OptionsOf, Positional, one_or_more
 from gradstats.config.sections import FiguresSection
 
 
 def figures(
-    runs: Positional[tuple[Path, ...]],
+    runs: Positional[Annotated[tuple[Path, ...], one_or_more("RUN")]],
     figure_style: OptionsOf[FiguresSection],
     out: Path | None = None,
 ) -> None:

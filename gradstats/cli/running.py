@@ -8,17 +8,32 @@ from typing import Annotated, Literal
 import tyro
 
 from gradstats.cli import terminal
-from gradstats.cli.options import OptionsOf, Positional, SettingWords, described_by, policy_section
+from gradstats.cli.options import (
+    OptionsOf,
+    PolicyDtype,
+    PolicyName,
+    PolicySettings,
+    PolicyTemperature,
+    Positional,
+    Progress,
+    PromptCount,
+    PromptSettings,
+    PromptSource,
+    SettingWords,
+    described_by,
+    policy_section,
+    prompts_section,
+)
 from gradstats.config.experiment import with_settings
-from gradstats.config.sections import MeasurementSection, PolicySection, PromptsSection, SamplingSection
+from gradstats.config.sections import MeasurementSection, RewardNames, SamplingSection
 
 
 def run(
     experiment: Positional[str],
     out: Path | None = None,
     dry_run: bool = False,
-    overrides: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = (),
-    progress: bool = True,
+    overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
+    progress: Progress = True,
 ) -> None:
     """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run.
 
@@ -27,7 +42,6 @@ def run(
         out: the run directory; runs/NAME by default.
         dry_run: only print what would be sampled and measured, with upper bounds of time, memory and disk.
         overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
-        progress: show progress bars.
     """
     from gradstats.config.experiment import load_experiment
 
@@ -44,34 +58,26 @@ def run(
 
 
 def sample(
-    policy: Positional[str],
-    prompts: Annotated[str, described_by(PromptsSection, "source")],
+    policy: Positional[PolicyName],
+    prompts: PromptSource,
     out: Path,
     settings: OptionsOf[SamplingSection],
-    n: Annotated[int | None, described_by(PromptsSection, "n")] = None,
-    prompt_settings: Annotated[SettingWords, described_by(PromptsSection, "settings")] = (),
-    policy_settings: SettingWords = (),
-    dtype: Annotated[str | None, described_by(PolicySection, "dtype")] = None,
-    progress: bool = True,
+    n: PromptCount = None,
+    prompt_settings: PromptSettings = (),
+    policy_settings: PolicySettings = (),
+    dtype: PolicyDtype = None,
+    progress: Progress = True,
 ) -> None:
     """Sample rollouts and write them to a Parquet file. What an interrupted call has finished is kept in OUT.parts.
 
     Args:
-        policy: "embedded", a local folder, a .gguf file or a hub id.
-        prompts: where the problems come from.
         out: the file to write.
-        settings: how completions are drawn and scored.
-        n: number of prompts.
-        prompt_settings: options of the problems.
-        policy_settings: options of the policy, as in revision=main adapter=./lora allow_pickle=true temperature=0.6.
-        dtype: type of the weights.
-        progress: show a progress bar.
     """
     import gradstats
     from gradstats.system.shards import remove_shards, shards_folder
 
     model = policy_section(policy, policy_settings, dtype=dtype)
-    source = PromptsSection(source=prompts, n=n, seed=settings.seed, settings=with_settings({}, prompt_settings))
+    source = prompts_section(prompts, n, settings.seed, prompt_settings)
     rollouts = gradstats.sample(
         gradstats.load_policy(model.name, **model.arguments()),
         gradstats.load_prompts(source.source, source.n, rng=source.seed, **source.settings),
@@ -86,20 +92,19 @@ def sample(
 
 def regrade(
     run: Positional[Path],
-    reward: tuple[str, ...] = (),
-    progress: bool = True,
+    reward: Annotated[RewardNames, described_by(SamplingSection, "reward", by_default="that of the run")] = None,
+    progress: Progress = True,
 ) -> None:
     """Score a run's stored completions again, without sampling or measuring, and analyse it again.
 
+    The run's own reward is applied again where it, or an answer, was corrected.
+
     Args:
         run: a run directory.
-        reward: name of the reward, or module:function, or several as name=weight; by default that which the
-            run was scored with, for a reward or answers that were corrected.
-        progress: show a progress bar.
     """
     from gradstats.runs.pipeline import regrade_run
 
-    single = reward[0] if len(reward) == 1 else list(reward) or None
+    single = reward[0] if isinstance(reward, list) and len(reward) == 1 else reward
     result = regrade_run(run, single, progress=progress)
     terminal.show_regrading(run)
     if result is not None:
@@ -107,31 +112,25 @@ def regrade(
 
 
 def measure(
-    policy: Positional[str],
+    policy: Positional[PolicyName],
     rollouts: Path,
     out: Path,
     settings: OptionsOf[MeasurementSection],
     rollouts_format: Literal["gradstats", "trl", "verl"] = "gradstats",
     rollouts_options: SettingWords = (),
-    temperature: Annotated[float | None, described_by(PolicySection, "temperature")] = None,
-    dtype: Annotated[str | None, described_by(PolicySection, "dtype")] = None,
-    policy_settings: SettingWords = (),
-    progress: bool = True,
+    temperature: PolicyTemperature = None,
+    dtype: PolicyDtype = None,
+    policy_settings: PolicySettings = (),
+    progress: Progress = True,
 ) -> None:
     """Measure the gradients of rollouts and write them to a folder. What was finished is kept in OUT.parts.
 
     Args:
-        policy: "embedded", a local folder, a .gguf file or a hub id.
         rollouts: a rollouts file, or a run directory; or what a trainer wrote, a file or a folder of them.
         out: the folder to write.
-        settings: which gradients are measured, and how.
         rollouts_format: gradstats, trl (the Parquet files of log_completions) or verl (the JSONL files of
             trainer.rollout_data_dir), whose texts are tokenised with the policy's tokenizer.
         rollouts_options: options of the trainer's reader, as in reward=accuracy_reward max_completion_length=256.
-        temperature: temperature of the policy.
-        dtype: type of the weights.
-        policy_settings: options of the policy, as for `gradstats sample`.
-        progress: show a progress bar.
     """
     import gradstats
     from gradstats.measurement.disk_size import measured_bytes, require_space

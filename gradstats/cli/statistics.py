@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Annotated
 
 from gradstats.cli import terminal
-from gradstats.cli.options import OptionsOf, Positional
+from gradstats.cli.options import AsJson, Level, OptionsOf, Positional, described_by
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.sections import VarianceSection
+from gradstats.config.sections import FitMethod, IntervalMethod, VarianceSection
 from gradstats.system.files import to_json
 
 
 def alpha(
     source: Positional[Path],
-    method: Literal["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"] = "ols",
-    interval: Literal["t", "hc3", "cluster", "bootstrap", "rank"] | None = None,
-    confidence_level: float = CONFIDENCE_LEVEL,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    method: FitMethod = "ols",
+    interval: IntervalMethod | None = None,
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    as_json: AsJson = False,
 ) -> None:
     """Fit the length-scaling exponent α of ‖S‖² ∝ T^(2α), with its interval and diagnostics.
 
@@ -30,8 +28,6 @@ def alpha(
         method: least squares in logarithms, the median of pairwise slopes, the scaling of the mean of ‖S‖² (Poisson
             pseudo-likelihood), that among answers to one prompt, or that between prompts.
         interval: kind of interval; Student's t for one completion a prompt, cluster-robust by prompt otherwise.
-        confidence_level: level of the interval.
-        as_json: print JSON.
     """
     import gradstats
     from gradstats.runs.sources import load_points
@@ -54,7 +50,6 @@ def variance(
 
     Args:
         source: a measurement folder or a run directory.
-        settings: which estimators are compared, and how.
         out: also write the table as CSV.
     """
     import gradstats
@@ -78,10 +73,10 @@ def variance(
 def tokens(
     source: Positional[Path],
     group_size: int | None = None,
-    confidence_level: float = CONFIDENCE_LEVEL,
+    confidence_level: Level = CONFIDENCE_LEVEL,
     out: Path | None = None,
-    seed: int = 0,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    seed: Annotated[int, described_by(VarianceSection, "seed")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Study single tokens: how well proxies predict their energy, how concentrated and correlated it is.
 
@@ -90,10 +85,7 @@ def tokens(
     Args:
         source: a measurement folder or a run directory, measured with token probes.
         group_size: completions per group in the comparison of optimal token baselines; all by default.
-        confidence_level: level of the intervals.
         out: folder for numbers and figures; the run directory by default, none for a bare measurement.
-        seed: seed of the comparison.
-        as_json: print JSON.
     """
     import gradstats
     from gradstats.runs.sources import load_measurement_of
@@ -120,8 +112,8 @@ def plan(
     half_width: float = 0.05,
     noise: float | None = None,
     length_spread: float | None = None,
-    confidence_level: float = CONFIDENCE_LEVEL,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    as_json: AsJson = False,
 ) -> None:
     """How many sequences give α ± a half-width? From a pilot measurement, or from noise and spread of lengths.
 
@@ -130,8 +122,6 @@ def plan(
         half_width: wanted half-width of the interval of α.
         noise: standard deviation of log‖S‖² about the line, instead of a pilot.
         length_spread: standard deviation of log T, instead of a pilot.
-        confidence_level: level of the interval.
-        as_json: print JSON.
     """
     import gradstats
     from gradstats.runs.sources import load_points
@@ -147,8 +137,8 @@ def group_size(
     source: Positional[Path],
     estimator: Positional[str],
     group_size: int = 4,
-    confidence_level: float = CONFIDENCE_LEVEL,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    as_json: AsJson = False,
 ) -> None:
     """Which group size of RLOO has the variance of an estimator at N completions, at the same total number?
 
@@ -156,8 +146,6 @@ def group_size(
         source: a measurement folder or a run directory, with 2N completions per prompt.
         estimator: its name, with parameters as in "length_weighted(alpha=0.8, loo=True)".
         group_size: N.
-        confidence_level: level of the interval.
-        as_json: print JSON.
     """
     import gradstats
     from gradstats.runs.sources import load_measurement_of
@@ -169,16 +157,14 @@ def group_size(
 def shift(
     source: Positional[Path],
     estimator: Positional[str],
-    confidence_level: float = CONFIDENCE_LEVEL,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    as_json: AsJson = False,
 ) -> None:
     """Which shift δ of Asymmetric REINFORCE does a baseline correspond to on these rollouts?
 
     Args:
         source: a measurement folder or a run directory.
         estimator: its name, with parameters as in "length_weighted(alpha=0.8)".
-        confidence_level: level of the interval.
-        as_json: print JSON.
     """
     import gradstats
     from gradstats.runs.sources import load_measurement_of
@@ -189,15 +175,13 @@ def shift(
 
 def length_reward(
     source: Positional[Path],
-    confidence_level: float = CONFIDENCE_LEVEL,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    as_json: AsJson = False,
 ) -> None:
     """Does reward correlate with length among answers to the same prompt?
 
     Args:
         source: a rollouts file or a run directory.
-        confidence_level: level of the interval.
-        as_json: print JSON.
     """
     import gradstats
     from gradstats.runs.sources import load_rollouts_of

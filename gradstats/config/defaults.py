@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+#: Types of the weights in which the engines are checked, the widest first.
+CHECKED_TYPES = ("float64", "float32", "bfloat16")
 #: Level of an interval where none is asked for.
 CONFIDENCE_LEVEL = 0.95
 #: Most tokens that go through the model at once, padding included.

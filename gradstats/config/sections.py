@@ -31,6 +31,11 @@ NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
 ConfidenceLevel = Annotated[float, Gt(0), Lt(1)]
 
+#: Type of the weights and gradients.
+WeightType = Literal["float32", "float64", "bfloat16", "float16"]
+#: Fits of the length exponent, and intervals for it.
+FitMethod = Literal["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"]
+IntervalMethod = Literal["t", "hc3", "cluster", "bootstrap", "rank"]
 #: Options of something that is chosen by name elsewhere: a data source, a sampler, a chat template.
 FreeOptions = dict[str, Any]
 #: One reward, several as "name=weight", several as name → weight, or the problem set's own.
@@ -48,13 +53,13 @@ class PolicySection(Section):
     not_arguments: ClassVar[frozenset[str]] = frozenset({"name"})
 
     name: str = Field(description='"embedded", a local folder, a .gguf file or a hub id.')
-    dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
+    dtype: WeightType = Field(
         default="float32",
-        description="type of the weights and gradients: float32 (the default), float64, bfloat16 or float16.",
+        description="type of the weights and gradients: float32, float64, bfloat16 or float16.",
     )
     temperature: PositiveFloat = Field(
         default=1.0,
-        description="temperature of the distribution whose log-probability is differentiated; 1 by default.",
+        description="temperature of the distribution whose log-probability is differentiated.",
     )
     device: str = Field(default="auto", description='"auto" (CUDA where there is one), "cpu", "cuda" or "mps".')
     revision: str | None = Field(default=None, description="commit, tag or branch on the hub.")
@@ -94,7 +99,9 @@ class SamplingSection(Section):
         default=0.0,
         description="share of the likeliest token's probability below which tokens are dropped; 0 keeps all.",
     )
-    repetition_penalty: PositiveFloat = Field(default=1.0, description="1 leaves the logits unchanged.")
+    repetition_penalty: PositiveFloat = Field(
+        default=1.0, description="penalty on tokens that have occurred; 1 leaves the logits unchanged."
+    )
     reward: RewardNames = Field(
         default=None,
         description="name of the reward, or module:function, or several as name=weight; the problem set's own by "
@@ -142,7 +149,7 @@ class MeasurementSection(Section):
         default=0, description="seed of the projections; measurements to be compared need the same."
     )
     token_probes: NonNegativeInt = Field(
-        default=0, description="random directions that every token's gradient is projected on; 0 for none."
+        default=0, description="random directions that every token's score is projected on; 0 for none."
     )
     token_exact: NonNegativeInt | Annotated[float, Ge(0)] = Field(
         default=0,
@@ -158,7 +165,7 @@ class MeasurementSection(Section):
     )
     memory_gib: PositiveFloat | None = Field(
         default=None,
-        description="most memory for logits and per-sequence gradients; a quarter of the machine's, at most "
+        description="most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most "
         f"{MOST_MEMORY_GIB:g} GiB, by default.",
     )
 
@@ -184,8 +191,9 @@ class LengthScalingSection(Section):
     """Options of the length-scaling fit; ``published`` names data sets drawn over the figure."""
 
     title: ClassVar[str] = "length_scaling"
+    not_arguments: ClassVar[frozenset[str]] = frozenset({"published"})
 
-    confidence_level: ConfidenceLevel = Field(default=CONFIDENCE_LEVEL, description="level of the interval.")
+    confidence_level: ConfidenceLevel = Field(default=CONFIDENCE_LEVEL, description="level of the intervals.")
     published: str | None = Field(
         default=None, description="a data set to draw over the figure, see `gradstats list data`."
     )
@@ -199,12 +207,12 @@ class VarianceSection(Section):
 
     estimators: list[str] = Field(
         default_factory=lambda: list(DEFAULT_ESTIMATORS),
-        description='names, with parameters as in "length_weighted(alpha=0.8, loo=True)".',
+        description='labels of estimators, with parameters as in "length_weighted(alpha=0.8, loo=True)".',
     )
     group_size: GroupSizes = Field(
         default=None,
-        description="completions per group, one size or several; all of a prompt by default. Single tokens are studied "
-        "at the first.",
+        description="completions of a group, one size or several; all of a prompt by default. Single tokens are "
+        "studied at the first.",
     )
     reference: str = Field(default="rloo", description="estimator that ratios are taken to.")
     prompts_per_batch: Count | None = Field(

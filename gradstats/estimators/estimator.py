@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.parameters import Parameters, describe
+from gradstats.estimators.parameters import Parameters
+from gradstats.estimators.parametrised import Parametrised
 
 Level = Literal["sequence", "token"]
 
@@ -52,8 +53,7 @@ class Definition:
     unit: Callable[[Parameters], str] = lambda parameters: SEQUENCE_SUM
 
 
-@dataclass(frozen=True)
-class Estimator:
+class Estimator(Parametrised[Definition]):
     """One estimator with its parameters: rewards in, weights of the scores out.
 
     On group m of N_m completions its gradient is ``g_m = Σ_{i in m} w_i S_i`` with ``w = weights(batch)``
@@ -65,38 +65,15 @@ class Estimator:
         parameters: every parameter, defaults included.
     """
 
-    definition: Definition
-    parameters: Parameters
-
-    @property
-    def name(self) -> str:
-        """The canonical name, without parameters."""
-        return self.definition.name
-
-    @property
-    def label(self) -> str:
-        """The name with the parameters that are required or differ from their defaults."""
-        return describe(self.name, self.definition.function, self.parameters)
-
     @property
     def level(self) -> Level:
         """``"sequence"``: advantages are (N,), constant along a completion. ``"token"``: (N, T)."""
         return self.definition.level
 
     @property
-    def across_groups(self) -> bool:
-        """Whether the advantages of a group depend on other groups of the batch."""
-        return self.definition.across_groups(self.parameters)
-
-    @property
     def needs(self) -> tuple[str, ...]:
         """The optional fields of the Batch that are required."""
         return self.definition.needs(self.parameters)
-
-    @property
-    def unit(self) -> str:
-        """What the gradient is measured in; variances of different units are not compared."""
-        return self.definition.unit(self.parameters)
 
     def expected_scale(self, group_size: int) -> float | None:
         """The factor c in E[ĝ] = c·∇J for on-policy samples in groups of this size, where it is known exactly.
@@ -136,12 +113,6 @@ class Estimator:
         advantages = self.advantages(batch)
         sizes = batch.group_sizes[batch.group_index]
         return advantages / (sizes if advantages.ndim == 1 else sizes[:, None])
-
-    def __hash__(self) -> int:
-        return hash(self.label)
-
-    def __repr__(self) -> str:
-        return self.label
 
 
 @runtime_checkable

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from gradstats.measurement.layers import split_layer
+
 Blocks = str | Mapping[str, str]
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 _KINDS = (
     ("embedding", re.compile(r"embed|\bwte\b|\bwpe\b")),
     ("head", re.compile(r"lm_head|embed_out")),
@@ -81,9 +82,9 @@ def _block(name: str, blocks: Blocks) -> str:
     if blocks == "kind":
         return next((kind for kind, pattern in _KINDS if pattern.search(name)), "other")
     if blocks == "layer":
-        layer = _LAYER.search(name)
+        layer = split_layer(name)
         if layer:
-            return f"layers.{layer.group(1)}"
+            return f"layers.{layer[0]}"
         kind = next((kind for kind, pattern in _KINDS if pattern.search(name)), "other")
         return "final norm" if kind == "norm" else kind
     raise ValueError(

@@ -49,28 +49,30 @@ def measure(
     Args:
         policy: a :class:`gradstats.Policy`, or a transformers model (scored at temperature 1).
         rollouts: the sequences; tokens with a False ``completion_mask`` have weight 0.
-        engine: "ghost" (one ordinary backward pass for a whole chunk, for the layers it knows), "vmap"
-            (``torch.func``, any architecture that it traces), "loop" (one backward pass per sequence), or "auto": the
-            first of these that knows the model and passes the self-check. What decided against an earlier one is
-            warned about and kept in the metadata.
-        params: regular expression of the parameters to differentiate; all trainable ones when None.
-        blocks: how squared norms are split, see :func:`gradstats.gradients.select_parameters`.
-        sketch_dim: dimension of each gradient's random projection, which variance comparisons need; None for none.
-        sketch_seed: seed of the projection; measurements to be compared need the same.
+        engine: how gradients are computed: "ghost" (one ordinary backward pass for a whole chunk, for the layers it
+            knows), "vmap" (``torch.func``, any architecture that it traces), "loop" (one backward pass per sequence),
+            or "auto": the first of these that knows the model and passes the self-check. What decided against an
+            earlier one is warned about and kept in the metadata.
+        params: regular expression of the parameters to differentiate; all trainable ones by default.
+        blocks: how squared norms are split: "layer", "kind" or "parameter", or a mapping from regular expressions to
+            names; see :func:`gradstats.gradients.select_parameters`.
+        sketch_dim: dimension of the random projections, which variance comparisons need; None for none.
+        sketch_seed: seed of the projections; measurements to be compared need the same.
         token_weights: further weightings to measure, :math:`\sum_t w_{i,t} \nabla\log\pi(y_{i,t})`: name → for each
             rollout, one weight per completion token; or one such list, named "weighted". They share the forward pass
             and come back as ``measured.weighted[name]``.
         reference_policy: a policy (or model, scored at the policy's temperature) whose log-probabilities of the same
             tokens are recorded as ``measured.ref_logprobs``.
-        token_probes: number of random directions K on which every token's score is projected, by forward
-            differentiation with eager attention: ``measured.token_projections``, and what follows from them. Token
-            energies then have a relative standard error of about :math:`\sqrt{2/K}`; 0 measures no token scores.
-        token_exact: how many tokens of each sequence are measured exactly as well, by one backward pass each: those
-            that are heaviest by :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2`. A share between 0 and 1 takes as many as
-            hold that share of :math:`\sum_t w_t`.
-        token_seed: seed of the directions; measurements to be compared need the same.
+        token_probes: random directions that every token's score is projected on, by forward differentiation with eager
+            attention; 0 for none. They give ``measured.token_projections`` and what follows from them; token energies
+            from K directions have a relative standard error of about :math:`\sqrt{2/K}`.
+        token_exact: tokens of each sequence measured exactly, the heaviest by the forward-only proxy: their number, or
+            the share of the proxy that they hold. The proxy is :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2`; each such token
+            takes one backward pass.
+        token_seed: seed of the random directions; measurements to be compared need the same.
         token_budget: most tokens that go through the model at once, padding included.
-        memory_gib: most memory for logits and, with vmap, for per-sequence gradients; at most 4 GiB by default.
+        memory_gib: most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most 4
+            GiB, by default.
         keep_in: a folder in which sequences are kept, some at a time, as they are measured. The same call resumes an
             interrupted one from them; removing the folder afterwards is left to you.
         progress: show a progress bar.

@@ -10,6 +10,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
+from gradstats.measurement.layers import split_layer
 from gradstats.plots.forest import (
     draw_landmark,
     draw_row,
@@ -22,7 +23,6 @@ from gradstats.plots.forest import (
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 
 VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}
-_LAYER = re.compile(r"^(?:.*\.)?(?:layers|layer|h|blocks|block)\.(\d+)(?:\.(.*))?$")
 _SHORT = re.compile(r"\.weight$|^model\.")
 _MODULE = re.compile(r"^(?:self_attn|attn|mlp)\.")
 # The name of a kind is cut in the middle beyond this.
@@ -132,16 +132,16 @@ def plot_block_heatmap(
 
 def has_kinds(table: WithFrame | pd.DataFrame) -> bool:
     """Whether layers are split into kinds of parameter, so that there is a map to draw."""
-    matches = (_LAYER.match(str(name)) for name in as_frame(table)["block"])
-    return any(match is not None and match.group(2) for match in matches)
+    layers = (split_layer(str(name)) for name in as_frame(table)["block"])
+    return any(layer is not None and layer[1] for layer in layers)
 
 
 def _layers_by_kinds(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     """Kinds down, layers across; what belongs to no layer stands in the column "–"."""
     cells: dict[tuple[str, str], float] = {}
     for name, number in zip(frame["block"], frame[value], strict=True):
-        match = _LAYER.match(str(name))
-        layer, kind = ("–", str(name)) if match is None else (match.group(1), match.group(2) or "whole layer")
+        in_layer = split_layer(str(name))
+        layer, kind = ("–", str(name)) if in_layer is None else (str(in_layer[0]), in_layer[1] or "whole layer")
         cells[_shortened(_MODULE.sub("", _SHORT.sub("", kind))), layer] = float(number)
     layers = sorted({layer for _, layer in cells if layer != "–"}, key=int)
     columns = [*(["–"] if any(layer == "–" for _, layer in cells) else []), *layers]

@@ -25,16 +25,10 @@ from gradstats.policy.checkpoint import (
     refuse_pickled,
     unreachable,
 )
+from gradstats.policy.dtypes import DTYPES, dtype_name
 from gradstats.policy.embedded import load_checkpoint
 from gradstats.policy.model import CausalModel
 from gradstats.system.hub import commit_of, hub_problem
-
-_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,7 @@ class Policy:
             "base": self.base,
             "architecture": type(self.model).__name__,
             "n_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
             "device": str(self.device),
             "temperature": self.temperature,
         }
@@ -163,21 +157,20 @@ def load_policy(
     """Load a causal language model of `transformers` with its tokenizer.
 
     Args:
-        name_or_path: "embedded" for the small arithmetic reasoner that ships with this package; a local folder; a
-            ``.gguf`` file (its weights are dequantised; needs the extra ``gguf``); an id on the hub; or a folder with
-            a peft adapter, which is loaded on top of the base that it names.
-        dtype: "float32" (default), "float64", "bfloat16" or "float16". Gradients in
-            bfloat16 deviate by several per cent.
+        name_or_path: "embedded", a local folder, a ``.gguf`` file or a hub id. "embedded" is the small arithmetic
+            reasoner that ships with this package; the weights of a ``.gguf`` file are dequantised (extra ``gguf``); a
+            folder or an id with a peft adapter loads the adapter on top of the base that it names.
+        dtype: type of the weights and gradients: "float32", "float64", "bfloat16" or "float16". Gradients in bfloat16
+            deviate by several per cent.
         temperature: temperature of the distribution whose log-probability is differentiated.
-        device: "auto" selects CUDA where available, else the CPU; or any torch device name.
+        device: "auto" (CUDA where there is one), "cpu", "cuda" or "mps", or any other torch device name.
         revision: commit, tag or branch on the hub; resolved to a commit, which ``policy.revision`` records. Of
             "embedded", a checkpoint of its training run, such as "step-0500".
-        adapter: a peft adapter to load on top of the model (extra ``peft``): a folder, or an id on the hub, with
-            ``@revision`` for another revision than the newest. Its parameters are differentiated and those of the
-            base are not; a tokenizer in its folder is used.
+        adapter: a peft adapter to put on the model: a folder or a hub id (extra ``peft``), with ``@revision`` for
+            another revision than the newest. Its parameters are differentiated and those of the base are not; a
+            tokenizer in its folder is used.
         trust_remote_code: run model code that comes with the weights.
-        allow_pickle: read pickled weights (``.bin``, ``.pt``) where there are no safetensors; reading them may run
-            code.
+        allow_pickle: read pickled weights, which may run code (``.bin``, ``.pt``), where there are no safetensors.
 
     Returns:
         The policy, in evaluation mode. The model's ``generation_config`` is not applied.
@@ -190,8 +183,8 @@ def load_policy(
             does not fit.
         ImportError: when an extra is missing.
     """
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(_DTYPES)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}")
     name, base = os.fspath(name_or_path), None
     adapter = None if adapter is None else os.fspath(adapter)
     if adapter is None and is_adapter(name):
@@ -219,7 +212,7 @@ def load_policy(
     model.requires_grad_(True)
     if adapter is not None and folder is not None:
         load_adapter(model, adapter, folder)
-        cast("torch.nn.Module", model).to(_DTYPES[dtype])  # peft keeps an adapter in the dtype in which it was saved
+        cast("torch.nn.Module", model).to(DTYPES[dtype])  # peft keeps an adapter in the dtype in which it was saved
     check_vocabulary(name, tokenizer, model)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -247,7 +240,7 @@ def _load(
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=trust_remote_code)
     else:
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=_DTYPES[dtype], **common, **of_weights)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **common, **of_weights)
     return tokenizer, cast("CausalModel", model)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 
 from gradstats.prompts.columns import ColumnMapping, problems_from_rows
 from gradstats.prompts.problem import Problem
+from gradstats.system.json_lines import read_json_lines
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 
@@ -35,7 +35,7 @@ def file_problems(path: Path, mapping: ColumnMapping, n: int | None = None, seed
     if not path.exists():
         raise FileNotFoundError(f"the prompt file {path} does not exist")
     if path.suffix == ".jsonl":
-        rows = _json_lines(path)
+        rows = [row for _, row in read_json_lines(path)]
         columns = list(dict.fromkeys(name for row in rows for name in row))
         return problems_from_rows(rows, columns, str(path), mapping, n, seed)
     try:
@@ -60,19 +60,3 @@ class _ArrowRows:
 
     def __getitem__(self, row: int) -> dict[str, object]:
         return {name: self._table.column(name)[row].as_py() for name in self._table.column_names}
-
-
-def _json_lines(path: Path) -> list[dict[str, object]]:
-    rows = []
-    # Split at line feeds only: JSON strings may contain the other characters at which str.splitlines splits.
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except ValueError as error:
-            raise ValueError(f"line {number} of the prompt file {path} is not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number} of the prompt file {path} is not a JSON object: {str(row)[:60]!r}")
-        rows.append(row)
-    return rows

@@ -25,18 +25,18 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
     r"""Load problems from a file, a data set or a generator.
 
     Args:
-        source: "embedded" for the step-by-step arithmetic that the embedded policy was trained on; a ``.jsonl``,
-            ``.csv`` or ``.parquet`` file with the columns ``prompt`` and ``answer`` (or those named in
-            ``settings``); "reasoning-gym/TASK" or a bare task name (extra ``tasks``); or the id of a data set on
-            the hub, or a folder that holds one (extra ``hub``).
-        n: how many problems: a seeded subset in the order of the source, to which a larger ``n`` only adds. All of a
-            file or data set when None; required for generated problems.
-        rng: seed of the subset or of the generator.
-        **settings: options of the source. For files and the hub: ``prompt_column``, ``answer_column``,
-            ``id_column``, ``answer_format``, ``skip_unparsable``, ``drop_repeats`` (see
-            :class:`gradstats.prompts.columns.ColumnMapping`), and ``like``, the id of a known data set that has the
-            same columns; known data sets need none of these. For the hub also ``config``, ``split`` and
-            ``revision``. For reasoning-gym the settings of the task; for "embedded" ``steps``.
+        source: "embedded", a ``.jsonl``, ``.csv`` or ``.parquet`` file, ``reasoning-gym/TASK`` or a hub data set.
+            "embedded" is the step-by-step arithmetic that the embedded policy was trained on. A file has the columns
+            ``prompt`` and ``answer`` (or those named in ``settings``). A bare task name serves too (extra ``tasks``),
+            and so does a folder that holds a data set of the hub (extra ``hub``).
+        n: number of prompts; all of a file or data set by default. It is required for generated problems. A subset is
+            seeded and keeps the order of the source; a larger ``n`` only adds to it.
+        rng: seed of the subset, or of the generator.
+        **settings: options of the source, as in ``prompt_column="question", answer_format="hashes"``. For files and the
+            hub: ``prompt_column``, ``answer_column``, ``id_column``, ``answer_format``, ``skip_unparsable``,
+            ``drop_repeats`` (see :class:`gradstats.prompts.columns.ColumnMapping`), and ``like``, the id of a known
+            data set that has the same columns; known data sets need none of these. For the hub also ``config``,
+            ``split`` and ``revision``. For reasoning-gym the settings of the task; for "embedded" ``steps``.
 
     Returns:
         The problems, with unique, stable ids.

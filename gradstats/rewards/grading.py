@@ -8,10 +8,10 @@ import numbers
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.errors import ReferenceAnswerError, ScoringTimeoutError
+from gradstats.rewards.grading_counts import GradingCounts, RewardCounts
 from gradstats.rewards.registry import REWARDS, Reward, get_reward
 from gradstats.system.worker import PROCESS, IsolatedError, IsolatedTimeoutError
 
@@ -25,29 +25,12 @@ _MANY = 8
 _OWN = "each problem's own"
 
 
-class RewardCounts(TypedDict):
-    """How often one reward could not score a completion."""
-
-    weight: float
-    timeouts: int
-    failures: int
-    first_failure: str | None
-
-
-class GradingTally(TypedDict):
-    """How grading went: counts by reward, and for each pair of rewards how often their values differ."""
-
-    completions: int
-    rewards: dict[str, RewardCounts]
-    disagreements: dict[str, int]
-
-
 @dataclass(frozen=True)
 class WeightedReward:
     """One of the rewards that are added up.
 
     Attributes:
-        name: its name in tallies.
+        name: its name in counts.
         weight: the factor of its value; with 0 it is only compared with the others.
         function: the reward.
         built_in: whether it is part of this package.
@@ -64,7 +47,7 @@ class Grader:
     """Rewards with weights: a completion's reward is the weighted sum of their values.
 
     A reward that exceeds its time limit, raises, or does not return a finite number adds 0 for that completion, and
-    the tally counts it.
+    the counts record it.
     """
 
     rewards: tuple[WeightedReward, ...]
@@ -105,7 +88,7 @@ class Grader:
             return self.rewards[0].name
         return {reward.name: reward.weight for reward in self.rewards}
 
-    def grade(self, completions: Sequence[str], problems: Sequence[Problem]) -> tuple[list[float], GradingTally]:
+    def grade(self, completions: Sequence[str], problems: Sequence[Problem]) -> tuple[list[float], GradingCounts]:
         """Score completions, one problem each.
 
         Args:
@@ -113,13 +96,13 @@ class Grader:
             problems: the problem of each completion.
 
         Returns:
-            The weighted sums, and a tally (see :func:`gradstats.rollouts.grading_counts.merge_grading_counts`).
+            The weighted sums, and :class:`gradstats.rewards.grading_counts.GradingCounts`.
 
         Raises:
             ValueError: when a user's reward failed on every one of at least eight completions.
         """
         totals = [0.0] * len(completions)
-        tally: GradingTally = {"completions": len(completions), "rewards": {}, "disagreements": {}}
+        counted: GradingCounts = {"completions": len(completions), "rewards": {}, "disagreements": {}}
         values: dict[str, list[float]] = {}
         for reward in self.rewards:
             counts: RewardCounts = {"weight": reward.weight, "timeouts": 0, "failures": 0, "first_failure": None}
@@ -131,13 +114,13 @@ class Grader:
                     f"the reward {reward.name!r} failed on all of {len(completions)} completions; the first: "
                     f"{counts['first_failure']}"
                 )
-            tally["rewards"][reward.name] = counts
+            counted["rewards"][reward.name] = counts
             for row, value in enumerate(values[reward.name]):
                 totals[row] += 0.0 if math.isnan(value) else reward.weight * value
         for one, other in itertools.combinations(values, 2):
             pairs = [pair for pair in zip(values[one], values[other], strict=True) if not any(map(math.isnan, pair))]
-            tally["disagreements"][f"{one} | {other}"] = sum(not math.isclose(*pair) for pair in pairs)
-        return totals, tally
+            counted["disagreements"][f"{one} | {other}"] = sum(not math.isclose(*pair) for pair in pairs)
+        return totals, counted
 
 
 def _entries(spec: RewardSpec) -> list[tuple[str | Reward | None, float]]:

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gradstats.rollouts.grading_counts import merge_grading_counts
+from gradstats.rewards.grading_counts import merge_grading_counts
 from gradstats.system.files import atomic_path
 
 _METADATA_KEY = b"gradstats"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from gradstats.rollouts.table import Rollouts
 from gradstats.rollouts.tokenizer import ChatTokenizer
 from gradstats.rollouts.trainer_dumps import TrainerDump, dump_files, encode_chat
+from gradstats.system.json_lines import read_json_lines
 
 
 def read_verl_rollouts(
@@ -49,7 +49,7 @@ def read_verl_rollouts(
             hold.
     """
     files = dump_files(Path(path), "*.jsonl", "verl's rollouts (STEP.jsonl)")
-    rows = [row for file in files for row in _json_lines(file, ("input", "output", "step", reward))]
+    rows = [row for file in files for row in _completions(file, ("input", "output", "step", reward))]
     encode = _VerlPrompts(tokenizer, system_prompt, dict(template_options or {}))
     texts = [str(row["input"]) for row in rows]
     encoded = {text: encode(text) for text in dict.fromkeys(texts)}
@@ -96,31 +96,15 @@ class _VerlPrompts:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def _json_lines(file: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
+def _completions(file: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
-    with file.open(encoding="utf-8", errors="strict") as lines:
-        try:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    rows.append(_json_line(line, number, file, needed))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} is not UTF-8 after line {len(rows)} ({error}): copy it again") from error
+    for number, row in read_json_lines(file):
+        if missing := [name for name in needed if name not in row]:
+            raise ValueError(f"line {number} of {file} has no field {missing[0]!r} (it has {', '.join(row)})")
+        rows.append(row)
     if not rows:
         raise ValueError(f"{file} is empty: the trainer has written nothing to it yet")
     return rows
-
-
-def _json_line(line: str, number: int, file: Path, needed: Sequence[str]) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        cut = ": the file is cut short, drop the line" if not line.endswith("\n") else ""
-        raise ValueError(f"line {number} of {file} is not JSON ({error}){cut}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"line {number} of {file} is not a JSON object: {line[:60]!r}")
-    if missing := [name for name in needed if name not in row]:
-        raise ValueError(f"line {number} of {file} has no field {missing[0]!r} (it has {', '.join(row)})")
-    return row
 
 
 def _number(value: object) -> float:

@@ -100,8 +100,8 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
     from gradstats.stats import alpha_report
     from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
 
-    level = run.experiment.length_scaling.confidence_level
-    report = alpha_report(measured, confidence_level=level)
+    section = run.experiment.length_scaling
+    report = alpha_report(measured, **section.arguments())
     write_json(run.path / "alpha.json", report.summary())
     points = measured.rollouts.frame[["prompt_id", "sample_id", "reward"]].assign(
         length=measured.lengths, sq_norm=measured.sq_norms, truncated=measured.rollouts.truncated
@@ -110,7 +110,9 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
         points["energy"] = summed_energy(measured)[0]
     write_csv(run.path / "tables" / "length_scaling.csv", points)
     paths += [run.path / "alpha.json", run.path / "tables" / "length_scaling.csv"]
-    paths += alpha_table({run.experiment.name: report.fit}, confidence_level=level).save(run.path / "tables" / "alpha")
+    paths += alpha_table({run.experiment.name: report.fit}, confidence_level=report.confidence_level).save(
+        run.path / "tables" / "alpha"
+    )
     return report
 
 

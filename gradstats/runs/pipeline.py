@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, read_experiment
-from gradstats.rollouts.grading_counts import warn_ungraded
+from gradstats.rewards.grading_counts import warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse
 from gradstats.runs.directory import RunDirectory

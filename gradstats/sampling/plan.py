@@ -14,8 +14,8 @@ from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import Policy
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.grading import Grader
+from gradstats.rewards.grading_counts import ungraded_sentence
 from gradstats.rewards.registry import Reward
-from gradstats.rollouts.grading_counts import ungraded_sentence
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
 from gradstats.sampling.engines import open_sampler
 from gradstats.sampling.sampler import Completion, Sampler

@@ -49,25 +49,26 @@ def sample(
     Args:
         policy: the policy.
         problems: what to ask, see :func:`gradstats.load_prompts`.
-        group_size: completions of each problem.
+        group_size: completions of each prompt.
         max_new_tokens: cap on a completion's tokens.
-        temperature: the sampler's temperature; the policy's when None.
+        temperature: the sampler's temperature; the policy's own by default.
         top_p: nucleus mass; 1 keeps every token.
         top_k: number of tokens kept; 0 keeps all.
         min_p: share of the likeliest token's probability below which tokens are dropped; 0 keeps all.
-        repetition_penalty: 1 leaves the logits alone.
-        reward: a name ("math", "exact", "embedded", "reasoning_gym"), "module:function", a function
-            ``(completion_text, problem) -> float``, several with weights (``{"math": 1.0, "module:format": 0.1}``,
-            or strings "name=weight"), or None for the one that suits the problem set.
-        rng: seed; the same seed on the same machine gives the same completions.
+        repetition_penalty: penalty on tokens that have occurred; 1 leaves the logits unchanged.
+        reward: name of the reward, or ``module:function``, or several as ``name=weight``; the problem set's own by
+            default. Names are "math", "exact", "embedded" and "reasoning_gym". A function ``(completion_text, problem)
+            -> float`` and a mapping such as ``{"math": 1.0, "module:format": 0.1}`` serve too.
+        rng: seed of the sampler; the same seed on the same machine gives the same completions.
         batch_size: completions drawn together.
         system_prompt: a system message for the chat template.
-        template_options: further variables for the chat template.
-        sampler: the engine: "transformers", "continuous" (transformers' continuous batching), "vllm", "openai" (any
-            server of that API), or your own :class:`Sampler`.
-        base_url: the server's address for "openai", such as ``http://localhost:8000/v1``.
-        sampler_options: options of the engine, see :mod:`gradstats.sampling.engines`.
-        greedy: also draw one greedy completion of each problem, whose reward is ReMax's baseline.
+        template_options: variables of the chat template, as in ``{"enable_thinking": False}``.
+        sampler: the engine: "transformers", "continuous" (its continuous batching), "vllm", or "openai" for a server of
+            that API; or your own :class:`Sampler`.
+        base_url: the server's address, as in ``http://localhost:8000/v1``.
+        sampler_options: options of the engine, as in ``{"concurrency": 16, "timeout_seconds": 60}``; see
+            :mod:`gradstats.sampling.engines`.
+        greedy: also draw one greedy completion of each prompt, whose reward is ReMax's baseline.
         keep_in: a folder in which batches are kept as they finish. The same call resumes an interrupted one from
             them; removing the folder afterwards is left to you.
         progress: show a progress bar.

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from gradstats.policy.checkpoint import EMBEDDED
+from gradstats.policy.dtypes import dtype_name
 from gradstats.policy.policy import Policy
 from gradstats.sampling.sampler import Completion
 from gradstats.sampling.settings import SamplerSettings
@@ -85,7 +86,7 @@ class VllmSampler:
         arguments = {
             "model": name,
             "revision": self.policy.revision,
-            "dtype": str(self.policy.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.policy.dtype),
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",  # not the model's
         }

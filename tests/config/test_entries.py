@@ -1,28 +1,39 @@
-"""One declaration of each option: sections, Python interface and command line agree on names and defaults."""
+"""One declaration of each option: sections, Python interface, command line and experiment files agree.
+
+They agree on names and defaults, and what a docstring says of an argument begins as the section's help does.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 
+import numpy as np
 import pytest
 from command_line import run
 from pydantic_core import PydanticUndefined
 
 import gradstats
+from gradstats.config.experiment import Experiment, experiment_schema, load_experiment
 from gradstats.config.sections import (
     FiguresSection,
+    FitMethod,
+    IntervalMethod,
+    LengthScalingSection,
     MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,
     VarianceSection,
 )
+from gradstats.stats.length_scaling.fit import METHODS
 
 FUNCTIONS = {
     PolicySection: gradstats.load_policy,
     PromptsSection: gradstats.load_prompts,
     SamplingSection: gradstats.sample,
     MeasurementSection: gradstats.measure,
+    LengthScalingSection: gradstats.alpha_report,
     VarianceSection: gradstats.compare,
 }
 
@@ -42,6 +53,13 @@ ONLY_IN_PYTHON = {
     (MeasurementSection, "reference_policy"): "a model in memory",
     (MeasurementSection, "keep_in"): "a run directory and the command line choose the folder",
     (MeasurementSection, "progress"): "says nothing of what is computed",
+    (LengthScalingSection, "measured"): "it comes from the measuring step",
+    (LengthScalingSection, "lengths"): "arrays, instead of a measurement",
+    (LengthScalingSection, "sq_norms"): "arrays, instead of a measurement",
+    (LengthScalingSection, "groups"): "arrays, instead of a measurement",
+    (LengthScalingSection, "truncated"): "arrays, instead of a measurement",
+    (LengthScalingSection, "method"): "a run reports least squares, whose diagnostics name the other fits",
+    (LengthScalingSection, "interval"): "goes with method",
     (VarianceSection, "measured_or_batch"): "it comes from the measuring step",
     (VarianceSection, "scores"): "arrays, for a batch that was not measured",
     (VarianceSection, "scores_are_sketches"): "goes with scores",
@@ -54,6 +72,7 @@ ONLY_IN_SECTION = {
     (SamplingSection, "seed"): "the function calls it rng",
     (VarianceSection, "seed"): "the function takes generators, and calls it rng",
     (MeasurementSection, "token_dtype"): "an argument of Measurement.save",
+    (LengthScalingSection, "published"): "of the figure",
     (VarianceSection, "confidence_level"): "an argument of VarianceComparison.to_frame",
 }
 #: Defaults that differ, and why.
@@ -65,8 +84,24 @@ OTHER_DEFAULT = {
 }
 
 
+#: Fields that a function calls otherwise.
+CALLED = {"seed": "rng", "name": "name_or_path"}
+
+
 def default(section, name):
     return section.model_fields[name].get_default(call_default_factory=True)
+
+
+def described_arguments(function):
+    """Argument → what the docstring says of it."""
+    section = re.split(r"\n\n(?=\S)", str(inspect.getdoc(function)).partition("Args:\n")[2])[0]
+    return dict(re.findall(r"^    \**(\w+): (.*(?:\n      .*)*)", section, re.MULTILINE))
+
+
+def plain(text):
+    """Without markup, quotes and line breaks."""
+    text = re.sub(r":\w+:`~?(.*?)`", r"\1", text)
+    return " ".join(re.sub(r"[`\"]", "", text).split())
 
 
 @pytest.mark.parametrize("section", FUNCTIONS)
@@ -83,13 +118,85 @@ def test_a_function_has_the_names_and_defaults_of_its_section(section):
         assert default(section, "seed") == arguments["rng"].default
 
 
+@pytest.mark.parametrize("section", FUNCTIONS)
+def test_a_docstring_says_what_the_help_of_the_section_says(section):
+    described = described_arguments(FUNCTIONS[section])
+    assert described
+    for name, field in section.model_fields.items():
+        if (section, name) in ONLY_IN_SECTION and name not in CALLED:
+            continue
+        python, declared = plain(described[CALLED.get(name, name)]), plain(field.description or "")
+        clauses = re.split(r", as in |; |\. |\.$", declared)
+        assert python.startswith(clauses[0]), (section, name, python)
+        for clause in clauses:
+            assert "by default" not in clause or clause in python, (section, name, clause)
+
+
+def test_the_methods_of_the_fit_are_those_that_there_are():
+    assert set(FitMethod.__args__) == set(METHODS)
+    assert set(IntervalMethod.__args__) == {
+        name for method in METHODS.values() for name in method(*THREE_POINTS).intervals
+    }
+
+
+def test_an_experiment_file_has_the_names_and_defaults_of_the_sections(tmp_path):
+    (tmp_path / "e.yaml").write_text("policy: {name: embedded}\nprompts: {source: embedded}\n")
+    experiment = load_experiment(tmp_path / "e.yaml")
+    schema = experiment_schema()
+    sections = {
+        name: field.annotation for name, field in Experiment.model_fields.items() if name not in ("name", "description")
+    }
+    assert set(sections.values()) == {*FUNCTIONS, FiguresSection}
+    for name, section in sections.items():
+        required = {"policy": {"name": "embedded"}, "prompts": {"source": "embedded"}}.get(name, {})
+        assert getattr(experiment, name) == section(**required)
+        entries = schema["$defs"][section.__name__]["properties"]
+        assert entries.keys() == section.model_fields.keys()
+        for field, entry in entries.items():
+            assert entry["description"] == section.model_fields[field].description
+            declared = default(section, field)
+            assert entry.get("default", declared) == declared
+
+
 #: The commands that take a section, the function that they call, and words without which they do not begin.
 COMMANDS = {
     "sample": (SamplingSection, "gradstats.sample", ("embedded", "--prompts", "embedded", "--n", 2, "--out", "o")),
     "measure": (MeasurementSection, "gradstats.measure", ("embedded", "--rollouts", "r", "--out", "o")),
+    "alpha": (LengthScalingSection, "gradstats.alpha_report", ("m",)),
     "variance": (VarianceSection, "gradstats.compare", ("m",)),
     "figures": (FiguresSection, "gradstats.report.figures.draw_run", ("run",)),
 }
+
+
+#: Fields of a section that its command does not have, and why.
+NOT_ON_THE_COMMAND_LINE = {
+    ("alpha", "published"): "the command draws nothing",
+}
+#: What a command passes beside options.
+NOT_OPTIONS = {"progress", "keep_in", "policy", "problems", "rollouts"}
+
+POLICY_WORDS = {
+    "sample": COMMANDS["sample"][2],
+    "measure": COMMANDS["measure"][2],
+    "check": ("embedded",),
+}
+#: Lengths, squared norms and prompts of a fit.
+THREE_POINTS = (np.log([1.0, 2.0, 4.0, 8.0]), np.log([1.0, 3.0, 5.0, 9.0]), np.array([0, 0, 1, 1]))
+
+
+def recorded(monkeypatch, capsys, tmp_path, target, command, *words):
+    """The keyword arguments with which a command calls a function."""
+    monkeypatch.chdir(tmp_path)
+    seen = {}
+
+    def record(*_, **options):
+        seen.update(options)
+        raise ValueError("recorded")
+
+    monkeypatch.setattr(target, record)
+    code, _, err = run(monkeypatch, capsys, command, *words)
+    assert (code, "recorded" in err) == (1, True), err
+    return seen
 
 
 @pytest.fixture
@@ -100,6 +207,7 @@ def called(monkeypatch, tmp_path):
     monkeypatch.setattr("gradstats.load_prompts", lambda *_, **__: [])
     monkeypatch.setattr("gradstats.runs.sources.load_rollouts_of", lambda path: None)
     monkeypatch.setattr("gradstats.runs.sources.load_measurement_of", lambda path: None)
+    monkeypatch.setattr("gradstats.runs.sources.load_points", lambda path: {})
     monkeypatch.setattr("gradstats.measurement.disk_size.measured_bytes", lambda *_: 0)
     monkeypatch.setattr("gradstats.report.saved_results.read_results", lambda path: None)
 
@@ -108,7 +216,7 @@ def called(monkeypatch, tmp_path):
         seen = {}
 
         def record(*positional, **options):
-            seen.update(options, look=positional[-1])
+            seen.update(options, look=positional[-1] if positional else None)
             raise ValueError("recorded")
 
         monkeypatch.setattr(target, record)
@@ -128,9 +236,31 @@ def test_a_command_has_the_options_and_defaults_of_its_section(monkeypatch, caps
     else:
         expected = section().arguments()
         assert {name: seen[name] for name in expected} == expected
+    signature = inspect.signature(FUNCTIONS[section]).parameters if section in FUNCTIONS else {}
+    for name in signature.keys() & seen.keys() - section.model_fields.keys() - NOT_OPTIONS:
+        assert seen[name] == signature[name].default, (command, name)
     _, printed, _ = run(monkeypatch, capsys, command, "--help")
     for name in section.model_fields:
-        assert f"--{name.replace('_', '-')}" in printed, (command, name)
+        assert (f"--{name.replace('_', '-')}" in printed) == ((command, name) not in NOT_ON_THE_COMMAND_LINE)
+
+
+@pytest.mark.parametrize("command", ["sample", "measure", "check"])
+def test_a_command_loads_the_policy_with_the_defaults_of_its_section(monkeypatch, capsys, tmp_path, command):
+    loaded = recorded(monkeypatch, capsys, tmp_path, "gradstats.load_policy", command, *POLICY_WORDS[command])
+    assert loaded == PolicySection(name="embedded").arguments()
+    words = (*POLICY_WORDS[command], "--policy-settings", "temperature=0.6", "allow_pickle=true")
+    loaded = recorded(monkeypatch, capsys, tmp_path, "gradstats.load_policy", command, *words)
+    assert loaded == PolicySection(name="embedded", temperature=0.6, allow_pickle=True).arguments()
+
+
+def test_sample_loads_the_prompts_with_the_defaults_of_their_section(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("gradstats.load_policy", lambda *_, **__: None)
+    words = ("embedded", "--prompts", "embedded", "--out", "o")
+    loaded = recorded(monkeypatch, capsys, tmp_path, "gradstats.load_prompts", "sample", *words)
+    assert loaded == {"rng": default(PromptsSection, "seed")}
+    words = (*words, "--seed", 3, "--prompt-settings", "steps=2")
+    loaded = recorded(monkeypatch, capsys, tmp_path, "gradstats.load_prompts", "sample", *words)
+    assert loaded == {"rng": 3, "steps": 2}
 
 
 def test_options_reach_the_function(capsys, called):

@@ -21,7 +21,7 @@ from gradstats.config.validation import WrongSettingsError
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.plots.save import FORMATS
 from gradstats.plots.style import INK, VENUES
-from gradstats.policy.policy import _DTYPES
+from gradstats.policy.dtypes import DTYPES
 from gradstats.sampling.engines import SAMPLERS
 
 SECTIONS = [
@@ -49,7 +49,7 @@ def test_fixed_sets_of_names_are_those_of_the_registries():
 
     assert names(MeasurementSection, "engine") == ("auto", *ENGINES)
     assert names(SamplingSection, "sampler") == tuple(SAMPLERS)
-    assert set(names(PolicySection, "dtype")) == set(_DTYPES)
+    assert set(names(PolicySection, "dtype")) == set(DTYPES)
     assert names(FiguresSection, "venue") == tuple(VENUES)
     assert names(FiguresSection, "theme") == tuple(INK)
     assert get_args(names(FiguresSection, "formats")[0]) == FORMATS

@@ -44,7 +44,7 @@ from gradstats.config.validation import WrongSettingsError
             VarianceSection,
             {"group_size": [2, 0]},
             "group_size is [2, 0]: it must be an integer of at least 1, a list with each entry an integer of at "
-            "least 1, or None (completions per group, one size or several; all of a prompt by default)",
+            "least 1, or None (completions of a group, one size or several; all of a prompt by default)",
         ),
         (VarianceSection, {"confidence_level": 1.0}, "confidence_level is 1.0: it must be a number in (0, 1) (level"),
         (FiguresSection, {"column": "x"}, "column is 'x': choose one of half, full (or None)"),

@@ -36,8 +36,8 @@ def test_a_byte_order_mark_and_empty_lines_are_no_content(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"prompt": "a", "answer": "1"}\n{"prompt"', r"line 2 of the prompt file .*p\.jsonl is not JSON"),
-        ("[1]", r"line 1 of the prompt file .* is not a JSON object: '\[1\]'"),
+        ('{"prompt": "a", "answer": "1"}\n{"prompt"', r"line 2 of .*p\.jsonl is not JSON"),
+        ("[1]", r"line 1 of .* is not a JSON object: '\[1\]'"),
         ("\n", "holds no problems"),
     ],
 )
@@ -58,7 +58,7 @@ def test_jsonl_csv_and_parquet_give_the_same_problems(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("p.jsonl", b'{"prompt": "a", "answer": "1"}\n\n{"prompt": "\xff', "line 3 of the prompt file .* is not JSON"),
+        ("p.jsonl", b'{"prompt": "a", "answer": "1"}\n\n{"prompt": "\xff', "line 3 of .* is not UTF-8"),
         ("p.csv", b"prompt,answer\na,1\nb,2,3\n", "p.csv cannot be read .*line 3"),
         ("p.csv", b'prompt,answer\na,"1\n', "p.csv cannot be read .*EOF inside string"),
         ("p.csv", b"", "p.csv cannot be read .*No columns"),

@@ -10,7 +10,7 @@ from gradstats.prompts import Problem
 from gradstats.prompts.load import load_prompts
 from gradstats.rewards.errors import ScoringTimeoutError
 from gradstats.rewards.grading import Grader
-from gradstats.rollouts.grading_counts import merge_grading_counts, ungraded_sentence
+from gradstats.rewards.grading_counts import merge_grading_counts, ungraded_sentence
 from gradstats.system.worker import PROCESS, IsolatedError
 
 PROBLEMS = [Problem("a", "?", "7"), Problem("b", "?", "8"), Problem("c", "?", "9")]

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 
 from gradstats.config.labels import read_label
 from gradstats.estimators.estimator import SEQUENCE_SUM, Level
-from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, describe, suggest
+from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, suggest
+from gradstats.estimators.parametrised import Parametrised
 
 Kind = Literal["scale", "ratio", "aggregation", "kl", "filter"]
 
@@ -48,8 +49,7 @@ class ComponentDefinition:
     unit: Callable[[Parameters], str]
 
 
-@dataclass(frozen=True)
-class Component:
+class Component(Parametrised[ComponentDefinition]):
     """One component with its parameters; calling it applies it to its data.
 
     Attributes:
@@ -57,35 +57,9 @@ class Component:
         parameters: every parameter, defaults included.
     """
 
-    definition: ComponentDefinition
-    parameters: Parameters
-
-    @property
-    def name(self) -> str:
-        """The name, without parameters."""
-        return self.definition.name
-
-    @property
-    def label(self) -> str:
-        """The name with the parameters that differ from their defaults."""
-        return describe(self.name, self.definition.function, self.parameters)
-
-    @property
-    def across_groups(self) -> bool:
-        """Whether it is batch-level: uses other groups than the prompt's."""
-        return self.definition.across_groups(self.parameters)
-
-    @property
-    def unit(self) -> str:
-        """What a scale divides by, and what an aggregation measures gradients in."""
-        return self.definition.unit(self.parameters)
-
     def __call__(self, *data: object) -> Any:
         """Apply the component to its data; what it returns depends on its kind."""
         return self.definition.function(*data, **self.parameters)
-
-    def __repr__(self) -> str:
-        return self.label
 
 
 COMPONENTS: dict[str, dict[str, ComponentDefinition]] = {kind: {} for kind in get_args(Kind)}

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from gradstats.config.defaults import CHECKED_TYPES
 from gradstats.gradients.attention import attention_of
 from gradstats.gradients.blocks import select_parameters
 from gradstats.gradients.checks.casting import with_dtype
@@ -18,6 +19,7 @@ from gradstats.gradients.engines.loop import loop_engine
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.memory import is_out_of_memory
+from gradstats.policy.dtypes import DTYPES, dtype_name
 from gradstats.policy.model import vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts
@@ -26,7 +28,6 @@ _LENGTHS = (1, 24, 48)
 _PROMPT_LENGTH = 8
 Row = dict[str, str | float]
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 
 OK, FAILS, UNSUPPORTED, NOT_RUN, FOR_INFORMATION = "ok", "fails", "not supported", "not run", "for information"
 
@@ -35,7 +36,7 @@ def check_engines(
     policy: Policy | nn.Module,
     rollouts: Rollouts | None = None,
     *,
-    dtypes: Sequence[str] = ("float64", "float32", "bfloat16"),
+    dtypes: Sequence[str] = CHECKED_TYPES,
     params: str | None = None,
     rng: int | np.random.Generator | None = 0,
 ) -> pd.DataFrame:
@@ -60,8 +61,8 @@ def check_engines(
         ValueError: for an unknown dtype, or a model whose output for the same input varies.
     """
     for name in dtypes:
-        if name not in _DTYPES:
-            raise ValueError(f"dtypes holds {name!r}: choose from {', '.join(_DTYPES)}")
+        if name not in DTYPES:
+            raise ValueError(f"dtypes holds {name!r}: choose from {', '.join(DTYPES)}")
     policy = as_policy(policy)
     if rollouts is None:
         rollouts = _random_rollouts(policy, np.random.default_rng(rng))
@@ -70,7 +71,7 @@ def check_engines(
     for name in dtypes:
         casting = True
         try:
-            cast = with_dtype(policy, _DTYPES[name])
+            cast = with_dtype(policy, DTYPES[name])
             casting = False
             checked, loop = _check_dtype(cast, rollouts, params, widest)
         except Exception as error:
@@ -96,7 +97,7 @@ def _check_dtype(
     selection = select_parameters(policy.model, params)
     every = list(range(len(rollouts)))
     refuse_random_model(policy, rollouts, selection)
-    dtype = str(policy.dtype).removeprefix("torch.")
+    dtype = dtype_name(policy.dtype)
     loop = sq_norms_of(loop_engine, policy, rollouts, every, selection)
     tolerance = TOLERANCES[policy.dtype]
     if widest is not None and policy.dtype.itemsize < 4:
@@ -121,7 +122,7 @@ def _check_dtype(
 
 def _attention(policy: Policy, measured: Callable[[], np.ndarray], tolerance: float) -> Row:
     """Eager attention against sdpa, where both compute the same function in the model's dtype."""
-    dtype, check = str(policy.dtype).removeprefix("torch."), "eager against sdpa"
+    dtype, check = dtype_name(policy.dtype), "eager against sdpa"
     model = policy.model
     if policy.dtype == torch.float64:
         return _row(dtype, check, "loop", NOT_RUN, note="eager attention takes its softmax in float32")

@@ -34,7 +34,7 @@ class AlphaReport:
 
     Attributes:
         fit: the fit.
-        confidence_level: of all intervals.
+        confidence_level: level of the intervals.
         interval: method of the interval of α.
         low: lower end of it.
         high: upper end of it.
@@ -152,7 +152,7 @@ def alpha_report(
         measured: a measurement; or give the arrays.
         method: of the fit, as in `fit_length_scaling`.
         interval: kind of interval, as in `LengthScalingFit.confidence_interval`; None for the fit's default.
-        confidence_level: of all intervals.
+        confidence_level: level of the intervals.
         lengths: as in `fit_length_scaling`, instead of ``measured``.
         sq_norms: likewise.
         groups: likewise.

@@ -245,20 +245,20 @@ def compare(
 
     Args:
         measured_or_batch: a measurement, or a `Batch` (then ``scores`` is needed).
-        estimators: names (parameters allowed, ``"kimi(tau=0.5)"``), estimators or recipes; rows keep their
-            order.
+        estimators: labels of estimators, with parameters as in ``"length_weighted(alpha=0.8, loo=True)"``; or
+            estimators or recipes themselves. Rows keep their order.
         scores: (N, D) scores of completions or (N, T, D) of tokens, in any coordinates that keep the
             gradients' inner products; None takes the measurement's sketches.
-        group_size: completions per group; a prompt with more is split, in sample order, into disjoint groups,
-            and leftovers are counted. None takes all completions of each prompt. Several sizes are compared
-            from the same completions, rows size by size, each relative to the reference at the same size; trace_cov
-            is of one group, so that estimators at the same total number of completions are compared by
-            group_size · trace_cov.
-        reference: the estimator in the denominator of ratios.
-        prompts_per_batch: B for bias_share (128 by default) and for batch-level estimators (by default a quarter of
-            the prompts, at most 128).
+        group_size: completions of a group, one size or several; all of a prompt by default. A prompt with more is
+            split, in sample order, into disjoint groups, and leftovers are counted. Several sizes are compared from the
+            same completions, rows size by size, each relative to the reference at the same size; trace_cov is of one
+            group, so that estimators at the same total number of completions are compared by group_size · trace_cov.
+        reference: estimator that ratios are taken to.
+        prompts_per_batch: prompts of a batch, for the share of bias (128 by default) and for batch-level estimators (by
+            default a quarter of the prompts, at most 128).
         n_resamples: how often the prompts are dealt into batches for batch-level estimators.
-        rng: for those batches and for estimating the sketch's error.
+        rng: seed of the comparison, or a generator: for the deals into batches and for the estimate of the sketch's
+            error.
         scores_are_sketches: whether ``scores`` are a random projection; by default True for a
             measurement's sketches and False for ``scores`` given here.
         **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array per completion or

@@ -1,0 +1,76 @@
+"""What estimators and the components of recipes share: a definition behind a name, and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+from gradstats.estimators.parameters import Parameters, describe
+
+
+@runtime_checkable
+class NamedFunction(Protocol):
+    """A function that is found by name, and what its use depends on."""
+
+    @property
+    def name(self) -> str:
+        """The canonical name."""
+        ...
+
+    @property
+    def function(self) -> Callable[..., object]:
+        """The function that the parameters are passed to."""
+        ...
+
+    @property
+    def across_groups(self) -> Callable[[Parameters], bool]:
+        """Whether it is batch-level, that is, uses other groups than the prompt's, given the parameters."""
+        ...
+
+    @property
+    def unit(self) -> Callable[[Parameters], str]:
+        """What gradients are measured in, or divided by, given the parameters."""
+        ...
+
+
+Defined = TypeVar("Defined", bound=NamedFunction, covariant=True)
+
+
+@dataclass(frozen=True)
+class Parametrised(Generic[Defined]):
+    """A definition with its parameters, which its label shows.
+
+    Attributes:
+        definition: what the name stands for.
+        parameters: every parameter, defaults included.
+    """
+
+    definition: Defined
+    parameters: Parameters
+
+    @property
+    def name(self) -> str:
+        """The canonical name, without parameters."""
+        return self.definition.name
+
+    @property
+    def label(self) -> str:
+        """The name with the parameters that are required or differ from their defaults."""
+        return describe(self.name, self.definition.function, self.parameters)
+
+    @property
+    def across_groups(self) -> bool:
+        """Whether it is batch-level: what a group gets depends on other groups of the batch."""
+        return self.definition.across_groups(self.parameters)
+
+    @property
+    def unit(self) -> str:
+        """What gradients are measured in, or divided by; variances of different units are not compared."""
+        return self.definition.unit(self.parameters)
+
+    def __hash__(self) -> int:
+        return hash(self.label)
+
+    def __repr__(self) -> str:
+        return self.label
