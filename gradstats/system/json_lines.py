@@ -25,9 +25,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         try:
             row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"line {number} of {path} is not UTF-8 ({error}): copy or convert the file again"
-            ) from error
+            raise ValueError(f"line {number} of {path} is not UTF-8 ({error}): copy the file again") from error
         except json.JSONDecodeError as error:
             cut = ": the file is cut short, drop the line" if number == len(lines) else ""
             raise ValueError(f"line {number} of {path} is not JSON ({error}){cut}") from error

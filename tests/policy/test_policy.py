@@ -24,7 +24,7 @@ def test_a_local_folder_loads_in_the_asked_dtype_and_in_evaluation_mode(policy_f
 
 
 def test_bad_dtypes_and_temperatures_are_refused(policy_folder):
-    with pytest.raises(ValueError, match="dtype is 'float8': choose one of float64"):
+    with pytest.raises(ValueError, match="dtype is 'float8': choose one of float32, float64"):
         load_policy(policy_folder, dtype="float8")
     with pytest.raises(ValueError, match="temperature is 0.0: the policy's temperature must be above 0"):
         load_policy(policy_folder, temperature=0.0)

@@ -83,7 +83,7 @@ def test_only_a_dtype_that_the_device_lacks_is_passed_over(monkeypatch):
 
 
 def test_unknown_dtypes_and_random_models_are_refused():
-    with pytest.raises(ValueError, match="dtypes holds 'int8': choose from float64"):
+    with pytest.raises(ValueError, match="dtypes holds 'int8': choose from float32, float64"):
         check_engines(tiny_model("qwen2"), dtypes=["int8"])
     model = tiny_model("gpt2")
     model.transformer.drop.p = 0.5
