@@ -24,8 +24,8 @@ def policy(policy_folder):
 
 @pytest.mark.slow
 def test_continuous_batching_decodes_greedily_what_generate_does(policy, monkeypatch):
-    # A machine with 8 GiB free: its default of 8192 tokens at once leaves no room for a cache in a share of them.
-    monkeypatch.setattr(cache, "get_device_and_memory_breakdown", lambda: (torch.device("cpu"), 8 * GIB, 0, 0))
+    # A machine with 2 GiB free: its default of 8192 tokens at once leaves no room for a cache in a share of them.
+    monkeypatch.setattr(cache, "get_device_and_memory_breakdown", lambda: (torch.device("cpu"), 2 * GIB, 0, 0))
     sampler = open_sampler("continuous", policy)
     prompts = [[2, 4, 5, 3], [2, 6, 3], [2, 4, 4, 4, 3]]
     seen = []
