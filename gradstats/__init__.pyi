@@ -28,6 +28,7 @@ from .stats import LengthScalingFit as LengthScalingFit
 from .stats import OnPolicyCheck as OnPolicyCheck
 from .stats import PolicyProfile as PolicyProfile
 from .stats import ProxyQuality as ProxyQuality
+from .stats import RatioDiagnostics as RatioDiagnostics
 from .stats import TokenProfile as TokenProfile
 from .stats import SamplerGap as SamplerGap
 from .stats import VarianceComparison as VarianceComparison
@@ -51,6 +52,7 @@ from .stats import profile_policy as profile_policy
 from .stats import sampler_gap as sampler_gap
 from .stats import variance_by_length as variance_by_length
 from .stats import proxy_quality as proxy_quality
+from .stats import ratio_diagnostics as ratio_diagnostics
 from .stats import surprise_along as surprise_along
 from .stats import token_correlation as token_correlation
 

@@ -9,6 +9,7 @@ from gradstats.stats.length_scaling.planning import AlphaPlan, plan_alpha
 from gradstats.stats.on_policy.check import OnPolicyCheck, check_on_policy
 from gradstats.stats.on_policy.sampler_gap import SamplerGap, sampler_gap
 from gradstats.stats.profile import PolicyProfile, profile_policy
+from gradstats.stats.ratios.diagnostics import RatioDiagnostics, ratio_diagnostics
 from gradstats.stats.tokens.profiles import concentration, drift_along, local_slope, surprise_along, token_correlation
 from gradstats.stats.tokens.proxy_quality import ProxyQuality, proxy_quality
 from gradstats.stats.tokens.token_profile import TokenProfile
@@ -19,10 +20,11 @@ from gradstats.stats.variance.length_bins import LengthBins, variance_by_length
 
 __all__ = [
     "AlphaPlan", "AlphaReport", "CurvatureTest", "EquivalentGroupSize", "ImpliedShift", "LengthBins",
-    "LengthRewardCorrelation", "LengthScalingFit", "OnPolicyCheck", "PolicyProfile", "ProxyQuality", "SamplerGap",
+    "LengthRewardCorrelation", "LengthScalingFit", "OnPolicyCheck", "PolicyProfile", "ProxyQuality", "RatioDiagnostics",
+    "SamplerGap",
     "TokenProfile", "VarianceComparison", "alpha_report", "alpha_without_each_prompt", "check_on_policy",
     "compare", "concentration", "curvature_test", "drift_along", "equivalent_group_size",
     "equivalent_group_sizes", "fit_energy_scaling", "fit_length_scaling", "implied_shift",
     "length_reward_correlation", "length_scaling_by_block", "local_slope", "plan_alpha", "profile_policy",
-    "proxy_quality", "sampler_gap", "surprise_along", "token_correlation", "variance_by_length",
+    "proxy_quality", "ratio_diagnostics", "sampler_gap", "surprise_along", "token_correlation", "variance_by_length",
 ]  # fmt: skip
