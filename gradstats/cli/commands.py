@@ -13,6 +13,7 @@ from gradstats.cli import terminal
 from gradstats.cli.installation import check, env, list_things
 from gradstats.cli.options import REGISTRY
 from gradstats.cli.profiling import profile
+from gradstats.cli.ratios import ratios
 from gradstats.cli.reporting import figures, report
 from gradstats.cli.running import measure, regrade, run, sample
 from gradstats.cli.statistics import alpha, group_size, length_reward, plan, shift, tokens, variance
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
     "variance": variance,
     "tokens": tokens,
+    "ratios": ratios,
     "plan": plan,
     "group-size": group_size,
     "shift": shift,

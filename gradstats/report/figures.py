@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
+from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.plots.blocks import has_kinds
 from gradstats.plots.save import DETERMINISTIC, METADATA
 from gradstats.report.saved_results import SavedResults
@@ -191,6 +192,20 @@ def _length_bins(run: SavedResults) -> pd.DataFrame | None:
     return bins
 
 
+def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
+    """The effective share of ratios by length, of completions that another policy drew."""
+    ratios = run.breakdowns.get("ratios")
+    if ratios is None:
+        return None
+    bins = ratios.query("by_length").rename(columns={"ratio": "estimator"})
+    # Rounding of a server or in bfloat16 is nothing to draw: the policies count as one.
+    whole = ratios.query("not by_length and ratio == 'product'")
+    if bins.empty or not float(whole["chi_squared"].iloc[0]) > NEGLIGIBLE_CHI_SQUARED:
+        return None
+    size = "effective_sample_size"
+    return bins.assign(**{f"effective_share{end}": bins[size + end] / bins["n"] for end in ("", "_low", "_high")})
+
+
 def _kinds_of_parameter(run: SavedResults) -> pd.DataFrame | None:
     return run.by_block if run.by_block is not None and has_kinds(run.by_block) else None
 
@@ -273,6 +288,12 @@ FIGURES = (
         "Noise to signal of what completions of each range of lengths contribute.",
         _length_bins,
         lambda run, table: plots.plot_length_bins(table),
+    ),
+    RunFigure(
+        "ratios",
+        "Effective share of importance-weighted tokens and completions by length: 1 where both policies are one.",
+        _ratios_by_length,
+        lambda run, table: plots.plot_length_bins(table, value="effective_share"),
     ),
     RunFigure(
         "alpha_by_block",

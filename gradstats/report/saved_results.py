@@ -39,7 +39,7 @@ SETTINGS_OF_THE_QUESTION = (
 )
 
 #: Tables beside the variance comparison, where the data allowed them.
-BREAKDOWNS = ("group_sizes", "equivalent_group_size", "length_bins")
+BREAKDOWNS = ("group_sizes", "equivalent_group_size", "length_bins", "ratios", "ratio_clipping")
 
 
 class SavedAlpha(TypedDict):
@@ -86,7 +86,7 @@ class SavedResults:
         points: one row per completion: prompt_id, length, sq_norm, and where known reward and truncated; or None.
         variance: the variance table with its ``.attrs``, or None.
         breakdowns: name → further table, of those that were written: ``group_sizes``, ``equivalent_group_size``,
-            ``length_bins``.
+            ``length_bins``, ``ratios``, ``ratio_clipping``.
         tokens: the token-level results, or None.
     """
 

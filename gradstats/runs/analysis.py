@@ -65,6 +65,8 @@ def analyse(run: RunDirectory) -> RunResult:
             path = run.path / "tables" / f"{name}.csv"
             write_csv(path, frame)
             paths.append(path)
+        if measured.old_logprobs is not None:
+            _attempt(run, "ratios", lambda: describe_ratios(run, measured, paths))
         if measured.token_projections is not None:
             _attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
         drawn = None
@@ -130,6 +132,19 @@ def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Pat
     paths += [run.path / "variance.csv", run.path / "variance.json"]
     paths += variance_table(frame).save(run.path / "tables" / "variance")
     return comparison
+
+
+def describe_ratios(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
+    """Write the importance ratios of the scored policy to the sampler, and what recipes clip of them."""
+    from gradstats.report.ratio_tables import clipping_table, ratio_table
+    from gradstats.stats import ratio_diagnostics
+
+    level = run.experiment.variance.confidence_level
+    found = ratio_diagnostics(measured)
+    frames = {"ratios": found.to_frame(level), "ratio_clipping": found.clipping_frame(level)}
+    for name, make in (("ratios", ratio_table), ("ratio_clipping", clipping_table)):
+        if len(frames[name]):
+            paths += make(frames[name]).save(run.path / "tables" / name)
 
 
 def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:

@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 
 import gradstats
+from gradstats.report.figures import figures_as_svg
+from gradstats.report.saved_results import read_results
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.analysis import analyse, compare_estimators, fit_alpha
 from gradstats.runs.directory import RunDirectory
@@ -74,3 +76,14 @@ def test_a_sampler_that_differs_from_the_scorer_becomes_a_remark(finished, tmp_p
     assert result.gap.off_policy
     assert result.gap.sentence() in run.remarks
     assert run.read_manifest()["sampler_gap"]["sentence"] == result.gap.sentence()
+
+
+def test_ratios_are_written_and_drawn_only_where_they_differ_from_one(finished, tmp_path):
+    tables = finished.run.path / "tables"
+    ratios = pd.read_csv(tables / "ratios.csv")
+    assert ratios["ratio"].tolist()[:3] == ["token", "product", "geometric_mean"]
+    assert {"grpo", "dapo"} <= set(pd.read_csv(tables / "ratio_clipping.csv")["recipe"])
+    assert not (finished.run.path / "figures" / "ratios.pdf").exists()
+    saved = read_results(finished.run.path)
+    drawn_off_policy = replace(saved, breakdowns=saved.breakdowns | {"ratios": ratios.assign(chi_squared=0.2)})
+    assert "ratios" in figures_as_svg(drawn_off_policy)

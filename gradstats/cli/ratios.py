@@ -1,0 +1,48 @@
+"""The command on importance ratios: how far the scored policy is from the one that sampled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gradstats.cli import terminal
+from gradstats.cli.options import Positional
+from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.system.files import to_json, write_csv
+
+
+def ratios(
+    source: Positional[Path],
+    bins: int = 4,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    out: Path | None = None,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """How far is the scored policy from the one that sampled, and what do the clips of the recipes remove?
+
+    Args:
+        source: a measurement folder or a run directory, whose sampler recorded log-probabilities.
+        bins: number of bins of completion length.
+        confidence_level: level of the intervals.
+        out: also write the table of ratios as CSV.
+        as_json: print JSON.
+    """
+    import gradstats
+    from gradstats.report.ratio_tables import clipping_table, ratio_table
+    from gradstats.runs.sources import load_measurement_of
+
+    found = gradstats.ratio_diagnostics(load_measurement_of(source), n_bins=bins)
+    frame, clipping = found.to_frame(confidence_level), found.clipping_frame(confidence_level)
+    if as_json:
+        print(to_json({"ratios": frame.to_dict("records"), "clipping": clipping.to_dict("records")}))
+    else:
+        terminal.show_table(ratio_table(frame))
+        if len(clipping):
+            terminal.show_table(clipping_table(clipping))
+    for sentence in found.notes:
+        terminal.note(sentence)
+    if out is not None:
+        write_csv(out, frame)
+        terminal.console.print(f"→ {out}")

@@ -1,0 +1,57 @@
+"""Tables of importance ratios and of what recipes clip."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from gradstats.report.numbers import Triple
+from gradstats.report.tables import Table
+
+_KINDS = {"token": "token", "product": "completion", "geometric_mean": "geometric mean"}
+_RATIO_COLUMNS = {
+    "mean": "mean",
+    "variance": "variance",
+    "chi_squared": "χ²",
+    "effective_sample_size": "effective sample size",
+}
+_CLIPPING_COLUMNS = {
+    "clipped_tokens": "tokens clipped",
+    "clipped_completions": "completions clipped",
+    "removed_share": "squared norm removed",
+}
+
+
+def ratio_table(frame: pd.DataFrame) -> Table:
+    """The table of ``RatioDiagnostics.to_frame()``, all completions first."""
+    rows = []
+    for row in frame.to_dict("records"):
+        lengths = f"{row['length_low']:g}–{row['length_high']:g} tokens"
+        what = lengths if row["by_length"] else "all"
+        rows.append(f"{_KINDS[str(row['ratio'])]}, {what} (n = {row['n']:,})")
+    level = frame.attrs["confidence_level"]
+    caption = (
+        f"Importance ratios of the scored policy to the one that sampled, with {level:.0%} intervals over prompts; "
+        "χ² is the mean of (ρ − 1)²."
+    )
+    return Table(caption, "ratio", tuple(rows), _columns(frame, _RATIO_COLUMNS), frame, label="tab:ratios")
+
+
+def clipping_table(frame: pd.DataFrame) -> Table:
+    """The table of ``RatioDiagnostics.clipping_frame()``."""
+    level = frame.attrs["confidence_level"]
+    caption = (
+        f"What the clip of each recipe reaches, with {level:.0%} intervals over prompts. The squared norm is that of "
+        "completions where the clip is of completions, and of tokens where it is of tokens."
+    )
+    rows = tuple(str(name) for name in frame["recipe"])
+    return Table(caption, "recipe", rows, _columns(frame, _CLIPPING_COLUMNS), frame, label="tab:clipping")
+
+
+def _columns(frame: pd.DataFrame, headings: dict[str, str]) -> dict[str, list[Triple]]:
+    return {
+        heading: [
+            (float(value), float(low), float(high))
+            for value, low, high in frame[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
+        ]
+        for name, heading in headings.items()
+    }
