@@ -76,7 +76,7 @@ Progress = Annotated[bool, tyro.conf.arg(help="show progress bars.")]
 
 
 def prompts_section(source: str, n: int | None, seed: int, settings: SettingWords) -> PromptsSection:
-    """The problems of a command.
+    """Return the problems of a command.
 
     Args:
         source: where they come from.
@@ -88,7 +88,7 @@ def prompts_section(source: str, n: int | None, seed: int, settings: SettingWord
 
 
 def policy_section(name: str, settings: SettingWords, **options: object) -> PolicySection:
-    """The policy of a command.
+    """Return the policy of a command.
 
     Args:
         name: the policy.

@@ -50,23 +50,23 @@ def may_grow(name: str, before: object, wanted: object) -> bool:
 
 
 def size_of(experiment: Experiment) -> dict[str, int | None]:
-    """The settings that a run can grow in."""
+    """Return the settings that a run can grow in."""
     return {"n": experiment.prompts.n, "group_size": experiment.sampling.group_size}
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """The ``plan.json`` of a run's rollouts: its rounds, and revisions on the hub; empty where there is none."""
+    """Return the ``plan.json`` of a run's rollouts: its rounds, and revisions on the hub; empty where there is none."""
     path = folder / "plan.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def rounds_of(folder: Path) -> list[Round]:
-    """The rounds of a run, in order."""
+    """Return the rounds of a run, in order."""
     return [Round(**entry) for entry in read_plan(folder).get("rounds", [])]
 
 
 def grown_plan(plan: SamplingPlan, folder: Path, revisions: dict[str, str | None]) -> SamplingPlan:
-    """The batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
+    """Return the batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
 
     Args:
         plan: the plan of the whole run with the present settings.
@@ -112,7 +112,7 @@ def write_plan(folder: Path, rounds: Sequence[Round], revisions: dict[str, str |
 
 
 def answers_digest(prompt_ids: Sequence[str], answers: Mapping[str, str]) -> str:
-    """A digest of the reference answers of a round's prompts; None for a prompt that no longer has one."""
+    """Digest the reference answers of a round's prompts; None for a prompt that no longer has one."""
     return digest([(name, answers.get(name)) for name in prompt_ids])
 
 

@@ -12,19 +12,19 @@ from gradstats.runs.regrading import refuse_half_regraded
 
 
 def load_rollouts_of(path: Path) -> Rollouts:
-    """The rollouts of a run directory, of a folder of shards, or of a file."""
+    """Return the rollouts of a run directory, of a folder of shards, or of a file."""
     refuse_half_regraded(path)
     return read_rollouts(path / "rollouts" if (path / "rollouts").is_dir() else path)
 
 
 def load_measurement_of(path: Path) -> Measurement:
-    """The measurement of a run directory or of a measurement folder."""
+    """Return the measurement of a run directory or of a measurement folder."""
     refuse_half_regraded(path)
     return read_measurement(path / "measurement" if (path / "measurement").is_dir() else path)
 
 
 def load_points(path: Path) -> dict[str, Any]:
-    """The input of a length-scaling fit, from a CSV file or from a measurement.
+    """Return the input of a length-scaling fit, from a CSV file or from a measurement.
 
     Args:
         path: a CSV file, a measurement folder or a run directory.

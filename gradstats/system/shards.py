@@ -128,7 +128,7 @@ def remove_shards(out: Path) -> None:
 
 
 def digest(data: object) -> str:
-    """A fingerprint of anything that JSON can hold.
+    """Return a fingerprint of anything that JSON can hold.
 
     >>> digest([1, 2]) == digest((1, 2)) != digest([2, 1])
     True
