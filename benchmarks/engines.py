@@ -299,7 +299,7 @@ def draw(table: Any, stem: Path) -> list[Path]:
             ax.xaxis.set_minor_formatter("")
             ax.set(xlabel=label, ylabel="")
         axes[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-        paths = save_figure(fig, stem, source=table)
+        paths = save_figure(fig, stem, source=table, overwrite=True)
         plt.close(fig)
     return paths
 

@@ -104,7 +104,7 @@ def draw(table: Any, stem: Path) -> list[Path]:
         ax.set(xlabel="tokens/s relative to length-sorted batches", ylabel="")
         ax.set_xlim(left=0.0)
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-        paths = save_figure(fig, stem, source=table)
+        paths = save_figure(fig, stem, source=table, overwrite=True)
         plt.close(fig)
     return paths
 

@@ -175,7 +175,7 @@ def benchmark(repeats: int = 5, n_seeds: int = 400, out: Path = Path("figures/sk
             ax.set(xlabel=label, ylabel="")
         axes[0].get_legend().remove()
         axes[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-        for path in save_figure(fig, out / "sketches", source=table):
+        for path in save_figure(fig, out / "sketches", source=table, overwrite=True):
             print(path)
         plt.close(fig)
     settings = {"repeats": repeats, "n_seeds": n_seeds, "dim": DIM, "threads": 1}

@@ -114,7 +114,7 @@ def draw(table: pd.DataFrame) -> None:
         axes[0].set_ylim(0.0, 1.1 * table["cpu_seconds"].max())
         with atomic_path(TABLE) as partial:
             table.round(3).to_csv(partial, index=False, lineterminator="\n")
-        for path in plots.save_figure(fig, FIGURE, ["png"]):
+        for path in plots.save_figure(fig, FIGURE, ["png"], overwrite=True):
             print(path)
         plt.close(fig)
 

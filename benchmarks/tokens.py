@@ -262,7 +262,7 @@ def draw(table: Any, stem: Path) -> list[Path]:
         for vertical in (False, True):
             plain_ticks(ax, logarithmic=True, vertical=vertical)
         ax.legend(frameon=False)
-        paths = save_figure(fig, stem, source=table)
+        paths = save_figure(fig, stem, source=table, overwrite=True)
         plt.close(fig)
     return paths
 

@@ -9,7 +9,6 @@ hash of every file of numbers at the time of drawing. ``--check`` lists the figu
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from gradstats.config.sections import FiguresSection
 from gradstats.report.figures import draw_run
 from gradstats.report.saved_results import BREAKDOWNS, read_results
 from gradstats.report.saved_tokens import FILES as TOKEN_FILES
-from gradstats.system.files import write_json
+from gradstats.system.files import read_json, write_json
 
 HERE = Path(__file__).parent
 # Where a run directory keeps each file, and its name here.
@@ -54,6 +53,11 @@ def take(run: Path, root: Path = HERE) -> Path:
 
 def redraw(folder: Path, venue: str = "icml") -> list[Path]:
     """Draw the figures of one folder and record what they were drawn from; returns the paths."""
+    stamp = folder / STAMP
+    for name in read_json(stamp)["figures"] if stamp.exists() else []:  # an earlier version did not mark its figures
+        table = f"{Path(name).stem}.csv"
+        for old in (Path(name).name, *([] if table in NUMBERS else [table])):
+            (folder / old).unlink(missing_ok=True)
     paths = draw_run(read_results(folder), folder, FiguresSection.model_validate({"venue": venue}))
     figures = sorted(path.name for path in paths if path.suffix in DRAWN)
     write_json(folder / STAMP, {"figures": figures, "venue": venue, "numbers": _hashes(folder)})
@@ -72,7 +76,7 @@ def complaints(root: Path = HERE) -> list[str]:
         numbers = _hashes(folder)
         # The figure of a benchmark is drawn by the benchmark, so only its table is checked.
         drawn_here = bool(numbers) or (folder / STAMP).exists()
-        stamp = json.loads((folder / STAMP).read_text()) if (folder / STAMP).exists() else {}
+        stamp = read_json(folder / STAMP) if (folder / STAMP).exists() else {}
         changed = [name for name, digest in numbers.items() if stamp.get("numbers", {}).get(name) != digest]
         gone = sorted(set(stamp.get("numbers", {})) - set(numbers))
         if changed or gone:

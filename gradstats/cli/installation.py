@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from gradstats.cli import terminal
-from gradstats.cli.options import PolicyName, PolicySettings, Positional, described_by, policy_section
+from gradstats.cli.options import Partial, PolicyName, PolicySettings, Positional, described_by, policy_section
 from gradstats.config.defaults import CHECKED_TYPES
 from gradstats.config.sections import MeasurementSection, PolicySection, WeightType
 from gradstats.system.files import to_json
@@ -20,6 +20,7 @@ def check(
     params: Annotated[str | None, described_by(MeasurementSection, "params")] = None,
     device: Annotated[str | None, described_by(PolicySection, "device")] = None,
     policy_settings: PolicySettings = (),
+    partial: Partial = False,
 ) -> None:
     """Check the gradient engines on this model and device; the exit code is 1 when one fails.
 
@@ -33,7 +34,7 @@ def check(
 
     model = policy_section(policy, policy_settings, device=device)
     loaded = gradstats.load_policy(model.name, **model.arguments())
-    sequences = None if rollouts is None else load_rollouts_of(rollouts)
+    sequences = None if rollouts is None else load_rollouts_of(rollouts, partial=partial)
     frame = check_engines(loaded, sequences, dtypes=dtypes, params=params)
     terminal.show_check(frame, loaded)
     if not frame.attrs["passed"]:

@@ -73,10 +73,14 @@ PromptSettings = Annotated[SettingWords, described_by(PromptsSection, "settings"
 Level = Annotated[float, described_by(VarianceSection, "confidence_level")]
 AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON.")]
 Progress = Annotated[bool, tyro.conf.arg(help="show progress bars.")]
+Partial = Annotated[
+    bool, tyro.conf.arg(help="use the shards there are, although others that the run planned are missing.")
+]
+Overwrite = Annotated[bool, tyro.conf.arg(help="replace a finished result of other settings at --out.")]
 
 
 def prompts_section(source: str, n: int | None, seed: int, settings: SettingWords) -> PromptsSection:
-    """Return the problems of a command.
+    """The problems of a command.
 
     Args:
         source: where they come from.
@@ -88,7 +92,7 @@ def prompts_section(source: str, n: int | None, seed: int, settings: SettingWord
 
 
 def policy_section(name: str, settings: SettingWords, **options: object) -> PolicySection:
-    """Return the policy of a command.
+    """The policy of a command.
 
     Args:
         name: the policy.

@@ -10,6 +10,8 @@ from gradstats.cli.options import (
     AsJson,
     Level,
     OptionsOf,
+    Overwrite,
+    Partial,
     PolicySettings,
     Positional,
     Progress,
@@ -36,20 +38,24 @@ def profile(
     out: Path | None = None,
     as_json: AsJson = False,
     progress: Progress = True,
+    partial: Partial = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Profile policies side by side: entropy, spread of ‖S‖², α, effect of the reward, variance of a few estimators.
 
     Args:
-        sources: run directories or measurement folders; or policies (as for ``gradstats sample``), whose completions
-            are then drawn and measured with the options below.
+        sources: run directories or measurement folders; or policies (as for `gradstats sample`), whose completions are
+            then drawn and measured with the options below.
         out: also write the table, as OUT.tex, OUT.md and OUT.csv.
     """
-    from gradstats.report.tables import profile_table
+    from gradstats.report.tables import profile_table, refuse_foreign_tables
     from gradstats.runs.profiles import measurement_for_profile
     from gradstats.stats import profile_policy
 
     if not sources:
         raise ValueError("name at least one run directory or policy: gradstats profile RUN_OR_POLICY …")
+    if out is not None:
+        refuse_foreign_tables(out)
     source = prompts_section(prompts, n, settings.seed, prompt_settings)
     names = [Path(name).name for name in sources]
     if len(set(names)) < len(names):  # folders of the same name: only the whole path distinguishes them
@@ -57,7 +63,7 @@ def profile(
     profiles = {}
     for heading, name in zip(names, sources, strict=True):
         policy = policy_section(name, policy_settings)
-        measured = measurement_for_profile(name, policy, source, settings, progress=progress)
+        measured = measurement_for_profile(name, policy, source, settings, partial=partial, progress=progress)
         profiles[heading] = profile_policy(measured)
     table = profile_table(profiles, confidence_level=confidence_level)
     if as_json:
@@ -65,5 +71,5 @@ def profile(
     else:
         terminal.show_table(table)
     if out is not None:
-        for path in table.save(out):
+        for path in table.save(out, overwrite=overwrite):
             terminal.console.print(f"→ {path}")

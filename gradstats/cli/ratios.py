@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from gradstats.cli import terminal
-from gradstats.cli.options import Positional
+from gradstats.cli.options import AsJson, Overwrite, Partial, Positional
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.system.files import to_json, write_csv
+from gradstats.system.files import to_json
+from gradstats.system.outputs import write_table
 
 
 def ratios(
@@ -18,7 +16,9 @@ def ratios(
     bins: int = 4,
     confidence_level: float = CONFIDENCE_LEVEL,
     out: Path | None = None,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    partial: Partial = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """How far is the scored policy from the one that sampled, and what do the clips of the recipes remove?
 
@@ -27,13 +27,13 @@ def ratios(
         bins: number of bins of completion length.
         confidence_level: level of the intervals.
         out: also write the table of ratios as CSV.
-        as_json: print JSON.
     """
     import gradstats
     from gradstats.report.ratio_tables import clipping_table, ratio_table
-    from gradstats.runs.sources import load_measurement_of
+    from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
 
-    found = gradstats.ratio_diagnostics(load_measurement_of(source), n_bins=bins)
+    refuse_foreign_table(out, ["ratio", "chi_squared"])
+    found = gradstats.ratio_diagnostics(load_measurement_of(source, partial=partial), n_bins=bins)
     frame, clipping = found.to_frame(confidence_level), found.clipping_frame(confidence_level)
     if as_json:
         print(to_json({"ratios": frame.to_dict("records"), "clipping": clipping.to_dict("records")}))
@@ -44,5 +44,5 @@ def ratios(
     for sentence in found.notes:
         terminal.note(sentence)
     if out is not None:
-        write_csv(out, frame)
+        write_table(out, frame, overwrite=overwrite)
         terminal.console.print(f"→ {out}")

@@ -25,11 +25,16 @@ def figures(
     from gradstats.report.figures import draw_run
     from gradstats.report.overlay import draw_overlay
     from gradstats.report.saved_results import read_results
+    from gradstats.runs.directory import is_run_directory, remove_listed_results
 
     if not runs:
         raise ValueError("name at least one run directory: gradstats figures RUN")
+    if out is not None and is_run_directory(out):
+        raise FileExistsError(f"{out} is a run directory, whose files are left alone: choose another folder (--out)")
     results = [read_results(run) for run in runs]
     if len(results) == 1:
+        if out is None:
+            remove_listed_results(runs[0], "figures")
         paths = draw_run(results[0], out or runs[0] / "figures", figure_style)
     else:
         paths = draw_overlay(

@@ -10,6 +10,8 @@ import tyro
 from gradstats.cli import terminal
 from gradstats.cli.options import (
     OptionsOf,
+    Overwrite,
+    Partial,
     PolicyDtype,
     PolicyName,
     PolicySettings,
@@ -38,7 +40,7 @@ def run(
     """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run.
 
     Args:
-        experiment: an experiment file (YAML), or the name of one that comes with the project (``gradstats list``).
+        experiment: an experiment file (YAML), or the name of one that comes with the project (`gradstats list`).
         out: the run directory; runs/NAME by default.
         dry_run: only print what would be sampled and measured, with upper bounds of time, memory and disk.
         overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
@@ -67,6 +69,7 @@ def sample(
     policy_settings: PolicySettings = (),
     dtype: PolicyDtype = None,
     progress: Progress = True,
+    overwrite: Overwrite = False,
 ) -> None:
     """Sample rollouts and write them to a Parquet file. What an interrupted call has finished is kept in OUT.parts.
 
@@ -74,18 +77,29 @@ def sample(
         out: the file to write.
     """
     import gradstats
+    from gradstats.rollouts.table import is_rollouts_file, refuse_to_replace_rollouts
+    from gradstats.runs.sources import refuse_inside_run
+    from gradstats.sampling.plan import SamplingPlan
+    from gradstats.system.outputs import refuse_foreign
     from gradstats.system.shards import remove_shards, shards_folder
 
+    refuse_foreign(out, "a rollouts file", is_rollouts_file)
+    refuse_inside_run(out)
     model = policy_section(policy, policy_settings, dtype=dtype)
     source = prompts_section(prompts, n, settings.seed, prompt_settings)
+    loaded = gradstats.load_policy(model.name, **model.arguments())
+    problems = gradstats.load_prompts(source.source, source.n, rng=source.seed, **source.settings)
+    if out.exists():
+        planned = SamplingPlan.make(loaded, problems, settings)
+        refuse_to_replace_rollouts(out, planned.metadata, {one.prompt_id for one in problems}, overwrite)
     rollouts = gradstats.sample(
-        gradstats.load_policy(model.name, **model.arguments()),
-        gradstats.load_prompts(source.source, source.n, rng=source.seed, **source.settings),
+        loaded,
+        problems,
         **settings.arguments(),
         keep_in=shards_folder(out),
         progress=progress,
     )
-    rollouts.to_parquet(out)
+    rollouts.to_parquet(out, overwrite=True)
     remove_shards(out)
     terminal.show_rollouts(rollouts, out)
 
@@ -122,6 +136,8 @@ def measure(
     dtype: PolicyDtype = None,
     policy_settings: PolicySettings = (),
     progress: Progress = True,
+    partial: Partial = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Measure the gradients of rollouts and write them to a folder. What was finished is kept in OUT.parts.
 
@@ -134,21 +150,28 @@ def measure(
     """
     import gradstats
     from gradstats.measurement.disk_size import measured_bytes, require_space
+    from gradstats.measurement.storage import is_measurement_folder, refuse_to_replace_measurement
     from gradstats.measurement.token_scores import remark_on_precision
-    from gradstats.runs.sources import load_rollouts_of
+    from gradstats.runs.sources import load_rollouts_of, refuse_inside_run
+    from gradstats.system.outputs import refuse_foreign
     from gradstats.system.shards import remove_shards, shards_folder
 
+    refuse_foreign(out, "a measurement", is_measurement_folder)
+    refuse_inside_run(out)
     model = policy_section(policy, policy_settings, temperature=temperature, dtype=dtype)
     loaded = gradstats.load_policy(model.name, **model.arguments())
     if rollouts_format == "gradstats":
-        table = load_rollouts_of(rollouts)
+        table = load_rollouts_of(rollouts, partial=partial)
     else:
         from gradstats.rollouts.readers import READERS
 
         table = READERS[rollouts_format](rollouts, loaded.tokenizer, **with_settings({}, rollouts_options))
+    compared = ("params", "sketch_dim", "sketch_seed", "token_probes", "token_exact", "token_seed")
+    known = settings.model_dump(include=set(compared))
+    refuse_to_replace_measurement(out, {"policy": loaded.describe(), **known}, table, overwrite)
     require_space(out, measured_bytes(table, settings))
     measured = gradstats.measure(loaded, table, **settings.arguments(), keep_in=shards_folder(out), progress=progress)
-    measured.save(out, settings.token_dtype)
+    measured.save(out, settings.token_dtype, overwrite=True)
     remove_shards(out)
     terminal.console.print(f"{len(measured)} sequences measured with {measured.metadata['engine']} → {out}")
     if measured.old_logprobs is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from gradstats.cli import terminal
-from gradstats.cli.options import AsJson, Level, OptionsOf, Positional, described_by
+from gradstats.cli.options import AsJson, Level, OptionsOf, Overwrite, Partial, Positional, described_by
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import FitMethod, IntervalMethod, VarianceSection
 from gradstats.system.files import to_json
@@ -19,22 +19,22 @@ def alpha(
     interval: IntervalMethod | None = None,
     confidence_level: Level = CONFIDENCE_LEVEL,
     as_json: AsJson = False,
+    partial: Partial = False,
 ) -> None:
     """Fit the length-scaling exponent α of ‖S‖² ∝ T^(2α), with its interval and diagnostics.
 
     Args:
         source: a CSV file with the columns length, sq_norm and, where prompts repeat, prompt_id; a measurement folder
             or a run directory.
-        method: least squares in logarithms, the median of pairwise slopes, the scaling of the mean of ‖S‖² (by gamma or
-            Poisson pseudo-likelihood), least squares with a random effect of the prompt, the scaling among answers to
-            one prompt, or that between prompts.
-        interval: kind of interval; by default cluster-robust by prompt (CR2).
+        method: least squares in logarithms, the median of pairwise slopes, the scaling of the mean of ‖S‖² (Poisson
+            pseudo-likelihood), that among answers to one prompt, or that between prompts.
+        interval: kind of interval; Student's t for one completion a prompt, cluster-robust by prompt otherwise.
     """
     import gradstats
     from gradstats.runs.sources import load_points
 
     report = gradstats.alpha_report(
-        **load_points(source), method=method, interval=interval, confidence_level=confidence_level
+        **load_points(source, partial=partial), method=method, interval=interval, confidence_level=confidence_level
     )
     if as_json:
         print(to_json(report.summary()))
@@ -46,6 +46,8 @@ def variance(
     source: Positional[Path],
     settings: OptionsOf[VarianceSection],
     out: Path | None = None,
+    partial: Partial = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Compare the variance of policy-gradient estimators on what was measured.
 
@@ -54,9 +56,10 @@ def variance(
         out: also write the table as CSV.
     """
     import gradstats
-    from gradstats.runs.sources import load_measurement_of
+    from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
 
-    measured = load_measurement_of(source)
+    refuse_foreign_table(out, ["estimator", "trace_cov"])
+    measured = load_measurement_of(source, partial=partial)
     with warnings.catch_warnings():  # its notes say the same, and more
         warnings.simplefilter("ignore")
         comparison = gradstats.compare(measured, **settings.arguments())
@@ -65,9 +68,9 @@ def variance(
     for sentence in comparison.notes:
         terminal.note(sentence)
     if out is not None:
-        from gradstats.system.files import write_csv
+        from gradstats.system.outputs import write_table
 
-        write_csv(out, frame)
+        write_table(out, frame, overwrite=overwrite)
         terminal.console.print(f"→ {out}")
 
 
@@ -78,6 +81,7 @@ def tokens(
     out: Path | None = None,
     seed: Annotated[int, described_by(VarianceSection, "seed")] = 0,
     as_json: AsJson = False,
+    partial: Partial = False,
 ) -> None:
     """Study single tokens: how well proxies predict their energy, how concentrated and correlated it is.
 
@@ -91,7 +95,7 @@ def tokens(
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 
-    quality = gradstats.proxy_quality(load_measurement_of(source), group_size=group_size, rng=seed)
+    quality = gradstats.proxy_quality(load_measurement_of(source, partial=partial), group_size=group_size, rng=seed)
     if as_json:
         print(to_json(quality.summary(confidence_level)))
     else:
@@ -115,11 +119,12 @@ def plan(
     length_spread: float | None = None,
     confidence_level: Level = CONFIDENCE_LEVEL,
     as_json: AsJson = False,
+    partial: Partial = False,
 ) -> None:
     """How many sequences give α ± a half-width? From a pilot measurement, or from noise and spread of lengths.
 
     Args:
-        pilot: a CSV file, a measurement folder or a run directory, as for ``gradstats alpha``.
+        pilot: a CSV file, a measurement folder or a run directory, as for `gradstats alpha`.
         half_width: wanted half-width of the interval of α.
         noise: standard deviation of log‖S‖² about the line, instead of a pilot.
         length_spread: standard deviation of log T, instead of a pilot.
@@ -127,7 +132,7 @@ def plan(
     import gradstats
     from gradstats.runs.sources import load_points
 
-    fit = None if pilot is None else gradstats.fit_length_scaling(**load_points(pilot))
+    fit = None if pilot is None else gradstats.fit_length_scaling(**load_points(pilot, partial=partial))
     terminal.show_answer(
         gradstats.plan_alpha(fit, half_width, confidence_level, noise=noise, length_spread=length_spread),
         as_json,
@@ -140,6 +145,7 @@ def group_size(
     group_size: int = 4,
     confidence_level: Level = CONFIDENCE_LEVEL,
     as_json: AsJson = False,
+    partial: Partial = False,
 ) -> None:
     """Which group size of RLOO has the variance of an estimator at N completions, at the same total number?
 
@@ -151,7 +157,7 @@ def group_size(
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 
-    answer = gradstats.equivalent_group_size(load_measurement_of(source), estimator, group_size)
+    answer = gradstats.equivalent_group_size(load_measurement_of(source, partial=partial), estimator, group_size)
     terminal.show_answer(answer, as_json, confidence_level)
 
 
@@ -160,6 +166,7 @@ def shift(
     estimator: Positional[str],
     confidence_level: Level = CONFIDENCE_LEVEL,
     as_json: AsJson = False,
+    partial: Partial = False,
 ) -> None:
     """Which shift δ of Asymmetric REINFORCE does a baseline correspond to on these rollouts?
 
@@ -170,7 +177,7 @@ def shift(
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 
-    answer = gradstats.implied_shift(load_measurement_of(source), estimator)
+    answer = gradstats.implied_shift(load_measurement_of(source, partial=partial), estimator)
     terminal.show_answer(answer, as_json, confidence_level)
 
 
@@ -178,8 +185,9 @@ def length_reward(
     source: Positional[Path],
     confidence_level: Level = CONFIDENCE_LEVEL,
     as_json: AsJson = False,
+    partial: Partial = False,
 ) -> None:
-    """Estimate the correlation of reward with length among answers to the same prompt.
+    """Does reward correlate with length among answers to the same prompt?
 
     Args:
         source: a rollouts file or a run directory.
@@ -187,5 +195,5 @@ def length_reward(
     import gradstats
     from gradstats.runs.sources import load_rollouts_of
 
-    answer = gradstats.length_reward_correlation(load_rollouts_of(source))
+    answer = gradstats.length_reward_correlation(load_rollouts_of(source, partial=partial))
     terminal.show_answer(answer, as_json, confidence_level)

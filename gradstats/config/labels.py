@@ -28,5 +28,5 @@ def read_label(label: str) -> tuple[str, dict[str, Any]]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return a number, True, False or None, a quoted string, or a bare word, which is read as a string."""
+    """A number, True, False or None, a quoted string, or a bare word, which is read as a string."""
     return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)

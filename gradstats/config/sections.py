@@ -1,7 +1,7 @@
 """The option sets of an experiment: name, default, help and range of every option, declared here and nowhere else.
 
 The functions of the Python interface, the options of the command line and the sections of an experiment file share
-them; ``tests/config/test_entries.py`` checks that names and defaults agree.
+them; `tests/config/test_entries.py` checks that names and defaults agree.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ConfidenceLevel = Annotated[float, Gt(0), Lt(1)]
 #: Type of the weights and gradients.
 WeightType = Literal["float32", "float64", "bfloat16", "float16"]
 #: Fits of the length exponent, and intervals for it.
-FitMethod = Literal["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"]
+FitMethod = Literal["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"]
 IntervalMethod = Literal["t", "hc3", "cluster", "bootstrap", "rank"]
 #: Options of something that is chosen by name elsewhere: a data source, a sampler, a chat template.
 FreeOptions = dict[str, Any]

@@ -52,11 +52,11 @@ class AlongCompletions:
         return unit_of(self.estimator)
 
     def expected_scale(self, group_size: int) -> float | None:
-        """Return the estimator's factor c in E[ĝ] = c·∇J."""
+        """The estimator's factor c in E[ĝ] = c·∇J."""
         return self.estimator.expected_scale(group_size)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"]:
-        """Return the weight of each completion.
+        """The weight of each completion.
 
         Raises:
             ValueError: when the weights differ between the tokens of a completion.
@@ -69,7 +69,7 @@ class AlongCompletions:
 
 
 def along_completions(estimator: Weighting, batch: Batch) -> Weighting:
-    """Return the estimator at the level of completions where its weights on this batch allow it, else unchanged.
+    """The estimator at the level of completions where its weights on this batch allow it, else unchanged.
 
     ReMax with a terminal reward is an example: its baseline is one number per prompt.
     """

@@ -76,7 +76,7 @@ class Estimator(Parametrised[Definition]):
         return self.definition.needs(self.parameters)
 
     def expected_scale(self, group_size: int) -> float | None:
-        """Return the factor c in E[ĝ] = c·∇J for on-policy samples in groups of this size, where it is known exactly.
+        """The factor c in E[ĝ] = c·∇J for on-policy samples in groups of this size, where it is known exactly.
 
         Args:
             group_size: completions per group.
@@ -87,7 +87,7 @@ class Estimator(Parametrised[Definition]):
         return self.definition.expected_scale(group_size, self.parameters)
 
     def advantages(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
-        """Return the advantage of each completion or of each token.
+        """The advantage of each completion or of each token.
 
         Args:
             batch: the completions.
@@ -109,7 +109,7 @@ class Estimator(Parametrised[Definition]):
         return advantages if self.level == "sequence" else np.where(batch.mask, advantages, 0.0)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
-        """Return the advantages divided by the number of completions of the group, in the same shape."""
+        """The advantages divided by the number of completions of the group, in the same shape."""
         advantages = self.advantages(batch)
         sizes = batch.group_sizes[batch.group_index]
         return advantages / (sizes if advantages.ndim == 1 else sizes[:, None])
@@ -145,14 +145,14 @@ class Weighting(Protocol):
         ...
 
     def expected_scale(self, group_size: int) -> float | None:
-        """Return the factor c in E[ĝ] = c·∇J, where it is known."""
+        """The factor c in E[ĝ] = c·∇J, where it is known."""
         ...
 
     def weights(self, batch: Batch) -> np.ndarray:
-        """Return the weights of the scores in the gradient of each group."""
+        """The weights of the scores in the gradient of each group."""
         ...
 
 
 def unit_of(estimator: Weighting) -> str:
-    """Return the unit of an estimator's gradient; an object that states no ``unit`` is taken as a plain sum."""
+    """What an estimator's gradient is measured in; an object that states no ``unit`` is taken as a plain sum."""
     return getattr(estimator, "unit", SEQUENCE_SUM)

@@ -181,7 +181,7 @@ def get(name: str | Weighting, **parameters: object) -> Weighting:
 
 
 def get_definition(name: str) -> Definition:
-    """Return the definition registered under a canonical name or an alias.
+    """The definition registered under a canonical name or an alias.
 
     Raises:
         KeyError: for an unknown name, with the nearest known one.
@@ -193,7 +193,7 @@ def get_definition(name: str) -> Definition:
 
 
 def names() -> list[str]:
-    """Return the canonical names of all registered estimators, in the order of the table.
+    """The canonical names of all registered estimators, in the order of the table.
 
     Example:
         >>> from gradstats import estimators
@@ -237,7 +237,7 @@ def table() -> pd.DataFrame:
 
 
 def default_parameters(definition: Definition) -> dict[str, object]:
-    """Return the parameters of an estimator that have defaults."""
+    """The parameters of an estimator that have defaults."""
     declared = list(inspect.signature(definition.function).parameters.values())[1:]
     return {p.name: p.default for p in declared if p.default is not inspect.Parameter.empty}
 

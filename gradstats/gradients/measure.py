@@ -1,4 +1,4 @@
-""":func:`measure`: from rollouts to a measurement, whatever the engine."""
+"""`measure`: from rollouts to a measurement, whatever the engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts
+from gradstats.system.checksums import digest
 from gradstats.system.progress import ProgressReport, progress_bar
-from gradstats.system.shards import Shards, digest
+from gradstats.system.shards import Shards
 
 #: Sequences that are measured together and written as one shard, where a call keeps its shards.
 SHARD_SIZE = 64
@@ -122,13 +123,13 @@ def _measure_in_shards(
     checks = ("self_check", "token_self_check")
     settings = {name: value for name, value in session.metadata.items() if name not in checks}
     settings |= {"rollouts": digest([tokens, rollouts.rewards.tolist()]), "weights": digest(listed)}
-    shards = Shards.resume(keep_in, settings, "", read_measurement, Measurement.save)
     rows = [np.arange(start, min(start + SHARD_SIZE, len(rollouts))) for start in range(0, len(rollouts), SHARD_SIZE)]
 
     def measure_shard(number: int) -> Measurement:
         weights = {name: [values[row] for row in rows[number]] for name, values in weightings.items()}
         return session.measure(rollouts.select(rows[number]), report.chunk, token_weights=weights or None)
 
-    report.advance(sum(len(rows[number]) for number in shards.finished(len(rows))))
-    shards.make_missing(len(rows), measure_shard)
-    return Measurement.concatenate(shards.read_all(len(rows)))
+    with Shards.resume(keep_in, settings, "", read_measurement, Measurement.save, stamped=True) as shards:
+        report.advance(sum(len(rows[number]) for number in shards.finished(len(rows))))
+        shards.make_missing(len(rows), measure_shard)
+        return Measurement.concatenate(shards.read_all(len(rows)))

@@ -10,6 +10,7 @@ import pandas as pd
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.rollouts.table import Rollouts
+from gradstats.system.shards import ORIGIN
 
 #: Entries of the metadata that measurements must share to be joined.
 _SHARED = (
@@ -40,7 +41,7 @@ def concatenate_measurements(shards: Iterable[Measurement]) -> Measurement:
             name: WeightedGradients(*_stacked([shard.weighted[name] for shard in shards]))
             for name in shards[0].weighted
         },
-        metadata=shards[0].metadata
+        metadata={name: value for name, value in shards[0].metadata.items() if name != ORIGIN}
         | {"not_finite": [row for shard in shards for row in shard.metadata.get("not_finite", [])]},
     )
 

@@ -125,11 +125,11 @@ class Measurement(TokenQuantities):
         return sketched_gram(self.sketches, self.sq_norms)
 
     def per_token_fields(self) -> dict[str, list[np.ndarray]]:
-        """Return the fields with one row per token that this measurement has, by name."""
+        """The fields with one row per token that this measurement has, by name."""
         return self._present((*TOKEN_FIELDS, *OPTIONAL_TOKEN_FIELDS))
 
     def heavy_fields(self) -> dict[str, list[np.ndarray]]:
-        """Return the fields with one row per exactly measured token that this measurement has, by name."""
+        """The fields with one row per exactly measured token that this measurement has, by name."""
         return self._present(HEAVY_FIELDS)
 
     def _present(self, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
@@ -137,7 +137,7 @@ class Measurement(TokenQuantities):
         return {name: values for name, values in rows.items() if values is not None}
 
     def select(self, index: np.ndarray | Sequence[int] | slice) -> Measurement:
-        """Return the sequences at the given positions, in that order."""
+        """The sequences at the given positions, in that order."""
         rows = np.arange(len(self))[index]
         gradients = WeightedGradients(self.sq_norms_by_block, self.sketches).select(rows)
         per_sequence = self.per_token_fields() | self.heavy_fields()
@@ -167,16 +167,18 @@ class Measurement(TokenQuantities):
 
         return concatenate_measurements(shards)
 
-    def save(self, folder: str | os.PathLike[str], token_dtype: str = "float32") -> None:
+    def save(self, folder: str | os.PathLike[str], token_dtype: str = "float32", *, overwrite: bool = False) -> None:
         """Write ``rollouts.parquet``, ``tensors.safetensors`` and ``measurement.json``, all of them or none.
 
         Args:
-            folder: where to write them.
+            folder: where to write them; a measurement of the same completions with the same settings is replaced.
             token_dtype: "float32" or "float16", of token projections and of the sketches of exactly measured tokens.
+            overwrite: replace another measurement as well.
 
         Raises:
+            FileExistsError: when something else lies there, which is left alone.
             ValueError: when a projection is too large for ``token_dtype``, or for another type.
         """
         from gradstats.measurement.storage import save_measurement
 
-        save_measurement(self, folder, token_dtype)
+        save_measurement(self, folder, token_dtype, overwrite=overwrite)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,15 +15,27 @@ from safetensors.numpy import load_file, save_file
 from gradstats.measurement.concatenation import concatenate_measurements
 from gradstats.measurement.measurement import HEAVY_FIELDS, OPTIONAL_TOKEN_FIELDS, TOKEN_FIELDS, Measurement
 from gradstats.measurement.weighted_gradients import WeightedGradients
-from gradstats.rollouts.table import read_rollouts
-from gradstats.system.files import atomic_path, write_json
+from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.system.checksums import FORMAT, changed_sentence, digest, file_digest, refuse_newer_format
+from gradstats.system.files import atomic_path, read_json, write_json
+from gradstats.system.outputs import differing_entry, refuse_foreign, refuse_other_result
+from gradstats.system.shards import ORIGIN, PLAN, planned_shards, refuse_foreign_shard
 
 #: What ``token_dtype`` narrows.
 _NARROWED = {"token_projections", "heavy_sketches"}
 
 
-def save_measurement(measured: Measurement, folder: str | os.PathLike[str], token_dtype: str = "float32") -> None:
+#: The files of a measurement.
+FILES = {"rollouts.parquet", "tensors.safetensors", "measurement.json"}
+# Entries of the metadata that differ between two calls with the same settings.
+_VARYING = {"self_check", "token_self_check", "versions", "not_finite", ORIGIN}
+
+
+def save_measurement(
+    measured: Measurement, folder: str | os.PathLike[str], token_dtype: str = "float32", *, overwrite: bool = False
+) -> None:
     """Write a measurement, see :meth:`gradstats.Measurement.save`."""
+    refuse_to_replace_measurement(folder, measured.metadata, measured.rollouts, overwrite)
     tensors = {
         name: np.concatenate(rows) for name, rows in (measured.per_token_fields() | measured.heavy_fields()).items()
     }
@@ -37,63 +49,134 @@ def save_measurement(measured: Measurement, folder: str | os.PathLike[str], toke
             tensors[f"{prefix}sketches"] = gradients.sketches
     # safetensors writes an array's memory as it lies: a transposed one would be read back scrambled.
     tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-    described = {
-        "block_names": list(measured.sq_norms_by_block),
-        "weighted": list(measured.weighted),
-        "metadata": measured.metadata,
-    }
-    with atomic_path(folder) as partial:
+    with atomic_path(folder, replace_folder=True) as partial:
         partial.mkdir()
         measured.rollouts.to_parquet(partial / "rollouts.parquet")
         save_file(tensors, partial / "tensors.safetensors")
+        described = {
+            "format": FORMAT,
+            "block_names": list(measured.sq_norms_by_block),
+            "weighted": list(measured.weighted),
+            "metadata": measured.metadata,
+            "tensors": file_digest(partial / "tensors.safetensors"),
+            "sequences": _sequences_digest(measured.rollouts),
+        }
         write_json(partial / "measurement.json", described)
 
 
-def read_measurement(folder: str | os.PathLike[str]) -> Measurement:
+def refuse_to_replace_measurement(
+    folder: str | os.PathLike[str], metadata: Mapping[str, object], rollouts: Rollouts, overwrite: bool
+) -> None:
+    """Refuse to write a measurement where something else lies, or one of other settings or completions.
+
+    Args:
+        folder: where it is to be written.
+        metadata: of the new one, or those entries of it that are known; only they are compared.
+        rollouts: what is measured.
+        overwrite: whether another measurement may be replaced.
+
+    Raises:
+        FileExistsError: likewise.
+    """
+    folder = Path(folder)
+    refuse_foreign(folder, "a measurement", is_measurement_folder)
+    if not folder.exists() or overwrite:
+        return
+    there = read_json(folder / "measurement.json")
+    known = {name: value for name, value in there["metadata"].items() if name in metadata}
+    refuse_other_result(folder, differing_entry(known, metadata, _VARYING), overwrite)
+    same = there.get("sequences") == _sequences_digest(rollouts)
+    refuse_other_result(folder, None if same else "other completions", overwrite)
+
+
+def is_measurement_folder(folder: Path) -> bool:
+    """Whether a folder holds the files of a measurement that this program wrote, and nothing else."""
+    if not folder.is_dir() or {path.name for path in folder.iterdir()} - FILES:
+        return False
+    try:
+        described = read_json(folder / "measurement.json")
+    except (ValueError, OSError):
+        return False
+    return isinstance(described.get("metadata"), dict) and "block_names" in described
+
+
+def read_measurement(folder: str | os.PathLike[str], *, partial: bool = False) -> Measurement:
     """Read what :meth:`Measurement.save` wrote, or a folder of such folders (in the order of their names).
 
     Args:
         folder: the folder.
+        partial: read the shards there are where some of those that the run planned are missing.
 
     Raises:
         FileNotFoundError: when there is no measurement in it.
-        ValueError: when a file is damaged.
+        ValueError: when a file is damaged, has changed since it was written (by its checksum), or belongs to another
+            run; and when shards are missing.
     """
     folder = Path(folder)
     if not (folder / "measurement.json").exists():
-        shards = sorted(path.parent for path in folder.glob("[!.]*/measurement.json"))
-        if not shards:
-            raise FileNotFoundError(f"the folder {folder} holds no measurement: run `gradstats measure` or `run` first")
-        return concatenate_measurements(read_measurement(shard) for shard in shards)
+        return concatenate_measurements(_read_shards(folder, partial))
     rollouts = read_rollouts(folder / "rollouts.parquet")
+    described = read_json(folder / "measurement.json")
+    refuse_newer_format(folder, described.get("format", 1))
+    tensors_file = folder / "tensors.safetensors"
     try:
-        described = json.loads((folder / "measurement.json").read_text())
-        tensors = load_file(folder / "tensors.safetensors")
-
-        def gradients(prefix: str) -> WeightedGradients:
-            norms = pd.DataFrame(tensors[f"{prefix}sq_norms_by_block"], columns=described["block_names"])
-            return WeightedGradients(norms, tensors.get(f"{prefix}sketches"))
-
-        lengths = [len(tokens) for tokens in rollouts.frame["completion_tokens"]]
-        measured = gradients("")
-        return Measurement(
-            rollouts,
-            measured.sq_norms_by_block,
-            measured.sketches,
-            **_rows(tensors, TOKEN_FIELDS, lengths),
-            **_rows(tensors, [name for name in OPTIONAL_TOKEN_FIELDS if name in tensors], lengths),
-            **_rows(tensors, [name for name in HEAVY_FIELDS if name in tensors], tensors.get("heavy_counts", ())),
-            weighted={name: gradients(f"weighted/{name}/") for name in described.get("weighted", ())},
-            metadata=described["metadata"],
-        )
-    except (SafetensorError, json.JSONDecodeError, KeyError, ValueError, OSError) as error:
+        if "tensors" in described and described["tensors"] != file_digest(tensors_file):
+            raise ValueError(changed_sentence(tensors_file))
+        if "sequences" in described and described["sequences"] != _sequences_digest(rollouts):
+            raise ValueError("its rollouts.parquet holds other completions than those that were measured")
+        return _measurement(described, load_file(tensors_file), rollouts)
+    except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, OSError) as error:
         raise ValueError(
             f"the measurement in {folder} cannot be read ({error}): remove it and measure again"
         ) from error
 
 
+def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:
+    """The shards of a folder: those that its plan names, or all where it has none."""
+    # Within a run, the plan of what was to be sampled: measuring may not have begun on all of it.
+    sampled = folder.parent / "rollouts" / PLAN
+    plan_file = sampled if folder.name == "measurement" and sampled.exists() else folder / PLAN
+    planned = planned_shards(folder, "", plan_file=plan_file, partial=partial)
+    shards = planned.paths if planned else sorted(path.parent for path in folder.glob("[!.]*/measurement.json"))
+    if not shards:
+        raise FileNotFoundError(f"the folder {folder} holds no measurement: run `gradstats measure` or `run` first")
+    for shard in shards:
+        measured = read_measurement(shard)
+        refuse_foreign_shard(measured.metadata, shard, planned, partial=partial)
+        yield measured
+
+
+def _measurement(described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], rollouts: Rollouts) -> Measurement:
+    def gradients(prefix: str) -> WeightedGradients:
+        norms = pd.DataFrame(tensors[f"{prefix}sq_norms_by_block"], columns=described["block_names"])
+        return WeightedGradients(norms, tensors.get(f"{prefix}sketches"))
+
+    lengths = [len(tokens) for tokens in rollouts.frame["completion_tokens"]]
+    measured = gradients("")
+    return Measurement(
+        rollouts,
+        measured.sq_norms_by_block,
+        measured.sketches,
+        **_rows(tensors, TOKEN_FIELDS, lengths),
+        **_rows(tensors, [name for name in OPTIONAL_TOKEN_FIELDS if name in tensors], lengths),
+        **_rows(tensors, [name for name in HEAVY_FIELDS if name in tensors], tensors.get("heavy_counts", ())),
+        weighted={name: gradients(f"weighted/{name}/") for name in described.get("weighted", ())},
+        metadata=described["metadata"],
+    )
+
+
+def _sequences_digest(rollouts: Rollouts) -> str:
+    """A digest of which completions were measured; their rewards may change when a run is scored again."""
+    columns = ("prompt_id", "sample_id", "prompt_tokens", "completion_tokens", "completion_mask")
+    return digest([rollouts.frame[name].map(_listed).tolist() for name in columns if name in rollouts.frame])
+
+
+def _listed(cell: Any) -> Any:
+    return np.asarray(cell).tolist() if isinstance(cell, (list, tuple, np.ndarray)) else cell
+
+
 def _by_prefix(measured: Measurement) -> dict[str, WeightedGradients]:
-    """Return the gradients of a measurement by the prefix of their tensors' names."""
+    """The gradients of a measurement by the prefix of their tensors' names."""
     plain = WeightedGradients(measured.sq_norms_by_block, measured.sketches)
     return {"": plain} | {f"weighted/{name}/": gradients for name, gradients in measured.weighted.items()}
 

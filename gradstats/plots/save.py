@@ -12,13 +12,15 @@ from matplotlib.figure import Figure
 from gradstats.plots.frames import WithFrame, as_frame
 from gradstats.plots.pgf import pgf_picture
 from gradstats.system.files import atomic_path, write_csv
+from gradstats.system.outputs import MARK, has_columns, is_marked, refuse_foreign
 
 FORMATS = ("pdf", "svg", "png", "pgf")
-# Dates and version strings would make two builds of one figure differ.
+# Dates and version strings would make two builds of one figure differ. The mark tells a figure that may be drawn again
+# from a file of the user's.
 METADATA: dict[str, dict[str, str | None]] = {
-    "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
-    "png": {"Software": None},
-    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Creator": MARK, "Producer": None},
+    "png": {"Software": MARK},
+    "svg": {"Date": None, "Creator": MARK},
 }
 DETERMINISTIC: dict[Any, Any] = {
     "pdf.fonttype": 42,
@@ -33,6 +35,8 @@ def save_figure(
     path_stem: str | os.PathLike[str],
     formats: Sequence[str] = ("pdf", "png"),
     source: WithFrame | pd.DataFrame | None = None,
+    *,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Write a figure in several formats, byte-identical for identical input.
 
@@ -45,12 +49,14 @@ def save_figure(
         formats: any of ``"pdf"``, ``"svg"``, ``"png"``, ``"pgf"`` (a LaTeX picture in the document's fonts).
         source: the table behind the figure, a frame or a result with ``.to_frame()``, written beside it as
             CSV.
+        overwrite: replace files of these names whatever they hold.
 
     Returns:
         The paths written, the CSV last.
 
     Raises:
         ValueError: for a format that cannot be written byte-identically.
+        FileExistsError: when a file lies there that is not an earlier figure of this program.
         OSError: when the folder cannot be written.
     """
     unknown = [name for name in formats if name not in FORMATS]
@@ -63,17 +69,22 @@ def save_figure(
         raise OSError(
             f"figures cannot be written to {stem.parent} ({error.strerror}): choose another folder"
         ) from error
-    paths = []
+    paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
+    table, frame = stem.with_name(f"{stem.name}.csv"), None if source is None else as_frame(source)
+    drawn_before = any(map(is_marked, paths))
+    for path in paths:
+        refuse_foreign(path, "a figure", lambda there: there.is_file() and (overwrite or is_marked(there)))
+    if frame is not None:
+        columns = [] if overwrite or drawn_before else list(map(str, frame))
+        refuse_foreign(table, "the table of a figure", lambda there: has_columns(there, columns))
     with mpl.rc_context(DETERMINISTIC):
-        for name in formats:
-            paths.append(stem.with_name(f"{stem.name}.{name}"))
-            with atomic_path(paths[-1]) as partial:
+        for name, path in zip(formats, paths, strict=True):
+            with atomic_path(path) as partial:
                 if name == "pgf":
-                    partial.write_text(pgf_picture(fig), encoding="utf-8", newline="\n")
+                    partial.write_text(f"% {MARK}\n{pgf_picture(fig)}", encoding="utf-8", newline="\n")
                 else:
                     fig.savefig(partial, format=name, metadata=METADATA[name])
-    if source is not None:
-        frame = as_frame(source)
-        paths.append(stem.with_name(f"{stem.name}.csv"))
-        write_csv(paths[-1], frame)
+    if frame is not None:
+        paths.append(table)
+        write_csv(table, frame)
     return paths

@@ -16,6 +16,7 @@ from gradstats.report.numbers import common_exponent, number_with_interval
 from gradstats.report.saved_results import SavedResults, read_results
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
 from gradstats.system.files import atomic_path, to_json
+from gradstats.system.outputs import is_marked, refuse_foreign
 
 # What the inks of each theme become on the page, so that figures follow its dark mode: text, paper, grid.
 _PAGE_INKS = ("currentColor", "var(--paper)", "var(--rule)")
@@ -59,17 +60,20 @@ def write_report(
     Args:
         path: a run directory.
         out: the file; ``report.html`` in the run directory by default.
-        svgs: name → SVG of the figures, where they have just been drawn
-            (:func:`gradstats.report.figures.draw_run_for_report`); None draws them.
+        svgs: name → SVG of the figures, where they have just been drawn (`report.figures.draw_run_for_report`); None
+            draws them.
 
     Returns:
         The file's path.
 
     Raises:
         FileNotFoundError: when the run holds no numbers; states the command that writes them.
+        FileExistsError: when ``out`` is a file that is not a report.
         OSError: when the file cannot be written.
     """
     target = Path(path) / "report.html" if out is None else Path(out)
+    if out is not None:  # the run's own page may be one of an earlier version
+        refuse_foreign(target, "a report", is_marked)
     page = report_page(read_results(path), svgs)
     try:
         with atomic_path(target) as partial:
@@ -82,7 +86,7 @@ def write_report(
 
 
 def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str:
-    """Return the page as text, with the figures given as SVG, or drawn here where None are."""
+    """The page as text, with the figures given as SVG, or drawn here where None are."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -105,7 +109,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
 
 
 def inline_svg(svg: str, prefix: str, title: str) -> str:
-    """Return an SVG file as an element of a page, with unique ids, the page's colours, and a name for screen readers.
+    """An SVG file as an element of a page, with unique ids, the page's colours, and a name for screen readers.
 
     Args:
         svg: the file's text.
@@ -227,5 +231,5 @@ def _text(path: Path) -> str:
 
 
 def _breakable(name: str) -> str:
-    """Return a name that a narrow column may break where its words and parameters end."""
+    """A name that a narrow column may break where its words and parameters end."""
     return re.sub(r"([_(,=])", r"\1<wbr>", html.escape(name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -12,9 +11,11 @@ from typing import NotRequired, TypedDict, cast
 
 import pandas as pd
 
-from gradstats.config.experiment import FiguresSection, read_experiment
+from gradstats.config.experiment import FiguresSection
+from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.report.saved_tokens import SavedTokens, read_tokens
 from gradstats.stats import LengthScalingFit, fit_length_scaling
+from gradstats.system.files import read_json
 
 # Settings whose difference makes two runs answer different questions.
 SETTINGS_OF_THE_QUESTION = (
@@ -130,7 +131,7 @@ class SavedResults:
         return FiguresSection.model_validate(entries)
 
     def _fit_of(self, column: str) -> LengthScalingFit | None:
-        """Return the length-scaling fit of a column of the points; None where it, or α, was not written."""
+        """The length-scaling fit of a column of the points; None where it, or α, was not written."""
         if self.points is None or self.alpha is None or column not in self.points:
             return None
         return fit_length_scaling(
@@ -183,7 +184,7 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
 
 
 def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
-    """Find settings that runs on the same axes should share and do not: name → one value per run."""
+    """Settings that differ although runs drawn on the same axes should share them: name → one value per run."""
     differing = {}
     for name in SETTINGS_OF_THE_QUESTION:
         values = [run.settings.get(name) for run in runs]
@@ -193,7 +194,7 @@ def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
 
 
 def run_labels(runs: list[SavedResults]) -> list[str]:
-    """Name each run for a legend, with the settings in which it differs from the others."""
+    """What each run is called in a legend: its name, and the settings in which it differs from the others."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [run.path.resolve().name for run in runs]
@@ -205,7 +206,7 @@ def run_labels(runs: list[SavedResults]) -> list[str]:
 
 
 def _table(path: Path, name: str) -> Path | None:
-    """Return the file of a table: a run keeps it in a folder of tables, a copy of its results beside the figures."""
+    """The file of a table: a run keeps it in a folder of tables, a copy of its results beside the figures."""
     candidates = (path / folder / f"{name}.csv" for folder in ("tables", "figures", "."))
     return next((table for table in candidates if table.exists()), None)
 
@@ -220,7 +221,7 @@ def _setting(key: str, value: object) -> str:
 def _settings(path: Path) -> dict[str, object]:
     if not path.exists():
         return {}
-    experiment = read_experiment(path)
+    experiment = read_recorded_experiment(path)
     flat: dict[str, object] = {}
     for section, entries in experiment.model_dump().items():
         if isinstance(entries, dict):
@@ -249,9 +250,4 @@ def _read_csv(path: Path, dtype: Mapping[Hashable, type[str]] | None = None) -> 
 
 
 def _read_json(path: Path) -> dict[str, object] | None:
-    if not path.exists():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error}): repeat the run") from error
+    return read_json(path) if path.exists() else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.tokens.proxy_quality import ProxyQuality
-from gradstats.system.files import write_csv, write_json
+from gradstats.system.files import read_json, write_csv, write_json
 
 FILES = ("proxy_quality.csv", "proxy_quality.json", "token_profiles.csv", "token_traces.csv", "token_sample.csv")
 MOST_TOKENS = 3000
@@ -21,10 +20,10 @@ PROFILES = ("correlation", "concentration", "local_slope")
 
 @dataclass(frozen=True)
 class SavedTokens:
-    """What ``gradstats tokens`` left behind.
+    """What `gradstats tokens` left behind.
 
     Attributes:
-        proxies: the frame of :class:`gradstats.ProxyQuality`, with its ``.attrs``.
+        proxies: the frame of `gradstats.ProxyQuality`, with its ``.attrs``.
         profiles: profile → its frame.
         traces: tokens of three completions, at the quartile, median and ninth decile of length.
         sample: at most 3000 tokens of all completions, drawn at random.
@@ -37,7 +36,7 @@ class SavedTokens:
 
 
 def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL) -> list[Path]:
-    """Write the numbers of a :class:`gradstats.ProxyQuality` to a folder; returns the paths."""
+    """Write the numbers of a `gradstats.ProxyQuality` to a folder; returns the paths."""
     frame = quality.to_frame(confidence_level)
     long = []
     for name in PROFILES:
@@ -63,7 +62,7 @@ def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = C
 
 
 def read_tokens(folder: Path) -> SavedTokens | None:
-    """Read what :func:`save_tokens` wrote; None where there is nothing.
+    """Read what `save_tokens` wrote; None where there is nothing.
 
     Raises:
         ValueError: when a file is missing or broken.
@@ -74,7 +73,7 @@ def read_tokens(folder: Path) -> SavedTokens | None:
         proxies, long, traces, sample = (
             pd.read_csv(folder / name, dtype={"prompt_id": str}) for name in FILES if name.endswith(".csv")
         )
-        proxies.attrs |= json.loads((folder / "proxy_quality.json").read_text(encoding="utf-8"))
+        proxies.attrs |= read_json(folder / "proxy_quality.json")
         profiles = {}
         for name, rows in long.groupby("profile", sort=False):
             axis, quantity = rows["axis"].iloc[0], rows["quantity"].iloc[0]

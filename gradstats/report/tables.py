@@ -16,7 +16,8 @@ from gradstats.stats.length_scaling.fit import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
 from gradstats.stats.variance.winner import Comparison, clear_winner, frame_of, lowest
-from gradstats.system.files import atomic_path
+from gradstats.system.files import write_csv
+from gradstats.system.outputs import MARK, is_marked, refuse_foreign, refuse_other_result, write_marked
 
 VARIANCE_COLUMNS = shown_in("paper")
 
@@ -58,7 +59,7 @@ class Table:
         return headings, texts
 
     def to_latex(self) -> str:
-        r"""Return a ``table`` environment with booktabs rules; needs ``\usepackage{booktabs}``."""
+        r"""A ``table`` environment with booktabs rules; needs ``\usepackage{booktabs}``."""
         headings, texts = self.cells("latex")
         lines = [" & ".join(row) + r" \\" for row in texts]
         return "\n".join(
@@ -80,22 +81,51 @@ class Table:
         )
 
     def to_markdown(self) -> str:
-        """Return a pipe table with its caption underneath."""
+        """A pipe table with its caption underneath."""
         headings, texts = self.cells("markdown")
         rules = [":--", *["--:"] * len(self.columns)]
         lines = ["| " + " | ".join(row) + " |" for row in (headings, rules, *texts)]
         return "\n".join([*lines, "", markdown_escape(self.caption), ""])
 
-    def save(self, path_stem: str | os.PathLike[str]) -> list[Path]:
-        """Write ``.tex``, ``.md`` and ``.csv`` (every digit of every number); returns the paths."""
-        stem = Path(path_stem)
-        csv = self.source.to_csv(index=False, lineterminator="\n")
-        paths = []
-        for suffix, text in ((".tex", self.to_latex()), (".md", self.to_markdown()), (".csv", csv)):
-            paths.append(stem.with_name(stem.name + suffix))
-            with atomic_path(paths[-1]) as partial:
-                partial.write_text(text, encoding="utf-8", newline="\n")
+    def save(self, path_stem: str | os.PathLike[str], *, overwrite: bool = True) -> list[Path]:
+        """Write ``.tex``, ``.md`` and ``.csv`` (every digit of every number); returns the paths.
+
+        Args:
+            path_stem: path without a suffix.
+            overwrite: replace an earlier table of other numbers.
+
+        Raises:
+            FileExistsError: when a file lies there that is not an earlier table, or is one that may not be replaced.
+        """
+        tex, markdown, csv = paths = table_paths(path_stem)
+        refuse_foreign_tables(path_stem)
+        if csv.exists():
+            same = csv.read_text(encoding="utf-8") == self.source.to_csv(index=False, lineterminator="\n")
+            refuse_other_result(csv, None if same else "other numbers", overwrite)
+        write_csv(csv, self.source)
+        write_marked(tex, f"% {MARK}\n{self.to_latex()}", "a table")
+        write_marked(markdown, f"{self.to_markdown()}\n<!-- {MARK} -->\n", "a table")
         return paths
+
+
+def table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
+    """The files that a table is saved to: LaTeX, Markdown and CSV."""
+    stem = Path(path_stem)
+    if not stem.name:
+        raise ValueError(f"{os.fspath(path_stem)!r} is a folder, not the name of a table without its suffix: name one")
+    return [stem.with_name(stem.name + suffix) for suffix in (".tex", ".md", ".csv")]
+
+
+def refuse_foreign_tables(path_stem: str | os.PathLike[str]) -> None:
+    """Refuse to save a table where a file lies that is not an earlier one.
+
+    Raises:
+        FileExistsError: likewise.
+    """
+    tex, markdown, csv = table_paths(path_stem)
+    for path in (tex, markdown):
+        refuse_foreign(path, "a table", is_marked)
+    refuse_foreign(csv, "a table", lambda _: is_marked(tex))
 
 
 def variance_table(
@@ -105,18 +135,18 @@ def variance_table(
     paired: Comparison | pd.DataFrame | None = None,
     confidence_level: float | None = None,
 ) -> Table:
-    """Return the variance of estimators, one row each, in the comparison's order.
+    """The variance of estimators, one row each, in the comparison's order.
 
     The lowest matched ratio is set in bold where it is known to be the lowest: where the paired interval against
     every other row excludes a tie. The comparison decides that (``.lowest_beyond_doubt()``, which its frame carries in
     ``.attrs``).
 
     Args:
-        comparison: a :class:`gradstats.stats.VarianceComparison` or its frame.
+        comparison: a `gradstats.stats.VarianceComparison` or its frame.
         columns: quantities to show, each with its ``_low`` and ``_high``.
-        paired: for a frame without that entry, the comparison whose reference is ``lowest(comparison)``, or its frame;
+        paired: for a frame without that entry, the comparison whose reference is `lowest(comparison)`, or its frame;
             without it the lowest is bold only where it is the reference, or in a table of two rows.
-        confidence_level: of the intervals, for a :class:`gradstats.stats.VarianceComparison`; a frame brings its own.
+        confidence_level: of the intervals, for a `VarianceComparison`; a frame brings its own.
 
     Raises:
         ValueError: when the frame lacks a column, or ``paired`` has another reference or other rows.
@@ -145,10 +175,10 @@ def variance_table(
 
 
 def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
-    """Return the length exponent of one or several fits.
+    """The length exponent of one or several fits.
 
     Args:
-        fits: name → :class:`gradstats.stats.LengthScalingFit`.
+        fits: name → `gradstats.stats.LengthScalingFit`.
         confidence_level: of the intervals.
 
     Raises:
@@ -230,7 +260,7 @@ def markdown_escape(text: str) -> str:
 
 
 def _bold_row(frame: pd.DataFrame, paired: pd.DataFrame | None) -> int | None:
-    """Return the row that is lowest beyond doubt: as the comparison decided, or as ``paired`` shows."""
+    """The row that is lowest beyond doubt: as the comparison decided, or as ``paired`` shows."""
     if paired is not None or "lowest_beyond_doubt" not in frame.attrs:
         return clear_winner(frame, paired)
     best = frame.attrs["lowest_beyond_doubt"]

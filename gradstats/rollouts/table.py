@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,34 +15,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gradstats.rewards.grading_counts import merge_grading_counts
+from gradstats.rollouts.checksum import table_digest
+from gradstats.rollouts.schema import SCHEMA, TOKEN_SOURCES, validate
+from gradstats.system.checksums import FORMAT, changed_sentence, refuse_newer_format, remark_on_missing_checksums
 from gradstats.system.files import atomic_path
+from gradstats.system.outputs import differing_entry, refuse_foreign, refuse_other_result
+from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
 
-_METADATA_KEY = b"gradstats"
+# What a file states of itself, in the metadata of its Parquet schema.
+_METADATA_KEY, _FORMAT_KEY, _CHECKSUM_KEY = b"gradstats", b"gradstats_format", b"gradstats_checksum"
 
-#: Column name → Arrow type and whether the column is required.
-SCHEMA: dict[str, tuple[pa.DataType, bool]] = {
-    "prompt_id": (pa.string(), True),
-    "sample_id": (pa.int64(), True),
-    "prompt_tokens": (pa.list_(pa.int32()), True),
-    "completion_tokens": (pa.list_(pa.int32()), True),
-    "completion_mask": (pa.list_(pa.bool_()), False),
-    "reward": (pa.float64(), True),
-    "token_rewards": (pa.list_(pa.float64()), False),
-    "sampler_logprobs": (pa.list_(pa.float32()), False),
-    "finish_reason": (pa.string(), False),
-    "prompt_text": (pa.string(), False),
-    "completion_text": (pa.string(), False),
-    "sampler_seed": (pa.int64(), False),
-    "token_source": (pa.string(), False),
-    "greedy_reward": (pa.float64(), False),
-    "greedy_text": (pa.string(), False),
-}
-
-_PER_TOKEN = ("completion_mask", "token_rewards", "sampler_logprobs")
-_FINISH_REASONS = ("stop", "length")
-#: Where a completion's token ids come from: the engine itself; the text of each token; the whole text, re-tokenised;
-#: or the whole text, where its new tokens do not decode to it (or are not as many as the engine says it drew).
-TOKEN_SOURCES = ("engine", "pieces", "text", "mismatch")
+# Entries of the metadata that differ between two calls with the same settings.
+_VARYING = {"grading", "versions", ORIGIN}
 
 
 @dataclass(frozen=True)
@@ -73,7 +57,7 @@ class Rollouts:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _validate(self.frame)
+        validate(self.frame)
         # Rows are addressed by position everywhere: a frame that was filtered before must not keep its old labels.
         object.__setattr__(self, "frame", self.frame.reset_index(drop=True))
 
@@ -162,7 +146,7 @@ class Rollouts:
         for frame in frames:
             if different := sorted(set(frame) ^ set(frames[0])):
                 raise ValueError(f"rollouts differ in the column {different[0]!r}: only some of them have it")
-        metadata = dict(shards[0].metadata)
+        metadata = {name: value for name, value in shards[0].metadata.items() if name != ORIGIN}
         gradings = [shard.metadata["grading"] for shard in shards if "grading" in shard.metadata]
         if gradings:
             metadata["grading"] = merge_grading_counts(gradings)
@@ -206,7 +190,7 @@ class Rollouts:
         return (self.frame["finish_reason"] == "length").to_numpy(dtype=bool)
 
     def tokens(self, column: str) -> list[np.ndarray]:
-        """Return a per-token column (or either column of token ids) as one array per completion.
+        """A per-token column (or either column of token ids) as one array per completion.
 
         Raises:
             KeyError: when there is no such column.
@@ -216,30 +200,41 @@ class Rollouts:
         return [np.asarray(values) for values in self.frame[column]]
 
     def select(self, index: np.ndarray | Sequence[int] | slice) -> Rollouts:
-        """Return the rows at the given positions, in that order."""
+        """The rows at the given positions, in that order."""
         return Rollouts(self.frame.iloc[index].reset_index(drop=True), dict(self.metadata))
 
-    def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write one Parquet file, whole or not at all; the metadata travels in its schema."""
+    def to_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write one Parquet file, whole or not at all; metadata, format version and checksum are in its schema.
+
+        Args:
+            path: the file; rollouts of the same settings and prompts are replaced.
+            overwrite: replace rollouts of other settings as well.
+
+        Raises:
+            FileExistsError: when something else lies there, which is left alone.
+        """
+        refuse_to_replace_rollouts(path, self.metadata, set(self.prompt_id), overwrite)
         fields = [pa.field(name, kind) for name, (kind, _) in SCHEMA.items() if name in self.frame]
         packed = json.dumps(self.metadata).encode()
-        schema = pa.schema(fields, metadata={_METADATA_KEY: packed})
-        table = pa.Table.from_arrays(
-            [pa.array(self.frame[item.name].tolist(), type=item.type) for item in fields], schema=schema
+        table = pa.table(
+            [pa.array(self.frame[item.name].tolist(), type=item.type) for item in fields], pa.schema(fields)
         )
+        about = {_METADATA_KEY: packed, _FORMAT_KEY: b"%d" % FORMAT, _CHECKSUM_KEY: table_digest(table, packed)}
         with atomic_path(path) as partial:
-            pq.write_table(table, partial, compression="zstd")
+            pq.write_table(table.replace_schema_metadata(about), partial, compression="zstd", write_page_checksum=True)
 
 
-def read_rollouts(path: str | os.PathLike[str]) -> Rollouts:
+def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rollouts:
     """Read a rollouts file, or a folder of shards (``*.parquet``, in the order of their names).
 
     Args:
         path: the file or folder.
+        partial: read the shards there are where some of those that the run planned are missing.
 
     Raises:
         FileNotFoundError: when there is no such file, or no shard in the folder.
-        ValueError: when a file is not Parquet, is cut short, or lacks a required column.
+        ValueError: when a file is not Parquet, is cut short, lacks a required column, has changed since it was written
+            (by its checksum), or belongs to another run; and when shards are missing.
 
     >>> import tempfile
     >>> rollouts = Rollouts.from_sequences([[5]], [[1, 2]], rewards=[1.0], prompt_ids=["a"], metadata={"seed": 0})
@@ -250,26 +245,80 @@ def read_rollouts(path: str | os.PathLike[str]) -> Rollouts:
     """
     path = Path(path)
     if path.is_dir():
-        shards = sorted(path.glob("*.parquet"))
-        if not shards:
-            raise FileNotFoundError(f"the folder {path} holds no rollouts (*.parquet): sample some first")
-        return Rollouts.concatenate(read_rollouts(shard) for shard in shards)
+        return Rollouts.concatenate(_read_shards(path, partial))
     if not path.exists():
         raise FileNotFoundError(f"the rollouts file {path} does not exist")
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
+        about = table.schema.metadata or {}
+        packed = about.get(_METADATA_KEY)
+        metadata = {} if packed is None else json.loads(packed)
+        changed = _CHECKSUM_KEY in about and about[_CHECKSUM_KEY] != table_digest(table, packed or b"").encode()
+        columns = {name: table.column(name).to_pylist() for name in table.column_names if name in SCHEMA}
+    except (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError) as error:
         raise ValueError(f"the rollouts file {path} cannot be read as Parquet ({error}): write it again") from error
-    columns = {name: table.column(name).to_pylist() for name in table.column_names if name in SCHEMA}
-    packed = (table.schema.metadata or {}).get(_METADATA_KEY)
+    if changed:
+        raise ValueError(changed_sentence(path))
+    refuse_newer_format(path, about.get(_FORMAT_KEY, b"1"))
+    if packed is not None and _CHECKSUM_KEY not in about:
+        remark_on_missing_checksums()
     try:
-        return Rollouts(pd.DataFrame(columns), json.loads(packed) if packed else {})
-    except ValueError as error:
+        return Rollouts(pd.DataFrame(columns), metadata)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"the rollouts file {path}: {error}") from error
 
 
+def _read_shards(folder: Path, partial: bool) -> Iterator[Rollouts]:
+    """The shards of a folder: those that its plan names, or all where it has none."""
+    planned = planned_shards(folder, ".parquet", partial=partial)
+    shards = sorted(folder.glob("*.parquet")) if planned is None else planned.paths
+    if not shards:
+        raise FileNotFoundError(f"the folder {folder} holds no rollouts (*.parquet): sample some first")
+    for shard in shards:
+        rollouts = read_rollouts(shard)
+        refuse_foreign_shard(rollouts.metadata, shard, planned, partial=partial)
+        yield rollouts
+
+
+def refuse_to_replace_rollouts(
+    path: str | os.PathLike[str], metadata: Mapping[str, object], prompt_ids: Collection[str], overwrite: bool
+) -> None:
+    """Refuse to write rollouts where something else lies, or rollouts of other settings or prompts.
+
+    Args:
+        path: where they are to be written.
+        metadata: theirs.
+        prompt_ids: theirs.
+        overwrite: whether other rollouts may be replaced.
+
+    Raises:
+        FileExistsError: likewise.
+    """
+    path = Path(path)
+    refuse_foreign(path, "a rollouts file", is_rollouts_file)
+    if not path.exists() or overwrite:
+        return
+    try:
+        there = read_rollouts(path)
+    except ValueError as error:
+        raise FileExistsError(
+            f"{error}; replace it with --overwrite (overwrite=True), or choose another path"
+        ) from error
+    refuse_other_result(path, differing_entry(there.metadata, metadata, _VARYING), overwrite)
+    refuse_other_result(path, None if set(there.prompt_id) == set(prompt_ids) else "other prompts", overwrite)
+
+
+def is_rollouts_file(path: Path) -> bool:
+    """Whether a file is a table of rollouts that this program wrote."""
+    try:
+        return path.is_file() and _METADATA_KEY in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowException, OSError, ValueError):
+        return False
+
+
 def token_sources(rollouts: Rollouts) -> dict[str, int]:
-    """Count completions by the source of their token ids (:data:`TOKEN_SOURCES`); empty where not recorded."""
+    """Number of completions by the source of their token ids (:data:`TOKEN_SOURCES`); empty where not recorded."""
     if "token_source" not in rollouts.frame:
         return {}
     sources = rollouts.frame["token_source"].tolist()
@@ -277,7 +326,7 @@ def token_sources(rollouts: Rollouts) -> dict[str, int]:
 
 
 def retokenised_sentence(rollouts: Rollouts) -> str | None:
-    """Return a sentence on completions whose token ids were restored from their text, or None where none were."""
+    """A sentence on completions whose token ids were restored from their text, or None where none were."""
     counts = token_sources(rollouts)
     text, wrong = counts.get("text", 0), counts.get("mismatch", 0)
     if not text + wrong:
@@ -293,57 +342,6 @@ def retokenised_sentence(rollouts: Rollouts) -> str | None:
     )
 
 
-def _validate(frame: pd.DataFrame) -> None:
-    for name, (_, required) in SCHEMA.items():
-        if required and name not in frame:
-            raise ValueError(f"the rollouts have no column {name!r}; they have {', '.join(map(str, frame)) or 'none'}")
-    if not len(frame):
-        raise ValueError("the rollouts are empty: at least one completion is needed")
-    lengths = frame["completion_tokens"].map(len).to_numpy()
-    _refuse(frame, lengths == 0, "has no completion tokens: drop empty completions before building the table")
-    _refuse(
-        frame,
-        frame["prompt_tokens"].map(len).to_numpy() == 0,
-        "has no prompt tokens: give at least one (a start token)",
-    )
-    rewards = frame["reward"].to_numpy(dtype=np.float64)
-    _refuse(frame, ~np.isfinite(rewards), "has a reward that is not finite: grade it, or drop the row")
-    for name in _PER_TOKEN:
-        if name in frame:
-            _refuse(
-                frame,
-                frame[name].map(_length).to_numpy() != lengths,
-                f"has a {name} of another length than its completion_tokens",
-            )
-    if "completion_mask" in frame:
-        counted = frame["completion_mask"].map(sum).to_numpy()
-        _refuse(frame, counted == 0, "has a completion_mask with no True: no token of it counts, drop the row")
-    if "finish_reason" in frame:
-        known = frame["finish_reason"].isin(_FINISH_REASONS).to_numpy()
-        _refuse(frame, ~known, f"has a finish_reason that is none of {', '.join(_FINISH_REASONS)}")
-    if "token_source" in frame:
-        known = frame["token_source"].isin(TOKEN_SOURCES).to_numpy()
-        _refuse(frame, ~known, f"has a token_source that is none of {', '.join(TOKEN_SOURCES)}")
-    if "greedy_reward" in frame:
-        greedy = frame["greedy_reward"].to_numpy(dtype=np.float64)
-        _refuse(frame, ~np.isfinite(greedy), "has a greedy_reward that is not finite: grade it, or drop the column")
-    repeated = frame.duplicated(["prompt_id", "sample_id"]).to_numpy()
-    _refuse(frame, repeated, "repeats its sample_id: number the completions of a prompt from 0")
-
-
 def _without_logprobs(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with unknown log-probabilities, one NaN per token."""
+    """The frame with unknown log-probabilities, one NaN per token."""
     return frame.assign(sampler_logprobs=[[float("nan")] * len(tokens) for tokens in frame["completion_tokens"]])
-
-
-def _length(values: Sized | None) -> int:
-    return -1 if values is None else len(values)
-
-
-def _refuse(frame: pd.DataFrame, wrong: np.ndarray, what: str) -> None:
-    """Raise for the first row that is wrong, naming it, with how many more there are."""
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        more = f" ({int(wrong.sum()) - 1} more rows have the same problem)" if wrong.sum() > 1 else ""
-        name = f"prompt_id {frame['prompt_id'].iloc[row]!r}, sample_id {frame['sample_id'].iloc[row]}"
-        raise ValueError(f"row {row} ({name}) {what}{more}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
-from gradstats.runs.directory import RunDirectory
+from gradstats.runs.directory import RunDirectory, remove_listed_results
 from gradstats.system.files import write_csv, write_json
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def analyse(run: RunDirectory) -> RunResult:
     measured = read_measurement(run.measurement)
     paths: list[Path] = []
     with run.step("analysis"):
+        remove_listed_results(run.path, "tables")
         scores = measured.token_scores()
         if scores is not None:
             warnings.warn(remark_on_precision(scores), UserWarning, stacklevel=2)
@@ -70,6 +71,7 @@ def analyse(run: RunDirectory) -> RunResult:
         if measured.token_projections is not None:
             _attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
         drawn = None
+        remove_listed_results(run.path, "figures")
         if paths:
             style = run.experiment.figures
             drawn = _attempt(
@@ -85,7 +87,7 @@ def analyse(run: RunDirectory) -> RunResult:
 
 
 def _sampler_gap(run: RunDirectory, measured: Measurement) -> SamplerGap | None:
-    """Return the distance of sampler and scorer, with a remark where the samples are off-policy."""
+    """The distance of sampler and scorer, with a remark where the samples are off-policy."""
     from gradstats.stats import sampler_gap
 
     if measured.old_logprobs is None:
@@ -160,7 +162,7 @@ def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) ->
 
 
 def _attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Result | None:
-    """Return the result of an action; None, with the reason as a remark, where the data allow none."""
+    """The result of an action; None, with the reason as a remark, where the data allow none."""
     try:
         return action()
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -11,13 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradstats.config.experiment import Experiment, read_experiment
+from gradstats.config.experiment import Experiment
 from gradstats.measurement.measurement import Measurement
+from gradstats.report.recorded_experiment import (
+    is_recorded_experiment,
+    read_recorded_experiment,
+    write_recorded_experiment,
+)
 from gradstats.rollouts.table import token_sources
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.system.environment import environment
-from gradstats.system.files import atomic_path, remove_partials, write_json
+from gradstats.system.files import partials, read_json, remove_partials, write_json
+from gradstats.system.lock import LOCK
+from gradstats.system.shards import PLAN
 
 if TYPE_CHECKING:
     from gradstats.stats import SamplerGap
@@ -65,7 +72,7 @@ class RunDirectory:
         grows = False
         # Before the first shard nothing depends on the settings: a wrong path may be corrected in place.
         if previous.exists() and any((path / "rollouts").glob("*.parquet")):
-            before = read_experiment(previous).settled_settings()
+            before = read_recorded_experiment(previous).settled_settings()
             for name, value in experiment.settled_settings().items():
                 if before.get(name) == value:
                     continue
@@ -75,8 +82,6 @@ class RunDirectory:
                         f"{_REMEDIES.get(name, 'choose another directory (--out), or remove it to start again')}"
                     )
                 grows = True
-        elif not previous.exists() and path.is_dir() and any(path.iterdir()):
-            raise ValueError(f"the folder {path} is not empty and is not a run directory: choose another (--out)")
         run = cls(path, experiment)
         run.rollouts.mkdir(parents=True, exist_ok=True)
         run.measurement.mkdir(parents=True, exist_ok=True)
@@ -89,8 +94,7 @@ class RunDirectory:
 
     def write_experiment(self) -> None:
         """Record the resolved experiment."""
-        with atomic_path(self.path / "experiment.yaml") as partial:
-            partial.write_text(self.experiment.to_yaml(), encoding="utf-8")
+        write_recorded_experiment(self.path / "experiment.yaml", self.experiment.to_yaml())
 
     @property
     def rollouts(self) -> Path:
@@ -103,9 +107,9 @@ class RunDirectory:
         return self.path / "measurement"
 
     def read_manifest(self) -> dict[str, Any]:
-        """Return the manifest so far; empty before the first is written."""
+        """The manifest so far; empty before the first is written."""
         manifest = self.path / "manifest.json"
-        return json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+        return read_json(manifest) if manifest.exists() else {}
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -161,3 +165,50 @@ class RunDirectory:
                 "files": [str(path.relative_to(self.path)) for path in paths],
             },
         )
+
+
+def remove_listed_results(path: Path, *folders: str) -> None:
+    """Remove the files of results that a run's manifest lists, and no others.
+
+    Args:
+        path: the run directory.
+        *folders: only those in these folders of it.
+
+    Raises:
+        ValueError: when the manifest is damaged.
+    """
+    manifest = path / "manifest.json"
+    listed = read_json(manifest).get("files", []) if manifest.exists() else []
+    for name in map(str, listed if isinstance(listed, list) else []):
+        file, folder = path / name, Path(name).parent.name
+        is_result = file.resolve().is_relative_to(path.resolve()) and folder in ("", "tables", "figures")
+        if is_result and file.is_file() and (not folders or folder in folders):
+            file.unlink()
+
+
+def refuse_other_folder(path: Path) -> None:
+    """Refuse to run in a folder that holds anything but a run, before any work is done.
+
+    Raises:
+        NotADirectoryError: for a file or a device.
+        ValueError: for a folder that is not empty and not a run directory.
+    """
+    if os.path.lexists(path) and not path.is_dir():
+        raise NotADirectoryError(f"{path} is not a folder: choose another run directory (--out)")
+    if path.is_dir() and not is_run_directory(path) and _holds_something(path):
+        raise ValueError(f"the folder {path} is not empty and is not a run directory: choose another (--out)")
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether a folder is a run directory: one with an ``experiment.yaml`` that a run recorded."""
+    recorded = path / "experiment.yaml"
+    return recorded.is_file() and ((path / "rollouts" / PLAN).exists() or is_recorded_experiment(recorded))
+
+
+def _holds_something(path: Path) -> bool:
+    """Whether a folder holds more than what a run that was killed at its very beginning leaves behind."""
+    left = {*partials(path), *(path / name for name in ("rollouts", "measurement", LOCK))}
+    folders = [path / name for name in ("rollouts", "measurement") if (path / name).is_dir()]
+    if folders:  # version 0.1 recorded no checksum
+        left.add(path / "experiment.yaml")
+    return bool(set(path.iterdir()) - left) or any(set(folder.iterdir()) - set(partials(folder)) for folder in folders)

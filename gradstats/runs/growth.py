@@ -6,15 +6,15 @@ batches follow those of the earlier rounds, so that each keeps its number, its s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
-from gradstats.system.files import write_json
-from gradstats.system.shards import digest
+from gradstats.system.checksums import FORMAT, digest
+from gradstats.system.files import read_json, write_json
+from gradstats.system.shards import PLAN, read_origin
 
 if TYPE_CHECKING:
     from gradstats.sampling.plan import SamplingPlan
@@ -50,28 +50,38 @@ def may_grow(name: str, before: object, wanted: object) -> bool:
 
 
 def size_of(experiment: Experiment) -> dict[str, int | None]:
-    """Return the settings that a run can grow in."""
+    """The settings that a run can grow in."""
     return {"n": experiment.prompts.n, "group_size": experiment.sampling.group_size}
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """Return the ``plan.json`` of a run's rollouts: its rounds, and revisions on the hub; empty where there is none."""
-    path = folder / "plan.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """The ``plan.json`` of a run's rollouts: its rounds, and revisions on the hub; empty where there is none."""
+    return read_json(folder / PLAN) if (folder / PLAN).exists() else {}
 
 
 def rounds_of(folder: Path) -> list[Round]:
-    """Return the rounds of a run, in order."""
+    """The rounds of a run, in order."""
     return [Round(**entry) for entry in read_plan(folder).get("rounds", [])]
 
 
-def grown_plan(plan: SamplingPlan, folder: Path, revisions: dict[str, str | None]) -> SamplingPlan:
-    """Return the batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
+def settings_digest(experiment: Experiment) -> str:
+    """A digest of the settings that every shard of a run shares: those that neither grow nor are scored again."""
+    changing = {*GROWING, "sampling.reward"}
+    return digest(
+        sorted((name, value) for name, value in experiment.settled_settings().items() if name not in changing)
+    )
+
+
+def grown_plan(
+    plan: SamplingPlan, folder: Path, revisions: dict[str, str | None], experiment: Experiment
+) -> SamplingPlan:
+    """The batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
 
     Args:
         plan: the plan of the whole run with the present settings.
         folder: the run's rollouts; its ``plan.json`` is updated.
         revisions: what hub repositories were resolved to.
+        experiment: the present settings.
 
     Raises:
         ValueError: when prompts, tokenizer or answers differ from those of the finished shards.
@@ -79,7 +89,7 @@ def grown_plan(plan: SamplingPlan, folder: Path, revisions: dict[str, str | None
     drawn = any(folder.glob("*.parquet"))
     rounds = rounds_of(folder) if drawn else []
     if drawn and not rounds:
-        raise _changed(folder)
+        raise ValueError(f"{folder} holds shards without the {PLAN} that says what they are: restore it from a copy")
     ids = [problem.prompt_id for problem in plan.problems]
     waiting = [pair for batch in plan.rows for pair in batch]
     rows: list[list[tuple[int, int]]] = []
@@ -102,17 +112,28 @@ def grown_plan(plan: SamplingPlan, folder: Path, revisions: dict[str, str | None
         batches = [len(waiting[start : start + size]) for start in range(0, len(waiting), size)]
         rounds.append(_round(plan, ids, plan.group_size, waiting, batches))
         rows += _cut(waiting, batches)
-    write_plan(folder, rounds, revisions)
+    origin = read_origin(folder) if drawn else _origin(plan, rounds[0], experiment)
+    write_plan(folder, rounds, revisions, origin)
     return replace(plan, rows=rows)
 
 
-def write_plan(folder: Path, rounds: Sequence[Round], revisions: dict[str, str | None]) -> None:
-    """Record a run's rounds and revisions."""
-    write_json(folder / "plan.json", {"revisions": revisions, "rounds": [asdict(one) for one in rounds]})
+def write_plan(
+    folder: Path, rounds: Sequence[Round], revisions: dict[str, str | None], origin: Mapping[str, object]
+) -> None:
+    """Record a run's rounds, revisions and number of shards, and the ``run`` and ``settings`` that each states."""
+    n_shards = sum(len(one.batches) for one in rounds)
+    plan = {"n_shards": n_shards, "revisions": revisions, "rounds": [asdict(one) for one in rounds]}
+    write_json(folder / PLAN, {"format": FORMAT, **origin, **plan})
+
+
+def _origin(plan: SamplingPlan, first: Round, experiment: Experiment) -> dict[str, object]:
+    """What identifies a run: the same on every machine, for the same settings, policy and prompts."""
+    settings = settings_digest(experiment)
+    return {"run": digest([settings, plan.metadata["policy"], first.prompts, first.batches]), "settings": settings}
 
 
 def answers_digest(prompt_ids: Sequence[str], answers: Mapping[str, str]) -> str:
-    """Digest the reference answers of a round's prompts; None for a prompt that no longer has one."""
+    """A digest of the reference answers of a round's prompts; None for a prompt that no longer has one."""
     return digest([(name, answers.get(name)) for name in prompt_ids])
 
 

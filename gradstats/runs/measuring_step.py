@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from gradstats.measurement.disk_size import measured_bytes, require_space
@@ -12,29 +11,34 @@ from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import read_plan
 from gradstats.runs.loading import experiment_policy
-from gradstats.system.files import write_json
+from gradstats.system.checksums import FORMAT
+from gradstats.system.files import read_json, write_json
 from gradstats.system.progress import progress_bar
-from gradstats.system.shards import Shards
+from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
+
+
+def is_measured(run: RunDirectory) -> bool:
+    """Whether every shard of a run has been measured."""
+    n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
+    return len(_shards(run).finished(n_shards)) == n_shards
 
 
 def measure_shards(run: RunDirectory, progress: bool) -> None:
     """Measure the rollout shards that have not been measured yet."""
     complete = run.measurement / "complete.json"
-    sources = sorted(run.rollouts.glob("*.parquet"))
-    if complete.exists() and json.loads(complete.read_text())["n_shards"] == len(sources):
+    section, origin, shards = run.experiment.measurement, read_origin(run.rollouts), _shards(run)
+    n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
+    finished = shards.finished(n_shards)
+    if complete.exists() and len(finished) == n_shards == read_json(complete).get("n_shards"):
         return
     from gradstats.gradients import MeasuringSession
 
     with run.step("measuring"):
-        section = run.experiment.measurement
-        tables = [read_rollouts(source) for source in sources]
+        if origin:
+            write_json(run.measurement / PLAN, {"format": FORMAT, **origin, "n_shards": n_shards})
+        sources = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, origin)
+        tables = sources.read_all(n_shards)
         rollouts = Rollouts.concatenate(tables)
-
-        def save(measured: Measurement, path: Path) -> None:
-            measured.save(path, section.token_dtype)
-
-        shards = Shards(run.measurement, "", read_measurement, save)
-        finished = shards.finished(len(tables))
         missing = [table for number, table in enumerate(tables) if number not in finished]
         require_space(run.measurement, sum(measured_bytes(table, section) for table in missing))
         session = MeasuringSession.open(
@@ -47,4 +51,11 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
             shards.make_missing(
                 len(tables), lambda number: session.measure(tables[number], report.chunk), on_interrupt=report.say
             )
-    write_json(complete, {"n_shards": len(sources)})
+    write_json(complete, {"n_shards": n_shards})
+
+
+def _shards(run: RunDirectory) -> Shards[Measurement]:
+    def save(measured: Measurement, path: Path) -> None:
+        measured.save(path, run.experiment.measurement.token_dtype)
+
+    return Shards(run.measurement, "", read_measurement, save, read_origin(run.rollouts))

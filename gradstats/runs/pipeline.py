@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradstats.config.experiment import Experiment, read_experiment
+from gradstats.config.experiment import Experiment
+from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.rewards.grading_counts import warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse
-from gradstats.runs.directory import RunDirectory
+from gradstats.runs.directory import RunDirectory, refuse_other_folder, remove_listed_results
 from gradstats.runs.growth import read_plan
 from gradstats.runs.loading import experiment_problems
-from gradstats.runs.measuring_step import measure_shards
+from gradstats.runs.measuring_step import is_measured, measure_shards
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import sample_shards
 from gradstats.runs.validate import check_names
-from gradstats.system.files import remove_path
+from gradstats.system.lock import only_writer
 
 
 def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True) -> RunResult:
@@ -33,10 +34,13 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
         The results and the paths of what was written.
     """
     check_names(experiment)
-    run = RunDirectory.open(path, experiment)
-    sample_shards(run, progress)
-    measure_shards(run, progress)
-    return analyse(run)
+    refuse_other_folder(path)
+    path.mkdir(parents=True, exist_ok=True)
+    with only_writer(path):
+        run = RunDirectory.open(path, experiment)
+        sample_shards(run, progress)
+        measure_shards(run, progress)
+        return analyse(run)
 
 
 def regrade_run(path: Path, reward: RewardSetting = None, *, progress: bool = True) -> RunResult | None:
@@ -60,8 +64,13 @@ def regrade_run(path: Path, reward: RewardSetting = None, *, progress: bool = Tr
     previous = path / "experiment.yaml"
     if not previous.exists():
         raise FileNotFoundError(f"{path} is not a run directory: it holds no experiment.yaml")
+    with only_writer(path):
+        return _regrade(path, reward, progress)
+
+
+def _regrade(path: Path, reward: RewardSetting, progress: bool) -> RunResult | None:
     finish_regrading(path)
-    experiment = read_experiment(previous)
+    experiment = read_recorded_experiment(path / "experiment.yaml")
     sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
     run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
     run.timings = dict(run.read_manifest().get("timings", {}))
@@ -70,8 +79,7 @@ def regrade_run(path: Path, reward: RewardSetting = None, *, progress: bool = Tr
         regrade_shards(path, problems, sampling.reward, progress)
         warn_ungraded(read_rollouts(run.rollouts).metadata.get("grading"))
     # These are results of the old rewards; the new ones may allow fewer of them.
-    for name in ("alpha.json", "variance.csv", "variance.json", "tables", "figures", "report.html"):
-        remove_path(path / name)
-    if not any(run.measurement.glob("*/measurement.json")):
+    remove_listed_results(path)
+    if not is_measured(run):
         return None
     return analyse(run)

@@ -23,19 +23,21 @@ def measurement_for_profile(
     prompts: PromptsSection,
     sampling: SamplingSection,
     *,
+    partial: bool = False,
     progress: bool = True,
 ) -> Measurement:
-    """Return the measurement of a run, or of a policy, whose completions are drawn here and measured in all parameters.
+    """The measurement of a run, or of a policy, whose completions are drawn here and measured in all parameters.
 
     Args:
         source: a run directory, a measurement folder, or the name of a policy as for :func:`gradstats.load_policy`.
         policy: how the policy is loaded.
         prompts: the problems of a policy that has not been measured.
         sampling: how its completions are drawn.
+        partial: as for :func:`gradstats.read_measurement`.
         progress: show progress bars.
     """
     if measured_source(source):
-        return load_measurement_of(Path(source))
+        return load_measurement_of(Path(source), partial=partial)
     # torch and transformers are imported here: profiles of measured runs need neither.
     from gradstats.gradients import measure
     from gradstats.policy import load_policy

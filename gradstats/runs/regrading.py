@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,13 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from gradstats.report.recorded_experiment import read_recorded_experiment, write_recorded_experiment
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.growth import answers_digest, read_plan, rounds_of, write_plan
-from gradstats.system.files import atomic_path, write_json
+from gradstats.system.checksums import changed_sentence, file_digest
+from gradstats.system.files import atomic_path, read_json, write_json
 from gradstats.system.progress import progress_bar
+from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
 
 if TYPE_CHECKING:
     from gradstats.prompts import Problem
@@ -45,16 +47,18 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
     """
     from gradstats.rewards.grading import Grader
 
-    shards = sorted((path / "rollouts").glob("*.parquet"))
-    if not shards:
+    folder = path / "rollouts"
+    stored = Shards(folder, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(folder))
+    numbers = stored.finished(n_planned(read_plan(folder), folder / PLAN)) if (folder / PLAN).exists() else []
+    if not numbers:
         raise FileNotFoundError(f"{path} holds no rollouts yet: run it first")
     by_name = {problem.prompt_id: problem for problem in problems}
     grader = Grader.make(reward, problems)
     tables, counts_of_shard = [], {}
-    total = sum(len(read_rollouts(shard)) for shard in shards)
-    with progress_bar("regrading", total, shown=progress) as report:
-        for shard in shards:
-            frame = read_rollouts(shard).frame
+    shards = {stored.path(number).stem: stored.read_one(number) for number in numbers}
+    with progress_bar("regrading", sum(map(len, shards.values())), shown=progress) as report:
+        for name, shard in shards.items():
+            frame = shard.frame
             texts = zip(frame["prompt_id"], frame["prompt_text"], strict=True)
             asked = [_problem(by_name, prompt_id, text) for prompt_id, text in texts]
             table = frame[_KEY].copy()
@@ -62,26 +66,27 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
                 if text in frame:
                     table[f"old_{column}"] = frame[column]
                     table[column], counts = grader.grade(frame[text].tolist(), asked)
-                    counts_of_shard.setdefault(shard.stem, counts)
+                    counts_of_shard.setdefault(name, counts)
             tables.append(table)
             report.advance(len(frame))
-    folder = path / "regraded"
-    number = len(list(folder.glob("rewards-*.parquet")))
+    changes = path / "regraded"
+    number = len(list(changes.glob("rewards-*.parquet")))
     name = f"rewards-{number:05d}.parquet"
     table = pd.concat(tables, ignore_index=True)
-    with atomic_path(folder / name) as partial:
+    with atomic_path(changes / name) as partial:
         table.to_parquet(partial, index=False)
     answers = {problem.prompt_id: problem.answer for problem in problems}
     change = {
         "table": name,
-        "old_reward": read_rollouts(shards[0]).metadata.get("reward"),
+        "checksum_of_table": file_digest(changes / name),
+        "old_reward": next(iter(shards.values())).metadata.get("reward"),
         "reward": grader.describe(),
         "n_changed": int(np.sum(table["old_reward"].to_numpy() != table["reward"].to_numpy())),
         "setting": reward,
         "tallies": counts_of_shard,
-        "answers": [answers_digest(one.prompt_ids, answers) for one in rounds_of(path / "rollouts")],
+        "answers": [answers_digest(one.prompt_ids, answers) for one in rounds_of(folder)],
     }
-    write_json(folder / "pending.json", change)
+    write_json(changes / "pending.json", change)
     finish_regrading(path)
 
 
@@ -90,8 +95,11 @@ def finish_regrading(path: Path) -> None:
     pending = path / "regraded" / "pending.json"
     if not pending.exists():
         return
-    change = json.loads(pending.read_text(encoding="utf-8"))
-    table = pd.read_parquet(pending.with_name(change["table"]))
+    change = read_json(pending)
+    rewards_file = pending.with_name(Path(change["table"]).name)
+    if "checksum_of_table" in change and change["checksum_of_table"] != file_digest(rewards_file):
+        raise ValueError(changed_sentence(rewards_file))
+    table = pd.read_parquet(rewards_file)
     rewards = table.set_index(_KEY)
     for name, counts in change["tallies"].items():
         stored = [path / "rollouts" / f"{name}.parquet", path / "measurement" / name / "rollouts.parquet"]
@@ -100,13 +108,13 @@ def finish_regrading(path: Path) -> None:
                 _rewrite(file, rewards, {"reward": change["reward"], "grading": counts})
     folder = path / "rollouts"
     rounds = zip(rounds_of(folder), change["answers"], strict=True)
-    write_plan(
-        folder, [replace(one, answers=answers) for one, answers in rounds], read_plan(folder).get("revisions", {})
-    )
-    experiment = yaml.safe_load((path / "experiment.yaml").read_text(encoding="utf-8"))
+    again = [replace(one, answers=answers) for one, answers in rounds]
+    write_plan(folder, again, read_plan(folder).get("revisions", {}), read_origin(folder))
+    recorded = path / "experiment.yaml"
+    read_recorded_experiment(recorded)  # refuses one that has changed
+    experiment = yaml.safe_load(recorded.read_text(encoding="utf-8"))
     experiment["sampling"]["reward"] = change["setting"]
-    with atomic_path(path / "experiment.yaml") as partial:
-        partial.write_text(yaml.safe_dump(experiment, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_recorded_experiment(recorded, yaml.safe_dump(experiment, sort_keys=False, allow_unicode=True))
     done = {key: change[key] for key in ("table", "old_reward", "reward", "n_changed")}
     earlier = [entry for entry in read_regradings(path) if entry["table"] != done["table"]]
     write_json(path / "regraded" / "changes.json", {"changes": [*earlier, done]})
@@ -116,7 +124,7 @@ def finish_regrading(path: Path) -> None:
 def read_regradings(path: Path) -> list[dict[str, object]]:
     """How a run was scored again so far: the rewards before and after, how many changed, and the table of both."""
     changes = path / "regraded" / "changes.json"
-    return json.loads(changes.read_text(encoding="utf-8"))["changes"] if changes.exists() else []
+    return read_json(changes)["changes"] if changes.exists() else []
 
 
 def refuse_half_regraded(path: Path) -> None:
@@ -141,4 +149,4 @@ def _rewrite(file: Path, rewards: pd.DataFrame, metadata: dict[str, object]) -> 
     rollouts = read_rollouts(file)
     rows = rewards.loc[pd.MultiIndex.from_arrays([rollouts.prompt_id, rollouts.sample_id], names=_KEY)]
     columns = {column: rows[column].to_numpy() for column in _SCORED.values() if column in rollouts.frame}
-    Rollouts(rollouts.frame.assign(**columns), rollouts.metadata | metadata).to_parquet(file)
+    Rollouts(rollouts.frame.assign(**columns), rollouts.metadata | metadata).to_parquet(file, overwrite=True)

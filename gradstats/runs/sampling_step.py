@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
-
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import grown_plan, read_plan, size_of
 from gradstats.runs.loading import sampling_plan
 from gradstats.runs.revisions import resolve_revisions
-from gradstats.system.files import write_json
-from gradstats.system.shards import Shards
+from gradstats.system.files import read_json, write_json
+from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
 
 
 def sample_shards(run: RunDirectory, progress: bool) -> None:
     """Draw the batches that have no shard yet."""
     complete, size = run.rollouts / "complete.json", size_of(run.experiment)
-    if complete.exists() and json.loads(complete.read_text()).items() >= size.items():
-        return
+    if complete.exists() and read_json(complete).items() >= size.items():
+        n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
+        if len(_shards(run).finished(n_shards)) == n_shards:
+            return
     with run.step("sampling"):
         from gradstats.sampling.draw_batches import draw_batches
         from gradstats.sampling.plan import warn_of_rollouts
@@ -26,9 +26,12 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
         revisions = read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment)
         plan = sampling_plan(run.experiment, revisions)
         plan.warn_overridden()
-        plan = grown_plan(plan, run.rollouts, revisions)
+        plan = grown_plan(plan, run.rollouts, revisions, run.experiment)
         run.write_experiment()
-        shards = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet)
-        batches = draw_batches(plan, shards, progress=progress, finish_current_shard=True)
+        batches = draw_batches(plan, _shards(run), progress=progress, finish_current_shard=True)
         warn_of_rollouts(Rollouts.concatenate(batches))
     write_json(complete, {"n_shards": plan.n_batches, "n_completions": plan.n_completions, **size})
+
+
+def _shards(run: RunDirectory) -> Shards[Rollouts]:
+    return Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))

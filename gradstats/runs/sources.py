@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.runs.directory import is_run_directory
 from gradstats.runs.regrading import refuse_half_regraded
+from gradstats.system.outputs import has_columns, refuse_foreign
 
 
-def load_rollouts_of(path: Path) -> Rollouts:
-    """Return the rollouts of a run directory, of a folder of shards, or of a file."""
+def load_rollouts_of(path: Path, *, partial: bool = False) -> Rollouts:
+    """The rollouts of a run directory, of a folder of shards, or of a file; ``partial`` as for `read_rollouts`."""
     refuse_half_regraded(path)
-    return read_rollouts(path / "rollouts" if (path / "rollouts").is_dir() else path)
+    return read_rollouts(path / "rollouts" if (path / "rollouts").is_dir() else path, partial=partial)
 
 
-def load_measurement_of(path: Path) -> Measurement:
-    """Return the measurement of a run directory or of a measurement folder."""
+def load_measurement_of(path: Path, *, partial: bool = False) -> Measurement:
+    """The measurement of a run directory or of a measurement folder; ``partial`` as for `read_measurement`."""
     refuse_half_regraded(path)
-    return read_measurement(path / "measurement" if (path / "measurement").is_dir() else path)
+    return read_measurement(path / "measurement" if (path / "measurement").is_dir() else path, partial=partial)
 
 
-def load_points(path: Path) -> dict[str, Any]:
-    """Return the input of a length-scaling fit, from a CSV file or from a measurement.
+def refuse_inside_run(out: Path) -> None:
+    """Refuse to write a result over the files of a run, which belong together.
+
+    Raises:
+        FileExistsError: when ``out`` is a file of a run directory, or the directory itself.
+    """
+    folders = [folder for folder in (out, *out.resolve().parents) if is_run_directory(folder)]
+    if folders and out.exists():
+        raise FileExistsError(f"{out} belongs to the run {folders[0]}: choose another path (--out)")
+
+
+def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
+    """Refuse to write a table where a file without its columns lies, or a file of a run.
+
+    Raises:
+        FileExistsError: likewise.
+    """
+    if out is not None:
+        refuse_foreign(out, f"a table with the columns {', '.join(columns)}", lambda there: has_columns(there, columns))
+        refuse_inside_run(out)
+
+
+def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
+    """The input of a length-scaling fit, from a CSV file or from a measurement.
 
     Args:
         path: a CSV file, a measurement folder or a run directory.
+        partial: as for :func:`gradstats.read_measurement`.
 
     Returns:
         Arguments of :func:`gradstats.fit_length_scaling`: ``measured``, or ``lengths``, ``sq_norms``, ``groups`` and,
@@ -38,7 +64,7 @@ def load_points(path: Path) -> dict[str, Any]:
         ValueError: when the CSV cannot be read or lacks a column.
     """
     if path.is_dir():
-        return {"measured": load_measurement_of(path)}
+        return {"measured": load_measurement_of(path, partial=partial)}
     import pandas as pd
 
     if not path.exists():

@@ -19,7 +19,7 @@ def draw_batches(
         progress: show a progress bar.
         finish_current_shard: let a first Ctrl-C wait for the current shard.
     """
-    finished = [] if shards is None else [shards.read(shards.path(batch)) for batch in shards.finished(plan.n_batches)]
+    finished = [] if shards is None else [shards.read_one(batch) for batch in shards.finished(plan.n_batches)]
     n_finished = sum(map(len, finished))
     with progress_bar("sampling", plan.n_completions, done=n_finished, shown=progress) as report:
         for drawn in finished:

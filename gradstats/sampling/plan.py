@@ -21,7 +21,7 @@ from gradstats.sampling.engines import open_sampler
 from gradstats.sampling.sampler import Completion, Sampler
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
-from gradstats.system.shards import digest
+from gradstats.system.checksums import digest
 
 
 def warn_of_rollouts(rollouts: Rollouts) -> None:

@@ -107,10 +107,12 @@ def sample(
         reward=reward if callable(reward) else None,
     )
     plan.warn_overridden()
-    shards = None
-    if keep_in is not None:
-        shards = Shards.resume(keep_in, plan.made_with(), ".parquet", read_rollouts, Rollouts.to_parquet)
-    rollouts = Rollouts.concatenate(draw_batches(plan, shards, progress=progress))
+    if keep_in is None:
+        rollouts = Rollouts.concatenate(draw_batches(plan, None, progress=progress))
+    else:
+        made_with = plan.made_with()
+        with Shards.resume(keep_in, made_with, ".parquet", read_rollouts, Rollouts.to_parquet, stamped=True) as shards:
+            rollouts = Rollouts.concatenate(draw_batches(plan, shards, progress=progress))
     place = {problem.prompt_id: index for index, problem in enumerate(problems)}
     by_problem = [
         (place[prompt_id], sample_id)

@@ -4,59 +4,107 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradstats.system.checksums import changed_sentence, digest
+
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Entry of a JSON file that holds the digest of all others.
+CHECKSUM = "checksum"
+
 
 @contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` to write a file or a folder to; rename it on success.
 
-    A process that is killed, or a full disk, leaves ``path`` as it was: a reader never finds half a file.
-    The temporary name starts with a dot and ends in ``.partial``, so that no reader's pattern matches it.
+    A process that is killed, a machine that loses power, or a full disk leaves ``path`` as it was: a reader never
+    finds half a file, since everything is on the disk before it is renamed. The temporary name starts with a dot,
+    holds the host, the process and a random part, and ends in ``.partial``, so that no reader's pattern matches it and
+    no two writers share it. A symbolic link is followed.
 
     Args:
-        path: the final name; an existing file or folder is replaced.
+        path: the final name; an existing file is replaced.
+        replace_folder: replace an existing folder as well, which the caller has recognised as its own.
 
     Raises:
+        FileExistsError: when a folder, a device or a pipe lies there.
         OSError: when the file system refuses (no space, no permission); the temporary file is removed.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
+    if path.is_dir() and not replace_folder:
+        raise FileExistsError(f"{path} is a folder, which is left alone: choose another path")
+    if path.exists() and not path.is_dir() and not path.is_file():
+        raise FileExistsError(f"{path} is a device or a pipe, not a file: choose another path")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = _partial_of(path)
+    old = _partial_of(path)
     try:
         yield partial
+        _sync(partial)
         if path.is_dir():
-            shutil.rmtree(path)
+            path.rename(old)
         partial.replace(path)
+        _sync_folder(path.parent)
     finally:
+        if old.exists() and not path.exists():
+            old.rename(path)
         remove_path(partial)
+        remove_path(old)
 
 
 def remove_path(path: Path) -> None:
     """Remove a file or a folder, if it exists."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what interrupted writers left in ``folder`` (names ending in ``.partial``)."""
-    for partial in folder.glob(".*.partial"):
+    """Remove what interrupted writers left in ``folder``; only for one who has locked it."""
+    for partial in partials(folder):
         remove_path(partial)
 
 
+def partials(folder: Path) -> list[Path]:
+    """What interrupted writers left in ``folder`` (names ending in ``.partial``)."""
+    return list(folder.glob(".*.partial"))
+
+
 def write_json(path: str | os.PathLike[str], data: Mapping[str, object]) -> None:
-    """Write ``data`` as indented JSON, whole or not at all (NaN is written as ``null``)."""
+    """Write ``data`` as indented JSON with a checksum, whole or not at all (NaN is written as ``null``)."""
+    entries = json.loads(to_json(data))
     with atomic_path(path) as partial:
-        partial.write_text(to_json(data) + "\n", encoding="utf-8")
+        partial.write_text(to_json(entries | {CHECKSUM: _checksum(entries)}) + "\n", encoding="utf-8")
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what :func:`write_json` wrote, without the checksum; files without one are those of earlier versions.
+
+    Raises:
+        ValueError: when the file is not JSON, holds something else than names and values, or its checksum differs.
+    """
+    try:
+        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{os.fspath(path)} cannot be read as JSON ({error}): restore it from a copy, or remove it and repeat the "
+            "command that wrote it"
+        ) from error
+    if not isinstance(entries, dict):
+        raise ValueError(f"{os.fspath(path)} holds a JSON {type(entries).__name__} where names and values are expected")
+    written = entries.pop(CHECKSUM, None)
+    if written is not None and written != _checksum(entries):
+        raise ValueError(changed_sentence(path))
+    return entries
 
 
 def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame, *, float_format: str | None = None) -> None:
@@ -66,8 +114,45 @@ def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame, *, float_format
 
 
 def to_json(data: Mapping[str, object]) -> str:
-    """Write ``data`` as indented JSON; NaN and infinities, which JSON does not have, become ``null``."""
+    """``data`` as indented JSON; NaN and infinities, which JSON does not have, become ``null``."""
     return json.dumps(_without_nan(data), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _checksum(entries: Mapping[str, object]) -> str:
+    return digest(sorted(entries.items()))
+
+
+def _partial_of(path: Path) -> Path:
+    """A name beside ``path`` that no other writer uses."""
+    # File systems allow names of 255 bytes.
+    writer = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
+    return path.with_name(f".{path.name[:120]}.{writer}.partial")
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or a folder and all files in it, written to the disk."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _sync_file(Path(folder, name))
+        _sync_folder(Path(folder))
+    if path.is_file():
+        _sync_file(path)
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Have the names in a folder written to the disk, where the system can open folders."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _without_nan(value: Any) -> Any:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from gradstats.system.files import remove_partials, remove_path, to_json, write_json
+from gradstats.system.checksums import digest
+from gradstats.system.files import partials, read_json, remove_partials, remove_path, to_json, write_json
 from gradstats.system.interrupts import finishing_current_shard
+from gradstats.system.lock import LOCK, only_writer
 
 Content = TypeVar("Content")
+
+#: The file of a folder of shards that says how many there are, and of which run.
+PLAN = "plan.json"
+#: Entry of a shard's metadata that says where it belongs: ``run``, ``settings`` and ``shard``, its number.
+ORIGIN = "origin"
+_OTHER = {"run": "another run", "settings": "a run with other settings", "shard": "another place in this run"}
+_NO_FAIR_SAMPLE = "shards are ordered by prompt length, so that those there are not a fair sample"
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,8 @@ class Shards(Generic[Content]):
         suffix: how their names end; empty where a shard is a folder.
         read: reads one shard.
         write: writes one shard, whole or not at all.
+        origin: ``run`` and ``settings``, which each shard records in its metadata with its number, and which are
+            compared when it is read; empty where shards record nothing, as those of earlier versions.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -41,8 +52,10 @@ class Shards(Generic[Content]):
     suffix: str
     read: Callable[[Path], Content]
     write: Callable[[Content, Path], object]
+    origin: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
+    @contextmanager
     def resume(
         cls,
         folder: str | os.PathLike[str],
@@ -50,8 +63,12 @@ class Shards(Generic[Content]):
         suffix: str,
         read: Callable[[Path], Content],
         write: Callable[[Content, Path], object],
-    ) -> Shards[Content]:
+        *,
+        stamped: bool = False,
+    ) -> Iterator[Shards[Content]]:
         """Open a folder of shards for a command with the given settings, and create it where it does not exist.
+
+        No other process can open it at the same time.
 
         Args:
             folder: where the shards are; it also records the settings.
@@ -59,6 +76,7 @@ class Shards(Generic[Content]):
             suffix: as for the class.
             read: as for the class.
             write: as for the class.
+            stamped: let each shard, which has a ``metadata``, record the settings' digest and its number.
 
         Raises:
             ValueError: when the folder holds shards made with other settings (the first is named), or something else.
@@ -66,26 +84,29 @@ class Shards(Generic[Content]):
         folder = Path(folder)
         recorded = folder / "settings.json"
         wanted = json.loads(to_json(settings))
-        if recorded.exists():
-            earlier = json.loads(recorded.read_text(encoding="utf-8"))
-            differing = [name for name in wanted if earlier.get(name) != wanted[name]]
-            if differing:
-                raise ValueError(
-                    f"{folder} holds shards of an unfinished command with another {differing[0]}: finish that command, "
-                    "or remove the folder"
-                )
-        elif folder.exists() and any(folder.iterdir()):
+        if not recorded.exists() and folder.exists() and set(folder.iterdir()) - {*partials(folder), folder / LOCK}:
             raise ValueError(f"{folder} is not empty and holds no shards of a command: choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        remove_partials(folder)
-        write_json(recorded, wanted)
-        for old in folder.glob("part-*"):  # the name that shards of an unfinished command had up to version 0.1
-            old.rename(folder / old.name.replace("part-", "shard-", 1))
-        return cls(folder, suffix, read, write)
+        with only_writer(folder):
+            if recorded.exists():
+                earlier = read_json(recorded)
+                # Shards that an earlier version left unfinished record nothing.
+                stamped = stamped and bool(earlier.pop("stamped", False))
+                differing = [name for name in wanted if earlier.get(name) != wanted[name]]
+                if differing:
+                    raise ValueError(
+                        f"{folder} holds shards of an unfinished command with another {differing[0]}: finish that "
+                        "command, or remove the folder"
+                    )
+            remove_partials(folder)
+            write_json(recorded, wanted | {"stamped": stamped})
+            for old in folder.glob("part-*"):  # the name that shards of an unfinished command had up to version 0.1
+                old.rename(folder / old.name.replace("part-", "shard-", 1))
+            yield cls(folder, suffix, read, write, {"run": digest(wanted)} if stamped else {})
 
     def path(self, number: int) -> Path:
         """Where a shard is."""
-        return self.folder / f"shard-{number:05d}{self.suffix}"
+        return shard_path(self.folder, number, self.suffix)
 
     def finished(self, n_shards: int) -> list[int]:
         """Which of the first ``n_shards`` shards exist."""
@@ -109,12 +130,146 @@ class Shards(Generic[Content]):
         waiting = nullcontext(_nothing) if on_interrupt is None else finishing_current_shard(on_interrupt)
         with waiting as stop_if_asked:
             for number in missing:
-                self.write(make(number), self.path(number))
+                self.write(self._with_origin(make(number), number), self.path(number))
                 stop_if_asked()
+
+    def read_one(self, number: int) -> Content:
+        """Read one shard.
+
+        Raises:
+            ValueError: when it belongs to another run, or elsewhere in this one.
+        """
+        content: Any = self.read(self.path(number))
+        if self.origin:
+            _refuse_other_origin(content.metadata, self.path(number), {**self.origin, "shard": number})
+        return content
 
     def read_all(self, n_shards: int) -> list[Content]:
         """Read the first ``n_shards`` shards, all of which must exist."""
-        return [self.read(self.path(number)) for number in range(n_shards)]
+        return [self.read_one(number) for number in range(n_shards)]
+
+    def _with_origin(self, content: Any, number: int) -> Content:
+        if not self.origin:
+            return content
+        return replace(content, metadata=content.metadata | {ORIGIN: {**self.origin, "shard": number}})
+
+
+@dataclass(frozen=True)
+class PlannedShards:
+    """The shards of a folder by its plan.
+
+    Attributes:
+        paths: the shards there are, in order.
+        numbers: their numbers.
+        origin: the ``run`` and ``settings`` that each should state; empty for runs of earlier versions.
+    """
+
+    paths: list[Path]
+    numbers: list[int]
+    origin: dict[str, object]
+
+
+class IncompleteRunError(ValueError):
+    """Shards that a run has planned are missing."""
+
+
+def planned_shards(
+    folder: Path, suffix: str, *, plan_file: Path | None = None, partial: bool = False
+) -> PlannedShards | None:
+    """The shards that a folder should hold by its ``plan.json``, or None where it has no plan.
+
+    Args:
+        folder: the folder.
+        suffix: how the shards' names end.
+        plan_file: the plan; that in the folder when None.
+        partial: leave out shards that are missing, with a warning, instead of refusing.
+
+    Raises:
+        IncompleteRunError: when shards are missing, or the folder holds those of an unfinished command.
+        ValueError: when the plan is damaged.
+    """
+    if (folder / "settings.json").exists() and not partial:
+        raise IncompleteRunError(
+            f"{folder} holds the finished shards of an unfinished command: repeat that command, and it continues from "
+            "them (or read what there is with --partial)"
+        )
+    plan_file = folder / PLAN if plan_file is None else plan_file
+    if not plan_file.exists():
+        return None
+    plan = read_json(plan_file)
+    total = n_planned(plan, plan_file)
+    paths = {number: shard_path(folder, number, suffix) for number in range(total)}
+    present = [number for number, path in paths.items() if path.exists()]
+    if len(present) < total:
+        first = next(path.name for path in paths.values() if not path.exists())
+        what = f"{total - len(present)} of {total} shards are missing in {folder} (the first: {first})"
+        if not partial:
+            raise IncompleteRunError(
+                f"{what}: repeat `gradstats run`, which makes what is missing, or analyse what there is with "
+                f"--partial; {_NO_FAIR_SAMPLE}"
+            )
+        warnings.warn(f"{what}: this is an analysis of the others; {_NO_FAIR_SAMPLE}", UserWarning, stacklevel=2)
+    return PlannedShards([paths[number] for number in present], present, _origin(plan))
+
+
+def read_origin(folder: Path) -> dict[str, object]:
+    """The ``run`` and ``settings`` that the shards of a folder state by its plan; empty for earlier versions."""
+    return _origin(read_json(folder / PLAN)) if (folder / PLAN).exists() else {}
+
+
+def _origin(plan: Mapping[str, object]) -> dict[str, object]:
+    return {name: plan[name] for name in ("run", "settings") if name in plan}
+
+
+def n_planned(plan: Mapping[str, Any], path: Path) -> int:
+    """How many shards a plan has.
+
+    Raises:
+        ValueError: when it does not say so.
+    """
+    try:  # version 0.1 recorded only the batches of each round
+        return int(plan["n_shards"]) if "n_shards" in plan else sum(len(entry["batches"]) for entry in plan["rounds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} does not say how many shards there are: restore it from a copy") from error
+
+
+def refuse_foreign_shard(
+    metadata: Mapping[str, Any], path: Path, planned: PlannedShards | None, *, partial: bool = False
+) -> None:
+    """Refuse a shard that was made by another run, with other settings, or as another shard of its run.
+
+    Args:
+        metadata: of the shard's rollouts or measurement.
+        path: where it was read.
+        planned: what its folder should hold; None where it has no plan.
+        partial: take shards from a folder without a plan.
+
+    Raises:
+        ValueError: likewise; and when a run's shard lies in a folder without a plan, which may lack others.
+    """
+    if planned is not None and planned.origin:
+        _refuse_other_origin(metadata, path, planned.origin | {"shard": planned.numbers[planned.paths.index(path)]})
+    elif planned is None and ORIGIN in metadata and not partial:
+        raise IncompleteRunError(
+            f"{path} is one shard of a run, and {path.parent} has no {PLAN} that says how many there are: copy "
+            "the whole folder of the run"
+        )
+
+
+def _refuse_other_origin(metadata: Mapping[str, Any], path: Path, expected: Mapping[str, object]) -> None:
+    origin = metadata.get(ORIGIN)
+    found = origin if isinstance(origin, dict) else {}
+    for name, what in _OTHER.items():
+        if name in expected and found.get(name) != expected[name]:
+            raise ValueError(
+                f"{path} does not belong here, it comes from {what}: put back the shard that was there, or remove it, "
+                "and the command that made it makes it again"
+            )
+
+
+def shard_path(folder: Path, number: int, suffix: str) -> Path:
+    """Where the shard of a number is."""
+    return folder / f"shard-{number:05d}{suffix}"
 
 
 def shards_folder(out: Path) -> Path:
@@ -123,17 +278,12 @@ def shards_folder(out: Path) -> Path:
 
 
 def remove_shards(out: Path) -> None:
-    """Remove the shards of a file or folder that has been written."""
-    remove_path(shards_folder(out))
-
-
-def digest(data: object) -> str:
-    """Return a fingerprint of anything that JSON can hold.
-
-    >>> digest([1, 2]) == digest((1, 2)) != digest([2, 1])
-    True
-    """
-    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+    """Remove the shards of a file or folder that has been written, and nothing that was put beside them."""
+    folder = shards_folder(out)
+    for path in (folder / "settings.json", *partials(folder), *folder.glob("shard-*")):
+        remove_path(path)
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _nothing() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gradstats.system.files import atomic_path, remove_partials, remove_path, to_json, write_csv, write_json
+from gradstats.system.files import atomic_path, read_json, remove_partials, remove_path, to_json, write_csv, write_json
 
 
 def test_a_writer_that_fails_leaves_what_was_there(tmp_path):
@@ -29,7 +29,7 @@ def test_a_writer_that_fails_leaves_what_was_there(tmp_path):
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):
     for name in ("old", "new"):
-        with atomic_path(tmp_path / "folder") as partial:
+        with atomic_path(tmp_path / "folder", replace_folder=True) as partial:
             partial.mkdir()
             (partial / name).write_text("")
     assert [file.name for file in (tmp_path / "folder").iterdir()] == ["new"]
@@ -50,7 +50,7 @@ def test_json_has_null_where_a_number_is_not_finite(tmp_path):
     data = {"a": np.float64("nan"), "b": [np.int64(2), float("inf"), (1.5,)], "c": {"d": "x", 3: None}}
     assert json.loads(to_json(data)) == {"a": None, "b": [2, None, [1.5]], "c": {"d": "x", "3": None}}
     write_json(tmp_path / "data.json", data)
-    assert (tmp_path / "data.json").read_text() == to_json(data) + "\n"
+    assert read_json(tmp_path / "data.json") == json.loads(to_json(data))
 
 
 def test_a_table_is_written_whole_without_its_index(tmp_path):

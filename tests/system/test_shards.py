@@ -28,13 +28,15 @@ SETTINGS = {"group_size": 2, "max_new_tokens": 12, "batch_size": 4, "progress": 
 
 def numbers(folder, settings):
     """Shards that hold a number each."""
-    return Shards.resume(
-        folder,
-        settings,
-        ".json",
-        lambda path: json.loads(path.read_text()),
-        lambda number, path: path.write_text(json.dumps(number)),
-    )
+
+    def read(path):
+        return json.loads(path.read_text())
+
+    def write(number, path):
+        path.write_text(str(number))
+
+    with Shards.resume(folder, settings, ".json", read, write) as shards:
+        return shards
 
 
 def interrupted_at(monkeypatch, owner, name, call):

@@ -111,7 +111,7 @@ def get_component(kind: Kind, name: str | Component, **parameters: object) -> Co
 
 
 def parameter_names(kind: Kind, name: str) -> list[str]:
-    """Return the names of the parameters that a component takes."""
+    """The names of the parameters that a component takes."""
     definition = _find(kind, name)
     return list(inspect.signature(definition.function).parameters)[definition.skip :]
 

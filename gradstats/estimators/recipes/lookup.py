@@ -72,7 +72,7 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
 
 
 def names() -> list[str]:
-    """Return the names of all recipes: the rows of :data:`RECIPES`, then every other estimator by itself."""
+    """The names of all recipes: the rows of :data:`RECIPES`, then every other estimator by itself."""
     alone = {row["advantage"] for row in RECIPES.values() if not set(row) & set(DEFAULT_COMPONENTS)}
     return [*RECIPES, *(name for name in registry.names() if name not in RECIPES and name not in alone)]
 
@@ -115,7 +115,7 @@ def table() -> pd.DataFrame:
 
 
 def unit_of_label(label: str) -> str:
-    """Return the unit of an estimator's gradient, from the label that tables and files give it.
+    """What the gradient of an estimator is measured in, from the label that tables and files give it.
 
     Args:
         label: of a baseline, ``"kimi(tau=0.5)"``, or of a recipe, ``"grpo[group_mean · group_std · sequence_mean]"``.
@@ -136,7 +136,7 @@ def unit_of_label(label: str) -> str:
 
 
 def _kind_of(component: str) -> str:
-    """Return the kind of a component that does something: names are unique among those."""
+    """The kind of a component that does something: names are unique among those."""
     base, _ = read_label(component)
     for kind, known in COMPONENTS.items():
         if base in known:

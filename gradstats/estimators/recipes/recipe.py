@@ -116,7 +116,7 @@ class Recipe:
         return " / ".join([plain, *divisors, *([] if self.scale.name == "none" else [self.scale.unit])])
 
     def expected_scale(self, group_size: int) -> float | None:
-        """Return the advantage's, where no other component changes it on-policy and sums are plain; None otherwise."""
+        """The advantage's, where no other component changes it on-policy and sums are plain; None otherwise."""
         plain = (
             self.aggregation.name == SEQUENCE_SUM
             and self.ratio.label in ("none", "sequence_product")  # ρ = 1 on-policy
@@ -149,7 +149,7 @@ class Recipe:
         return np.where(batch.mask, weights, 0.0)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
-        """Return the weights as (N,) where every token of a completion has the same weight, else :meth:`token_weights`.
+        """The weights as (N,) where every token of a completion has the same weight, else :meth:`token_weights`.
 
         Whether they are the same follows from the components: advantage and KL at sequence level, and ratios
         at sequence level or (without ``old_logprobs``) equal to 1.

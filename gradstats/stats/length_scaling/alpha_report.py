@@ -14,8 +14,6 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
 from gradstats.stats.length_scaling.diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
-from gradstats.stats.length_scaling.mundlak import MundlakTest, mundlak_test
-from gradstats.stats.length_scaling.regression_lines import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
 from gradstats.stats.on_policy.check import OnPolicyCheck, check_on_policy
 from gradstats.stats.records import records
@@ -24,7 +22,7 @@ from gradstats.stats.tokens.profiles import has_token_energies
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200
 CURVED_BELOW = 0.01
-# How much wider than another the interval that allows for unequal and shared noise has to be, to be reported.
+# How much wider than Student's the interval that allows for unequal noise has to be, to be reported.
 NOTICEABLY_WIDER = 1.2
 
 Result = TypeVar("Result")
@@ -41,13 +39,11 @@ class AlphaReport:
         low: lower end of it.
         high: upper end of it.
         stderr: the standard error of α that this interval uses.
-        mean_fit: for ``fit.method == "ols"``, the gamma fit of E[‖S‖² | T], which the baseline needs; else None.
+        mean_fit: for ``fit.method == "ols"``, the Poisson fit of E[‖S‖² | T], which the baseline needs; else None.
         uncut_fit: the fit without completions that were cut off at the cap; None where none was, or too few remain.
         curvature: whether one power law fits; None with too few lengths or prompts.
-        within_between: whether α within prompts equals α between them; None without prompts that vary in length.
-        influence: frame of :func:`gradstats.stats.length_scaling.diagnostics.alpha_without_each_prompt`; None where it
-            would take too many refits.
-        by_block: frame of :func:`gradstats.stats.length_scaling_by_block`; None for bare points, or a single block.
+        influence: frame of `alpha_without_each_prompt`; None where it would take too many refits.
+        by_block: frame of `length_scaling_by_block`; None for bare points, or a single block.
         energy_fit: α of the summed token energies; None where they were not measured.
         on_policy: the on-policy check; None for bare points, or fewer than 3 prompts.
     """
@@ -61,14 +57,13 @@ class AlphaReport:
     mean_fit: LengthScalingFit | None
     uncut_fit: LengthScalingFit | None
     curvature: CurvatureTest | None
-    within_between: MundlakTest | None
     influence: pd.DataFrame | None = field(repr=False)
     by_block: pd.DataFrame | None = field(repr=False)
     energy_fit: LengthScalingFit | None
     on_policy: OnPolicyCheck | None
 
     def confidence_interval(self, confidence_level: float | None = None) -> tuple[float, float]:
-        """Return the interval of α, by default at the report's level."""
+        """The interval of α, by default at the report's level."""
         level = self.confidence_level if confidence_level is None else confidence_level
         return self.fit.confidence_interval(level, self.interval)
 
@@ -86,9 +81,6 @@ class AlphaReport:
             "mean_scaling": _brief(self.mean_fit, level),
             "without_truncated": _brief(self.uncut_fit, level),
             "curvature": None if self.curvature is None else self.curvature.to_frame(level).iloc[0].to_dict(),
-            "within_between": (
-                None if self.within_between is None else self.within_between.to_frame(level).iloc[0].to_dict()
-            ),
             "most_influential_prompt": None if influence is None else records(influence.head(1))[0],
             "token_energy": _brief(self.energy_fit, level),
             "by_block": None if self.by_block is None else records(self.by_block),
@@ -97,24 +89,22 @@ class AlphaReport:
         }
 
     def sentences(self) -> list[str]:
-        """State what to read beside α, one sentence each; the on-policy verdict is the first."""
+        """What to read beside α, one sentence each; the on-policy verdict is the first."""
         sentences = ["Whether the samples are on-policy is not known: lengths and norms alone do not show it."]
         if self.on_policy is not None:
             sentences = [self.on_policy.verdict()]
-        if self.interval != "cluster":
-            low, high = self.fit.confidence_interval(self.confidence_level, "cluster")
+        if self.interval == "t":
+            low, high = self.fit.confidence_interval(self.confidence_level, "hc3")
             if high - low > NOTICEABLY_WIDER * (self.high - self.low):
                 sentences.append(
-                    f"The noise changes with length or is shared by answers to a prompt, which the {self.interval} "
-                    f"interval does not allow for: use the cluster interval, [{low:.3f}, {high:.3f}]."
+                    "The noise changes with length, which Student's interval does not allow for: use the hc3 interval, "
+                    f"[{low:.3f}, {high:.3f}]."
                 )
         if self.mean_fit is not None:
             sentences.append(
-                f"The mean E[‖S‖² | T], which a baseline's weights follow, has {self._alpha(self.mean_fit)} (gamma), "
-                "an interval that is too narrow where single norms are very large."
+                f"The mean E[‖S‖² | T], which a baseline's weights follow, has {self._alpha(self.mean_fit)}, an "
+                "interval that is too narrow where the noise is large."
             )
-        if self.within_between is not None:
-            sentences.append(self.within_between.sentence(self.confidence_level))
         if self.energy_fit is not None:
             sentences.append(
                 f"The summed token energies Σ‖s_t‖² have {self._alpha(self.energy_fit)}; the rest of α is correlation "
@@ -160,17 +150,16 @@ def alpha_report(
 
     Args:
         measured: a measurement; or give the arrays.
-        method: of the fit, as in :func:`gradstats.fit_length_scaling`.
-        interval: kind of interval, as in :meth:`gradstats.stats.LengthScalingFit.confidence_interval`; None for the
-            fit's default.
+        method: of the fit, as in `fit_length_scaling`.
+        interval: kind of interval, as in `LengthScalingFit.confidence_interval`; None for the fit's default.
         confidence_level: level of the intervals.
-        lengths: as in :func:`gradstats.fit_length_scaling`, instead of ``measured``.
+        lengths: as in `fit_length_scaling`, instead of ``measured``.
         sq_norms: likewise.
         groups: likewise.
         truncated: likewise.
 
     Raises:
-        TypeError: as :func:`gradstats.fit_length_scaling`.
+        TypeError: as `fit_length_scaling`.
         ValueError: likewise, or for an interval that this fit does not offer.
 
     Example:
@@ -178,7 +167,7 @@ def alpha_report(
         >>> points = gs.data.load("gloeckle2026")
         >>> report = gs.alpha_report(lengths=points.length, sq_norms=points.sq_norm)
         >>> round(report.fit.alpha, 3), round(report.low, 3), round(report.high, 3)
-        (0.789, 0.474, 1.103)
+        (0.789, 0.475, 1.102)
         >>> print(report.sentences()[-1])
         Leaving out one prompt moves α by at most 0.082 (prompt 24, to 0.707).
     """
@@ -194,9 +183,9 @@ def alpha_report(
     mean_fit = None
     if method == "ols":
         mean_fit = fit_length_scaling(
-            lengths=fit.lengths, sq_norms=fit.sq_norms, groups=fit.clusters, method="gamma", truncated=fit.truncated
+            lengths=fit.lengths, sq_norms=fit.sq_norms, groups=fit.clusters, method="ppml", truncated=fit.truncated
         )
-    closed_form = isinstance(fit.line, RegressionLine) and fit.line.exact
+    closed_form = method in ("ols", "within_prompt", "between_prompt")
     return AlphaReport(
         fit=fit,
         confidence_level=confidence_level,
@@ -207,7 +196,6 @@ def alpha_report(
         mean_fit=mean_fit,
         uncut_fit=_or_none(fit.without_truncated) if fit.n_truncated else None,
         curvature=_or_none(lambda: curvature_test(fit)),
-        within_between=_or_none(lambda: mundlak_test(fit)),
         influence=_named_influence(fit, measured, groups) if closed_form or fit.n <= MOST_REFITS else None,
         by_block=_by_block(measured, method, confidence_level),
         energy_fit=None
@@ -222,7 +210,7 @@ def alpha_report(
 def _named_influence(
     fit: LengthScalingFit, measured: MeasuredNorms | None, groups: ArrayLike | None
 ) -> pd.DataFrame | None:
-    """:func:`gradstats.stats.length_scaling.diagnostics.alpha_without_each_prompt`, with the names of the prompts."""
+    """`alpha_without_each_prompt`, with the names of the prompts."""
     frame = _or_none(lambda: alpha_without_each_prompt(fit))
     groups = groups if measured is None else measured.rollouts.prompt_id
     if frame is None or groups is None:

@@ -32,7 +32,7 @@ class CurvatureTest:
     pvalue: float
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval of the curvature."""
+        """The interval of the curvature."""
         margin = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees)) * self.stderr
         return self.curvature - margin, self.curvature + margin
 
@@ -88,7 +88,7 @@ def alpha_without_each_prompt(fit: LengthScalingFit) -> pd.DataFrame:
         ValueError: when leaving a prompt out leaves too few lengths to fit.
     """
     without = np.full(fit.n_prompts, fit.alpha)
-    if isinstance(fit.line, RegressionLine) and fit.line.exact:
+    if isinstance(fit.line, RegressionLine) and fit.method != "ppml":
         # The last column of the design is log T.
         without = fit.line.regression.without_each(fit.line.clusters)[:, -1] / 2.0
     else:

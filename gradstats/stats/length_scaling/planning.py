@@ -38,7 +38,7 @@ class AlphaPlan:
         return pd.DataFrame([vars(self)])
 
     def sentence(self) -> str:
-        """Return the answer in words."""
+        """The answer in words."""
         source = "independent sequences with that noise and spread of lengths"
         if self.pilot_n_prompts is not None:
             source = f"similar to the pilot's {self.pilot_n_prompts} prompts"
@@ -81,7 +81,7 @@ def plan_alpha(
         >>> points = gs.data.load("gloeckle2026")
         >>> pilot = gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)
         >>> gs.plan_alpha(pilot, half_width=0.1).n_prompts
-        219
+        263
     """
     if (pilot is None) == (noise is None and length_spread is None):
         raise TypeError("give either a pilot fit, or both noise= and length_spread=")

@@ -27,8 +27,6 @@ class RegressionLine:
         regression: the least-squares fit; the last column of its design is log T.
         clusters: (rows,) prompt of each row of it, numbered from 0.
         intervals: the interval methods it offers.
-        exact: whether the line is this regression, so that leaving rows out of it refits the line; elsewhere weights or
-            variances would have to be estimated again.
         default_interval: the interval method used by default.
     """
 
@@ -38,12 +36,11 @@ class RegressionLine:
     centre: float
     regression: LeastSquares
     clusters: Int[np.ndarray, " rows"]
-    intervals: tuple[str, ...] = REGRESSION_INTERVALS
-    exact: bool = True
-    default_interval: str = "cluster"
+    intervals: tuple[str, ...]
+    default_interval: str
 
     def slope_stderr(self, method: str) -> float:
-        """Return standard error of the slope that an interval method uses; the bootstrap studentises by CR0."""
+        """Standard error of the slope that an interval method uses; the bootstrap studentises by CR0."""
         if method == "bootstrap":
             return float(self.regression.cr0(self._slope_contrast(), self.clusters)[0])
         return float(self._errors(self._slope_contrast(), method)[0][0])
@@ -51,7 +48,7 @@ class RegressionLine:
     def slope_interval(
         self, level: float, method: str, n_resamples: int, rng: np.random.Generator
     ) -> tuple[float, float]:
-        """Return the interval of the slope."""
+        """The interval of the slope."""
         if method == "bootstrap":
             return self._bootstrap(level, n_resamples, rng)
         stderr, degrees = self._errors(self._slope_contrast(), method)
@@ -61,7 +58,7 @@ class RegressionLine:
     def band(
         self, x: Float[np.ndarray, " points"], level: float, method: str
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the line at some log T, and the ends of its pointwise interval."""
+        """The line at some log T, and the ends of its pointwise interval."""
         contrasts = (x - self.centre)[:, None]
         if self.regression.design.shape[1] == 2:
             contrasts = np.column_stack([np.ones(len(x)), contrasts])
@@ -97,7 +94,7 @@ class RegressionLine:
         return self.slope - high_t * stderr, self.slope - low_t * stderr
 
     def _informative(self) -> Bool[np.ndarray, " prompts"]:
-        """Return the prompts that enter the coefficients; within prompts, those of more than one length."""
+        """The prompts that enter the coefficients; within prompts, those of more than one length."""
         return np.bincount(self.clusters, weights=np.abs(self.regression.design).sum(axis=1)) > 0
 
     def _warn_few_prompts(self) -> None:
@@ -114,7 +111,8 @@ def pooled_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> RegressionLine:
     """Ordinary least squares on all sequences."""
-    return _line(x, y, clusters)
+    alone = len(np.unique(clusters)) == len(x)
+    return _line(x, y, clusters, "t" if alone else "cluster")
 
 
 def between_prompt_line(
@@ -122,7 +120,8 @@ def between_prompt_line(
 ) -> RegressionLine:
     """Ordinary least squares on the prompts' means: how prompts with longer answers differ."""
     mean_x, mean_y = _prompt_means(x, clusters), _prompt_means(y, clusters)
-    return _line(mean_x, mean_y, np.arange(len(mean_x)))
+    # Means over different numbers of completions, or at different lengths, are not equally noisy.
+    return _line(mean_x, mean_y, np.arange(len(mean_x)), "t" if len(mean_x) == len(x) else "cluster")
 
 
 def within_prompt_line(
@@ -152,10 +151,14 @@ def within_prompt_line(
         centre=float(x.mean()),
         regression=fit,
         clusters=clusters,
+        intervals=REGRESSION_INTERVALS,
+        default_interval="cluster",
     )
 
 
-def _line(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]) -> RegressionLine:
+def _line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"], default: str
+) -> RegressionLine:
     centre = float(x.mean())
     fit = least_squares(np.column_stack([np.ones_like(x), x - centre]), y)
     slope = float(fit.coefficients[1])
@@ -166,6 +169,8 @@ def _line(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[
         centre=centre,
         regression=fit,
         clusters=clusters,
+        intervals=REGRESSION_INTERVALS,
+        default_interval=default,
     )
 
 

@@ -1,0 +1,118 @@
+"""Results that a user names a place for: what this program did not write there is never replaced or removed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradstats.system.files import atomic_path, to_json, write_csv
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: What every figure, table and page that this program writes holds, in a comment or among its metadata.
+MARK = "written by gradstats"
+
+
+def refuse_foreign(path: str | os.PathLike[str], what: str, is_ours: Callable[[Path], bool]) -> None:
+    """Refuse to write a result where something lies that this program did not write, before any work is done.
+
+    Args:
+        path: where the result is to be written.
+        what: the result, as in "a rollouts file".
+        is_ours: whether what lies there is such a result; it is asked about files and folders only.
+
+    Raises:
+        FileExistsError: when something else lies there.
+        NotADirectoryError: when a file lies where a folder is needed.
+    """
+    path = Path(path)
+    parent = next((folder for folder in path.parents if folder.exists()), None)
+    if parent is not None and not parent.is_dir():
+        raise NotADirectoryError(f"{path} cannot be written, since {parent} is not a folder: choose another path")
+    if not os.path.lexists(path):
+        return
+    if not path.is_file() and not path.is_dir():
+        raise FileExistsError(
+            f"{path} is not a file or folder (a device, a pipe or a broken link): choose another path"
+        )
+    if not is_ours(path):
+        kind = "folder" if path.is_dir() else "file"
+        raise FileExistsError(
+            f"the {kind} {path} exists and is not {what} that gradstats wrote; it is left alone: choose another "
+            "path, or remove it yourself"
+        )
+
+
+def refuse_other_result(path: str | os.PathLike[str], difference: str | None, overwrite: bool) -> None:
+    """Refuse to replace a finished result by one of other settings, unless that was asked for.
+
+    Args:
+        path: the result.
+        difference: what differs, as in "another seed"; None where nothing does.
+        overwrite: whether it may be replaced nevertheless.
+
+    Raises:
+        FileExistsError: when it may not.
+    """
+    if difference is not None and not overwrite:
+        raise FileExistsError(
+            f"{os.fspath(path)} holds a finished result with {difference}: replace it with --overwrite "
+            "(overwrite=True), or choose another path"
+        )
+
+
+def differing_entry(
+    there: Mapping[str, object], wanted: Mapping[str, object], varying: Collection[str] = ()
+) -> str | None:
+    """What two results' metadata differ in, as in "another seed"; None where they are the same.
+
+    Args:
+        there: of the result that exists.
+        wanted: of the result that is to be written.
+        varying: entries that are not compared.
+    """
+    as_read = json.loads(to_json(wanted))
+    names = [name for name in (as_read.keys() | there.keys()) - set(varying) if as_read.get(name) != there.get(name)]
+    return f"another {min(names)}" if names else None
+
+
+def is_marked(path: Path) -> bool:
+    """Whether a file holds :data:`MARK`."""
+    return path.is_file() and MARK.encode() in path.read_bytes()
+
+
+def has_columns(path: Path, columns: Collection[str]) -> bool:
+    """Whether a file is CSV with at least these columns."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        header = file.readline(100_000).decode("utf-8", "replace")
+    return set(columns) <= set(header.strip().split(","))
+
+
+def write_marked(path: Path, text: str, what: str) -> None:
+    """Write a text that holds :data:`MARK`, over an earlier one only.
+
+    Raises:
+        FileExistsError: when something else lies there.
+    """
+    refuse_foreign(path, what, is_marked)
+    with atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_table(path: Path, frame: pd.DataFrame, *, overwrite: bool) -> None:
+    """Write a table where a user asked for it: over the same table, and over another one only on request.
+
+    Raises:
+        FileExistsError: when there is something else, or a table with other numbers and ``overwrite`` is False.
+    """
+    refuse_foreign(path, "a table of these columns", lambda there: has_columns(there, list(map(str, frame))))
+    if path.exists():
+        new = frame.to_csv(index=False, lineterminator="\n").encode()
+        refuse_other_result(path, None if path.read_bytes() == new else "other numbers", overwrite)
+    write_csv(path, frame)

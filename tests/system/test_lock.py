@@ -1,0 +1,78 @@
+"""One writer at a time: a living process is respected, a dead one is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gradstats.system.lock import LOCK, LockedError, only_writer
+
+_HOLD = """
+import sys, time
+from gradstats.system.lock import only_writer
+with only_writer(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_writer_is_refused_by_name_and_a_killed_one_is_not_waited_for(tmp_path, holder):
+    with (
+        pytest.raises(LockedError, match=rf"another process works on .* \(process {holder.pid} on .*, since 20"),
+        only_writer(tmp_path),
+    ):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert json.loads((tmp_path / LOCK).read_text())["pid"] == holder.pid
+    with only_writer(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_of_another_host_is_respected(tmp_path):
+    (tmp_path / LOCK).write_text(json.dumps({"host": "elsewhere", "pid": 7, "started": "2026-01-01"}))
+    with (
+        pytest.raises(LockedError, match=r"locked by another host \(process 7 on elsewhere, since 2026-01-01\)"),
+        only_writer(tmp_path),
+    ):
+        pass
+    assert (tmp_path / LOCK).exists()
+
+
+@pytest.mark.parametrize("left", [b"", b'{"host": "a', b"\xff\x00", b"[1]", b'"x"', b"null"])
+def test_what_a_writer_killed_while_it_locked_left_behind_is_taken_over(tmp_path, left):
+    (tmp_path / LOCK).write_bytes(left)
+    with only_writer(tmp_path):
+        pass
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_a_folder_in_the_place_of_the_lock_is_named(tmp_path):
+    (tmp_path / LOCK).mkdir()
+    with (
+        pytest.raises(LockedError, match="is a folder where the lock of .* should be"),
+        only_writer(tmp_path),
+    ):
+        pass
+
+
+def test_the_lock_is_freed_after_an_error(tmp_path):
+    with pytest.raises(ZeroDivisionError), only_writer(tmp_path):
+        raise ZeroDivisionError
+    with only_writer(tmp_path):
+        pass

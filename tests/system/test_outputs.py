@@ -1,0 +1,70 @@
+"""Results go where a user asks, and nothing that this program did not write is replaced."""
+
+from __future__ import annotations
+
+import os
+
+import pandas as pd
+import pytest
+
+from gradstats.system.outputs import (
+    MARK,
+    differing_entry,
+    has_columns,
+    is_marked,
+    refuse_foreign,
+    refuse_other_result,
+    write_marked,
+    write_table,
+)
+
+
+def test_only_what_is_recognised_may_be_replaced(tmp_path):
+    mine = tmp_path / "mine.tex"
+    refuse_foreign(mine, "a table", is_marked)
+    write_marked(mine, f"% {MARK}\n1", "a table")
+    write_marked(mine, f"% {MARK}\n2", "a table")
+    assert mine.read_text() == f"% {MARK}\n2"
+    yours = tmp_path / "yours.tex"
+    yours.write_text("years of work")
+    with pytest.raises(FileExistsError, match="the file .*yours.tex exists and is not a table that gradstats wrote"):
+        write_marked(yours, f"% {MARK}", "a table")
+    assert yours.read_text() == "years of work"
+    with pytest.raises(FileExistsError, match="the folder .* exists and is not a table"):
+        refuse_foreign(tmp_path, "a table", is_marked)
+    for odd in ("pipe", "link"):
+        os.mkfifo(tmp_path / odd) if odd == "pipe" else (tmp_path / odd).symlink_to("nowhere")
+        with pytest.raises(FileExistsError, match="is not a file or folder"):
+            refuse_foreign(tmp_path / odd, "a table", lambda _: True)
+    with pytest.raises(FileExistsError, match="is not a file or folder"):
+        refuse_foreign("/dev/null", "a table", lambda _: True)
+    with pytest.raises(NotADirectoryError, match=r"mine.tex/deep.tex cannot be written, since .* is not a folder"):
+        refuse_foreign(mine / "deep.tex", "a table", is_marked)
+
+
+def test_a_table_replaces_the_same_one_and_another_on_request_only(tmp_path):
+    path, frame = tmp_path / "table.csv", pd.DataFrame({"a": [1.5], "b,c": ["x"]})
+    write_table(path, frame, overwrite=False)
+    assert has_columns(path, ["a"])
+    frame = frame[["a"]]
+    path.unlink()
+    for _ in range(2):
+        write_table(path, frame, overwrite=False)
+    with pytest.raises(FileExistsError, match="holds a finished result with other numbers: replace it with"):
+        write_table(path, frame * 2, overwrite=False)
+    write_table(path, frame * 2, overwrite=True)
+    assert path.read_text() == "a\n3.0\n"
+    path.write_text("name,age\nme,9\n")
+    with pytest.raises(FileExistsError, match="is not a table of these columns that gradstats wrote"):
+        write_table(path, frame, overwrite=True)
+    assert path.read_text() == "name,age\nme,9\n"
+
+
+def test_the_difference_between_two_results_is_named():
+    wanted = {"seed": 1, "sampler": {"k": (1, 2)}, "versions": 3}
+    assert differing_entry({"seed": 1, "sampler": {"k": [1, 2]}, "versions": 4}, wanted, {"versions"}) is None
+    assert differing_entry({"seed": 1, "versions": 3}, wanted) == "another sampler"
+    assert differing_entry(wanted | {"sampler": {"k": [1, 2]}, "extra": 1}, wanted) == "another extra"
+    refuse_other_result("x", "another seed", overwrite=True)
+    with pytest.raises(FileExistsError, match="x holds a finished result with another seed"):
+        refuse_other_result("x", "another seed", overwrite=False)
