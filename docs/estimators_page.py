@@ -49,7 +49,7 @@ RANKED: list[est.Estimator | Recipe] = [
     est.norm_weighted(),
     est.otb(),
     est.grpo(),
-    Recipe("group_mean", scale="group_std", aggregation="sequence_mean", name="grpo recipe"),
+    recipes.get("grpo"),
 ]
 
 
@@ -61,7 +61,7 @@ def ranking(policy: EnumeratedPolicy) -> pd.DataFrame:
         moments = policy.moments(estimator, GROUP_SIZE)
         rows.append(
             {
-                "estimator": f"`{estimator.name if isinstance(estimator, Recipe) else estimator.label}`",
+                "estimator": f"`{estimator.label}`",
                 "tr Cov / RLOO's": moments.trace_cov / reference.trace_cov,
                 "at matched signal": moments.matched_trace_cov / reference.trace_cov,
                 "noise-to-signal": moments.noise_to_signal,

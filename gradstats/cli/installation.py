@@ -42,9 +42,9 @@ def check(
 
 
 def list_things(
-    what: Positional[Literal["experiments", "estimators", "data", "rewards", "schema"]] = "experiments",
+    what: Positional[Literal["experiments", "estimators", "recipes", "data", "rewards", "schema"]] = "experiments",
 ) -> None:
-    """List by name: experiments, estimators, data sets or rewards; or print the experiment files' schema.
+    """List by name: experiments, estimators, recipes, data sets or rewards; or print the experiment files' schema.
 
     Args:
         what: the kind of thing; schema is the JSON schema by which editors complete an experiment file.

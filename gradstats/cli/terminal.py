@@ -281,7 +281,8 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 def show_list(what: str) -> None:
     """Names and descriptions of one kind of thing."""
     columns = _columns(what)
-    table = Table(*(Column(name, overflow="fold") for name in columns), show_lines=True)
+    first, *others = columns
+    table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), show_lines=True)
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*map(escape, cells))
     console.print(table)
@@ -293,12 +294,13 @@ def _columns(what: str) -> dict[str, list[str]]:
 
         names = list(shipped_experiments())
         return {"experiment": names, "what it does": [load_experiment(name).description for name in names]}
-    if what == "estimators":
+    if what in ("estimators", "recipes"):
         from gradstats import estimators
 
-        table = estimators.table()
+        table = estimators.table() if what == "estimators" else estimators.recipes.published()
         if console.width < _WIDE:  # all columns would have seven characters each
-            table = table[["name", "baseline", "bias", "source"]]
+            shown = {"estimators": ["name", "baseline", "bias"], "recipes": ["label", "components", "bias"]}
+            table = table[shown[what]]
         return {str(column): [str(cell) for cell in table[column]] for column in table}
     if what == "data":
         from gradstats import data

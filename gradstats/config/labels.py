@@ -28,5 +28,18 @@ def read_label(label: str) -> tuple[str, dict[str, Any]]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A number, True, False or None, a quoted string, or a bare word, which is read as a string."""
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    """A number, True, False or None, a quoted string, or a bare word or a call, which are read as strings."""
+    return ast.unparse(node) if isinstance(node, ast.Name | ast.Call) else ast.literal_eval(node)
+
+
+def written(value: object) -> str:
+    """A parameter's value as it stands in a label: numbers to six digits, texts without quotes where that is clear."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str):
+        try:
+            same = read_label(f"f(x={value})")[1]["x"] == value
+        except ValueError:
+            same = False
+        return value if same else repr(value)
+    return str(value)

@@ -8,7 +8,7 @@ of the imports is the order of :func:`names` and of :func:`table`.
 # the data that an estimator uses, and finding or registering one
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Estimator
-from gradstats.estimators.registry import get, names, register, table
+from gradstats.estimators.registry import names, register, table
 
 # one advantage per completion
 from gradstats.estimators.baselines.means import asymmetric, batch_mean, constant, dr_grpo, group_mean, reinforce, rloo
@@ -29,6 +29,7 @@ from gradstats.estimators.baselines.value_baseline import gae, vine
 # whole policy-gradient estimators
 from gradstats.estimators import recipes
 from gradstats.estimators.recipes.recipe import Recipe
+from gradstats.estimators.by_label import get
 
 __all__ = [
     "Batch", "Estimator", "Recipe", "asymmetric", "batch_mean", "causal_optimal", "constant", "dr_grpo", "gae",

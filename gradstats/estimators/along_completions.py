@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.estimator import Level, Weighting, unit_of
+from gradstats.estimators.estimator import Level, Weighting, composition_of, unit_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class AlongCompletions:
     def label(self) -> str:
         """The estimator's label."""
         return self.estimator.label
+
+    @property
+    def composition(self) -> str:
+        """What the estimator is composed of."""
+        return composition_of(self.estimator)
 
     @property
     def level(self) -> Level:
@@ -62,6 +67,8 @@ class AlongCompletions:
             ValueError: when the weights differ between the tokens of a completion.
         """
         weights = self.estimator.weights(batch)
+        if weights.ndim == 1:
+            return weights
         first = weights[np.arange(len(weights)), batch.mask.argmax(axis=1)]
         if not np.array_equal(weights, np.where(batch.mask, first[:, None], 0.0)):
             raise ValueError(f"{self.label} weights the tokens of a completion differently: it needs scores of tokens")

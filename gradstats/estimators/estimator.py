@@ -63,6 +63,7 @@ class Estimator(Parametrised[Definition]):
     Attributes:
         definition: what the name stands for.
         parameters: every parameter, defaults included.
+        written: the label it was found by; None for one that was built from its factory.
     """
 
     @property
@@ -151,6 +152,11 @@ class Weighting(Protocol):
     def weights(self, batch: Batch) -> np.ndarray:
         """The weights of the scores in the gradient of each group."""
         ...
+
+
+def composition_of(estimator: Weighting) -> str:
+    """What an estimator is composed of; its label where it does not state that."""
+    return getattr(estimator, "composition", estimator.label)
 
 
 def unit_of(estimator: Weighting) -> str:

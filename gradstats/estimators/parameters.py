@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeGuard
 
 import numpy as np
+
+from gradstats.config.labels import written
 
 #: Values by name; a user's own estimator may take values of any type.
 Parameters = Mapping[str, Any]
@@ -64,10 +66,19 @@ RULES: dict[str, Rule] = {
 }
 
 
+# Similarity from which on a name counts as misspelt; at 0.5, "dapo" passes for "opo".
+_NEAR = 0.7
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one stands for; None where none is near."""
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=_NEAR)), None)
+
+
 def suggest(name: str, known: list[str]) -> str:
-    """Suggest the nearest known name, or list all of them."""
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    """Suggest the nearest known name, or list all of them where none is near."""
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(known))}"
 
 
 def bind_parameters(
@@ -135,11 +146,5 @@ def check_parameters(what: str, function: Callable[..., object], parameters: Par
 def describe(name: str, function: Callable[..., object], parameters: Parameters) -> str:
     """Format ``name(parameter=value, …)`` with the parameters that have no default or differ from it."""
     signature = inspect.signature(function).parameters
-    stated = [f"{key}={_short(value)}" for key, value in parameters.items() if value != signature[key].default]
+    stated = [f"{key}={written(value)}" for key, value in parameters.items() if value != signature[key].default]
     return f"{name}({', '.join(stated)})" if stated else name
-
-
-def _short(value: object) -> str:
-    if isinstance(value, float | np.floating):
-        return f"{float(value):.6g}"
-    return str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from gradstats.estimators.parameters import Parameters, describe
@@ -44,10 +44,12 @@ class Parametrised(Generic[Defined]):
     Attributes:
         definition: what the name stands for.
         parameters: every parameter, defaults included.
+        written: the label it was found by; None for one that was built from its factory.
     """
 
     definition: Defined
     parameters: Parameters
+    written: str | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -56,6 +58,11 @@ class Parametrised(Generic[Defined]):
 
     @property
     def label(self) -> str:
+        """The label that it was found by, else :attr:`composition`."""
+        return self.composition if self.written is None else self.written
+
+    @property
+    def composition(self) -> str:
         """The name with the parameters that are required or differ from their defaults."""
         return describe(self.name, self.definition.function, self.parameters)
 
@@ -70,7 +77,7 @@ class Parametrised(Generic[Defined]):
         return self.definition.unit(self.parameters)
 
     def __hash__(self) -> int:
-        return hash(self.label)
+        return hash(self.composition)
 
     def __repr__(self) -> str:
         return self.label

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar, cast, overload
+from dataclasses import replace
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import pandas as pd
 
 from gradstats.config.labels import read_label
 from gradstats.estimators.batch import HOW_TO_GET, Batch
-from gradstats.estimators.estimator import SEQUENCE_SUM, Definition, Estimator, Level, Weighting
+from gradstats.estimators.estimator import SEQUENCE_SUM, Definition, Estimator, Level
 from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, suggest
+from gradstats.estimators.user_estimator import user_definition
 
 P = ParamSpec("P")
 V = TypeVar("V")
-W = TypeVar("W", bound=Weighting)
 F = TypeVar("F", bound=Callable[..., np.ndarray])
 
 
@@ -144,48 +145,26 @@ def register(
     return decorate
 
 
-@overload
-def get(name: str, **parameters: object) -> Estimator: ...
-@overload
-def get(name: W, **parameters: object) -> W: ...
-def get(name: str | Weighting, **parameters: object) -> Weighting:
-    """Find an estimator by name.
-
-    Args:
-        name: a canonical name or an alias ("opo"), or a label with its parameters in brackets, as in
-            ``"length_weighted(alpha=0.8, loo=True)"``; an estimator or recipe is returned unchanged.
-        **parameters: its parameters; unknown ones are refused.
-
-    Returns:
-        The estimator; ``advantages(batch)`` gives A, ``weights(batch)`` the weights of the scores.
-
-    Raises:
-        KeyError: for an unknown name, with the nearest known one.
-        TypeError: for unknown or missing parameters, or parameters beside an object.
-        ValueError: for parameters outside their range, or a label that cannot be read.
-
-    Example:
-        >>> from gradstats import estimators
-        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[10, 20, 30, 40], groups=["a", "a", "b", "b"])
-        >>> estimators.get("rloo").advantages(batch)
-        array([ 1., -1., -1.,  1.])
-        >>> estimators.get("length_weighted(alpha=0.5)", loo=True)
-        length_weighted(alpha=0.5, loo=True)
-    """
+def get_estimator(name: str | Estimator, **parameters: object) -> Estimator:
+    """Find an estimator that is not a recipe, by name or label; see :func:`gradstats.estimators.get`."""
     if not isinstance(name, str):
         if parameters:
             raise TypeError(f"{name.label} has its parameters already: give {', '.join(parameters)} with a name")
         return name
     base, from_label = read_label(name)
-    return _make(get_definition(base), (), {**from_label, **parameters})
+    made = _make(get_definition(base), (), {**from_label, **parameters})
+    return made if parameters else replace(made, written=name)
 
 
 def get_definition(name: str) -> Definition:
-    """The definition registered under a canonical name or an alias.
+    """The definition registered under a canonical name or an alias, or that of "module:function".
 
     Raises:
         KeyError: for an unknown name, with the nearest known one.
+        ImportError: when a function of the user's cannot be imported.
     """
+    if ":" in name:
+        return user_definition(name, DEFINITIONS.values())
     base = ALIASES.get(name, name)
     if base not in DEFINITIONS:
         raise KeyError(f"no estimator is called {base!r}: {suggest(base, [*DEFINITIONS, *ALIASES])}")

@@ -32,6 +32,17 @@ KNOWN = (
     "vine",
     "otb_turns",
     "causal_optimal",
+    "recipe:grpo",
+    "recipe:dr_grpo",
+    "recipe:dapo",
+    "recipe:gspo",
+    "recipe:cispo",
+    "recipe:ppo",
+    "recipe:kimi_k15",
+    "recipe:rloo_is",
+    "recipe:gmpo",
+    "recipe:delta_l",
+    "recipe:dapo_top_entropy",
 )
 
 # Places kept for names to come, so that adding one does not move the unknown ones.

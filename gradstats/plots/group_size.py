@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from gradstats.estimators.recipes.lookup import display_name
 from gradstats.plots.appearance import estimator_appearance
 from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
@@ -93,8 +94,8 @@ def plot_group_size(
 
 
 def _labels(estimators: list[str], equivalence: pd.DataFrame | None) -> dict[str, str]:
-    """What the legend calls each estimator: its name and, where known, the equivalent group size of RLOO."""
-    labels = {name: name for name in estimators}
+    """What the legend calls each estimator: its display name and, where known, the equivalent group size of RLOO."""
+    labels = {name: display_name(name) for name in estimators}
     if equivalence is not None:
         require_columns(
             equivalence, ["estimator", "group_size", "equivalent_group_size"], "draw what equivalent_group_size() gives"

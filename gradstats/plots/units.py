@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from gradstats.estimators.estimator import SEQUENCE_SUM
-from gradstats.estimators.recipes.lookup import unit_of_label
+from gradstats.estimators.recipes.lookup import display_name, unit_of_label
 from gradstats.stats.variance.quantities import Quantity
 
 # Inches that a character takes at 8-point text, and a line its height.
@@ -21,7 +21,7 @@ def estimator_unit(label: str) -> str:
     """What an estimator's gradient is measured in, by its entry in the registry.
 
     Args:
-        label: of a baseline, ``"rloo"``, or of a recipe, ``"grpo[group_mean · group_std · sequence_mean]"``.
+        label: of a baseline, ``"rloo"``, or of a recipe, ``"recipe:grpo"``.
 
     Returns:
         The aggregation and what advantages are divided by, as in ``"sequence_mean / group_std"``; that of a plain sum,
@@ -54,7 +54,7 @@ def rows_of_one_unit(frame: pd.DataFrame, quantities: Iterable[Quantity]) -> tup
     kept = frame.loc[[unit == common for unit in units]]
     kept.attrs = frame.attrs
     others = dict.fromkeys(label for label, unit in zip(labels, units, strict=True) if unit != common)
-    return kept, f"Left out, in another unit: {', '.join(others)}." if others else ""
+    return kept, f"Left out, in another unit: {', '.join(map(display_name, others))}." if others else ""
 
 
 def sentence_height(sentence: str) -> float:

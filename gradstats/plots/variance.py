@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from gradstats.estimators.recipes.lookup import display_name
 from gradstats.plots.appearance import estimator_appearance
 from gradstats.plots.forest import (
     LONGEST_LINE,
@@ -142,7 +143,7 @@ def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 
 def row_labels(frame: pd.DataFrame, longest: int = LONGEST_LINE) -> list[str]:
     """What each row is called: its estimator, with its group size and its run where those differ."""
-    labels = [str(label) for label in frame["estimator"]]
+    labels = [display_name(str(label)) for label in frame["estimator"]]
     if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
         labels = [f"{label}, N={size:g}" for label, size in zip(labels, frame["group_size"], strict=True)]
     if "run" in frame and len(set(frame["run"])) > 1:

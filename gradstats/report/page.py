@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import common_exponent, number_with_interval
 from gradstats.report.saved_results import SavedResults, read_results
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
@@ -189,7 +190,9 @@ def _variance(run: SavedResults) -> _VarianceTable | None:
     about = frame.attrs
     shown = [name for name in shown_in("page") if name in frame]
     columns: list[str] = []
-    rows: list[_Row] = [{"name": str(name), "html": _breakable(str(name)), "cells": []} for name in frame["estimator"]]
+    rows: list[_Row] = [
+        {"name": str(name), "html": _breakable(display_name(str(name))), "cells": []} for name in frame["estimator"]
+    ]
     for name in shown:
         triples = [tuple(row) for row in frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)]
         exponent = common_exponent(triples)

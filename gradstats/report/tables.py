@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval
 from gradstats.stats.length_scaling.fit import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
@@ -47,7 +48,8 @@ class Table:
     def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""
         escape = {"latex": latex_escape, "markdown": markdown_escape, "plain": str}[markup]
-        headings, texts = [escape(self.heading)], [[escape(name)] for name in self.rows]
+        named = display_name if markup == "latex" else str
+        headings, texts = [escape(self.heading)], [[escape(named(name))] for name in self.rows]
         for at, (heading, triples) in enumerate(self.columns.items()):
             exponent = common_exponent(triples)
             headings.append(_in_powers(escape(heading), exponent, markup))

@@ -194,8 +194,15 @@ def test_lists_have_a_row_for_each_name(printed):
         assert all(name in text for name in names), what
 
 
+def test_the_recipes_are_listed_by_their_labels_in_80_columns(printed):
+    text = printed(terminal.show_list, "recipes", width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(f"recipe:{name}" in text for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "kimi_k15", "ppo"))
+
+
 def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
     heading = "┃ name", "┃ baseline", "┃ bias", "┃ source", "┃ scale", "┃ aggregation"
     wide, narrow = (printed(terminal.show_list, "estimators", width=width) for width in (400, 80))
     assert [column in wide for column in heading] == [True] * 6
-    assert [column in narrow for column in heading] == [True] * 4 + [False] * 2
+    assert [column in narrow for column in heading] == [True] * 3 + [False] * 3
+    assert max(map(len, narrow.splitlines())) <= 80

@@ -110,10 +110,11 @@ def get_component(kind: Kind, name: str | Component, **parameters: object) -> Co
     return _make(_find(kind, base), (), {**from_label, **parameters})
 
 
-def parameter_names(kind: Kind, name: str) -> list[str]:
-    """The names of the parameters that a component takes."""
+def parameter_names(kind: Kind, name: str) -> dict[str, bool]:
+    """The names of the parameters that a component takes, and whether each is required."""
     definition = _find(kind, name)
-    return list(inspect.signature(definition.function).parameters)[definition.skip :]
+    declared = list(inspect.signature(definition.function).parameters.values())[definition.skip :]
+    return {parameter.name: parameter.default is parameter.empty for parameter in declared}
 
 
 def _find(kind: Kind, name: str) -> ComponentDefinition:

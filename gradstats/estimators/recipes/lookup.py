@@ -11,20 +11,22 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from gradstats.config.labels import read_label
+from gradstats.config.labels import read_label, written
 from gradstats.estimators import registry
 from gradstats.estimators.estimator import SEQUENCE_SUM
-from gradstats.estimators.parameters import suggest
+from gradstats.estimators.parameters import nearest, suggest
 from gradstats.estimators.recipes.components import COMPONENTS, DEFAULT_COMPONENTS, Kind, get_component, parameter_names
 from gradstats.estimators.recipes.named import RECIPES
-from gradstats.estimators.recipes.recipe import Recipe
+from gradstats.estimators.recipes.recipe import CUSTOM, PREFIX, Recipe
 
 
 def get(name: str | Recipe, **overrides: Any) -> Recipe:
     """Find a recipe by name, and change it where wanted.
 
     Args:
-        name: a name of :func:`names`; a Recipe is returned as it is when nothing is overridden.
+        name: a name of :func:`names`, with or without "recipe:" before it, and with overrides in brackets where
+            wanted, as in ``"recipe:dapo(loo=True)"``; ``"recipe:custom(advantage=rloo, …)"`` composes a new one. A
+            Recipe is returned as it is when nothing is overridden.
         **overrides: another component (``aggregation="token_mean"``, ``kl="in_loss(beta=0.01)"``), or
             parameters, which go to every component that takes one of that name (``eps_high=0.28``, ``tau=1.0``).
 
@@ -38,10 +40,10 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
     Example:
         >>> from gradstats.estimators import Batch, recipes
         >>> recipes.get("dr_grpo")
-        dr_grpo[group_mean · token_clip · constant]
+        recipe:dr_grpo [group_mean · token_clip · constant]
         >>> mean_over_tokens = recipes.get("dr_grpo", aggregation="token_mean", eps_high=0.28)
-        >>> mean_over_tokens
-        dr_grpo[group_mean · token_clip(eps_high=0.28) · token_mean]
+        >>> mean_over_tokens.label
+        'recipe:dr_grpo(aggregation=token_mean, eps_high=0.28)'
         >>> mean_over_tokens.weights(Batch(rewards=[1, 0], lengths=[3, 5], groups=["a", "a"]))
         array([ 0.0625, -0.0625])
     """
@@ -51,24 +53,55 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
                 f"overrides change a recipe that is found by name: build a variant of {name.name} with Recipe(…)"
             )
         return name
-    row = _row(name)
+    base, from_label = read_label(name.removeprefix(PREFIX))
+    label = _label(base, from_label | overrides) if overrides else PREFIX + name.removeprefix(PREFIX)
+    overrides = from_label | overrides
+    row = _row(base, overrides)
     chosen = {"advantage": row["advantage"]} | {
         kind: row.get(kind, default) for kind, default in DEFAULT_COMPONENTS.items()
     }
     chosen |= {kind: overrides.pop(kind) for kind in list(overrides) if kind in chosen}
     takers = {kind: _parameters_of(kind, value) for kind, value in chosen.items() if isinstance(value, str)}
+    _check_overrides(base, chosen, takers, overrides)
+    built = {}
+    for kind, value in chosen.items():
+        parameters = {key: overrides[key] for key in takers.get(kind, {}) if key in overrides}
+        if kind == "advantage":
+            built[kind] = registry.get_estimator(value, **parameters)
+        else:
+            built[kind] = get_component(kind, value, **parameters)  # type: ignore[arg-type]  # kinds of DEFAULT_COMPONENTS
+    return Recipe(**built, name=base, written=label)
+
+
+def _label(base: str, overrides: dict[str, Any]) -> str:
+    """The label of a recipe with overrides, which may be objects."""
+    texts = [
+        f"{key}={written(getattr(value, 'composition', getattr(value, 'label', value)))}"
+        for key, value in overrides.items()
+    ]
+    return f"{PREFIX}{base}({', '.join(texts)})"
+
+
+def _check_overrides(
+    base: str, chosen: dict[str, Any], takers: dict[str, dict[str, bool]], overrides: dict[str, Any]
+) -> None:
+    """Refuse parameters that no component takes, and required ones that are missing.
+
+    Raises:
+        TypeError: naming the recipe, the parameter and the remedy.
+    """
     for parameter in overrides:
         if not any(parameter in taken for taken in takers.values()):
             known = sorted({*chosen, *(taken for names in takers.values() for taken in names)})
-            raise TypeError(f"recipe {name} has no component or parameter {parameter!r}: {suggest(parameter, known)}")
-    built = {}
-    for kind, value in chosen.items():
-        parameters = {key: overrides[key] for key in takers.get(kind, []) if key in overrides}
-        if kind == "advantage":
-            built[kind] = registry.get(value, **parameters)
-        else:
-            built[kind] = get_component(kind, value, **parameters)  # type: ignore[arg-type]  # kinds of DEFAULT_COMPONENTS
-    return Recipe(**built, name=name)
+            raise TypeError(f"{PREFIX}{base} has no component or parameter {parameter!r}: {suggest(parameter, known)}")
+    for kind, taken in takers.items():
+        _, given = read_label(chosen[kind])
+        missing = [name for name, required in taken.items() if required and name not in {**given, **overrides}]
+        if missing:
+            raise TypeError(
+                f"{PREFIX}{base} needs a value for {' and '.join(missing)}: write it as "
+                f"{PREFIX}{base}({', '.join(f'{name}=…' for name in missing)})"
+            )
 
 
 def names() -> list[str]:
@@ -78,56 +111,109 @@ def names() -> list[str]:
 
 
 def table() -> pd.DataFrame:
-    """All recipes, one row each.
+    """The matrix of the field: all recipes, one row each.
 
     Returns:
-        A frame with the columns ``name``, ``baseline``, ``scale``, ``ratio + clip``, ``aggregation``, ``needs``
-        (fields of the Batch), ``bias`` (what E[ĝ] is) and ``source``.
+        A frame with the columns ``name``, ``baseline``, ``advantage unit`` (whether a completion or each token has its
+        own advantage, and what it is divided by), ``ratio and clip unit``, ``length handling`` (the aggregation),
+        ``KL placement``, ``filter``, ``needs`` (fields of the Batch), ``bias`` (what E[ĝ] is) and ``source``.
 
     Example:
         >>> from gradstats.estimators import recipes
         >>> frame = recipes.table().set_index("name")
-        >>> frame.loc["grpo", ["baseline", "scale", "ratio + clip", "aggregation"]].to_list()
-        ['group mean', 'group_std', 'token_clip', 'sequence_mean']
+        >>> frame.loc["grpo", ["baseline", "advantage unit", "ratio and clip unit", "length handling"]].to_list()
+        ['group mean', 'completion, / group_std', 'token: token_clip', 'sequence_mean']
     """
-    baselines = registry.table().set_index("name")
     rows = []
     for name in names():
-        row = _row(name)
-        baseline = baselines.loc[read_label(row["advantage"])[0]]
-        ratio = row.get("ratio", DEFAULT_COMPONENTS["ratio"]) + (f", {row['filter']}" if "filter" in row else "")
-        needs = baseline["needs"]
+        row = _row(name, {})
+        definition = registry.get_definition(read_label(row["advantage"])[0])
+        needs = ", ".join(definition.needs(registry.default_parameters(definition))) or "rewards"
         if "ratio" in row:
             needs += ", logprobs and old_logprobs off-policy"
+        scale = row.get("scale", definition.scale)
+        level = {"sequence": "completion", "token": "token"}[definition.level]
         rows.append(
             {
                 "name": name,
-                "baseline": baseline["baseline"],
-                "scale": row.get("scale", baseline["scale"]),
-                "ratio + clip": ratio,
-                "aggregation": row.get("aggregation", DEFAULT_COMPONENTS["aggregation"]),
+                "baseline": definition.baseline,
+                "advantage unit": level if scale == "–" else f"{level}, / {scale}",
+                "ratio and clip unit": _ratio_unit(row.get("ratio", DEFAULT_COMPONENTS["ratio"])),
+                "length handling": row.get("aggregation", DEFAULT_COMPONENTS["aggregation"]),
+                "KL placement": row.get("kl", DEFAULT_COMPONENTS["kl"]),
+                "filter": row.get("filter", DEFAULT_COMPONENTS["filter"]),
                 "needs": needs,
-                "bias": row.get("bias", baseline["bias"]),
-                "source": row.get("source", baseline["source"]),
+                "bias": row.get("bias", definition.bias),
+                "source": row.get("source", definition.source),
             }
         )
     return pd.DataFrame(rows)
+
+
+def published() -> pd.DataFrame:
+    """The rows of :func:`table` that are published methods as a whole, with their ``label`` and ``components``.
+
+    Example:
+        >>> from gradstats.estimators import recipes
+        >>> recipes.published().set_index("label").loc["recipe:dr_grpo", "components"]
+        'group_mean · token_clip · constant'
+    """
+    frame = table()
+    frame = frame.loc[[name in RECIPES for name in frame["name"]]].drop(columns="name")
+    frame.insert(0, "label", [PREFIX + name for name in RECIPES])
+    kinds = ("advantage", *DEFAULT_COMPONENTS)
+    frame.insert(1, "components", [" · ".join(row[kind] for kind in kinds if kind in row) for row in RECIPES.values()])
+    return frame.reset_index(drop=True)
+
+
+def _ratio_unit(label: str) -> str:
+    """The ratio component with what it applies to, as in "token: token_clip(eps_high=0.28)"."""
+    name, _ = read_label(label)
+    if name == "none":
+        return name
+    return f"{'token' if COMPONENTS['ratio'][name].level == 'token' else 'completion'}: {label}"
+
+
+def names_user_code(label: str) -> bool:
+    """Whether an estimator's label names a function of the user's: any colon but that of a recipe's prefix counts.
+
+    >>> names_user_code("recipe:grpo"), names_user_code("recipe:grpo(advantage='mine:f')"), names_user_code("mine:f")
+    (False, True, True)
+    """
+    return ":" in label.removeprefix(PREFIX)
+
+
+def display_name(label: str) -> str:
+    """What an estimator is called in a figure: a published method by its own name, another one by its label.
+
+    >>> display_name("recipe:dapo(loo=True)"), display_name("rloo")
+    ('DAPO(loo=True)', 'rloo')
+    """
+    if not label.startswith(PREFIX):
+        return label
+    base, bracket, inside = label.removeprefix(PREFIX).partition("(")
+    return RECIPES.get(base, {}).get("display", base) + bracket + inside
 
 
 def unit_of_label(label: str) -> str:
     """What the gradient of an estimator is measured in, from the label that tables and files give it.
 
     Args:
-        label: of a baseline, ``"kimi(tau=0.5)"``, or of a recipe, ``"grpo[group_mean · group_std · sequence_mean]"``.
+        label: of a baseline, ``"kimi(tau=0.5)"``, or of a recipe, ``"recipe:grpo"`` (in files of earlier versions
+            ``"grpo[group_mean · group_std · sequence_mean]"``). No code of the user's is imported for it.
 
     Returns:
         The unit; that of a plain sum for a label under which nothing is registered.
     """
+    if names_user_code(label):
+        return SEQUENCE_SUM
     name, bracket, inside = label.partition("[")
     try:
         if bracket:
             advantage, *components = inside.rstrip("]").split(" · ")
             return Recipe(advantage, **{_kind_of(label): label for label in components}, name=name).unit
+        if label.startswith(PREFIX):
+            return get(label).unit
         base, parameters = read_label(name)
         definition = registry.get_definition(base)
     except (KeyError, TypeError, ValueError):
@@ -144,16 +230,24 @@ def _kind_of(component: str) -> str:
     raise KeyError(f"no component is called {base!r}")
 
 
-def _row(name: str) -> dict[str, str]:
+def _row(name: str, overrides: dict[str, Any]) -> dict[str, str]:
     if name in RECIPES:
         return RECIPES[name]
     if name in registry.DEFINITIONS:
         return {"advantage": name}
-    raise KeyError(f"no recipe is called {name!r}: {suggest(name, names())}")
+    if name == CUSTOM:
+        if "advantage" not in overrides:
+            raise TypeError(f"{PREFIX}{CUSTOM} needs a value for advantage: write {PREFIX}{CUSTOM}(advantage=rloo, …)")
+        return {"advantage": overrides["advantage"]}
+    near = nearest(name, names())
+    hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {', '.join(names())}"
+    raise KeyError(f"no recipe is called {name!r}: {hint}")
 
 
-def _parameters_of(kind: str, label: str) -> list[str]:
+def _parameters_of(kind: str, label: str) -> dict[str, bool]:
+    """The parameters of a component or advantage, and whether each is required."""
     base, _ = read_label(label)
     if kind in get_args(Kind):
         return parameter_names(kind, base)  # type: ignore[arg-type]  # checked on the line before
-    return list(inspect.signature(registry.get_definition(base).function).parameters)[1:]
+    declared = list(inspect.signature(registry.get_definition(base).function).parameters.values())[1:]
+    return {parameter.name: parameter.default is parameter.empty for parameter in declared}

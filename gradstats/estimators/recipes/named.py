@@ -4,22 +4,26 @@ from __future__ import annotations
 
 RECIPES: dict[str, dict[str, str]] = {
     "reinforce": {
+        "display": "REINFORCE",
         "advantage": "reinforce",
         "bias": "E[ĝ] = ∇J",
         "source": "Williams 1992",
     },
     "rloo": {
+        "display": "RLOO",
         "advantage": "rloo",
         "bias": "E[ĝ] = ∇J",
         "source": "Ahmadian et al. 2024, 2402.14740",
     },
     "rloo_is": {
+        "display": "RLOO-IS",
         "advantage": "rloo(off_policy=True)",
         "ratio": "sequence_product",
         "bias": "E[ĝ] = ∇J, off-policy as well",
         "source": "importance sampling: Precup et al. 2000",
     },
     "ppo": {
+        "display": "PPO",
         "advantage": "gae",
         "ratio": "token_clip",
         "aggregation": "token_mean",
@@ -27,6 +31,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "source": "Schulman et al. 2017, 1707.06347",
     },
     "grpo": {
+        "display": "GRPO",
         "advantage": "group_mean",
         "scale": "group_std",
         "ratio": "token_clip",
@@ -35,6 +40,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "source": "Shao et al. 2024, 2402.03300",
     },
     "dr_grpo": {
+        "display": "Dr. GRPO",
         "advantage": "group_mean",
         "ratio": "token_clip",
         "aggregation": "constant",
@@ -42,6 +48,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "source": "Liu et al. 2025, 2503.20783",
     },
     "dapo": {
+        "display": "DAPO",
         "advantage": "group_mean",
         "scale": "group_std",
         "ratio": "token_clip(eps_high=0.28)",
@@ -51,6 +58,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "source": "Yu et al. 2025, 2503.14476",
     },
     "gspo": {
+        "display": "GSPO",
         "advantage": "group_mean",
         "scale": "group_std",
         "ratio": "sequence_clip",
@@ -59,6 +67,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "source": "Zheng et al. 2025, 2507.18071",
     },
     "cispo": {
+        "display": "CISPO",
         "advantage": "group_mean",
         "scale": "group_std",
         "ratio": "clipped_weight",
@@ -67,12 +76,14 @@ RECIPES: dict[str, dict[str, str]] = {
         "source": "MiniMax 2025, 2506.13585",
     },
     "kimi_k15": {
+        "display": "Kimi k1.5",
         "advantage": "kimi",
         "ratio": "log_ratio_penalty",
         "bias": "biased: own-sample soft maximum, and the penalty off-policy",
         "source": "Kimi Team 2025, 2501.12599",
     },
     "opo": {
+        "display": "OPO",
         "advantage": "token_mean",
         "bias": "biased in scale and direction (own sample)",
         "source": "Hao et al. 2025, 2505.23585",

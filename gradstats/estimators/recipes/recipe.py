@@ -2,11 +2,12 @@ r"""A Recipe: advantage, scale, ratio, aggregation, KL and filter composed into 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from gradstats.config.labels import written
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
 from gradstats.estimators.ratios import log_ratios
@@ -16,7 +17,12 @@ from gradstats.estimators.recipes import kl as _kl  # noqa: F401
 from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401
 from gradstats.estimators.recipes import scale as _scale  # noqa: F401
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, get_component
-from gradstats.estimators.registry import get
+from gradstats.estimators.registry import get_estimator
+
+#: What the label of a recipe begins with.
+PREFIX = "recipe:"
+#: The name of a recipe composed from components without a name; under it a label states its advantage.
+CUSTOM = "custom"
 
 
 @dataclass(frozen=True, init=False)
@@ -38,6 +44,7 @@ class Recipe:
         kl: "none", "in_reward", "in_loss".
         filter: "none", "dynamic_sampling".
         name: the recipe's name.
+        written: the label it was found by; None for one composed of components.
 
     Raises:
         KeyError: for an unknown component.
@@ -51,6 +58,7 @@ class Recipe:
     kl: Component
     filter: Component
     name: str
+    written: str | None = field(default=None, compare=False)
 
     def __init__(
         self,
@@ -60,15 +68,17 @@ class Recipe:
         aggregation: Component | str = DEFAULT_COMPONENTS["aggregation"],
         kl: Component | str = DEFAULT_COMPONENTS["kl"],
         filter: Component | str = DEFAULT_COMPONENTS["filter"],
-        name: str = "recipe",
+        name: str = CUSTOM,
+        written: str | None = None,
     ) -> None:
-        object.__setattr__(self, "advantage", get(advantage))
+        object.__setattr__(self, "advantage", get_estimator(advantage))
         object.__setattr__(self, "scale", get_component("scale", scale))
         object.__setattr__(self, "ratio", get_component("ratio", ratio))
         object.__setattr__(self, "aggregation", get_component("aggregation", aggregation))
         object.__setattr__(self, "kl", get_component("kl", kl))
         object.__setattr__(self, "filter", get_component("filter", filter))
         object.__setattr__(self, "name", name)
+        object.__setattr__(self, "written", written)
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -78,13 +88,32 @@ class Recipe:
     @property
     def parameters(self) -> dict[str, str]:
         """The labels of all components, by kind."""
-        return {"advantage": self.advantage.label} | {entry.definition.kind: entry.label for entry in self.components}
+        return {"advantage": self.advantage.composition} | {
+            entry.definition.kind: entry.label for entry in self.components
+        }
 
     @property
     def label(self) -> str:
-        """The name with the components that do something, as in "dapo[group_mean · group_std · …]"."""
-        labels = [self.advantage.label, *(entry.label for entry in self.components if entry.name != "none")]
-        return f"{self.name}[{' · '.join(labels)}]"
+        """The label that it was found by, as ``"recipe:grpo"``, else one that names its components.
+
+        >>> Recipe("rloo", ratio="token_clip(eps_high=0.28)").label
+        'recipe:custom(advantage=rloo, ratio=token_clip(eps_high=0.28))'
+        """
+        if self.written is not None:
+            return self.written
+        stated = {
+            kind: label
+            for kind, label in self.parameters.items()
+            if label != DEFAULT_COMPONENTS.get(kind)  # type: ignore[call-overload]
+        }
+        return f"{PREFIX}{self.name}({', '.join(f'{kind}={written(label)}' for kind, label in stated.items())})"
+
+    @property
+    def composition(self) -> str:
+        """The components that do something, as in "group_mean · group_std · token_clip · sequence_mean"."""
+        return " · ".join(
+            [self.advantage.composition, *(entry.label for entry in self.components if entry.name != "none")]
+        )
 
     @property
     def level(self) -> Level:
@@ -140,13 +169,25 @@ class Recipe:
         """
         batch.require(self.needs, self.label)
         rewarded, loss_weights = self.kl(batch)
-        advantages = self.scale(self.advantage.advantages(rewarded), rewarded)
+        advantages = self._scaled(rewarded)
         if advantages.ndim == 1:
             advantages = np.where(batch.mask, advantages[:, None], 0.0)
         log_ratio = np.zeros(batch.mask.shape) if self.ratio.name == "none" else log_ratios(batch, self.label)
         weights = self.ratio(advantages, log_ratio, batch) + loss_weights
         weights = weights * (self.aggregation(batch) * self.kept_groups(batch)[batch.group_index])[:, None]
         return np.where(batch.mask, weights, 0.0)
+
+    def advantages(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
+        """The advantages after a KL term in the reward and the scale, before ratio and aggregation.
+
+        Raises:
+            ValueError: when the batch lacks a field.
+        """
+        batch.require(self.needs, self.label)
+        return self._scaled(self.kl(batch)[0])
+
+    def _scaled(self, rewarded: Batch) -> np.ndarray:
+        return self.scale(self.advantage.advantages(rewarded), rewarded)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
         """The weights as (N,) where every token of a completion has the same weight, else :meth:`token_weights`.
@@ -161,7 +202,7 @@ class Recipe:
         return weights[np.arange(len(weights)), batch.mask.argmax(axis=1)]
 
     def __hash__(self) -> int:
-        return hash(self.label)
+        return hash((self.name, self.composition))
 
     def __repr__(self) -> str:
-        return self.label
+        return f"{self.label} [{self.composition}]"

@@ -19,7 +19,7 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
-from gradstats.estimators.estimator import Weighting, unit_of
+from gradstats.estimators.estimator import Weighting, composition_of, unit_of
 from gradstats.stats.jackknife import Interval
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison_inputs import ComparisonInputs, comparison_inputs
@@ -119,7 +119,7 @@ class VarianceComparison:
         return lowest_beyond_doubt(self._frame(confidence_level), self.paired, confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row per estimator: ``estimator, group_size, unit``, each quantity with its ``_low`` and ``_high``.
+        """One row per estimator: ``estimator, group_size, unit, components``, each quantity with ``_low``, ``_high``.
 
         ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
 
@@ -142,6 +142,7 @@ class VarianceComparison:
                 "estimator": row.label,
                 "group_size": np.nan if row.group_size is None else row.group_size,
                 "unit": row.unit,
+                "components": row.components,
             }
             for quantity, (value, low, high) in quantities.items():
                 record |= {quantity: value, f"{quantity}_low": low, f"{quantity}_high": high}
@@ -297,6 +298,7 @@ def compare(
         )
     sizes = _sizes(group_size)
     inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, [*chosen, base], fields)
+    inputs = inputs.with_settled_ratios()
     if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
         *chosen, base = [along_completions(estimator, inputs.batch) for estimator in (*chosen, base)]
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
@@ -343,12 +345,7 @@ def _pooled(
             "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
         )
     batch, scores, sketch_error = inputs.with_coordinates(groups, rng)
-    for estimator in estimators:
-        if estimator.level == "token" and scores.tokens is None and scores.probed is None:
-            raise ValueError(
-                f"{estimator.label} weights each token, and only scores of whole completions are known: pass "
-                "scores=(N, T, D), or measure with token_probes=… so that token scores are known"
-            )
+    inputs.refuse_unknown_token_scores(estimators)
     return PooledCompletions(
         batch=batch,
         groups=groups,
@@ -376,6 +373,7 @@ def _compared(pool: PooledCompletions, estimators: Sequence[Weighting], referenc
             pool.row(estimator, reference, reference_weighted, target),
             group_size=size,
             unit=unit_of(estimator),
+            components=composition_of(estimator),
         )
         for estimator in estimators
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
+from gradstats.estimators.ratios import without_negligible_ratios
 from gradstats.stats.measured import MeasuredGradients, MeasuredTokens
 from gradstats.stats.variance.group_moments import Groups
 from gradstats.stats.variance.probe_error import TokenProbeError
@@ -38,6 +39,26 @@ class ComparisonInputs:
     scores: np.ndarray
     sketched: bool
     probed: ProbedTokens | None
+
+    def with_settled_ratios(self) -> ComparisonInputs:
+        """The same with every ratio exactly 1 where sampler and scorer differ by rounding only."""
+        return replace(self, batch=without_negligible_ratios(self.batch))
+
+    def refuse_unknown_token_scores(self, weightings: Sequence[Weighting]) -> None:
+        """Refuse estimators that weight single tokens where only scores of whole completions are known.
+
+        Raises:
+            ValueError: naming the estimator and the measurement that it needs.
+        """
+        if self.scores.ndim == 3 or self.probed is not None:
+            return
+        for one in weightings:
+            if one.level == "token":
+                self.batch.require(one.needs, one.label)
+                raise ValueError(
+                    f"{one.label} weights each token, and only scores of whole completions are known: pass "
+                    "scores=(N, T, D), or measure with token_probes=… so that token scores are known"
+                )
 
     def prepared(self, rows: Int[np.ndarray, " kept"]) -> Scores:
         """The scores of some completions, in that order."""

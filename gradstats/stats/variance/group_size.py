@@ -12,11 +12,13 @@ from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.estimators import Batch, Estimator
+from gradstats.estimators import Batch
+from gradstats.estimators.along_completions import along_completions
+from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.stats.jackknife import Estimate, Statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
-from gradstats.stats.variance.group_moments import shuffled_prompts, split_into_groups
+from gradstats.stats.variance.group_moments import cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 
 
@@ -72,7 +74,7 @@ class EquivalentGroupSize:
 
 def equivalent_group_size(
     measured_or_batch: Batch | MeasuredGradients,
-    estimator: str | Estimator,
+    estimator: str | Weighting,
     group_size: int,
     scores: ArrayLike | None = None,
     rng: int | np.random.Generator | None = 0,
@@ -85,11 +87,13 @@ def equivalent_group_size(
     between-prompt variance does not shrink with the group. RLOO is a U-statistic of pairs, so that
     :math:`N w(N) = v_1 + v_2/(N-1)` exactly: v_1 is what a perfect baseline would leave, v_2 the cost of estimating it.
     Both come from groups of 2 and of N, and :math:`v_1 + v_2/(N'-1) = N w_\mathrm{estimator}(N)` is solved for N'. The
-    interval is a delete-one-prompt jackknife of 1/(N' − 1), which stays finite where N' does not.
+    interval is a delete-one-prompt jackknife of 1/(N' − 1), which stays finite where N' does not. An estimator of
+    another unit, such as ``recipe:grpo``, is first scaled so that its expected gradient projects on RLOO's with
+    coefficient 1.
 
     Args:
         measured_or_batch: as in `compare`.
-        estimator: name or object of a group-level estimator.
+        estimator: label or object of a group-level estimator, a recipe included.
         group_size: N, at least 3 (groups of 2 are the second anchor); prompts with fewer than 2N completions are
             left out.
         scores: as in `compare`.
@@ -98,7 +102,8 @@ def equivalent_group_size(
 
     Raises:
         ValueError: for a group size below 3, fewer than 3 prompts with 2N completions, a batch-level
-            estimator, or data on which the baseline of RLOO costs nothing.
+            estimator, one that weights single tokens whose scores are unknown, one of another unit whose scale is not
+            resolved, or data on which the baseline of RLOO costs nothing.
 
     Example:
         >>> import numpy as np
@@ -118,7 +123,7 @@ def equivalent_group_size(
 
 def equivalent_group_sizes(
     measured_or_batch: Batch | MeasuredGradients,
-    estimators: Sequence[str | Estimator],
+    estimators: Sequence[str | Weighting],
     group_size: int,
     scores: ArrayLike | None = None,
     rng: int | np.random.Generator | None = 0,
@@ -134,8 +139,11 @@ def equivalent_group_sizes(
             )
     if group_size < 3:
         raise ValueError(f"group_size={group_size} must be at least 3: groups of 2 are the second anchor")
-    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, chosen)
+    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, chosen).with_settled_ratios()
     batch, order = inputs.batch, inputs.order
+    if inputs.scores.ndim == 2:
+        chosen = [along_completions(one, batch) for one in chosen]
+    inputs.refuse_unknown_token_scores(chosen)
     enough = batch.group_sizes >= 2 * group_size
     if enough.sum() < 3:
         raise ValueError(
@@ -144,7 +152,7 @@ def equivalent_group_sizes(
         )
     order = order[enough[batch.group_index[order]]]
     for one in chosen:
-        if one.expected_scale(group_size) is None:
+        if one.expected_scale(group_size) is None and unit_of(one) == SEQUENCE_SUM:
             warnings.warn(
                 f"E[ĝ] of {one.label} is not a known multiple of the true gradient, so that its shrinkage counts as "
                 "lower variance: use the leave-one-out version (loo=True)",
@@ -182,13 +190,17 @@ def equivalent_group_sizes(
     answers = []
     for one in chosen:
         scale = one.expected_scale(group_size)
-        matched = _within(grouped, one, group_size).scaled(1.0 if not scale else scale**-2)
+        if unit_of(one) == unit_of(rloo):
+            matched = _within(grouped, one, group_size).scaled(1.0 if not scale else scale**-2)
+        else:
+            coefficient = _coefficient(grouped, one, rloo)
+            matched = _within(grouped, one, group_size) / (coefficient * coefficient)
         inverse = ((matched - perfect) / cost).estimate()
         answers.append(EquivalentGroupSize(one.label, group_size, inverse, int(enough.sum())))
     return answers
 
 
-def _within(pool: PooledCompletions, estimator: Estimator, size: int) -> Statistic:
+def _within(pool: PooledCompletions, estimator: Weighting, size: int) -> Statistic:
     """N·w(N), the within-prompt variance at the same total number of completions."""
     moments = pool.local(estimator).moments
     if moments is None or moments.within is None:
@@ -197,6 +209,24 @@ def _within(pool: PooledCompletions, estimator: Estimator, size: int) -> Statist
             "now and then"
         )
     return moments.within.scaled(float(size))
+
+
+def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting) -> Statistic:
+    """The coefficient of E[ĝ] on RLOO's, which brings a gradient of another unit to RLOO's scale.
+
+    Raises:
+        ValueError: where the expected gradient of either is not resolved.
+    """
+    moments, reference = pool.local(estimator).moments, pool.local(rloo).moments
+    assert moments is not None
+    assert reference is not None
+    cross = cross_signal(moments, reference, pool.sketch_error)
+    if not min(one.estimate().confidence_interval()[0] for one in (cross, reference.signal)) > 0:
+        raise ValueError(
+            f"{estimator.label} is measured in {unit_of(estimator)}, and its scale relative to rloo is not resolved by "
+            f"{pool.groups.n_prompts} prompts: measure more prompts, or choose an estimator of rloo's unit"
+        )
+    return cross / reference.signal
 
 
 def _size(inverse: float) -> float:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.estimators import Batch, Estimator
+from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredRollouts
 
@@ -47,7 +47,7 @@ class ImpliedShift:
         )
 
 
-def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | Estimator) -> ImpliedShift:
+def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | Estimator | Recipe) -> ImpliedShift:
     r"""The δ for which Asymmetric REINFORCE, A = R − (R̄ + δ), has the estimator's baseline on average.
 
     A length-weighted baseline lies below the group mean where longer answers are less often right, which is what a
@@ -55,8 +55,8 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
 
     Args:
         measured_or_batch: a measurement or a `Batch`.
-        estimator: a sequence-level estimator of the form R − baseline; the shift of one that also divides, such as
-            grpo, would have no meaning.
+        estimator: a sequence-level estimator of the form R − baseline, or a recipe with such an advantage; the shift of
+            one that also divides, such as grpo, would have no meaning.
 
     Raises:
         ValueError: for a token-level estimator, one that scales its advantages, or fewer than 3 prompts.
@@ -72,10 +72,18 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
     chosen = families.get(estimator)
     if batch.n_groups < 3:
         raise ValueError(f"an interval of the shift needs at least 3 prompts, got {batch.n_groups}: measure more")
-    if chosen.level != "sequence" or chosen.definition.scale != "–":
+    if not _subtracts_a_baseline(chosen):
         raise ValueError(
             f"{chosen.label} does not subtract one baseline from a completion's reward, so it has no shift"
         )
     baseline = batch.rewards - chosen.advantages(batch)
     shift = np.bincount(batch.group_index, weights=baseline - batch.rewards) / batch.group_sizes
     return ImpliedShift(chosen.label, mean_statistic(shift).estimate(), batch.n_groups)
+
+
+def _subtracts_a_baseline(estimator: Estimator | Recipe) -> bool:
+    """Whether each completion's advantage is its reward less one baseline."""
+    if isinstance(estimator, Recipe):
+        plain = estimator.scale.name == "none" and estimator.kl.name != "in_reward"
+        return plain and _subtracts_a_baseline(estimator.advantage)
+    return estimator.level == "sequence" and estimator.definition.scale == "–"

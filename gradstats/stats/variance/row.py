@@ -32,6 +32,7 @@ class EstimatorVariance:
         kept_share: share of groups with any non-zero weight.
         group_size: completions per group; None when prompts have different numbers and all were used.
         unit: what the gradient is measured in; see `gradstats.estimators.Estimator`.
+        components: what the estimator is composed of, whatever its label.
         known_coefficient: what the expected gradient is of the reference's, where both are known exactly, else None.
     """
 
@@ -39,6 +40,7 @@ class EstimatorVariance:
     kept_share: KeptShare
     group_size: int | None = None
     unit: str = SEQUENCE_SUM
+    components: str = ""
     known_coefficient: float | None = None
     trace_cov: Estimate = NOT_ESTIMATED
     signal_sq: Estimate = NOT_ESTIMATED

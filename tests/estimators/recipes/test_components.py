@@ -32,9 +32,9 @@ def test_a_component_acts_on_its_data_with_its_parameters():
 
 
 def test_the_parameters_of_a_component_are_those_after_its_data():
-    assert parameter_names("ratio", "token_clip") == ["eps_low", "eps_high", "dual_clip"]
-    assert parameter_names("kl", "in_loss") == ["beta", "kind"]
-    assert parameter_names("filter", "none") == []
+    assert parameter_names("ratio", "token_clip") == {"eps_low": False, "eps_high": False, "dual_clip": False}
+    assert parameter_names("ratio", "log_ratio_penalty") == {"tau": True}
+    assert parameter_names("filter", "none") == {}
 
 
 def test_every_kind_has_a_component_that_does_nothing_but_aggregation():

@@ -54,7 +54,11 @@ def test_every_recipe_composes_and_has_a_row():
                   sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)))  # fmt: skip
     table = recipes.table()
     assert list(table["name"]) == recipes.names()
-    assert list(table.columns) == list(est.table().columns)
+    assert list(table.columns) == [
+        "name", "baseline", "advantage unit", "ratio and clip unit", "length handling", "KL placement", "filter",
+        "needs", "bias", "source",
+    ]  # fmt: skip
+    assert not table.isna().any().any()
     assert len(set(recipes.names())) == len(recipes.names())
     for name in recipes.names():
         recipe = recipes.get(name, **GIVEN.get(name, {}))
@@ -83,14 +87,74 @@ def test_overrides():
 
 
 @pytest.mark.parametrize(
+    "label",
+    [
+        "recipe:grpo",
+        "recipe:dapo(loo=True)",
+        "recipe:grpo(kl=in_loss(beta=0.01), eps=1e-4)",
+        "recipe:custom(advantage=otb(loo=True), ratio=token_clip, name_of_nothing=1)",
+        "recipe:custom(advantage=rloo, aggregation=token_mean)",
+        "recipe:rloo",
+    ],
+)
+def test_a_label_is_kept_as_given_and_found_again(label: str):
+    if "name_of_nothing" in label:
+        with pytest.raises(TypeError, match="recipe:custom has no component or parameter 'name_of_nothing'"):
+            recipes.get(label)
+        return
+    recipe = recipes.get(label)
+    assert recipe.label == label
+    assert recipes.get(label.removeprefix("recipe:")) == recipe
+    assert est.get(label) == recipe
+    assert recipes.lookup.unit_of_label(label) == recipe.unit
+
+
+def test_overrides_and_compositions_have_labels_that_give_them_back():
+    changed = recipes.get("dapo", eps_high=0.3, loo=True, kl=recipes.get("grpo", kl="in_loss").kl)
+    assert changed.label == "recipe:dapo(eps_high=0.3, loo=True, kl=in_loss)"
+    composed = est.Recipe("length_weighted(alpha=0.8)", scale="group_std", ratio="clipped_weight(convention=trl)")
+    for recipe in (changed, composed):
+        assert est.get(recipe.label) == recipe
+    assert changed != recipes.get("dapo")
+
+
+def test_the_unit_of_a_label_imports_nothing(monkeypatch):
+    monkeypatch.setattr("gradstats.estimators.registry.user_definition", lambda *_: pytest.fail("imported"))
+    assert recipes.lookup.unit_of_label("absent:f(x=1)") == "sequence_sum"
+    assert recipes.lookup.unit_of_label("recipe:grpo(advantage='absent:f')") == "sequence_sum"
+
+
+def test_display_names():
+    shown = {name: recipes.lookup.display_name(name) for name in ("recipe:kimi_k15(tau=1)", "rloo", "recipe:otb")}
+    assert shown == {"recipe:kimi_k15(tau=1)": "Kimi k1.5(tau=1)", "rloo": "rloo", "recipe:otb": "otb"}
+
+
+def test_the_published_methods_are_labels():
+    frame = recipes.published()
+    for label, components in zip(frame["label"], frame["components"], strict=True):
+        if "kimi" not in label:
+            assert est.get(label).label == label
+        assert components
+    assert frame.set_index("label").loc["recipe:gspo", "ratio and clip unit"] == "completion: sequence_clip"
+    assert "scope=" not in "".join(frame["length handling"])
+
+
+@pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: recipes.get("grop"), KeyError, "no recipe is called 'grop': did you mean 'grpo'"),
+        (lambda: recipes.get("grop"), KeyError, "no recipe is called 'grop': did you mean 'recipe:grpo'"),
         (
             lambda: recipes.get("grpo", epshigh=1),
             TypeError,
             "no component or parameter 'epshigh': did you mean 'eps_high'",
         ),
+        (
+            lambda: recipes.get("kimi_k15"),
+            TypeError,
+            r"recipe:kimi_k15 needs a value for tau: write it as recipe:kimi_k15",
+        ),
+        (lambda: recipes.get("custom"), TypeError, "recipe:custom needs a value for advantage"),
+        (lambda: recipes.get("zzzz"), KeyError, "known are reinforce, rloo"),
         (lambda: recipes.get(recipes.get("rloo"), loo=True), TypeError, "build a variant of rloo with Recipe"),
     ],
 )

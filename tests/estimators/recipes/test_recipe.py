@@ -38,7 +38,7 @@ def test_expected_scale_and_needs():
 
 def test_missing_fields_are_named():
     batch = Batch([1, 0], [1, 2], ["a", "a"], old_logprobs=-np.ones((2, 2)))
-    with pytest.raises(ValueError, match=r"grpo\[.*\] needs logprobs, which this batch lacks"):
+    with pytest.raises(ValueError, match="recipe:grpo needs logprobs, which this batch lacks"):
         recipes.get("grpo").weights(batch)
     with pytest.raises(ValueError, match=r"needs logprobs and ref_logprobs.*measure with reference_policy="):
         recipes.get("rloo", kl="in_reward").weights(batch)
@@ -77,8 +77,11 @@ def test_weights_by_hand():
 
 def test_a_label_names_what_does_something():
     recipe = Recipe("rloo", ratio="token_clip(eps_high=0.28)", kl="in_loss(beta=0.1)", name="mine")
-    assert recipe.label == repr(recipe) == "mine[rloo · token_clip(eps_high=0.28) · sequence_sum · in_loss(beta=0.1)]"
-    assert Recipe("rloo").label == "recipe[rloo · sequence_sum]"
+    components = "rloo · token_clip(eps_high=0.28) · sequence_sum · in_loss(beta=0.1)"
+    assert recipe.composition == components
+    assert recipe.label == "recipe:mine(advantage=rloo, ratio=token_clip(eps_high=0.28), kl=in_loss(beta=0.1))"
+    assert repr(recipe) == f"{recipe.label} [{components}]"
+    assert Recipe("rloo").label == "recipe:custom(advantage=rloo)"
     assert len({Recipe("rloo"), Recipe("rloo"), Recipe("group_mean")}) == 2
 
 

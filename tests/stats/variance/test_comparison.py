@@ -113,7 +113,13 @@ def test_columns_and_order():
     batch, scores = interleaved_batch([4] * 10)
     frame = quiet_compare(batch, [est.rloo(), "reinforce"], scores).to_frame()
     quantities = [*QUANTITIES, "kept_share"]
-    expected = ["estimator", "group_size", "unit", *[q + end for q in quantities for end in ("", "_low", "_high")]]
+    expected = [
+        "estimator",
+        "group_size",
+        "unit",
+        "components",
+        *[q + end for q in quantities for end in ("", "_low", "_high")],
+    ]
     assert list(frame.columns) == expected
     assert list(frame["estimator"]) == ["rloo", "reinforce"]
     assert set(frame["group_size"]) == {4}
@@ -145,7 +151,7 @@ def test_symmetries():
     batch, scores = interleaved_batch([4, 3, 5, 2] * 4, signal=3.0)
     names = ["rloo", "token_mean", "norm_weighted", "kimi(tau=0.5)"]
     plain = quiet_compare(batch, names, scores).to_frame()
-    number = [c for c in plain.columns if c not in ("estimator", "group_size", "unit")]
+    number = [c for c in plain.columns if c not in ("estimator", "group_size", "unit", "components")]
     columns = [c for c in number if not c.startswith("kept_share")]
 
     order = np.random.default_rng(1).permutation(len(batch.rewards))

@@ -76,3 +76,21 @@ def test_the_sentence_names_both_group_sizes():
         "rloo at N = 4 is as noisy as rloo at N = 4 [4, 4], at the same total number of completions"
     )
     assert "(95% interval, 200 prompts)" in sentence
+
+
+def test_an_estimator_of_another_unit_is_brought_to_the_scale_of_rloo():
+    batch, scores = correlated_batch()
+    scores = scores + 5.0 * (batch.rewards - 0.5)[:, None]  # a signal that 200 prompts resolve
+    assert equivalent_group_size(batch, "recipe:dr_grpo(max_tokens=100)", 4, scores).value == pytest.approx(4.0)
+    opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
+    with pytest.raises(ValueError, match=r"recipe:dr_grpo\(max_tokens=100\) is measured in constant.*not resolved"):
+        equivalent_group_size(batch, "recipe:dr_grpo(max_tokens=100)", 4, opposed)
+
+
+def test_token_level_estimators_are_refused_in_a_sentence():
+    batch, scores = correlated_batch()
+    logits = {"logprobs": -np.ones(batch.mask.shape), "sum_pi_squared": np.full(batch.mask.shape, 0.5)}
+    with pytest.raises(ValueError, match=r"otb\(loo=True\) weights each token, and only scores of whole completions"):
+        equivalent_group_size(batch.with_fields(**logits), "otb(loo=True)", 4, scores)
+    with pytest.raises(ValueError, match="remax needs greedy_rewards, which this batch lacks"):
+        equivalent_group_size(batch, "remax", 4, scores)

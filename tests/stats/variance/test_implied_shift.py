@@ -47,3 +47,12 @@ def test_the_sentence_gives_the_shift_with_its_interval():
     sentence = implied_shift(correlated_batch()[0], est.asymmetric(delta=-0.1)).sentence(0.9)
     assert sentence.startswith("The baseline of asymmetric lies -0.1 [-0.1, -0.1] from the group mean")
     assert "90% interval, 200 prompts" in sentence
+
+
+def test_a_recipe_has_the_shift_of_its_advantage():
+    batch, _ = correlated_batch()
+    assert implied_shift(batch, "recipe:dr_grpo").delta.value == pytest.approx(0.0, abs=1e-12)
+    expected = implied_shift(batch, "token_mean").delta.value
+    assert implied_shift(batch, "recipe:opo").delta.value == pytest.approx(expected)
+    with pytest.raises(ValueError, match="recipe:grpo does not subtract one baseline"):
+        implied_shift(batch, "recipe:grpo")

@@ -1,0 +1,71 @@
+"""Baselines, recipes and estimators of the user's own, found by the label that names them everywhere."""
+
+from __future__ import annotations
+
+from typing import TypeVar, overload
+
+from gradstats.config.labels import read_label
+from gradstats.estimators import registry
+from gradstats.estimators.estimator import Estimator, Weighting
+from gradstats.estimators.parameters import nearest
+from gradstats.estimators.recipes import lookup
+from gradstats.estimators.recipes.recipe import PREFIX, Recipe
+
+W = TypeVar("W", bound=Weighting)
+
+
+@overload
+def get(name: str, **parameters: object) -> Estimator | Recipe: ...
+@overload
+def get(name: W, **parameters: object) -> W: ...
+def get(name: str | Weighting, **parameters: object) -> Weighting:
+    """Find an estimator by its label.
+
+    Args:
+        name: a baseline's name or alias ("rloo", "opo"), a published method ("recipe:grpo"), or a function of your own
+            ("module:function"), each with parameters in brackets where it has any, as in
+            ``"length_weighted(alpha=0.8, loo=True)"`` or ``"recipe:dapo(loo=True)"``; an estimator or recipe is
+            returned unchanged.
+        **parameters: its parameters; unknown ones are refused.
+
+    Returns:
+        The estimator, whose ``label`` is the text given; ``advantages(batch)`` gives A, ``weights(batch)`` the
+        weights of the scores.
+
+    Raises:
+        KeyError: for an unknown name, with the nearest known one.
+        TypeError: for unknown or missing parameters, or parameters beside an object.
+        ValueError: for parameters outside their range, or a label that cannot be read.
+        ImportError: when a function of your own cannot be imported.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[10, 20, 30, 40], groups=["a", "a", "b", "b"])
+        >>> estimators.get("rloo").advantages(batch)
+        array([ 1., -1., -1.,  1.])
+        >>> estimators.get("length_weighted(alpha=0.5)", loo=True)
+        length_weighted(alpha=0.5, loo=True)
+        >>> estimators.get("recipe:dr_grpo(max_tokens=40)").weights(batch)
+        array([ 0.00625, -0.00625, -0.00625,  0.00625])
+    """
+    if not isinstance(name, str):
+        if parameters:
+            raise TypeError(f"{name.label} has its parameters already: give {', '.join(parameters)} with a name")
+        return name
+    base, _ = read_label(name)
+    if base.startswith(PREFIX):
+        return lookup.get(name, **parameters)
+    if ":" not in base and base not in registry.DEFINITIONS and base not in registry.ALIASES:
+        raise KeyError(f"no estimator is called {base!r}: {_hint(base)}")
+    return registry.get_estimator(name, **parameters)
+
+
+def _hint(name: str) -> str:
+    """The label that a wrong name most likely stands for; recipes are written with their prefix."""
+    baselines = [*registry.DEFINITIONS, *registry.ALIASES]
+    labels = {recipe: f"{PREFIX}{recipe}" for recipe in lookup.names() if recipe not in baselines}
+    labels |= {label: label for label in baselines}
+    near = nearest(name, labels)
+    if near is not None:
+        return f"did you mean {labels[near]!r}?"
+    return f"known are {', '.join(sorted(labels.values()))}, and module:function for one of your own"

@@ -1,0 +1,66 @@
+"""Labels of baselines, published methods and functions of the user's, and the hints for wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradstats import estimators as est
+from gradstats.estimators import Batch
+
+BATCH = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"])
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "rloo",
+        "opo",
+        "length_weighted(alpha=0.80,loo=True)",
+        "recipe:grpo",
+        "recipe:dapo(loo=True)",
+        "mine:half(factor=3)",
+    ],
+)
+def test_a_label_is_kept_as_given(label: str, own_module):
+    found = est.get(label)
+    assert found.label == label
+    assert found.weights(BATCH).shape == (3,)
+    assert hash(found) == hash(est.get(label))
+
+
+def test_what_an_estimator_is_composed_of_does_not_depend_on_its_label():
+    assert est.get("opo") == est.get("token_mean") == est.token_mean()
+    assert est.get("opo").composition == "token_mean"
+    assert len({est.get("opo"), est.get("token_mean")}) == 1
+    assert est.get("kimi", tau=2).label == "kimi(tau=2)"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("dapo", "did you mean 'recipe:dapo'"),
+        ("gspo", "did you mean 'recipe:gspo'"),
+        ("cispoo", "did you mean 'recipe:cispo'"),
+        ("group_maen", "did you mean 'group_mean'"),
+        ("lenght_weighted(alpha=1)", "did you mean 'length_weighted'"),
+        ("recipe:grop", "did you mean 'recipe:grpo'"),
+        ("vcpo", "known are .*recipe:dapo.*, and module:function"),
+        ("recipe:vapo2", "known are reinforce"),
+    ],
+)
+def test_hints_name_what_was_meant_or_list_what_there_is(name: str, hint: str):
+    with pytest.raises(KeyError, match=hint):
+        est.get(name)
+
+
+def test_objects_pass_through():
+    recipe = est.recipes.get("grpo")
+    assert est.get(recipe) is recipe
+    with pytest.raises(TypeError, match="recipe:grpo has its parameters already: give loo with a name"):
+        est.get(recipe, loo=True)
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def half(batch, factor=0.5):\n    return factor * batch.rewards\n")
+    monkeypatch.chdir(tmp_path)
