@@ -30,10 +30,11 @@ from gradstats.estimators.baselines.value_baseline import gae, vine
 from gradstats.estimators import recipes
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.estimators.by_label import get
+from gradstats.estimators.recipes.weightings import token_weightings
 
 __all__ = [
     "Batch", "Estimator", "Recipe", "asymmetric", "batch_mean", "causal_optimal", "constant", "dr_grpo", "gae",
     "get", "group_mean", "grpo", "james_stein", "kimi", "length_weighted", "max_rl", "names", "norm_weighted",
     "optimal_constant", "otb", "otb_turns", "pass_at_k", "recipes", "register", "reinforce", "reinforce_pp",
-    "reinforce_pp_baseline", "remax", "rloo", "table", "token_mean", "vine",
+    "reinforce_pp_baseline", "remax", "rloo", "table", "token_mean", "token_weightings", "vine",
 ]  # fmt: skip

@@ -174,8 +174,27 @@ class Recipe:
             advantages = np.where(batch.mask, advantages[:, None], 0.0)
         log_ratio = np.zeros(batch.mask.shape) if self.ratio.name == "none" else log_ratios(batch, self.label)
         weights = self.ratio(advantages, log_ratio, batch) + loss_weights
-        weights = weights * (self.aggregation(batch) * self.kept_groups(batch)[batch.group_index])[:, None]
-        return np.where(batch.mask, weights, 0.0)
+        return np.where(batch.mask, weights * self.factor(batch)[:, None], 0.0)
+
+    def factor(self, batch: Batch) -> Float[np.ndarray, "n"]:
+        """What the aggregation and the filter multiply the weights of each completion's tokens by."""
+        return self.aggregation(batch) * self.kept_groups(batch)[batch.group_index]
+
+    @property
+    def pattern_names(self) -> tuple[str, str]:
+        """The names of :meth:`ratio_patterns`; two recipes with the same ratio component share them."""
+        return f"{self.ratio.label}[+]", f"{self.ratio.label}[-]"
+
+    def ratio_patterns(self, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
+        """What the ratio component multiplies positive and negative advantages by, token by token.
+
+        Raises:
+            ValueError: when the batch lacks a field.
+        """
+        ones = np.where(batch.mask, 1.0, 0.0)
+        log_ratio = log_ratios(batch, self.label)
+        patterns = (self.ratio(ones, log_ratio, batch), -self.ratio(-ones, log_ratio, batch))
+        return dict(zip(self.pattern_names, patterns, strict=True))
 
     def advantages(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
         """The advantages after a KL term in the reward and the scale, before ratio and aggregation.

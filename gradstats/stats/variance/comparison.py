@@ -301,6 +301,7 @@ def compare(
     inputs = inputs.with_settled_ratios()
     if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
         *chosen, base = [along_completions(estimator, inputs.batch) for estimator in (*chosen, base)]
+    inputs, (*chosen, base) = inputs.with_combined([*chosen, base])
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
     by_size: list[_OfOneSize] = []
     for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -12,7 +12,10 @@ from numpy.typing import ArrayLike
 
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
-from gradstats.estimators.ratios import without_negligible_ratios
+from gradstats.estimators.ratios import chi_squared, without_negligible_ratios
+from gradstats.estimators.recipes.recipe import Recipe
+from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names
+from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.stats.measured import MeasuredGradients, MeasuredTokens
 from gradstats.stats.variance.group_moments import Groups
 from gradstats.stats.variance.probe_error import TokenProbeError
@@ -32,6 +35,8 @@ class ComparisonInputs:
         scores: (N, D) or (N, T, D).
         sketched: whether the scores are a random projection.
         probed: token scores projected on random probes; None where they were not measured or are not needed.
+        weighted: further weightings that were measured, by name.
+        combined: the names of those that estimators of the comparison combine.
     """
 
     batch: Batch
@@ -39,6 +44,22 @@ class ComparisonInputs:
     scores: np.ndarray
     sketched: bool
     probed: ProbedTokens | None
+    weighted: Mapping[str, WeightedGradients] = field(default_factory=dict)
+    combined: tuple[str, ...] = ()
+
+    def with_combined(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
+        """The inputs and the estimators, recipes whose weightings were measured as combinations of them."""
+        if self.scores.ndim == 3 or self.probed is not None:
+            return self, list(chosen)
+        known = {
+            id(one): names
+            for one in chosen
+            if isinstance(one, Recipe) and one.level == "token" and (names := weighting_names(one))
+            if all(name in self.weighted for name in names)
+        }
+        combined = tuple(dict.fromkeys(name for names in known.values() for name in names))
+        replaced = [ByWeightings(cast(Recipe, one), combined) if id(one) in known else one for one in chosen]
+        return replace(self, combined=combined), replaced
 
     def with_settled_ratios(self) -> ComparisonInputs:
         """The same with every ratio exactly 1 where sampler and scorer differ by rounding only."""
@@ -53,16 +74,20 @@ class ComparisonInputs:
         if self.scores.ndim == 3 or self.probed is not None:
             return
         for one in weightings:
-            if one.level == "token":
+            if one.level == "token" and not isinstance(one, ByWeightings):
                 self.batch.require(one.needs, one.label)
-                raise ValueError(
-                    f"{one.label} weights each token, and only scores of whole completions are known: pass "
-                    "scores=(N, T, D), or measure with token_probes=… so that token scores are known"
-                )
+                raise ValueError(_unknown_token_scores(one, self.batch))
 
     def prepared(self, rows: Int[np.ndarray, " kept"]) -> Scores:
         """The scores of some completions, in that order."""
-        return prepare_scores(self.scores, self.batch.mask, rows, self.sketched, self.batch.sq_norms, self.probed)
+        scores = prepare_scores(self.scores, self.batch.mask, rows, self.sketched, self.batch.sq_norms, self.probed)
+        if not self.combined:
+            return scores
+        parts = [self.weighted[name] for name in self.combined]
+        sketches = np.stack([np.asarray(part.sketches, dtype=np.float64)[rows] for part in parts], axis=1)
+        squares = np.stack([part.sq_norms[rows] for part in parts], axis=1)
+        surplus = squares - np.einsum("nkd,nkd->nk", sketches, sketches)
+        return replace(scores, tokens=sketches, tokens_surplus_sq=surplus if self.sketched else None)
 
     def sketch_error(self, n_prompts: int, rng: np.random.Generator) -> SketchError | None:
         """The error of sketch and token probes; None where inner products are exact."""
@@ -129,4 +154,20 @@ def comparison_inputs(
                 f"{' and '.join(sorted(measured_fields))} come from the measurement: pass a Batch with scores=…"
             )
         probed = probed_tokens(cast(MeasuredTokens, measured), batch)
-    return ComparisonInputs(batch, order, np.asarray(measured.sketches), sketched, probed)
+    weighted = {
+        name: gradients
+        for name, gradients in getattr(measured, "weighted", {}).items()
+        if gradients.sketches is not None
+    }
+    return ComparisonInputs(batch, order, np.asarray(measured.sketches), sketched, probed, weighted)
+
+
+def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
+    """Why an estimator cannot be compared from scores of whole completions, and what to measure."""
+    sentence = f"{estimator.label} weights each token, and only scores of whole completions are known"
+    if isinstance(estimator, Recipe) and weighting_names(estimator):
+        return (
+            f"{sentence} (χ² of the sampler and the scored policy is {chi_squared(batch):.2g}): measure again with "
+            f"token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], measured)"
+        )
+    return f"{sentence}: pass scores=(N, T, D), or measure with token_probes=… so that token scores are known"

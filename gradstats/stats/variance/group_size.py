@@ -143,6 +143,7 @@ def equivalent_group_sizes(
     batch, order = inputs.batch, inputs.order
     if inputs.scores.ndim == 2:
         chosen = [along_completions(one, batch) for one in chosen]
+    inputs, chosen = inputs.with_combined(chosen)
     inputs.refuse_unknown_token_scores(chosen)
     enough = batch.group_sizes >= 2 * group_size
     if enough.sum() < 3:

@@ -39,6 +39,7 @@ class Scores:
         sketched: whether inner products hold only on average, as in a random projection.
         surplus_sq: (n,) exact ‖S_i‖² less that of the sketch; None when unknown or nothing is sketched.
         probed: token scores projected on random probes; vectors are then its features.
+        tokens_surplus_sq: (n, T) exact squares of ``tokens`` less those of their sketches; None where they are exact.
     """
 
     sequence: Float[np.ndarray, "n d"]
@@ -46,6 +47,7 @@ class Scores:
     sketched: bool
     surplus_sq: Float[np.ndarray, " n"] | None
     probed: ProbedTokens | None = None
+    tokens_surplus_sq: Float[np.ndarray, "n t"] | None = None
 
     @property
     def signs(self) -> Float[np.ndarray, " features"] | None:
@@ -69,7 +71,13 @@ class Scores:
             features, surplus = self.probed.sums(weights, np.arange(n), np.arange(n), n)
             return Contributions(features, np.ones(n), surplus, exact_squares=False)
         assert self.tokens is not None
-        return Contributions(np.einsum("nt,ntd->nd", weights, self.tokens), np.ones(n), None)
+        vectors = np.einsum("nt,ntd->nd", weights, self.tokens)
+        if self.tokens_surplus_sq is None:
+            return Contributions(vectors, np.ones(n), None)
+        surplus = np.einsum("nt,nt->n", weights**2, self.tokens_surplus_sq)
+        return Contributions(
+            vectors, np.ones(n), surplus, exact_squares=bool((np.count_nonzero(weights, 1) <= 1).all())
+        )
 
     def sums(
         self, rows: list[np.ndarray], weights: list[np.ndarray]
@@ -93,7 +101,11 @@ class Scores:
         gather = sparse.csr_array(
             (entries, (np.repeat(which, width), positions)), shape=(len(rows), self.tokens.shape[0] * width)
         )
-        return gather @ self.tokens.reshape(-1, self.tokens.shape[2]), np.zeros(len(rows))
+        surplus = np.zeros(len(rows))
+        if self.tokens_surplus_sq is not None:
+            each = np.concatenate(weights) ** 2 * self.tokens_surplus_sq[flat]
+            surplus = np.bincount(which, each.sum(axis=1), len(rows))
+        return gather @ self.tokens.reshape(-1, self.tokens.shape[2]), surplus
 
 
 def prepare_scores(

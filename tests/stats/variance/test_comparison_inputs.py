@@ -3,10 +3,14 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from comparison_batches import quiet_compare
+from off_policy_pair import policy_pair
 
+from gradstats import estimators as est
 from gradstats.estimators import Batch
+from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats import compare
 
@@ -88,3 +92,60 @@ def test_weights_that_really_vary_are_refused_with_the_measurement_they_need():
     assert np.isfinite(quiet_compare(measured, ["recipe:gspo", "rloo"]).to_frame()["trace_cov"]).all()
     with pytest.raises(ValueError, match="recipe:grpo weights each token, and only scores of whole"):
         quiet_compare(measured, ["recipe:grpo"])
+
+
+def off_policy_measurement(label: str):
+    """An off-policy sample: the weightings that a recipe needs, as measured, and the exact scores of every token."""
+    scored, sampler = policy_pair()
+    rng = np.random.default_rng(1)
+    rows = rng.choice(len(scored.rewards), 160, p=sampler.probabilities)
+    widths = scored.lengths[rows]
+    rollouts = Rollouts.from_sequences(
+        [[1]] * len(rows),
+        [list(range(width)) for width in widths],
+        scored.rewards[rows],
+        np.repeat(np.arange(40), 4).astype(str),
+        sample_ids=np.tile(np.arange(4), 40),
+    )
+    ragged = {
+        name: [values[row, :width] for row, width in zip(rows, widths, strict=True)]
+        for name, values in (
+            ("logprobs", scored.logprobs),
+            ("old_logprobs", sampler.logprobs),
+            ("ref_logprobs", sampler.logprobs),
+        )
+    }
+    measured = SimpleNamespace(
+        rollouts=rollouts,
+        lengths=widths,
+        sq_norms=scored.sq_norms[rows],
+        sketches=scored.sequence_scores[rows],
+        **ragged,
+    )
+    tokens = scored.token_scores[rows]
+    measured.weighted = {}
+    for name, weights in est.token_weightings([label], measured).items():
+        padded = np.stack([np.pad(row, (0, tokens.shape[1] - len(row))) for row in weights])
+        vectors = np.einsum("nt,ntd->nd", padded, tokens)
+        measured.weighted[name] = WeightedGradients(pd.DataFrame({"all": (vectors**2).sum(axis=1)}), vectors)
+    return measured, tokens
+
+
+@pytest.mark.parametrize("group_size", [2, 4])
+@pytest.mark.parametrize("label", ["recipe:grpo", "recipe:grpo(kl=in_loss(beta=0.3))", "recipe:dapo(scope=batch)"])
+def test_measured_weightings_give_what_token_scores_give(label, group_size):
+    measured, tokens = off_policy_measurement(label)
+    options = {"group_size": group_size, "n_resamples": 4}
+    combined = quiet_compare(measured, [label, "rloo"], scores_are_sketches=False, **options).to_frame()
+    sketched = quiet_compare(measured, [label, "rloo"], **options).to_frame()
+    batch = Batch.from_measurement(measured)
+    exact = quiet_compare(batch, [label, "rloo"], tokens[:, : batch.mask.shape[1]], **options).to_frame()
+    for column in ("trace_cov", "trace_cov_low", "signal_sq", "matched_ratio", "cosine"):
+        np.testing.assert_allclose(combined[column], exact[column], rtol=1e-8)
+    for column in ("trace_cov", "signal_sq"):  # the sketch's error widens intervals, and no more
+        np.testing.assert_allclose(sketched[column], exact[column], rtol=1e-8)
+    measured.weighted = {}
+    with pytest.raises(
+        ValueError, match=r"χ² .* is [\d.]+\): measure again with token_weights=.*token_weightings\(\['reci"
+    ):
+        quiet_compare(measured, [label])

@@ -1,0 +1,136 @@
+r"""Recipes whose token weights vary along a completion, as combinations of weightings that no advantage enters.
+
+A clip weights a token by a function of its ratio and of the sign of the advantage alone. With an advantage :math:`A_i`
+for each completion, the gradient of completion i is therefore
+
+.. math:: \sum_t w_{i,t} s_{i,t} = c_i^+ \sum_t f^+(ρ_{i,t}) s_{i,t} + c_i^- \sum_t f^-(ρ_{i,t}) s_{i,t}
+    + c_i \sum_t k_{i,t} s_{i,t},
+
+with :math:`c_i^± = (±A_i)_+·(±1)` times the aggregation's factor, and k the KL term of the loss. The sums are measured
+once (``gradstats.measure(token_weights=…)``), whatever the rewards, the group size and the estimator; every recipe of
+the same clip shares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from gradstats.estimators.batch import Batch, MeasuredCompletions
+from gradstats.estimators.by_label import get
+from gradstats.estimators.estimator import Level, Weighting
+from gradstats.estimators.recipes.recipe import Recipe
+
+
+def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
+    """The weightings that a recipe combines, by name; none for one with an advantage for each token.
+
+    Raises:
+        ValueError: when the batch lacks a field.
+    """
+    if recipe.advantage.level == "token":
+        return {}
+    patterns = recipe.ratio_patterns(batch)
+    if recipe.kl.definition.level == "token":
+        patterns[recipe.kl.label] = recipe.kl(batch)[1]
+    return {name: np.where(batch.mask, values, 0.0) for name, values in patterns.items()}
+
+
+def weighting_names(recipe: Recipe) -> tuple[str, ...]:
+    """The names of :func:`weightings`."""
+    if recipe.advantage.level == "token":
+        return ()
+    of_kl = (recipe.kl.label,) if recipe.kl.definition.level == "token" else ()
+    return (*recipe.pattern_names, *of_kl)
+
+
+def token_weightings(
+    estimators: Sequence[str | Weighting], measured: MeasuredCompletions
+) -> dict[str, list[np.ndarray]]:
+    """The further weightings that a comparison of some recipes needs, for ``gradstats.measure(token_weights=…)``.
+
+    Args:
+        estimators: labels or recipes; estimators that need none are passed over.
+        measured: a measurement of the same rollouts, whose log-probabilities give the ratios.
+
+    Returns:
+        Name → for each completion one weight per token.
+
+    Raises:
+        ValueError: when the measurement lacks log-probabilities that a recipe needs.
+    """
+    batch = Batch.from_measurement(measured)
+    widths = [len(mask) for mask in measured.rollouts.masks]
+    found: dict[str, list[np.ndarray]] = {}
+    for recipe in map(get, estimators):
+        if isinstance(recipe, Recipe) and recipe.level == "token":
+            for name, values in weightings(recipe, batch).items():
+                found[name] = [row[:width] for row, width in zip(values, widths, strict=True)]
+    return found
+
+
+@dataclass(frozen=True)
+class ByWeightings:
+    """A recipe that combines measured weightings, where ``weights`` are one coefficient for each of them.
+
+    Attributes:
+        recipe: the recipe.
+        names: the weightings of the comparison, in order.
+    """
+
+    recipe: Recipe
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.recipe.name
+
+    @property
+    def label(self) -> str:
+        """The recipe's label."""
+        return self.recipe.label
+
+    @property
+    def composition(self) -> str:
+        """What the recipe is composed of."""
+        return self.recipe.composition
+
+    @property
+    def level(self) -> Level:
+        """``"token"``: weights are (N, weightings)."""
+        return "token"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The optional fields of the Batch that the recipe requires."""
+        return self.recipe.needs
+
+    @property
+    def across_groups(self) -> bool:
+        """Whether the recipe is batch-level."""
+        return self.recipe.across_groups
+
+    @property
+    def unit(self) -> str:
+        """The recipe's unit."""
+        return self.recipe.unit
+
+    def expected_scale(self, group_size: int) -> float | None:
+        """The recipe's factor c in E[ĝ] = c·∇J."""
+        return self.recipe.expected_scale(group_size)
+
+    def weights(self, batch: Batch) -> Float[np.ndarray, "n weightings"]:
+        """The coefficient of each weighting in the gradient of each completion."""
+        factor = self.recipe.factor(batch)
+        advantages = self.recipe.advantages(batch)
+        positive, negative = self.recipe.pattern_names
+        coefficients = np.zeros((len(advantages), len(self.names)))
+        coefficients[:, self.names.index(positive)] = np.maximum(advantages, 0.0) * factor
+        coefficients[:, self.names.index(negative)] += np.minimum(advantages, 0.0) * factor
+        if self.recipe.kl.definition.level == "token":
+            coefficients[:, self.names.index(self.recipe.kl.label)] = factor
+        return coefficients
