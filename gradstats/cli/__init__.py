@@ -1,1 +1,1 @@
-"""The command line: `gradstats COMMAND`."""
+"""The command line: ``gradstats COMMAND``."""

@@ -80,7 +80,7 @@ Overwrite = Annotated[bool, tyro.conf.arg(help="replace a finished result of oth
 
 
 def prompts_section(source: str, n: int | None, seed: int, settings: SettingWords) -> PromptsSection:
-    """The problems of a command.
+    """Return the problems of a command.
 
     Args:
         source: where they come from.
@@ -92,7 +92,7 @@ def prompts_section(source: str, n: int | None, seed: int, settings: SettingWord
 
 
 def policy_section(name: str, settings: SettingWords, **options: object) -> PolicySection:
-    """The policy of a command.
+    """Return the policy of a command.
 
     Args:
         name: the policy.

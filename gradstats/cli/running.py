@@ -40,7 +40,7 @@ def run(
     """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run.
 
     Args:
-        experiment: an experiment file (YAML), or the name of one that comes with the project (`gradstats list`).
+        experiment: an experiment file (YAML), or the name of one that comes with the project (``gradstats list``).
         out: the run directory; runs/NAME by default.
         dry_run: only print what would be sampled and measured, with upper bounds of time, memory and disk.
         overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.

@@ -124,7 +124,7 @@ def plan(
     """How many sequences give α ± a half-width? From a pilot measurement, or from noise and spread of lengths.
 
     Args:
-        pilot: a CSV file, a measurement folder or a run directory, as for `gradstats alpha`.
+        pilot: a CSV file, a measurement folder or a run directory, as for ``gradstats alpha``.
         half_width: wanted half-width of the interval of α.
         noise: standard deviation of log‖S‖² about the line, instead of a pilot.
         length_spread: standard deviation of log T, instead of a pilot.
@@ -187,7 +187,7 @@ def length_reward(
     as_json: AsJson = False,
     partial: Partial = False,
 ) -> None:
-    """Does reward correlate with length among answers to the same prompt?
+    """Estimate the correlation of reward with length among answers to the same prompt.
 
     Args:
         source: a rollouts file or a run directory.

@@ -82,7 +82,7 @@ def warnings_as_notes() -> Iterator[None]:
 
 
 def show_run(result: RunResult) -> None:
-    """The end of a run: what was sampled, α, the variance table, remarks, paths."""
+    """Show the end of a run: what was sampled, α, the variance table, remarks, paths."""
     measured = result.measured
     rollouts = measured.rollouts
     n_prompts = len(set(rollouts.prompt_id))
@@ -132,7 +132,7 @@ def show_alpha_report(report: AlphaReport, by_block: bool = True) -> None:
 
 
 def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = None) -> None:
-    """A question's answer: its sentence, or its row as JSON."""
+    """Show a question's answer: its sentence, or its row as JSON."""
     level = () if confidence_level is None else (confidence_level,)
     if as_json:
         print(to_json(answer.to_frame(*level).to_dict("records")[0]))
@@ -141,7 +141,7 @@ def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = 
 
 
 def show_variance(frame: pd.DataFrame) -> None:
-    """The variance table, and which estimator is lowest beyond doubt."""
+    """Show the variance table, and which estimator is lowest beyond doubt."""
     from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
 
     attrs = frame.attrs
@@ -206,7 +206,7 @@ def show_tokens(quality: ProxyQuality, confidence_level: float = CONFIDENCE_LEVE
 
 
 def show_table(table: PaperTable) -> None:
-    """A table of a paper, in plain text."""
+    """Show a table of a paper, in plain text."""
     headings, rows = table.cells("plain")
     shown = Table(headings[0], *(Column(name, justify="right", no_wrap=True) for name in headings[1:]))
     shown.box, shown.pad_edge = box.SIMPLE_HEAD, False
@@ -235,7 +235,7 @@ def show_regrading(path: Path) -> None:
 
 
 def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
-    """What a run would do, and upper bounds on its cost."""
+    """Show what a run would do, and upper bounds on its cost."""
     console.print(
         f"{experiment.name}: would sample {cost.n_sequences:,} completions of {cost.n_prompts:,} prompts, at most "
         f"{experiment.sampling.max_new_tokens:,} tokens each, in {cost.n_batches} shards, and measure their gradients "
@@ -254,7 +254,7 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
 
 
 def show_check(frame: pd.DataFrame, policy: Policy) -> None:
-    """The check of the gradient engines: one line per comparison, remarks, and the verdict."""
+    """Show the check of the gradient engines: one line per comparison, remarks, and the verdict."""
     title = f"{policy.name} on {policy.device}: relative deviations of ‖S‖²"
     table = Table(title=escape(title), title_justify="left")
     for column in ("dtype", "check", "engine"):

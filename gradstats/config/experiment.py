@@ -46,11 +46,11 @@ class Experiment(Section):
     figures: FiguresSection = Field(default=FiguresSection(), description="the figures' appearance.")
 
     def to_yaml(self) -> str:
-        """The resolved experiment as YAML."""
+        """Return the resolved experiment as YAML."""
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
     def settled_settings(self) -> dict[str, Any]:
-        """The settings that decide what is sampled and measured, flat: ``"sampling.group_size"`` → value."""
+        """Return the settings that decide what is sampled and measured, flat: ``"sampling.group_size"`` → value."""
         sections = self.model_dump(include={"policy", "prompts", "sampling", "measurement"})
         return {f"{section}.{key}": value for section, entries in sections.items() for key, value in entries.items()}
 
@@ -96,7 +96,7 @@ def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def experiment_schema() -> dict[str, Any]:
-    """The JSON schema of an experiment file, by which editors complete and check it."""
+    """Return the JSON schema of an experiment file, by which editors complete and check it."""
     schema = Experiment.model_json_schema()
     schema["required"] = [name for name in schema["required"] if name != "name"]  # else the name of the file
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

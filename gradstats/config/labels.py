@@ -28,7 +28,7 @@ def read_label(label: str) -> tuple[str, dict[str, Any]]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A number, True, False or None, a quoted string, or a bare word or a call, which are read as strings."""
+    """Return a number, True, False or None, a quoted string, or a bare word or a call, which are read as strings."""
     return ast.unparse(node) if isinstance(node, ast.Name | ast.Call) else ast.literal_eval(node)
 
 

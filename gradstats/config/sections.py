@@ -1,7 +1,7 @@
 """The option sets of an experiment: name, default, help and range of every option, declared here and nowhere else.
 
 The functions of the Python interface, the options of the command line and the sections of an experiment file share
-them; `tests/config/test_entries.py` checks that names and defaults agree.
+them; ``tests/config/test_entries.py`` checks that names and defaults agree.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class WrongSetting:
     unknown: bool = False
 
     def sentence(self, owner: str) -> str:
-        """The whole sentence; ``owner`` is what an unknown setting at the top level is missing from."""
+        """Return the whole sentence; ``owner`` is what an unknown setting at the top level is missing from."""
         return f"{'.'.join(self.path[:-1] if self.unknown else self.path) or owner} {self.fault}"
 
 
@@ -65,7 +65,7 @@ class Section(BaseModel):
             raise WrongSettingsError(wrong, self.title) from error
 
     def arguments(self, **changes: Any) -> dict[str, Any]:
-        """The section as keyword arguments of the function whose options it declares.
+        """Return the section as keyword arguments of the function whose options it declares.
 
         Args:
             **changes: arguments that replace those of the section.
@@ -95,7 +95,7 @@ class Section(BaseModel):
 
     @classmethod
     def _remedy(cls, name: str) -> str:
-        """What a field's declaration allows, as ``"it must be an integer of at least 1, or None (what it is)"``."""
+        """State what a field allows, as ``"it must be an integer of at least 1, or None (what it is)"``."""
         field = cls.model_fields[name]
         members = _members(field.annotation)
         if get_origin(members[0]) is Literal:
@@ -109,17 +109,17 @@ class Section(BaseModel):
 
 
 def _plain(value: object) -> object:
-    """A NumPy scalar as the Python number it holds."""
+    """Return a NumPy scalar as the Python number it holds."""
     return cast(Any, value).item() if type(value).__module__ == "numpy" and not hasattr(value, "__len__") else value
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union; any other type by itself."""
+    """Return the members of a union; any other type by itself."""
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def _allowed(annotation: Any, limits: tuple[object, ...] = ()) -> str:
-    """The values that a type allows, in words."""
+    """Return the values that a type allows, in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _allowed(arguments[0], (*arguments[1:], *limits))
@@ -135,7 +135,7 @@ def _allowed(annotation: Any, limits: tuple[object, ...] = ()) -> str:
 
 
 def _range(limits: tuple[object, ...]) -> str:
-    """The range that limits leave: " of at least 1", " above 0", " in (0, 1]"."""
+    """Return the range that limits leave: " of at least 1", " above 0", " in (0, 1]"."""
     low = next((limit for limit in limits if isinstance(limit, Ge | Gt)), None)
     high = next((limit for limit in limits if isinstance(limit, Le | Lt)), None)
     if low is None:

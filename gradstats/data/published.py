@@ -23,7 +23,7 @@ _LOADERS: dict[str, Callable[[], pd.DataFrame]] = {"gloeckle2026": _gloeckle2026
 
 
 def names() -> list[str]:
-    """The names of the data sets, in alphabetical order.
+    """Return the names of the data sets, in alphabetical order.
 
     Example:
         >>> from gradstats import data

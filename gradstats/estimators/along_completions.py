@@ -57,11 +57,11 @@ class AlongCompletions:
         return unit_of(self.estimator)
 
     def expected_scale(self, group_size: int) -> float | None:
-        """The estimator's factor c in E[ĝ] = c·∇J."""
+        """Return the estimator's factor c in E[ĝ] = c·∇J."""
         return self.estimator.expected_scale(group_size)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"]:
-        """The weight of each completion.
+        """Return the weight of each completion.
 
         Raises:
             ValueError: when the weights differ between the tokens of a completion.
@@ -76,7 +76,7 @@ class AlongCompletions:
 
 
 def along_completions(estimator: Weighting, batch: Batch) -> Weighting:
-    """The estimator at the level of completions where its weights on this batch allow it, else unchanged.
+    """Return the estimator at the level of completions where its weights on this batch allow it, else unchanged.
 
     ReMax with a terminal reward is an example: its baseline is one number per prompt.
     """

@@ -63,7 +63,7 @@ class CompletionTable(Protocol):
         ...
 
     def tokens(self, column: str) -> list[np.ndarray]:
-        """A column that holds one value per token."""
+        """Return a column that holds one value per token."""
         ...
 
 
@@ -291,7 +291,7 @@ class Batch:
 
 
 def _measured_rows(measured: MeasuredCompletions, name: str) -> Sequence[np.ndarray] | None:
-    """A ragged field of a measurement; None where it was not measured, or not at every token."""
+    """Return a ragged field of a measurement; None where it was not measured, or not at every token."""
     with warnings.catch_warnings():  # energies of some tokens only: the rest are NaN, which the measurement reports
         warnings.simplefilter("ignore", RuntimeWarning)
         rows = getattr(measured, name, None)

@@ -77,7 +77,7 @@ class Estimator(Parametrised[Definition]):
         return self.definition.needs(self.parameters)
 
     def expected_scale(self, group_size: int) -> float | None:
-        """The factor c in E[ĝ] = c·∇J for on-policy samples in groups of this size, where it is known exactly.
+        """Return the factor c in E[ĝ] = c·∇J for on-policy samples in groups of this size, where it is known exactly.
 
         Args:
             group_size: completions per group.
@@ -88,7 +88,7 @@ class Estimator(Parametrised[Definition]):
         return self.definition.expected_scale(group_size, self.parameters)
 
     def advantages(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
-        """The advantage of each completion or of each token.
+        """Return the advantage of each completion or of each token.
 
         Args:
             batch: the completions.
@@ -110,7 +110,7 @@ class Estimator(Parametrised[Definition]):
         return advantages if self.level == "sequence" else np.where(batch.mask, advantages, 0.0)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
-        """The advantages divided by the number of completions of the group, in the same shape."""
+        """Return the advantages divided by the number of completions of the group, in the same shape."""
         advantages = self.advantages(batch)
         sizes = batch.group_sizes[batch.group_index]
         return advantages / (sizes if advantages.ndim == 1 else sizes[:, None])
@@ -146,11 +146,11 @@ class Weighting(Protocol):
         ...
 
     def expected_scale(self, group_size: int) -> float | None:
-        """The factor c in E[ĝ] = c·∇J, where it is known."""
+        """Return the factor c in E[ĝ] = c·∇J, where it is known."""
         ...
 
     def weights(self, batch: Batch) -> np.ndarray:
-        """The weights of the scores in the gradient of each group."""
+        """Return the weights of the scores in the gradient of each group."""
         ...
 
 
@@ -160,5 +160,5 @@ def composition_of(estimator: Weighting) -> str:
 
 
 def unit_of(estimator: Weighting) -> str:
-    """What an estimator's gradient is measured in; an object that states no ``unit`` is taken as a plain sum."""
+    """Return the unit of an estimator's gradient; an object that states no ``unit`` is taken as a plain sum."""
     return getattr(estimator, "unit", SEQUENCE_SUM)

@@ -68,7 +68,7 @@ def sequence_ratios(batch: Batch, name: str = "the importance ratio") -> Float[n
 
 
 def chi_squared(batch: Batch) -> float:
-    r"""The :math:`χ^2` divergence of the policies over whole completions, as the mean of :math:`(ρ_i - 1)^2`.
+    r"""Return the :math:`χ^2` divergence of the policies over whole completions, as the mean of :math:`(ρ_i - 1)^2`.
 
     Where the sampler can draw whatever the scored policy can, E[ρ] = 1 and this is E[ρ²] − 1; where it cannot, the
     missing mass counts as well. Without ``old_logprobs`` it is 0; it is infinite where a ratio overflows.
@@ -78,7 +78,7 @@ def chi_squared(batch: Batch) -> float:
 
 
 def without_negligible_ratios(batch: Batch) -> Batch:
-    r"""The batch with every ratio exactly 1 where :math:`χ^2` is below :data:`NEGLIGIBLE_CHI_SQUARED`, else unchanged.
+    r"""Set every ratio of a batch to exactly 1 where :math:`χ^2` is below :data:`NEGLIGIBLE_CHI_SQUARED`.
 
     Rounding then neither makes the weights of a completion's tokens differ nor triggers a clip; GSPO's lies at 3e-4.
     """

@@ -157,7 +157,7 @@ def get_estimator(name: str | Estimator, **parameters: object) -> Estimator:
 
 
 def get_definition(name: str) -> Definition:
-    """The definition registered under a canonical name or an alias, or that of "module:function".
+    """Return the definition registered under a canonical name or an alias, or that of "module:function".
 
     Raises:
         KeyError: for an unknown name, with the nearest known one.
@@ -172,7 +172,7 @@ def get_definition(name: str) -> Definition:
 
 
 def names() -> list[str]:
-    """The canonical names of all registered estimators, in the order of the table.
+    """Return the canonical names of all registered estimators, in the order of the table.
 
     Example:
         >>> from gradstats import estimators
@@ -216,7 +216,7 @@ def table() -> pd.DataFrame:
 
 
 def default_parameters(definition: Definition) -> dict[str, object]:
-    """The parameters of an estimator that have defaults."""
+    """Return the parameters of an estimator that have defaults."""
     declared = list(inspect.signature(definition.function).parameters.values())[1:]
     return {p.name: p.default for p in declared if p.default is not inspect.Parameter.empty}
 

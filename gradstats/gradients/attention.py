@@ -14,7 +14,7 @@ from gradstats.policy.policy import Policy
 
 
 def attention_of(model: CausalModel) -> str:
-    """The name of a model's implementation of attention."""
+    """Return the name of a model's implementation of attention."""
     return model.config._attn_implementation or "eager"
 
 
@@ -80,7 +80,7 @@ def forward_mode_attention(policy: Policy) -> Iterator[None]:
 
 
 def forward_mode_implementation(policy: Policy) -> str:
-    """The attention with which forward derivatives are computed."""
+    """Return the attention with which forward derivatives are computed."""
     model = policy.model
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
     plain = policy.dtype == torch.float64 and getattr(model, "_supports_sdpa", False) and not capped

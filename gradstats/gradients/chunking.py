@@ -78,7 +78,7 @@ def plan_chunks(
 
 
 def default_memory_gib(device: torch.device) -> float:
-    """A quarter of the device's memory, at most `MOST_MEMORY_GIB`."""
+    """Return a quarter of the device's memory, at most :data:`gradstats.config.defaults.MOST_MEMORY_GIB`."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     else:

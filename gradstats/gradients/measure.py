@@ -1,4 +1,4 @@
-"""`measure`: from rollouts to a measurement, whatever the engine."""
+""":func:`measure`: from rollouts to a measurement, whatever the engine."""
 
 from __future__ import annotations
 

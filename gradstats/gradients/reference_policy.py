@@ -12,7 +12,7 @@ from gradstats.policy.policy import Policy, as_policy
 
 
 def as_reference(reference: object, policy: Policy) -> Policy:
-    """The reference as a policy; a bare model is scored at the measured policy's temperature.
+    """Return the reference as a policy; a bare model is scored at the measured policy's temperature.
 
     Raises:
         TypeError: when it is neither a policy nor a model.

@@ -129,7 +129,7 @@ class MeasuringSession:
         Args:
             rollouts: the sequences.
             finished: called after each chunk with its numbers of sequences and tokens.
-            token_weights: as for :func:`measure`.
+            token_weights: as for :func:`gradstats.measure`.
         """
         weightings = named_weightings(token_weights, rollouts)
         results: list[ChunkResult] = []
@@ -240,7 +240,7 @@ class MeasuringSession:
 def _choose_engine(
     engine: str, policy: Policy, rollouts: Rollouts, selection: ParameterSelection
 ) -> tuple[str, SelfCheck, dict[str, str]]:
-    """The engine, its self-check, and why ``auto`` passed over each earlier one."""
+    """Return the engine, its self-check, and why ``auto`` passed over each earlier one."""
     if engine != "auto":
         return engine, self_check(policy, rollouts, ENGINES[engine], engine, selection), {}
     passed_over: dict[str, str] = {}

@@ -8,7 +8,7 @@ _LAYER = re.compile(r"^(?:.*?\.)?(?:layers|layer|h|blocks|block)\.(\d+)(?:\.(.*)
 
 
 def split_layer(name: str) -> tuple[int, str] | None:
-    """The number of a layer and the rest of the name, or None for what is in no layer.
+    """Return the number of a layer and the rest of the name, or None for what is in no layer.
 
     Example:
         >>> split_layer("model.layers.3.mlp.up_proj.weight")

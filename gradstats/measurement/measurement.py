@@ -125,11 +125,11 @@ class Measurement(TokenQuantities):
         return sketched_gram(self.sketches, self.sq_norms)
 
     def per_token_fields(self) -> dict[str, list[np.ndarray]]:
-        """The fields with one row per token that this measurement has, by name."""
+        """Return the fields with one row per token that this measurement has, by name."""
         return self._present((*TOKEN_FIELDS, *OPTIONAL_TOKEN_FIELDS))
 
     def heavy_fields(self) -> dict[str, list[np.ndarray]]:
-        """The fields with one row per exactly measured token that this measurement has, by name."""
+        """Return the fields with one row per exactly measured token that this measurement has, by name."""
         return self._present(HEAVY_FIELDS)
 
     def _present(self, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
@@ -137,7 +137,7 @@ class Measurement(TokenQuantities):
         return {name: values for name, values in rows.items() if values is not None}
 
     def select(self, index: np.ndarray | Sequence[int] | slice) -> Measurement:
-        """The sequences at the given positions, in that order."""
+        """Return the sequences at the given positions, in that order."""
         rows = np.arange(len(self))[index]
         gradients = WeightedGradients(self.sq_norms_by_block, self.sketches).select(rows)
         per_sequence = self.per_token_fields() | self.heavy_fields()

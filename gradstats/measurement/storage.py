@@ -176,7 +176,7 @@ def _listed(cell: Any) -> Any:
 
 
 def _by_prefix(measured: Measurement) -> dict[str, WeightedGradients]:
-    """The gradients of a measurement by the prefix of their tensors' names."""
+    """Return the gradients of a measurement by the prefix of their tensors' names."""
     plain = WeightedGradients(measured.sq_norms_by_block, measured.sketches)
     return {"": plain} | {f"weighted/{name}/": gradients for name, gradients in measured.weighted.items()}
 

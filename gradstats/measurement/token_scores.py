@@ -119,7 +119,7 @@ def relative_error_of_total(scores: Sequence[TokenScores]) -> float:
 
 
 def remark_on_precision(scores: Sequence[TokenScores]) -> str:
-    """A sentence on how well the probes resolve cumulative energies, with the remedy where they do so poorly."""
+    """Return a sentence on how well the probes resolve cumulative energies, with the remedy where they do so poorly."""
     error = relative_error_of_total(scores)
     exact = int(np.median([len(one.heavy_positions) for one in scores]))
     precision = f"W_T has a median relative standard error of {error:.1%}, from {scores[0].n_probes} probes"

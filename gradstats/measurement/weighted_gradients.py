@@ -37,7 +37,7 @@ class WeightedGradients:
         return sketched_gram(self.sketches, self.sq_norms)
 
     def select(self, rows: np.ndarray) -> WeightedGradients:
-        """The sequences at the given positions, in that order."""
+        """Return the sequences at the given positions, in that order."""
         table = self.sq_norms_by_block.iloc[rows].reset_index(drop=True)
         return WeightedGradients(table, None if self.sketches is None else self.sketches[rows])
 

@@ -57,7 +57,7 @@ class Appearance(NamedTuple):
 
 
 def estimator_appearance(label: str) -> Appearance:
-    """The colour and marker of an estimator, from its label.
+    """Return the colour and marker of an estimator, from its label.
 
     The name, up to the first parenthesis, decides: parameters do not change it. Known names have their own
     pair of colour and marker; an unknown name is given one of the others, the same one every time.

@@ -35,7 +35,7 @@ def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
     Dashed lines stand at ½ (uncorrelated token scores) and at 1 (fully correlated ones).
 
     Args:
-        table: the frame of `gradstats.stats.length_scaling_by_block`.
+        table: the frame of :func:`gradstats.stats.length_scaling_by_block`.
         ax: where to draw; None makes a figure as high as the rows need.
 
     Returns:
@@ -77,7 +77,7 @@ def plot_block_heatmap(
     """Draw a map of layers by kinds of parameter.
 
     Args:
-        table: the frame of `gradstats.stats.length_scaling_by_block`, best with one block per parameter.
+        table: the frame of :func:`gradstats.stats.length_scaling_by_block`, best with one block per parameter.
         ax: where to draw.
         value: ``"share_of_sq_norm"`` or ``"alpha"``.
 

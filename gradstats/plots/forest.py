@@ -33,7 +33,7 @@ def forest_height(labels: Sequence[str]) -> float:
 
 
 def wrap_label(label: str, longest: int = LONGEST_LINE) -> str:
-    """A long label over several lines, broken before its parameters and between them."""
+    """Break a long label into several lines, before its parameters and between them."""
     if len(label) <= WRAP_BEYOND:
         return label
     name, opened, parameters = label.partition("(")
@@ -58,7 +58,7 @@ def set_rows(ax: Axes, labels: Sequence[str]) -> None:
 
 
 def forest_limits(values: Float[np.ndarray, " n"], logarithmic: bool, landmark: float | None) -> tuple[float, float]:
-    """The ends of an axis that shows every finite value and the landmark, with a margin."""
+    """Return the ends of an axis that shows every finite value and the landmark, with a margin."""
     finite = values[np.isfinite(values) & (values > 0 if logarithmic else True)]
     if landmark is not None:
         finite = np.append(finite, landmark)
@@ -74,14 +74,14 @@ def forest_limits(values: Float[np.ndarray, " n"], logarithmic: bool, landmark: 
 
 
 def draw_landmark(ax: Axes, at: float) -> None:
-    """A dashed line at a value to compare with."""
+    """Draw a dashed line at a value to compare with."""
     ax.axvline(at, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
 
 
 def draw_row(
     ax: Axes, row: float, estimate: tuple[float, float, float], color: ColorType, marker: str, *, hollow: bool = False
 ) -> None:
-    """A value with its interval; an unknown end becomes an arrow, an unknown row the words "not resolved"."""
+    """Draw a value with its interval; an unknown end becomes an arrow, an unknown row "not resolved"."""
     centre, low, high = estimate
     left, right = ax.get_xlim()
     if np.isnan(centre) and not np.isfinite(low) and not np.isfinite(high):

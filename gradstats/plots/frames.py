@@ -16,12 +16,12 @@ class WithFrame(Protocol):
     """A result that has its numbers as a frame."""
 
     def to_frame(self) -> pd.DataFrame:
-        """The numbers, one row per mark drawn."""
+        """Return the numbers, one row per mark drawn."""
         ...
 
 
 def as_frame(table: WithFrame | pd.DataFrame) -> pd.DataFrame:
-    """The frame of a result, or the frame itself."""
+    """Return the frame of a result, or the frame itself."""
     return table if isinstance(table, pd.DataFrame) else table.to_frame()
 
 
@@ -37,7 +37,7 @@ def require_columns(frame: pd.DataFrame, columns: Sequence[str], remedy: str) ->
 
 
 def quantity_to_draw(value: str, among: Sequence[Quantity]) -> Quantity:
-    """The entry of a quantity in the table of quantities.
+    """Return the entry of a quantity in the table of quantities.
 
     Raises:
         ValueError: for a value that this figure does not draw.

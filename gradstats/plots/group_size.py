@@ -32,15 +32,15 @@ def plot_group_size(
     Where the value has a unit, estimators in another unit than the reference's are left out, with a sentence.
 
     Args:
-        table: frames of `gradstats.stats.compare` at several group sizes, or of ``.variance_components()``, stacked;
+        table: frames of :func:`gradstats.compare` at several group sizes, or of ``.variance_components()``, stacked;
             columns ``estimator``, ``group_size`` and ``value`` with its ``_low`` and ``_high``.
         ax: where to draw; None makes a figure, higher for more entries in the legend below.
         value: ``"trace_cov"``, ``"within_prompt"`` or ``"noise_to_signal"``.
         per_completion: multiply by the group size, which compares groups at an equal total of completions; noise to
             signal is drawn as it is.
-        equivalence: rows of `EquivalentGroupSize.to_frame`: from each estimator a dotted line runs to the group size
-            of RLOO with the same variance, which the legend states. It is about ``"within_prompt"`` at an equal total
-            of completions.
+        equivalence: rows of :meth:`gradstats.stats.EquivalentGroupSize.to_frame`: from each estimator a dotted line
+            runs to the group size of RLOO with the same variance, which the legend states. It is about
+            ``"within_prompt"`` at an equal total of completions.
 
     Returns:
         The axes.
@@ -94,7 +94,7 @@ def plot_group_size(
 
 
 def _labels(estimators: list[str], equivalence: pd.DataFrame | None) -> dict[str, str]:
-    """What the legend calls each estimator: its display name and, where known, the equivalent group size of RLOO."""
+    """Name each estimator for the legend, with the equivalent group size of RLOO where that is known."""
     labels = {name: display_name(name) for name in estimators}
     if equivalence is not None:
         require_columns(

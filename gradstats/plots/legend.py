@@ -11,7 +11,7 @@ _CHARACTER, _HANDLE, ROW = 0.058, 0.4, 0.125
 
 
 def legend_text(label: str, width: float, font_size: float) -> str:
-    """A label broken into lines that fit a width in inches."""
+    """Break a label into lines that fit a width in inches."""
     longest = int((width * 7.0 / font_size - _HANDLE) / _CHARACTER)
     if len(label) <= longest:
         return label

@@ -27,7 +27,7 @@ def plot_length_reward(
     Args:
         table: one row per completion, columns ``prompt_id``, ``length`` and ``reward``.
         ax: where to draw; None makes a figure.
-        correlation: a `gradstats.stats.LengthRewardCorrelation` to write above the axes.
+        correlation: a :class:`gradstats.stats.LengthRewardCorrelation` to write above the axes.
 
     Returns:
         The axes.
@@ -138,7 +138,7 @@ def plot_length_bins(
 
 
 def _apart(edges: list[float]) -> list[float]:
-    """The first edge, and each that lies a ninth of a log axis beyond the last one taken."""
+    """Return the first edge, and each that lies a ninth of a log axis beyond the last one taken."""
     least = (edges[-1] / edges[0]) ** (1.0 / 9.0)
     taken = edges[:1]
     for edge in edges[1:]:

@@ -31,7 +31,7 @@ def plot_length_scaling(
     ``ax``.
 
     Args:
-        fit: what `gradstats.stats.fit_length_scaling` returned.
+        fit: what :func:`gradstats.fit_length_scaling` returned.
         ax: where to draw; None makes a figure.
         published: points to lay underneath in grey: the name of a data set that ships (``"gloeckle2026"``) or
             a frame with columns ``length`` and ``sq_norm`` (its ``.attrs["label"]`` goes into the legend).

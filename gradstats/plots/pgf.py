@@ -23,13 +23,13 @@ class _OwnFontsRenderer(RendererPgf):
 
 
 def escaped(text: str) -> str:
-    r"""A label with TeX's own characters outside of formulas escaped; matplotlib does so for ``^`` and ``%`` alone."""
+    r"""Escape TeX's own characters outside of formulas; matplotlib does so for ``^`` and ``%`` alone."""
     parts = re.split(r"(?<!\\)(\$[^$]*\$)", text)
     return "".join(part if at % 2 else re.sub(r"(?<!\\)([_#&{}])", r"\\\1", part) for at, part in enumerate(parts))
 
 
 def pgf_picture(fig: Figure) -> str:
-    r"""A figure as a PGF picture for ``\input``, with its texts set in the document's fonts.
+    r"""Return a figure as a PGF picture for ``\input``, with its texts set in the document's fonts.
 
     Nothing is rasterised, so that a picture is one file.
     """

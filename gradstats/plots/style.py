@@ -37,7 +37,7 @@ def style(
     theme: str = "light",
     usetex: bool = False,
 ) -> dict[str, Any]:
-    """The rcParams of a figure that goes into a paper at its printed size.
+    """Return the rcParams of a figure that goes into a paper at its printed size.
 
     A pure function: it changes nothing. Use it as ``with matplotlib.rc_context(style("icml")): ...``; another
     dictionary of rcParams, such as one of tueplots, goes on top as ``style("icml") | other``. The figure keeps its

@@ -16,7 +16,7 @@ def plot_concentration(table: WithFrame | pd.DataFrame, *, ax: Axes | None = Non
     """Draw the share of a completion's token energy that its heaviest tokens hold, with intervals.
 
     Args:
-        table: a `gradstats.stats.TokenProfile` of `concentration`, or its frame.
+        table: a :class:`gradstats.stats.TokenProfile` of :func:`gradstats.stats.concentration`, or its frame.
         ax: where to draw; None makes a figure.
 
     Returns:
@@ -39,7 +39,7 @@ def plot_token_correlation(table: WithFrame | pd.DataFrame, *, ax: Axes | None =
     """Draw the correlation of token scores against the distance between tokens, with the on-policy value 0.
 
     Args:
-        table: a `gradstats.stats.TokenProfile` of `token_correlation`, or its frame.
+        table: a :class:`gradstats.stats.TokenProfile` of :func:`gradstats.stats.token_correlation`, or its frame.
         ax: where to draw; None makes a figure.
 
     Returns:

@@ -18,7 +18,7 @@ _CHARACTER, _LINE = 0.064, 0.135
 
 
 def estimator_unit(label: str) -> str:
-    """What an estimator's gradient is measured in, by its entry in the registry.
+    """Return the unit of an estimator's gradient, by its entry in the registry.
 
     Args:
         label: of a baseline, ``"rloo"``, or of a recipe, ``"recipe:grpo"``.
@@ -31,7 +31,7 @@ def estimator_unit(label: str) -> str:
 
 
 def rows_of_one_unit(frame: pd.DataFrame, quantities: Iterable[Quantity]) -> tuple[pd.DataFrame, str]:
-    """The rows that can share an axis, and a sentence that names the others.
+    """Return the rows that can share an axis, and a sentence that names the others.
 
     Where a quantity has a unit these are the rows in the unit of the reference (``.attrs["reference"]``), or of plain
     sums where the frame names none. A frame without a column ``unit`` is read by its labels.

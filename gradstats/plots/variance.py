@@ -45,11 +45,11 @@ def plot_variance(
     and a sentence above the axes names them.
 
     Args:
-        table: a `gradstats.stats.VarianceComparison` or its frame. A column ``run`` distinguishes the rows of several
-            runs, by a letter in order of appearance.
+        table: a :class:`gradstats.stats.VarianceComparison` or its frame. A column ``run`` distinguishes the rows of
+            several runs, by a letter in order of appearance.
         ax: where to draw; None makes a figure as wide as rcParams say and as high as the rows need.
-        value: the column to draw, with its ``_low`` and ``_high``; one of `gradstats.compare`'s quantities. The default
-            is the variance relative to the reference at matched signal, which has no unit.
+        value: the column to draw, with its ``_low`` and ``_high``; one of :func:`gradstats.compare`'s quantities. The
+            default is the variance relative to the reference at matched signal, which has no unit.
         reference: name of the reference estimator for the axis label; None takes it from a
             ``VarianceComparison`` or the frame's ``.attrs["reference"]``.
         sort: lowest value on top (unresolved rows last) instead of the table's order.
@@ -94,17 +94,17 @@ def plot_variance_panels(
     another unit than the reference's are left out, with a sentence.
 
     Args:
-        table: a `gradstats.stats.VarianceComparison` or its frame.
+        table: a :class:`gradstats.stats.VarianceComparison` or its frame.
         axes: one for each value; None makes a figure.
-        values: the columns to draw; see `plot_variance`.
-        reference: as in `plot_variance`.
+        values: the columns to draw; see :func:`plot_variance`.
+        reference: as in :func:`plot_variance`.
         sort: by the first value, lowest on top.
 
     Returns:
         The axes, left to right.
 
     Raises:
-        ValueError: as `plot_variance`, or when ``axes`` and ``values`` differ in number.
+        ValueError: as :func:`plot_variance`, or when ``axes`` and ``values`` differ in number.
     """
     frame = as_frame(table)
     require_columns(frame, ["estimator"], "draw what compare() gives")
@@ -134,7 +134,7 @@ def plot_variance_panels(
 
 
 def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
-    """The rows by value, lowest first; of unresolved rows, those with a lower bound come before those without."""
+    """Sort rows by value, lowest first; of unresolved rows, those with a lower bound come first."""
     order = np.lexsort([frame[f"{value}_low"].fillna(np.inf), frame[value].fillna(np.inf)])
     ordered = frame.iloc[order]
     ordered.attrs = frame.attrs
@@ -142,7 +142,7 @@ def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def row_labels(frame: pd.DataFrame, longest: int = LONGEST_LINE) -> list[str]:
-    """What each row is called: its estimator, with its group size and its run where those differ."""
+    """Name each row by its estimator, with its group size and its run where those differ."""
     labels = [display_name(str(label)) for label in frame["estimator"]]
     if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
         labels = [f"{label}, N={size:g}" for label, size in zip(labels, frame["group_size"], strict=True)]

@@ -23,7 +23,7 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     in another unit than the reference's are left out, with a sentence.
 
     Args:
-        table: the frame of `gradstats.stats.VarianceComparison.variance_components`.
+        table: the frame of :meth:`gradstats.stats.VarianceComparison.variance_components`.
         ax: where to draw; None makes a figure as high as the rows need.
 
     Returns:

@@ -26,7 +26,7 @@ _PICKLED_ADAPTER = "adapter_model.bin"
 
 
 def locate(name: str) -> tuple[str, dict[str, str]]:
-    """The source and the options to pass to ``from_pretrained``; local paths come first.
+    """Return the source and the options to pass to ``from_pretrained``; local paths come first.
 
     Names that look like paths are never passed to the hub client, whose error for a missing folder speaks of
     repository names.
@@ -120,7 +120,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adapter_base(name: str) -> str:
-    """The base model that an adapter folder names.
+    """Return the base model that an adapter folder names.
 
     Raises:
         ValueError: when it does not name one.
@@ -133,7 +133,7 @@ def adapter_base(name: str) -> str:
 
 
 def adapter_folder(adapter: str, allow_pickle: bool) -> Path:
-    """The local folder of an adapter; ``owner/name`` and ``owner/name@revision`` are fetched from the hub.
+    """Return the local folder of an adapter; ``owner/name`` and ``owner/name@revision`` are fetched from the hub.
 
     Raises:
         FileNotFoundError: when a local folder does not exist or holds no adapter.
@@ -182,7 +182,7 @@ def load_adapter(model: CausalModel, adapter: str, folder: Path) -> None:
 
 
 def load_error(name: str, source: str, error: Exception) -> Exception:
-    """The error to raise when transformers could not load a policy: one sentence with the remedy."""
+    """Return the error to raise when transformers could not load a policy: one sentence with the remedy."""
     reason = " ".join(str(error).split())
     if "trust_remote_code" in reason:
         return ValueError(
@@ -199,7 +199,7 @@ def load_error(name: str, source: str, error: Exception) -> Exception:
 
 
 def unreachable(name: str, reason: str, what: str = "policy") -> ConnectionError:
-    """The error for something that is neither a local folder nor available from the hub."""
+    """Return the error for something that is neither a local folder nor available from the hub."""
     repository = name.partition("@")[0]
     return ConnectionError(
         f"the {what} {name!r} is neither a local folder nor available from the Hugging Face hub ({reason}): "

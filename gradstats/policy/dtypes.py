@@ -13,5 +13,5 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_arg
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a type, as in ``"float32"``."""
+    """Return the name of a type, as in ``"float32"``."""
     return str(dtype).removeprefix("torch.")

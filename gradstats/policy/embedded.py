@@ -11,7 +11,7 @@ from gradstats.policy.model import CausalModel
 
 
 def checkpoint_names() -> list[str]:
-    """The revisions of the embedded policy: checkpoints of its training run, in order, as ``"step-0500"``."""
+    """Return the revisions of the embedded policy: checkpoints of its training run, in order, as ``"step-0500"``."""
     return sorted(path.stem for path in (EMBEDDED_FOLDER / "checkpoints").glob("step-*.safetensors"))
 
 
@@ -41,7 +41,7 @@ def load_checkpoint(model: CausalModel, revision: str) -> None:
 
 
 def second_moments() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    r"""The running mean :math:`v` of squared gradients at the end of the embedded policy's training.
+    r"""Return the running mean :math:`v` of squared gradients at the end of the embedded policy's training.
 
     :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, started at 0: Adam divides by
     :math:`\sqrt{v / (1 - \beta_2^{\mathrm{step}})} + \epsilon`.

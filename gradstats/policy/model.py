@@ -17,15 +17,15 @@ else:
 
 
 def vocabulary_size(model: CausalModel) -> int:
-    """The number of rows of a model's input embedding, padding of the vocabulary included."""
+    """Return the number of rows of a model's input embedding, padding of the vocabulary included."""
     return cast("Tensor", model.get_input_embeddings().weight).shape[0]
 
 
 def output_embedding(model: CausalModel) -> nn.Module:
-    """The layer that turns the last hidden states into logits."""
+    """Return the layer that turns the last hidden states into logits."""
     return cast("nn.Module", model.get_output_embeddings())
 
 
 def n_logits(model: CausalModel) -> int:
-    """The number of logits per position."""
+    """Return the number of logits per position."""
     return cast("Tensor", output_embedding(model).weight).shape[0]

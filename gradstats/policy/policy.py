@@ -129,7 +129,7 @@ class Policy:
                 )
 
     def describe(self) -> dict[str, str | int | float | None]:
-        """The description of the policy that a manifest records."""
+        """Return the description of the policy that a manifest records."""
         return {
             "name": self.name,
             "revision": self.revision,
@@ -154,7 +154,7 @@ def load_policy(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
 ) -> Policy:
-    """Load a causal language model of `transformers` with its tokenizer.
+    """Load a causal language model of ``transformers`` with its tokenizer.
 
     Args:
         name_or_path: "embedded", a local folder, a ``.gguf`` file or a hub id. "embedded" is the small arithmetic
@@ -229,7 +229,7 @@ def _load(
     trust_remote_code: bool,
     allow_pickle: bool,
 ) -> tuple[PreTrainedTokenizerBase, CausalModel]:
-    """The tokenizer and the model of a source, by ``from_pretrained``."""
+    """Return the tokenizer and the model of a source, by ``from_pretrained``."""
     common: dict[str, Any] = {**options, "trust_remote_code": trust_remote_code}
     of_weights: dict[str, Any] = {}
     if "gguf_file" in options:

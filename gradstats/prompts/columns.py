@@ -19,13 +19,13 @@ _NUMBER = re.compile(r"(?:(?<![\d)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)
 
 
 def last_number(text: str) -> str | None:
-    """The last number in a text, without commas, or None if there is none."""
+    """Return the last number in a text, without commas, or None if there is none."""
     numbers = _NUMBER.findall(text)
     return numbers[-1].replace(",", "") if numbers else None
 
 
 def extract_reference(text: str, answer_format: str) -> str | None:
-    """The reference answer in a solution text.
+    """Return the reference answer in a solution text.
 
     Args:
         text: a cell of the data set's answer column.
@@ -180,7 +180,7 @@ def _problem(record: Mapping[str, object], row: int, source: str, mapping: Colum
 
 
 def _cell(record: Mapping[str, object], column: str, row: int, source: str) -> object:
-    """A cell, or the value at a dotted path inside one; None where the row has no such column."""
+    """Return a cell, or the value at a dotted path inside one; None where the row has no such column."""
     if column in record or "." not in column:
         return record.get(column)
     first, *path = column.split(".")
@@ -198,7 +198,7 @@ def _cell(record: Mapping[str, object], column: str, row: int, source: str) -> o
 
 
 def _text(value: object, column: str, row: int, source: str) -> str:
-    """The prompt's text; for a conversation, the text of its only user message."""
+    """Return the prompt's text; for a conversation, the text of its only user message."""
     if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
         roles = [message.get("role") for message in value]
         if roles != ["user"]:

@@ -79,7 +79,7 @@ class Change:
         return "gain" if self.verb in GAINS else "loss"
 
     def apply(self, count: int) -> int:
-        """The count after the change."""
+        """Return the count after the change."""
         return count + self.amount if self.kind == "gain" else count - self.amount
 
 
@@ -230,7 +230,7 @@ def _draw_problem(generator: np.random.Generator, steps: int) -> EmbeddedProblem
 
 
 def _draw_change(generator: np.random.Generator, when: str, friend: str, count: int) -> Change:
-    """A change that keeps the count within bounds: draws until one does."""
+    """Draw changes until one keeps the count within bounds."""
     while True:
         verb = str(generator.choice(GAINS + LOSSES))
         amount = int(generator.integers(2, LARGEST_AMOUNT + 1))

@@ -1,4 +1,4 @@
-"""Problems from a data set on the Hugging Face hub, through the `datasets` library (extra ``hub``)."""
+"""Problems from a data set on the Hugging Face hub, through the ``datasets`` library (extra ``hub``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def hub_problems(
     split: str = "train",
     revision: str | None = None,
 ) -> list[Problem]:
-    """Read the problems of a hub data set, or of a local folder that `datasets` can load.
+    """Read the problems of a hub data set, or of a local folder that ``datasets`` can load.
 
     Args:
         dataset: id on the hub, or a folder.
@@ -34,7 +34,7 @@ def hub_problems(
         The problems.
 
     Raises:
-        ImportError: when the `datasets` library is missing.
+        ImportError: when the ``datasets`` library is missing.
         ConnectionError: when the hub cannot be reached.
         ValueError: for an unknown configuration or split, a broken file, and where
             :func:`gradstats.prompts.columns.problems_from_rows` raises it.

@@ -49,7 +49,7 @@ _OF_THE_HUB = ("config", "split")
 
 
 def known_settings(name: str) -> Settings:
-    """The settings of a known data set, by its id or by the name of a local folder; empty for other data sets."""
+    """Return the settings of a known data set, by its id or folder name; empty for other data sets."""
     last = Path(name).name.lower()
     for known, settings in KNOWN_SETS.items():
         if name == known or (Path(name).is_dir() and last == known.rpartition("/")[2].lower()):
@@ -58,7 +58,7 @@ def known_settings(name: str) -> Settings:
 
 
 def columns_like(name: str) -> Settings:
-    """The columns and answer format of a known data set, for a file or data set of the same shape.
+    """Return the columns and answer format of a known data set, for a file or data set of the same shape.
 
     Raises:
         ValueError: for an unknown id; the known ones are listed.

@@ -214,7 +214,7 @@ class EnumeratedPolicy:
         return float(self.sampling_probabilities @ self.ratios**2) - 1.0
 
     def batch(self, rows: Int[np.ndarray, "n"], groups: np.ndarray) -> Batch:
-        """The Batch of the given trajectories, with every field that is known exactly.
+        """Return the Batch of the given trajectories, with every field that is known exactly.
 
         Args:
             rows: positions in ``trajectories``.
@@ -262,7 +262,7 @@ class EnumeratedPolicy:
         return batch, self.sequence_scores[flat], self.token_scores[flat]
 
     def moments(self, estimator: Weighting, group_size: int) -> GradientMoments:
-        """The exact mean and tr Cov of one group's gradient, by enumeration of all groups.
+        """Return the exact mean and tr Cov of one group's gradient, by enumeration of all groups.
 
         Args:
             estimator: group-level and symmetric in the members of a group, as all registered ones are.
@@ -285,7 +285,7 @@ class EnumeratedPolicy:
         )
 
     def batch_moments(self, estimator: Weighting, group_size: int, n_groups: int) -> GradientMoments:
-        """The exact moments of a batch's gradient, the mean over its groups, for any estimator.
+        """Return the exact moments of a batch's gradient, the mean over its groups, for any estimator.
 
         Args:
             estimator: symmetric in the members of a group; it may be batch-level.
@@ -309,7 +309,7 @@ class EnumeratedPolicy:
         return gradient_moments(gradients, chances[chosen].prod(axis=1), one_unit, self.gradient)
 
     def weighted_moments(self, weights: Float[np.ndarray, "k"] | Float[np.ndarray, "k t"]) -> GradientMoments:
-        """The exact moments of Σ_t w_t s_t over single trajectories, for weights fixed for each of them.
+        """Return the exact moments of Σ_t w_t s_t over single trajectories, for weights fixed for each of them.
 
         Args:
             weights: (K,) or (K, T): R − b for a constant baseline, R − B_t for one that depends on t.

@@ -59,11 +59,11 @@ class GradientMoments:
         return self.trace_cov / self.coefficient**2 if self.coefficient != 0 else float("nan")
 
     def bias_share(self, prompts_per_batch: int) -> float:
-        """The share of bias in the mean squared error of the mean of so many groups."""
+        """Return the share of bias in the mean squared error of the mean of so many groups."""
         return _share(float(self.bias @ self.bias), self.trace_cov / prompts_per_batch)
 
     def matched_bias_share(self, prompts_per_batch: int) -> float:
-        """The same of ĝ/c, in which the scale of ĝ does not matter; NaN where c = 0."""
+        """Return the same of ĝ/c, in which the scale of ĝ does not matter; NaN where c = 0."""
         if self.coefficient == 0:
             return float("nan")
         turned = self.mean / self.coefficient - self.true_gradient
@@ -76,7 +76,7 @@ def gradient_moments(
     prompts: Int[np.ndarray, "k"],
     true_gradient: Float[np.ndarray, "d"],
 ) -> GradientMoments:
-    """The moments of a gradient that takes the value ``gradients[k]`` with ``probabilities[k]``.
+    """Return the moments of a gradient that takes the value ``gradients[k]`` with ``probabilities[k]``.
 
     Args:
         gradients: its values.

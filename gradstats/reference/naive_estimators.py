@@ -16,7 +16,7 @@ from gradstats.estimators import Batch
 
 
 def members(batch: Batch, i: int, loo: bool, scope: str = "group") -> list[int]:
-    """The completions whose rewards enter the baseline of completion i."""
+    """Return the completions whose rewards enter the baseline of completion i."""
     n = len(batch.rewards)
     same = [j for j in range(n) if scope == "batch" or batch.groups[j] == batch.groups[i]]
     return [j for j in same if j != i] if loo else same
@@ -28,7 +28,7 @@ def alone(batch: Batch, i: int, scope: str = "group") -> bool:
 
 
 def lone_advantage(reward: float, singleton: str) -> float:
-    """The advantage of a completion that is alone in its set."""
+    """Return the advantage of a completion that is alone in its set."""
     return {"zero": 0.0, "reward": reward, "nan": math.nan}[singleton]
 
 
@@ -100,7 +100,7 @@ def norm_weighted(batch: Batch, loo: bool = False, scope: str = "group", singlet
 
 
 def group_deviation(batch: Batch, i: int, ddof: int) -> float:
-    """The standard deviation of the rewards of i's group."""
+    """Return the standard deviation of the rewards of i's group."""
     rewards = [batch.rewards[j] for j in members(batch, i, loo=False)]
     mean = sum(rewards) / len(rewards)
     return math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - ddof))

@@ -36,7 +36,7 @@ def cispo_weight(ratio: float, advantage: float, convention: str, low: float, hi
 
 
 def aggregation_factor(batch: Batch, i: int, name: str, max_tokens: float | None = None) -> float:
-    """What multiplies each token of completion i within its group's gradient."""
+    """Return the factor of each token of completion i within its group's gradient."""
     group = [j for j in range(len(batch.rewards)) if batch.groups[j] == batch.groups[i]]
     if name == "sequence_sum":
         return 1 / len(group)

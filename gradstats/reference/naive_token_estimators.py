@@ -15,7 +15,7 @@ from gradstats.reference.naive_estimators import members, whiten
 
 
 def counted(batch: Batch, i: int) -> list[int]:
-    """The counted positions of completion i."""
+    """Return the counted positions of completion i."""
     return [t for t in range(batch.mask.shape[1]) if batch.mask[i, t]]
 
 
@@ -128,7 +128,7 @@ def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool =
 
 
 def otb_turns(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool = False) -> np.ndarray:
-    """The same with the q-th counted token of each completion in place of position t."""
+    """Return the same with the q-th counted token of each completion in place of position t."""
 
     def advantage(i: int, t: int) -> float:
         place = counted(batch, i).index(t)

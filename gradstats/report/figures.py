@@ -66,10 +66,10 @@ def draw_run(run: SavedResults, folder: Path, figure_style: FiguresSection) -> l
 
 
 def draw_run_for_report(run: SavedResults, folder: Path, figure_style: FiguresSection) -> DrawnFigures:
-    """Draw as `draw_run`, and keep each figure as SVG for the report, which then needs no drawing of its own.
+    """Draw as :func:`draw_run`, and keep each figure as SVG for the report, which then needs no drawing of its own.
 
     Raises:
-        FileNotFoundError: as `draw_run`.
+        FileNotFoundError: as :func:`draw_run`.
     """
     return _draw(run, folder, figure_style, svg=True)
 
@@ -91,7 +91,7 @@ def run_figures(run: SavedResults, figure_style: FiguresSection) -> Iterator[tup
 
 @contextmanager
 def styled(figure_style: FiguresSection) -> Iterator[Callable[[], Figure]]:
-    """The venue's style; yields a function that returns the figure drawn, which is closed at the end."""
+    """Return the venue's style; yields a function that returns the figure drawn, which is closed at the end."""
     with mpl.rc_context(plots.style(figure_style.venue, figure_style.column, theme=figure_style.theme)):  # pyright: ignore[reportArgumentType]
         before = set(plt.get_fignums())
         try:
@@ -161,14 +161,14 @@ def _draw_group_sizes(run: SavedResults, table: pd.DataFrame) -> None:
 
 
 def _largest_groups(run: SavedResults) -> pd.DataFrame | None:
-    """The variance components at the largest group size where they are known."""
+    """Return the variance components at the largest group size where they are known."""
     sizes = _with_reference(run, run.breakdowns.get("group_sizes"))
     within = None if sizes is None else _with_components(sizes)
     return None if within is None else within.query("group_size == group_size.max()")
 
 
 def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
-    """The rows whose variance components are known, the same frame where all are; None where none is."""
+    """Return the rows whose variance components are known, the same frame where all are; None where none is."""
     if "within_prompt" not in sizes:
         return None
     known = np.isfinite(sizes["within_prompt"].to_numpy(dtype=float))
@@ -178,7 +178,7 @@ def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
 
 
 def _with_reference(run: SavedResults, frame: pd.DataFrame | None) -> pd.DataFrame | None:
-    """A breakdown with the reference of the comparison that it belongs to."""
+    """Return a breakdown with the reference of the comparison that it belongs to."""
     if frame is not None and run.variance is not None:
         frame = frame.copy()
         frame.attrs["reference"] = run.variance.attrs.get("reference")
@@ -234,7 +234,7 @@ def _token_profile(name: str) -> Callable[[SavedResults], pd.DataFrame | None]:
 
 
 def _scaled_proxy(run: SavedResults) -> pd.DataFrame | None:
-    """Sampled tokens with the proxy scaled so that totals agree, since a proxy's unit means nothing."""
+    """Scale the proxy of sampled tokens so that totals agree, since a proxy's unit means nothing."""
     if run.tokens is None:
         return None
     sample = run.tokens.sample.copy()

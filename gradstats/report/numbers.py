@@ -11,7 +11,7 @@ UNRESOLVED = "–"
 
 
 def number_with_interval(value: float, low: float, high: float, *, exponent: int = 0, markup: str = "plain") -> str:
-    """A number with its interval, to two significant digits of the longer side.
+    """Return a number with its interval, to two significant digits of the longer side.
 
     Symmetric intervals read ``0.79 ± 0.31``, others ``1.30 +0.29 −0.24`` (LaTeX and HTML stack the two), a bound known
     on one side ``> 1200``, a number without interval stands alone, and what is not resolved is a dash.
@@ -53,7 +53,7 @@ def number_with_interval(value: float, low: float, high: float, *, exponent: int
 
 
 def common_exponent(triples: Iterable[Triple]) -> int:
-    """The power of ten that a column's numbers are best given in; 0 where plain digits are readable."""
+    """Return the power of ten that a column's numbers are best given in; 0 where plain digits are readable."""
     sizes = [abs(number) for triple in triples for number in triple if math.isfinite(number) and number != 0]
     if not sizes:
         return 0
@@ -85,7 +85,7 @@ def _fixed(number: float, digits: int, latex: bool) -> str:
 
 
 def _alone(number: float) -> str:
-    """A number without interval: a count in full, others to three significant digits."""
+    """Return a number without interval: a count in full, others to three significant digits."""
     if number == int(number) and abs(number) < 1e9:
         return f"{int(number)}".replace("-", "−")
     return f"{number:.3g}".replace("-", "−")

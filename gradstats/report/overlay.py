@@ -63,7 +63,7 @@ def draw_overlay(runs: list[SavedResults], folder: Path, figure_style: FiguresSe
 
 
 def _stacked(runs: list[SavedResults], labels: list[str]) -> pd.DataFrame:
-    """The variance tables one under the other, estimator by estimator."""
+    """Return the variance tables one under the other, estimator by estimator."""
     references = [
         str((run.variance if run.variance is not None else pd.DataFrame()).attrs.get("reference")) for run in runs
     ]

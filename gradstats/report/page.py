@@ -61,8 +61,8 @@ def write_report(
     Args:
         path: a run directory.
         out: the file; ``report.html`` in the run directory by default.
-        svgs: name → SVG of the figures, where they have just been drawn (`report.figures.draw_run_for_report`); None
-            draws them.
+        svgs: name → SVG of the figures, where they have just been drawn
+            (:func:`gradstats.report.figures.draw_run_for_report`); None draws them.
 
     Returns:
         The file's path.
@@ -87,7 +87,7 @@ def write_report(
 
 
 def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str:
-    """The page as text, with the figures given as SVG, or drawn here where None are."""
+    """Return the page as text, with the figures given as SVG, or drawn here where None are."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -110,7 +110,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
 
 
 def inline_svg(svg: str, prefix: str, title: str) -> str:
-    """An SVG file as an element of a page, with unique ids, the page's colours, and a name for screen readers.
+    """Return an SVG file as an element of a page, with unique ids, the page's colours, and a name for screen readers.
 
     Args:
         svg: the file's text.
@@ -234,5 +234,5 @@ def _text(path: Path) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name that a narrow column may break where its words and parameters end."""
+    """Return a name that a narrow column may break where its words and parameters end."""
     return re.sub(r"([_(,=])", r"\1<wbr>", html.escape(name))

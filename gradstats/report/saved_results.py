@@ -131,7 +131,7 @@ class SavedResults:
         return FiguresSection.model_validate(entries)
 
     def _fit_of(self, column: str) -> LengthScalingFit | None:
-        """The length-scaling fit of a column of the points; None where it, or α, was not written."""
+        """Return the length-scaling fit of a column of the points; None where it, or α, was not written."""
         if self.points is None or self.alpha is None or column not in self.points:
             return None
         return fit_length_scaling(
@@ -184,7 +184,7 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
 
 
 def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
-    """Settings that differ although runs drawn on the same axes should share them: name → one value per run."""
+    """Find settings that runs on the same axes should share and do not: name → one value per run."""
     differing = {}
     for name in SETTINGS_OF_THE_QUESTION:
         values = [run.settings.get(name) for run in runs]
@@ -194,7 +194,7 @@ def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
 
 
 def run_labels(runs: list[SavedResults]) -> list[str]:
-    """What each run is called in a legend: its name, and the settings in which it differs from the others."""
+    """Name each run for a legend, with the settings in which it differs from the others."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [run.path.resolve().name for run in runs]
@@ -206,7 +206,7 @@ def run_labels(runs: list[SavedResults]) -> list[str]:
 
 
 def _table(path: Path, name: str) -> Path | None:
-    """The file of a table: a run keeps it in a folder of tables, a copy of its results beside the figures."""
+    """Return the file of a table: a run keeps it in a folder of tables, a copy of its results beside the figures."""
     candidates = (path / folder / f"{name}.csv" for folder in ("tables", "figures", "."))
     return next((table for table in candidates if table.exists()), None)
 

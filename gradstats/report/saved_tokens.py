@@ -20,10 +20,10 @@ PROFILES = ("correlation", "concentration", "local_slope")
 
 @dataclass(frozen=True)
 class SavedTokens:
-    """What `gradstats tokens` left behind.
+    """What ``gradstats tokens`` left behind.
 
     Attributes:
-        proxies: the frame of `gradstats.ProxyQuality`, with its ``.attrs``.
+        proxies: the frame of :class:`gradstats.ProxyQuality`, with its ``.attrs``.
         profiles: profile → its frame.
         traces: tokens of three completions, at the quartile, median and ninth decile of length.
         sample: at most 3000 tokens of all completions, drawn at random.
@@ -36,7 +36,7 @@ class SavedTokens:
 
 
 def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL) -> list[Path]:
-    """Write the numbers of a `gradstats.ProxyQuality` to a folder; returns the paths."""
+    """Write the numbers of a :class:`gradstats.ProxyQuality` to a folder; returns the paths."""
     frame = quality.to_frame(confidence_level)
     long = []
     for name in PROFILES:
@@ -62,7 +62,7 @@ def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = C
 
 
 def read_tokens(folder: Path) -> SavedTokens | None:
-    """Read what `save_tokens` wrote; None where there is nothing.
+    """Read what :func:`save_tokens` wrote; None where there is nothing.
 
     Raises:
         ValueError: when a file is missing or broken.

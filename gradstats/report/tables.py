@@ -61,7 +61,7 @@ class Table:
         return headings, texts
 
     def to_latex(self) -> str:
-        r"""A ``table`` environment with booktabs rules; needs ``\usepackage{booktabs}``."""
+        r"""Return a ``table`` environment with booktabs rules; needs ``\usepackage{booktabs}``."""
         headings, texts = self.cells("latex")
         lines = [" & ".join(row) + r" \\" for row in texts]
         return "\n".join(
@@ -83,7 +83,7 @@ class Table:
         )
 
     def to_markdown(self) -> str:
-        """A pipe table with its caption underneath."""
+        """Return a pipe table with its caption underneath."""
         headings, texts = self.cells("markdown")
         rules = [":--", *["--:"] * len(self.columns)]
         lines = ["| " + " | ".join(row) + " |" for row in (headings, rules, *texts)]
@@ -137,18 +137,18 @@ def variance_table(
     paired: Comparison | pd.DataFrame | None = None,
     confidence_level: float | None = None,
 ) -> Table:
-    """The variance of estimators, one row each, in the comparison's order.
+    """Return the variance of estimators, one row each, in the comparison's order.
 
     The lowest matched ratio is set in bold where it is known to be the lowest: where the paired interval against
     every other row excludes a tie. The comparison decides that (``.lowest_beyond_doubt()``, which its frame carries in
     ``.attrs``).
 
     Args:
-        comparison: a `gradstats.stats.VarianceComparison` or its frame.
+        comparison: a :class:`gradstats.stats.VarianceComparison` or its frame.
         columns: quantities to show, each with its ``_low`` and ``_high``.
-        paired: for a frame without that entry, the comparison whose reference is `lowest(comparison)`, or its frame;
+        paired: for a frame without that entry, the comparison whose reference is ``lowest(comparison)``, or its frame;
             without it the lowest is bold only where it is the reference, or in a table of two rows.
-        confidence_level: of the intervals, for a `VarianceComparison`; a frame brings its own.
+        confidence_level: of the intervals, for a :class:`gradstats.stats.VarianceComparison`; a frame brings its own.
 
     Raises:
         ValueError: when the frame lacks a column, or ``paired`` has another reference or other rows.
@@ -177,10 +177,10 @@ def variance_table(
 
 
 def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
-    """The length exponent of one or several fits.
+    """Return the length exponent of one or several fits.
 
     Args:
-        fits: name → `gradstats.stats.LengthScalingFit`.
+        fits: name → :class:`gradstats.stats.LengthScalingFit`.
         confidence_level: of the intervals.
 
     Raises:
@@ -262,7 +262,7 @@ def markdown_escape(text: str) -> str:
 
 
 def _bold_row(frame: pd.DataFrame, paired: pd.DataFrame | None) -> int | None:
-    """The row that is lowest beyond doubt: as the comparison decided, or as ``paired`` shows."""
+    """Return the row that is lowest beyond doubt: as the comparison decided, or as ``paired`` shows."""
     if paired is not None or "lowest_beyond_doubt" not in frame.attrs:
         return clear_winner(frame, paired)
     best = frame.attrs["lowest_beyond_doubt"]

@@ -10,7 +10,7 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def final_answer(completion: str) -> str:
-    r"""The answer in a completion: in its last ``<answer>`` tags, else its last ``\boxed{}``, else its last number.
+    r"""Find the answer: in the last ``<answer>`` tags, else the last ``\boxed{}``, else the last number.
 
     A completion without any of these is itself the answer, stripped.
     """
@@ -22,7 +22,7 @@ def final_answer(completion: str) -> str:
 
 
 def _last_boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{}``, including inner braces; None where there is none or it is not closed."""
+    r"""Return the content of the last ``\boxed{}``, inner braces included; None where none is closed."""
     _, marker, inside = text.rpartition("\\boxed{")
     depth = 1
     for position, character in enumerate(inside if marker else ""):

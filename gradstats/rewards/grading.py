@@ -79,11 +79,11 @@ class Grader:
         return grader
 
     def __call__(self, completion: str, problem: Problem) -> float:
-        """The weighted sum for a single completion; a reward that cannot score it adds 0."""
+        """Return the weighted sum for a single completion; a reward that cannot score it adds 0."""
         return self.grade([completion], [problem])[0][0]
 
     def describe(self) -> str | dict[str, float]:
-        """The form recorded in metadata: the name of a single reward, or names with weights."""
+        """Return the form recorded in metadata: the name of a single reward, or names with weights."""
         if len(self.rewards) == 1 and self.rewards[0].weight == 1:
             return self.rewards[0].name
         return {reward.name: reward.weight for reward in self.rewards}
@@ -164,7 +164,7 @@ def _check_reference(problem: Problem) -> None:
 
 
 def _value(reward: WeightedReward, text: str, problem: Problem, counts: RewardCounts) -> float:
-    """The reward's value, or NaN where it could not score the completion, which is counted."""
+    """Return the reward's value, or NaN where it could not score the completion, which is counted."""
     try:
         value = reward.function(text, problem)
     except _TIMEOUTS:

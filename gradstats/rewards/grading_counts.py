@@ -55,7 +55,7 @@ def merge_grading_counts(shards: Iterable[Mapping[str, Any]]) -> GradingCounts:
 
 
 def ungraded_sentence(counts: Mapping[str, Any] | None) -> str | None:
-    """A sentence on completions that a reward could not score, or None when there are none.
+    """Return a sentence on completions that a reward could not score, or None when there are none.
 
     Args:
         counts: :class:`GradingCounts`, or None where nothing was recorded.

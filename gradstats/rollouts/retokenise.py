@@ -27,7 +27,7 @@ class RestoredTokens:
 def restore_tokens(
     tokenizer: Tokenizer, text: str, *, pieces: Sequence[str] | None = None, counts: Sequence[int] | None = None
 ) -> RestoredTokens:
-    """The token ids of a completion of which only the text is known.
+    """Return the token ids of a completion of which only the text is known.
 
     A text has many tokenisations and a sampler may have drawn any of them, while a tokenizer gives one, which is
     usually the one that was drawn. Where it decodes to another text, or has another number of tokens than were drawn,
@@ -47,7 +47,7 @@ def restore_tokens(
 
 
 def _from_pieces(tokenizer: Tokenizer, pieces: Sequence[str], tokens: list[int]) -> list[int] | None:
-    """The ids whose texts are ``pieces``: those of the tokenizer where they agree, else the only candidates."""
+    """Return the ids whose texts are ``pieces``: those of the tokenizer where they agree, else the only candidates."""
     by_text = _ids_by_text(tokenizer)
     candidates = [by_text.get(piece, ()) for piece in pieces]
     if len(tokens) == len(pieces) and all(token in known for token, known in zip(tokens, candidates, strict=True)):

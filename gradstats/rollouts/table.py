@@ -190,7 +190,7 @@ class Rollouts:
         return (self.frame["finish_reason"] == "length").to_numpy(dtype=bool)
 
     def tokens(self, column: str) -> list[np.ndarray]:
-        """A per-token column (or either column of token ids) as one array per completion.
+        """Return a per-token column (or either column of token ids) as one array per completion.
 
         Raises:
             KeyError: when there is no such column.
@@ -200,7 +200,7 @@ class Rollouts:
         return [np.asarray(values) for values in self.frame[column]]
 
     def select(self, index: np.ndarray | Sequence[int] | slice) -> Rollouts:
-        """The rows at the given positions, in that order."""
+        """Return the rows at the given positions, in that order."""
         return Rollouts(self.frame.iloc[index].reset_index(drop=True), dict(self.metadata))
 
     def to_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -318,7 +318,7 @@ def is_rollouts_file(path: Path) -> bool:
 
 
 def token_sources(rollouts: Rollouts) -> dict[str, int]:
-    """Number of completions by the source of their token ids (:data:`TOKEN_SOURCES`); empty where not recorded."""
+    """Count completions by the source of their token ids (:data:`TOKEN_SOURCES`); empty where not recorded."""
     if "token_source" not in rollouts.frame:
         return {}
     sources = rollouts.frame["token_source"].tolist()
@@ -326,7 +326,7 @@ def token_sources(rollouts: Rollouts) -> dict[str, int]:
 
 
 def retokenised_sentence(rollouts: Rollouts) -> str | None:
-    """A sentence on completions whose token ids were restored from their text, or None where none were."""
+    """Return a sentence on completions whose token ids were restored from their text, or None where none were."""
     counts = token_sources(rollouts)
     text, wrong = counts.get("text", 0), counts.get("mismatch", 0)
     if not text + wrong:
@@ -343,5 +343,5 @@ def retokenised_sentence(rollouts: Rollouts) -> str | None:
 
 
 def _without_logprobs(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with unknown log-probabilities, one NaN per token."""
+    """Return the frame with unknown log-probabilities, one NaN per token."""
     return frame.assign(sampler_logprobs=[[float("nan")] * len(tokens) for tokens in frame["completion_tokens"]])

@@ -11,7 +11,7 @@ class Tokenizer(Protocol):
     """From text to token ids and back."""
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> Mapping[str, Sequence[int]]:
-        """A mapping with the token ids under ``input_ids``."""
+        """Return a mapping with the token ids under ``input_ids``."""
         ...
 
     def __len__(self) -> int:
@@ -19,7 +19,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of some tokens."""
+        """Return the text of some tokens."""
         ...
 
 
@@ -30,5 +30,5 @@ class ChatTokenizer(Tokenizer, Protocol):
     chat_template: object
 
     def apply_chat_template(self, conversation: Sequence[Mapping[str, object]], **options: object) -> Sequence[int]:
-        """The token ids of messages in the chat template."""
+        """Return the token ids of messages in the chat template."""
         ...

@@ -47,7 +47,7 @@ class TrainerDump:
     lost: list[str]
 
     def rollouts(self, tokenizer: ChatTokenizer, step: int | None, max_completion_length: int | None) -> Rollouts:
-        """The table of completions, with a warning that lists what is lost."""
+        """Return the table of completions, with a warning that lists what is lost."""
         steps = np.unique(self.steps)
         if step is not None and step not in steps:
             raise ValueError(f"step is {step}, but {self.source} holds the steps {', '.join(map(str, steps[:20]))}")
@@ -100,7 +100,7 @@ class TrainerDump:
 def encode_chat(
     tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
 ) -> list[int]:
-    """The token ids of messages in the tokenizer's chat template, up to where the policy begins to write.
+    """Return the token ids of messages in the tokenizer's chat template, up to where the policy begins to write.
 
     Raises:
         ValueError: when the tokenizer has no chat template.
@@ -113,7 +113,7 @@ def encode_chat(
 
 
 def dump_files(path: Path, pattern: str, what: str) -> list[Path]:
-    """The files of a dump: the file itself, or those of a folder in the order of their numbers.
+    """Return the files of a dump: the file itself, or those of a folder in the order of their numbers.
 
     Args:
         path: a file or a folder.

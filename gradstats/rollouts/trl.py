@@ -106,7 +106,7 @@ def _trl_rewards(frame: pd.DataFrame, reward: str | Mapping[str, float] | None, 
 
 
 def _messages(value: str | Iterable[Mapping[str, object]]) -> str | list[dict[str, object]]:
-    """A prompt or completion as TRL has it: text, or messages (whose absent keys Parquet fills with None)."""
+    """Return a prompt or completion as TRL has it: text, or messages (whose absent keys Parquet fills with None)."""
     if isinstance(value, str):
         return value
     return [{key: entry for key, entry in message.items() if entry is not None} for message in value]

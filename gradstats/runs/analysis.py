@@ -87,7 +87,7 @@ def analyse(run: RunDirectory) -> RunResult:
 
 
 def _sampler_gap(run: RunDirectory, measured: Measurement) -> SamplerGap | None:
-    """The distance of sampler and scorer, with a remark where the samples are off-policy."""
+    """Return the distance of sampler and scorer, with a remark where the samples are off-policy."""
     from gradstats.stats import sampler_gap
 
     if measured.old_logprobs is None:
@@ -162,7 +162,7 @@ def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) ->
 
 
 def _attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Result | None:
-    """The result of an action; None, with the reason as a remark, where the data allow none."""
+    """Return the result of an action; None, with the reason as a remark, where the data allow none."""
     try:
         return action()
     except ValueError as error:

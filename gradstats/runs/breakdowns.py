@@ -65,6 +65,6 @@ def _equivalent(measured: Measurement, section: VarianceSection, size: int) -> p
 
 
 def _local(section: VarianceSection) -> list[Estimator]:
-    """The estimators that stay within their group and weight whole completions."""
+    """Return the estimators that stay within their group and weight whole completions."""
     chosen = [estimators.get(label) for label in section.estimators]
     return [one for one in chosen if one.level == "sequence" and not one.across_groups]

@@ -124,7 +124,7 @@ def _longest_rollouts(plan: SamplingPlan, cap: int) -> Rollouts:
 
 
 def _engine_name(name: str, policy: Policy, selection: ParameterSelection) -> str:
-    """The engine that ``auto`` will choose, as far as that is known without the self-check."""
+    """Return the engine that ``auto`` will choose, as far as that is known without the self-check."""
     if name != "auto":
         return name
     try:

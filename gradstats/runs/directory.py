@@ -107,7 +107,7 @@ class RunDirectory:
         return self.path / "measurement"
 
     def read_manifest(self) -> dict[str, Any]:
-        """The manifest so far; empty before the first is written."""
+        """Return the manifest so far; empty before the first is written."""
         manifest = self.path / "manifest.json"
         return read_json(manifest) if manifest.exists() else {}
 

@@ -50,22 +50,22 @@ def may_grow(name: str, before: object, wanted: object) -> bool:
 
 
 def size_of(experiment: Experiment) -> dict[str, int | None]:
-    """The settings that a run can grow in."""
+    """Return the settings that a run can grow in."""
     return {"n": experiment.prompts.n, "group_size": experiment.sampling.group_size}
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """The ``plan.json`` of a run's rollouts: its rounds, and revisions on the hub; empty where there is none."""
+    """Return the ``plan.json`` of a run's rollouts: its rounds, and revisions on the hub; empty where there is none."""
     return read_json(folder / PLAN) if (folder / PLAN).exists() else {}
 
 
 def rounds_of(folder: Path) -> list[Round]:
-    """The rounds of a run, in order."""
+    """Return the rounds of a run, in order."""
     return [Round(**entry) for entry in read_plan(folder).get("rounds", [])]
 
 
 def settings_digest(experiment: Experiment) -> str:
-    """A digest of the settings that every shard of a run shares: those that neither grow nor are scored again."""
+    """Return the batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
     changing = {*GROWING, "sampling.reward"}
     return digest(
         sorted((name, value) for name, value in experiment.settled_settings().items() if name not in changing)
@@ -133,7 +133,7 @@ def _origin(plan: SamplingPlan, first: Round, experiment: Experiment) -> dict[st
 
 
 def answers_digest(prompt_ids: Sequence[str], answers: Mapping[str, str]) -> str:
-    """A digest of the reference answers of a round's prompts; None for a prompt that no longer has one."""
+    """Digest the reference answers of a round's prompts; None for a prompt that no longer has one."""
     return digest([(name, answers.get(name)) for name in prompt_ids])
 
 

@@ -26,7 +26,7 @@ def measurement_for_profile(
     partial: bool = False,
     progress: bool = True,
 ) -> Measurement:
-    """The measurement of a run, or of a policy, whose completions are drawn here and measured in all parameters.
+    """Return the measurement of a run, or of a policy, whose completions are drawn here and measured in all parameters.
 
     Args:
         source: a run directory, a measurement folder, or the name of a policy as for :func:`gradstats.load_policy`.

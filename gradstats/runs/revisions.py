@@ -7,7 +7,7 @@ from gradstats.system.hub import commit_of, hub_problem
 
 
 def resolve_revisions(experiment: Experiment) -> dict[str, str | None]:
-    """The commits of a run's policy and data set on the hub, which the run keeps to from then on.
+    """Return the commits of a run's policy and data set on the hub, which the run keeps to from then on.
 
     Returns:
         "policy" and "prompts" → commit; no entry for what does not come from the hub, None where the commit is unknown.

@@ -15,19 +15,19 @@ from gradstats.system.outputs import has_columns, refuse_foreign
 
 
 def load_rollouts_of(path: Path, *, partial: bool = False) -> Rollouts:
-    """The rollouts of a run directory, of a folder of shards, or of a file; ``partial`` as for `read_rollouts`."""
+    """Return the rollouts of a run directory, of a folder of shards, or of a file."""
     refuse_half_regraded(path)
     return read_rollouts(path / "rollouts" if (path / "rollouts").is_dir() else path, partial=partial)
 
 
 def load_measurement_of(path: Path, *, partial: bool = False) -> Measurement:
-    """The measurement of a run directory or of a measurement folder; ``partial`` as for `read_measurement`."""
+    """Return the measurement of a run directory or of a measurement folder."""
     refuse_half_regraded(path)
     return read_measurement(path / "measurement" if (path / "measurement").is_dir() else path, partial=partial)
 
 
 def refuse_inside_run(out: Path) -> None:
-    """Refuse to write a result over the files of a run, which belong together.
+    """Return the input of a length-scaling fit, from a CSV file or from a measurement.
 
     Raises:
         FileExistsError: when ``out`` is a file of a run directory, or the directory itself.

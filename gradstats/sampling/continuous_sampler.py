@@ -34,7 +34,7 @@ class ContinuousSampler:
     own_seeds = False
 
     def describe(self) -> dict[str, object]:
-        """The engine's name and options."""
+        """Return the engine's name and options."""
         return {"engine": "transformers, continuous batching", **self.options}
 
     def draw(

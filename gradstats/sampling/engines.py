@@ -23,7 +23,7 @@ def open_sampler(
     base_url: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Sampler:
-    """The sampler of a name; one that is given as an object is returned as it is.
+    """Return the sampler of a name; one that is given as an object is returned as it is.
 
     Args:
         sampler: a name of :data:`SAMPLERS`, or a sampler.

@@ -45,7 +45,7 @@ def _extended(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str,
 
 
 def _transformers(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str, object]:
-    """``transformers serve`` takes a generation config, and uses the model's config where none is given."""
+    """Give a generation config, without which ``transformers serve`` uses the model's."""
     generation = {
         "do_sample": True,
         "temperature": settings.temperature,

@@ -78,7 +78,7 @@ class ServerSampler:
             raise ValueError(f"max_retries is {self.max_retries}: it must be 0 or more")
 
     def describe(self) -> dict[str, object]:
-        """The engine, the server, its model and its dialect; the last two are requested from the server."""
+        """Return the engine, the server, its model and its dialect; the last two are requested from the server."""
         return {
             "engine": "openai",
             "base_url": self.base_url,

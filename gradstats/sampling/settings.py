@@ -36,14 +36,14 @@ class SamplerSettings:
 
     @classmethod
     def of(cls, section: SamplingSection, policy_temperature: float) -> SamplerSettings:
-        """The settings of a section; one that states no temperature draws at the policy's."""
+        """Return the settings of a section; one that states no temperature draws at the policy's."""
         named: dict[str, Any] = {field.name: getattr(section, field.name) for field in fields(cls)}
         if section.temperature is None:
             named["temperature"] = policy_temperature
         return cls(**named)
 
     def greedy(self) -> SamplerSettings:
-        """The settings that always take the likeliest token: only one token is kept."""
+        """Return the settings that always take the likeliest token: only one token is kept."""
         return replace(self, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0, repetition_penalty=1.0)
 
     def departures(self, policy_temperature: float) -> list[str]:
@@ -58,7 +58,7 @@ class SamplerSettings:
         return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
 
     def overridden(self, generation_config: Any) -> dict[str, Any]:
-        """What the model's ``generation_config`` would have changed, had it been followed.
+        """Find what the model's ``generation_config`` would have changed, had it been followed.
 
         Args:
             generation_config: the model's ``transformers.GenerationConfig``, or None.

@@ -6,7 +6,7 @@ from gradstats.policy.policy import Policy
 
 
 def stop_token_ids(policy: Policy) -> list[int]:
-    """The tokens that end a completion: the tokenizer's end-of-sequence token and those in the model's config."""
+    """Return the tokens that end a completion: the tokenizer's and those in the model's config."""
     tokens = set()
     config = policy.model.generation_config
     for source in (getattr(policy.tokenizer, "eos_token_id", None), getattr(config, "eos_token_id", None)):

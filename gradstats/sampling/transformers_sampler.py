@@ -37,7 +37,7 @@ class TransformersSampler:
     own_seeds = False
 
     def describe(self) -> dict[str, object]:
-        """The engine's name."""
+        """Return the engine's name."""
         return {"engine": "transformers"}
 
     def draw(
@@ -152,7 +152,7 @@ class _Batch:
 
 
 def _divisible_cache(model: CausalModel) -> DynamicCache | None:
-    """A key-value cache from which rows can be taken; None for models that keep another state than keys and values."""
+    """Make a key-value cache from which rows can be taken; None for models that keep another state."""
     if not getattr(model, "_supports_default_dynamic_cache", lambda: False)():
         return None
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -183,7 +183,7 @@ def _plain_sampling(settings: SamplerSettings, stop_tokens: list[int], pad: int)
 
 
 def _processors(settings: SamplerSettings, recorder: LogitsProcessor) -> LogitsProcessorList:
-    """The warpers of transformers in their usual order, followed by the recorder.
+    """List the warpers of transformers in their usual order, followed by the recorder.
 
     They are passed to ``generate`` explicitly because its built-in ones run after any custom processor, so that the
     recorder would not see their effect.
@@ -238,7 +238,7 @@ class _Recorder(LogitsProcessor):
         self._distribution = None
 
     def halved(self, input_ids: torch.Tensor, _scores: object, **_options: object) -> torch.Tensor:
-        """A stopping criterion: at most half of the rows are running."""
+        """Stop when at most half of the rows are running."""
         self.finish(input_ids[:, -1])
         half = int(self.running.sum()) * 2 <= len(input_ids)
         return torch.full((len(input_ids),), half, device=input_ids.device)

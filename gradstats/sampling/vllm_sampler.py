@@ -32,7 +32,7 @@ class VllmSampler:
     own_seeds = True
 
     def describe(self) -> dict[str, object]:
-        """The engine's name, version and options."""
+        """Return the engine's name, version and options."""
         return {"engine": "vllm", "version": getattr(self._vllm, "__version__", None), **self.options}
 
     def draw(

@@ -26,7 +26,7 @@ class Estimated(Protocol):
 
 
 def require_level(confidence_level: float) -> float:
-    """The confidence level, if it is one.
+    """Return the confidence level, if it is one.
 
     Raises:
         ValueError: for a level outside (0, 1).
@@ -53,7 +53,7 @@ class Estimate:
     degrees: float
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """The interval ``(low, high)``; NaN where the standard error is.
+        """Return the interval ``(low, high)``; NaN where the standard error is.
 
         Raises:
             ValueError: for a level outside (0, 1).
@@ -87,7 +87,8 @@ class Statistic:
         value: the statistic on all prompts.
         replicates: (M,) the statistic without prompt m.
         sketch: derivatives of the value along directions of the sketch's error, for each of several folds of
-            prompts, as `SketchError` gives them; None when inner products are exact.
+            prompts, as :class:`gradstats.stats.variance.sketch_error.SketchError` gives them; None when inner products
+            are exact.
     """
 
     value: float
@@ -113,7 +114,7 @@ class Statistic:
         return self._combine(value, replicates, inverse, other, -value * inverse)
 
     def scaled(self, factor: float) -> Statistic:
-        """The statistic times a known number."""
+        """Return the statistic times a known number."""
         return Statistic(
             self.value * factor,
             self.replicates * factor,
@@ -121,7 +122,7 @@ class Statistic:
         )
 
     def root(self) -> Statistic:
-        """The square root; NaN of what is negative."""
+        """Return the square root; NaN of what is negative."""
         with np.errstate(invalid="ignore", divide="ignore"):
             value = float(np.sqrt(self.value))
             slope = float(np.divide(0.5, value))
@@ -129,7 +130,7 @@ class Statistic:
         return Statistic(value, replicates, None if self.sketch is None else self.sketch * slope)
 
     def estimate(self, scale: Literal["raw", "log"] = "raw") -> Estimate:
-        r"""The value with its standard error, jackknife and sketch together.
+        r"""Return the value with its standard error, jackknife and sketch together.
 
         :math:`\mathrm{se}² = \frac{M-1}{M}\sum_m(θ_{(m)} - \bar θ_{(·)})² + \text{sketch}`, with θ the value or
         its logarithm. A statistic whose value or any replicate cannot be put on the log scale has a standard
@@ -148,19 +149,19 @@ class Statistic:
     def _combine(
         self, value: float, replicates: np.ndarray, slope: float, other: Statistic, other_slope: float
     ) -> Statistic:
-        """The statistic of that value whose derivative is slope·d(self) + other_slope·d(other)."""
+        """Return the statistic of that value whose derivative is slope·d(self) + other_slope·d(other)."""
         if self.sketch is None or other.sketch is None:
             return Statistic(value, replicates)
         return Statistic(value, replicates, slope * self.sketch + other_slope * other.sketch)
 
 
 def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | None = None) -> Statistic:
-    """The mean of one value a prompt; its replicate without a prompt is the mean of the others."""
+    """Return the mean of one value a prompt; its replicate without a prompt is the mean of the others."""
     return Statistic(float(values.mean()), (values.sum() - values) / (len(values) - 1.0), sketch)
 
 
 def added_variance(slopes: Float[np.ndarray, "f ..."]) -> float:
-    """The variance that a sketch adds to an expectation, from the slopes of disjoint folds of prompts.
+    """Return the variance that a sketch adds to an expectation, from the slopes of disjoint folds of prompts.
 
     With the slopes L_f of F folds it is the mean of ⟨L_f, L_f'⟩ over different folds, (‖Σ L_f‖² − Σ‖L_f‖²)/(F(F−1)):
     unbiased for ‖E L‖², which the square of a mean is not. Of a single fold it is ‖L‖².

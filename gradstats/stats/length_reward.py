@@ -35,7 +35,7 @@ class LengthRewardCorrelation:
     n: int
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """The interval, symmetric on Fisher's scale."""
+        """Return the interval, symmetric on Fisher's scale."""
         level = require_level(confidence_level)
         margin = float(stats.t.ppf(0.5 + level / 2.0, max(self.n_prompts - 1, 1))) * self.stderr
         centre = np.arctanh(self.correlation)
@@ -54,7 +54,7 @@ class LengthRewardCorrelation:
         return pd.DataFrame([row])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """The answer in words."""
+        """Return the answer in words."""
         low, high = self.confidence_interval(confidence_level)
         if math.isnan(self.correlation):
             prompts = "1 prompt has" if self.n_prompts == 1 else f"{self.n_prompts} prompts have"
@@ -86,7 +86,8 @@ def length_reward_correlation(
     differ both in length and in reward; δ is the deviation from the prompt's mean.
 
     Args:
-        measured: a measurement, a `Batch` or rollouts with ``.lengths``, ``.rewards`` and prompts.
+        measured: a measurement, a :class:`gradstats.estimators.Batch` or rollouts with ``.lengths``, ``.rewards`` and
+            prompts.
         lengths: (n,) instead of ``measured``.
         rewards: (n,) instead of ``measured``.
         groups: (n,) prompt of each, instead of ``measured``.

@@ -14,7 +14,7 @@ from gradstats.measurement.token_scores import TokenScores
 
 @runtime_checkable
 class Completions(CompletionTable, Protocol):
-    """The columns of a table of completions that statistics read; see `gradstats.Rollouts`."""
+    """The columns of a table of completions that statistics read; see :class:`gradstats.Rollouts`."""
 
     @property
     def sample_id(self) -> np.ndarray:
@@ -126,7 +126,7 @@ class MeasuredEnergies(MeasuredRollouts, Protocol):
         ...
 
     def token_scores(self) -> list[TokenScores] | None:
-        """What is known of the token scores of each completion."""
+        """Return what is known of the token scores of each completion."""
         ...
 
 
@@ -162,7 +162,10 @@ class MeasuredProfile(MeasuredNorms, MeasuredPolicy, Protocol):
 
 @runtime_checkable
 class MeasuredTokens(MeasuredProfile, Protocol):
-    """Projections of the scores of single tokens, and exact norms of the heaviest; see `gradstats.Measurement`."""
+    """Projections of the scores of single tokens, and exact norms of the heaviest.
+
+    See :class:`gradstats.Measurement`.
+    """
 
     @property
     def hidden_sq_norms(self) -> list[np.ndarray]:
@@ -190,5 +193,5 @@ class MeasuredTokens(MeasuredProfile, Protocol):
         ...
 
     def token_scores(self) -> list[TokenScores] | None:
-        """What is known of the token scores of each completion."""
+        """Return what is known of the token scores of each completion."""
         ...

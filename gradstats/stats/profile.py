@@ -130,7 +130,7 @@ def profile_policy(measured: MeasuredProfile) -> PolicyProfile:
         measured: a measurement with sketches, drawn on-policy; several completions per prompt.
 
     Returns:
-        A `PolicyProfile`. Quantities that the completions cannot give are NaN, with a warning.
+        A :class:`PolicyProfile`. Quantities that the completions cannot give are NaN, with a warning.
 
     Raises:
         ValueError: for fewer than 3 distinct lengths, 2 prompts, or a measurement without sketches.
@@ -182,7 +182,7 @@ def profile_policy(measured: MeasuredProfile) -> PolicyProfile:
 
 
 def heaviest_share(weights: Float[np.ndarray, " t"], count: int = HEAVIEST) -> float:
-    """The share of the largest ``count`` weights in the sum of all."""
+    """Return the share of the largest ``count`` weights in the sum of all."""
     return float(np.sort(weights)[-count:].sum() / weights.sum())
 
 

@@ -22,7 +22,7 @@ def environment() -> dict[str, object]:
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree this package runs from, with "-dirty" where it has changes; None outside git."""
+    """Return the commit of the source tree, with "-dirty" where it has changes; None outside git."""
     folder = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
@@ -37,5 +37,5 @@ def git_commit() -> str | None:
 
 
 def hardware() -> dict[str, object]:
-    """The machine, without its name."""
+    """Return the machine, without its name."""
     return {"machine": platform.machine(), "system": platform.system(), "cpu_count": os.cpu_count()}

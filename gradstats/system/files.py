@@ -114,7 +114,7 @@ def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame, *, float_format
 
 
 def to_json(data: Mapping[str, object]) -> str:
-    """``data`` as indented JSON; NaN and infinities, which JSON does not have, become ``null``."""
+    """Write ``data`` as indented JSON; NaN and infinities, which JSON does not have, become ``null``."""
     return json.dumps(_without_nan(data), indent=2, ensure_ascii=False, allow_nan=False)
 
 

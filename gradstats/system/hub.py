@@ -34,7 +34,7 @@ def hub_problem(repo_id: str, file_name: str, repo_type: str = "model", revision
 
 
 def commit_of(repo_id: str, file_name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
-    """The commit that a branch or tag of a repository stands for now; None where neither hub nor cache knows.
+    """Return the commit that a branch or tag of a repository stands for now; None where neither hub nor cache knows.
 
     Args:
         repo_id: the repository.

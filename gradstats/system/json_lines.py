@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """Number and content of each line that is not blank.
+    """Yield the number and content of each line that is not blank.
 
     Args:
         path: the file, in UTF-8.

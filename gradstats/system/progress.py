@@ -72,7 +72,7 @@ class ProgressReport:
 
 @contextmanager
 def progress_bar(label: str, total: int, *, done: int = 0, shown: bool = True) -> Iterator[ProgressReport]:
-    """A progress bar on standard error, with the time left and tokens per second.
+    """Show a progress bar on standard error, with the time left and tokens per second.
 
     Args:
         label: name of the step.

@@ -278,7 +278,7 @@ def shards_folder(out: Path) -> Path:
 
 
 def remove_shards(out: Path) -> None:
-    """Remove the shards of a file or folder that has been written, and nothing that was put beside them."""
+    """Remove the shards of a file or folder that has been written."""
     folder = shards_folder(out)
     for path in (folder / "settings.json", *partials(folder), *folder.glob("shard-*")):
         remove_path(path)

@@ -139,7 +139,7 @@ class IsolatedProcess:
 
 
 def _exception(name: str, message: str) -> Exception:
-    """The exception of this package with that name and message; others become an :class:`IsolatedError`."""
+    """Return the exception of this package with that name and message; others become an :class:`IsolatedError`."""
     module, _, kind = name.partition(":")
     if module.startswith("gradstats."):
         return getattr(importlib.import_module(module), kind)(message)

@@ -24,7 +24,7 @@ def serve() -> None:
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a question: the value of a call, or what it raised."""
+    """Return the answer to a question: the value of a call, or what it raised."""
     try:
         if "import" in question:
             importlib.import_module(question["import"])

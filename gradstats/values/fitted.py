@@ -42,7 +42,7 @@ class FittedValues:
     n_folds: int
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """The interval of the explained variance, by delete-one-prompt jackknife."""
+        """Return the interval of the explained variance, by delete-one-prompt jackknife."""
         return self.explained_variance.confidence_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
@@ -191,7 +191,7 @@ def _chunks(rollouts: Rollouts, token_budget: int) -> Iterator[np.ndarray]:
 
 
 def _returns(rollouts: Rollouts) -> list[np.ndarray]:
-    r"""The return :math:`G_t = \sum_{u\ge t} r_u` of every token; the completion's reward without token rewards."""
+    r"""Compute the return :math:`G_t = \sum_{u\ge t} r_u`; the completion's reward without token rewards."""
     if "token_rewards" not in rollouts.frame:
         return [np.full(len(mask), reward) for mask, reward in zip(rollouts.masks, rollouts.rewards, strict=True)]
     return [

@@ -17,7 +17,7 @@ from gradstats.estimators.registry import estimator
 def standard_deviation(
     values: Float[np.ndarray, "n"], index: Int[np.ndarray, "n"], n_sets: int, ddof: int
 ) -> Float[np.ndarray, "n"]:
-    """The standard deviation over each completion's set; NaN where the set has at most ``ddof`` members."""
+    """Return the standard deviation over each completion's set; NaN where the set has at most ``ddof`` members."""
     centred = values - first_of_group(values, index, n_sets)
     sizes = np.bincount(index, minlength=n_sets)
     mean = reduce_by_group(centred, index, n_sets) / sizes

@@ -9,7 +9,7 @@ from gradstats.estimators.batch import Batch
 
 
 def reference_sets(batch: Batch, scope: str) -> tuple[Int[np.ndarray, "n"], int]:
-    """The set over which each completion's baseline is taken: its group or, with ``scope="batch"``, the batch.
+    """Return the set over which each completion's baseline is taken: its group or, with ``scope="batch"``, the batch.
 
     Returns:
         The index of each completion's set, shape (N,), and the number of sets.

@@ -115,7 +115,7 @@ def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool =
 def otb_turns(
     batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool = False
 ) -> Float[np.ndarray, "n t"]:
-    r"""The advantage of ``otb`` after each completion's counted tokens are packed to the left. 2602.07078.
+    r"""Return the advantage of ``otb`` after each completion's counted tokens are packed to the left. 2602.07078.
 
     Completions then align by counted token instead of by position (several turns, tool outputs masked out);
     equal to ``otb`` when masks have no holes. By default E[ĝ] is not a multiple of ∇J; with ``loo=True``

@@ -65,7 +65,7 @@ def apply_singleton(
 
 
 def relative_ratios(batch: Batch, index: Int[np.ndarray, "n"], n_sets: int, power: int) -> Float[np.ndarray, "n"]:
-    """A power of each completion's ratio π/π_old, divided by the greatest of its set: only quotients matter there."""
+    """Return a power of each completion's ratio π/π_old, divided by the greatest of its set."""
     log_weights = power * sequence_log_ratios(batch)
     return np.exp(log_weights - reduce_by_group(log_weights, index, n_sets, np.maximum)[index])
 

@@ -111,7 +111,7 @@ def get_component(kind: Kind, name: str | Component, **parameters: object) -> Co
 
 
 def parameter_names(kind: Kind, name: str) -> dict[str, bool]:
-    """The names of the parameters that a component takes, and whether each is required."""
+    """Return the names of the parameters that a component takes."""
     definition = _find(kind, name)
     declared = list(inspect.signature(definition.function).parameters.values())[definition.skip :]
     return {parameter.name: parameter.default is parameter.empty for parameter in declared}

@@ -18,7 +18,7 @@ def none(batch: Batch) -> Bool[np.ndarray, "groups"]:
 
 @component("filter", "dynamic_sampling")
 def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "groups"]:
-    """Groups whose rewards are not all equal. DAPO, 2503.14476, draws other prompts in their place."""
+    """Keep groups whose rewards are not all equal. DAPO, 2503.14476, draws other prompts for the rest."""
     greatest = reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, np.maximum)
     least = reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, np.minimum)
     return greatest > least

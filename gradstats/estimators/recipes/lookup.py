@@ -105,7 +105,7 @@ def _check_overrides(
 
 
 def names() -> list[str]:
-    """The names of all recipes: the rows of :data:`RECIPES`, then every other estimator by itself."""
+    """Return the names of all recipes: the rows of :data:`RECIPES`, then every other estimator by itself."""
     alone = {row["advantage"] for row in RECIPES.values() if not set(row) & set(DEFAULT_COMPONENTS)}
     return [*RECIPES, *(name for name in registry.names() if name not in RECIPES and name not in alone)]
 
@@ -196,7 +196,7 @@ def display_name(label: str) -> str:
 
 
 def unit_of_label(label: str) -> str:
-    """What the gradient of an estimator is measured in, from the label that tables and files give it.
+    """Return the unit of an estimator's gradient, from the label that tables and files give it.
 
     Args:
         label: of a baseline, ``"kimi(tau=0.5)"``, or of a recipe, ``"recipe:grpo"`` (in files of earlier versions
@@ -222,7 +222,7 @@ def unit_of_label(label: str) -> str:
 
 
 def _kind_of(component: str) -> str:
-    """The kind of a component that does something: names are unique among those."""
+    """Return the kind of a component that does something: names are unique among those."""
     base, _ = read_label(component)
     for kind, known in COMPONENTS.items():
         if base in known:

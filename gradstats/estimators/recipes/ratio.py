@@ -32,7 +32,7 @@ def token_clip(
     eps_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> Float[np.ndarray, "n t"]:
-    r"""The gradient of min(ρA, clip(ρ, 1−ε_low, 1+ε_high)A): w = ρA, and 0 for a clipped token.
+    r"""Return the gradient of min(ρA, clip(ρ, 1−ε_low, 1+ε_high)A): w = ρA, and 0 for a clipped token.
 
     PPO, Schulman et al. 1707.06347; DAPO's clip-higher (2503.14476) is ε = (0.2, 0.28).
 
@@ -87,7 +87,7 @@ def sequence_product(
     truncate: float | None = None,
     normalize: bool = False,
 ) -> Float[np.ndarray, "n t"]:
-    r"""The ratio of the whole completion, ρ_i = Π_t ρ_t: w = ρ_i·A, which makes an off-policy gradient unbiased.
+    r"""Return the ratio of the whole completion, ρ_i = Π_t ρ_t: w = ρ_i·A, which makes an off-policy gradient unbiased.
 
     With sequence-level advantages from other completions alone, E_old[ρ_i A_i S_i] is the gradient of the scored
     policy wherever the sampler can draw whatever that policy can. Its variance grows with the length; clipping,
@@ -161,7 +161,7 @@ def clipped_weight(
 def log_ratio_penalty(
     advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch, tau: float
 ) -> Float[np.ndarray, "n t"]:
-    r"""The gradient of A_i·log π − (τ/2)(log π/π_old)² of the sequence: w = A − τ·Σ_t log ρ_t.
+    r"""Return the gradient of A_i·log π − (τ/2)(log π/π_old)² of the sequence: w = A − τ·Σ_t log ρ_t.
 
     Kimi k1.5, 2501.12599.
 

@@ -145,7 +145,7 @@ class Recipe:
         return " / ".join([plain, *divisors, *([] if self.scale.name == "none" else [self.scale.unit])])
 
     def expected_scale(self, group_size: int) -> float | None:
-        """The advantage's, where no other component changes it on-policy and sums are plain; None otherwise."""
+        """Return the advantage's, where no other component changes it on-policy and sums are plain; None otherwise."""
         plain = (
             self.aggregation.name == SEQUENCE_SUM
             and self.ratio.label in ("none", "sequence_product")  # ρ = 1 on-policy
@@ -209,7 +209,7 @@ class Recipe:
         return self.scale(self.advantage.advantages(rewarded), rewarded)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
-        """The weights as (N,) where every token of a completion has the same weight, else :meth:`token_weights`.
+        """Return the weights as (N,) where every token of a completion has the same weight, else :meth:`token_weights`.
 
         Whether they are the same follows from the components: advantage and KL at sequence level, and ratios
         at sequence level or (without ``old_logprobs``) equal to 1.

@@ -13,7 +13,7 @@ from gradstats.estimators.recipes.components import component
 
 @component("scale", "none", skip=2)
 def none(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray, "..."]:
-    """A, unchanged."""
+    """Return A unchanged."""
     return advantages
 
 

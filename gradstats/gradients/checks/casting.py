@@ -11,7 +11,7 @@ from gradstats.policy.policy import Policy
 
 
 def with_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
-    """A copy of a policy with parameters of another dtype; the policy itself where its parameters have that dtype.
+    """Copy a policy with parameters of another dtype; return the policy itself where they have that dtype.
 
     Buffers keep their dtype, as they do when weights are loaded in that dtype: rotary frequencies rounded to bfloat16
     would define another model.

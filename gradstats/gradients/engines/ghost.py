@@ -159,5 +159,5 @@ class _Recorder:
 
 
 def first_input(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
-    """The input of a module that is called with one tensor, by position or by name."""
+    """Return the input of a module that is called with one tensor, by position or by name."""
     return cast("Tensor", args[0] if args else next(iter(kwargs.values())))

@@ -132,5 +132,5 @@ class LayerReduction:
 
 
 def _place(tensor: Tensor) -> Place:
-    """The place of a tensor in memory: two tensors that exist at the same time share it only if they are equal."""
+    """Return a tensor's place in memory, which two tensors that exist at one time share only if equal."""
     return tensor.data_ptr(), tensor.shape, tensor.stride()

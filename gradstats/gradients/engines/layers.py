@@ -70,7 +70,7 @@ class Layer(ABC):
             yield name, self.weight_term if attribute == "weight" else Tensor
 
     def per_token(self, tensor: Tensor, batch: int, times: Collection[int]) -> Tensor:
-        """An input or output as (batch, time, …), also where the model has merged the axes batch and time.
+        """Return an input or output as (batch, time, …), also where the model has merged the axes batch and time.
 
         Args:
             tensor: the input or output.
@@ -97,7 +97,7 @@ class LinearLayer(Layer):
 
     @staticmethod
     def handles(module: nn.Module) -> bool:
-        """Subclasses count where they compute the same function."""
+        """Return whether the module is of this kind; subclasses count where they compute the same function."""
         return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
@@ -115,7 +115,7 @@ class TransposedLinearLayer(Layer):
 
     @staticmethod
     def handles(module: nn.Module) -> bool:
-        """The class itself."""
+        """Return whether the module is of this kind; subclasses count where they compute the same function."""
         return isinstance(module, Conv1D) and type(module).forward is Conv1D.forward
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
@@ -159,7 +159,7 @@ class LayerNormLayer(Layer):
 
     @staticmethod
     def handles(module: nn.Module) -> bool:
-        """Subclasses count where they compute the same function."""
+        """Return whether the module is of this kind; subclasses count where they compute the same function."""
         return isinstance(module, nn.LayerNorm) and type(module).forward is nn.LayerNorm.forward
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
@@ -177,7 +177,7 @@ class TorchRMSNormLayer(Layer):
 
     @staticmethod
     def handles(module: nn.Module) -> bool:
-        """Subclasses count where they compute the same function."""
+        """Return whether the module is of this kind; subclasses count where they compute the same function."""
         return isinstance(module, nn.RMSNorm) and type(module).forward is nn.RMSNorm.forward
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
@@ -201,14 +201,14 @@ class BroadcastLayer(Layer):
         return is_norm and set(parameters) == {"weight"} and parameters["weight"].ndim == 1
 
     def stand_in(self, inputs: Tensor, batch: int, times: Collection[int]) -> Tensor:
-        """A weight for each sequence, to be used in place of the module's weight."""
+        """Return a weight for each sequence, to be used in place of the module's weight."""
         if inputs.shape[0] != batch:
             self.per_token(inputs, 0, times)
         weight = self.module.weight.detach()
         return weight.expand(batch, *[1] * (inputs.ndim - 2), len(weight)).requires_grad_()
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
-        """The gradient of the stand-in is the gradient by sequence."""
+        """Return the gradient of the stand-in, which is the gradient by sequence."""
         yield self.names["weight"], gradient.flatten(start_dim=1)
 
 
@@ -223,7 +223,7 @@ KINDS: tuple[type[Layer], ...] = (
 
 
 def supported_layers(model: nn.Module, selection: ParameterSelection) -> list[Layer]:
-    """The modules that own selected parameters, each as a layer of its kind.
+    """Return the modules that own selected parameters, each as a layer of its kind.
 
     Raises:
         UnsupportedModuleError: naming the class and the path of the first module of unknown kind.

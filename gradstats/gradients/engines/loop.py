@@ -47,7 +47,7 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
 
 
 def sequence_gradient(policy: Policy, chunk: Chunk, selection: ParameterSelection) -> dict[str, Tensor]:
-    """The whole gradient of a chunk of one sequence, parameter name → gradient."""
+    """Return the whole gradient of a chunk of one sequence, parameter name → gradient."""
     with (
         Objective(policy.model, policy.temperature) as objective,
         measuring_attention(policy, batched=False),

@@ -47,14 +47,14 @@ class OuterProducts:
 
     @classmethod
     def join(cls, terms: list[OuterProducts]) -> OuterProducts:
-        """The sum of the terms of a weight that is used several times: their times are concatenated."""
+        """Return the sum of the terms of a weight that is used several times: their times are concatenated."""
         if len(terms) == 1:
             return terms[0]
         inputs = torch.cat([term.inputs for term in terms], dim=1)
         return cls(inputs, torch.cat([term.gradients for term in terms], dim=1), terms[0].transposed)
 
     def without_idle_ends(self) -> OuterProducts:
-        """The same sum without the first and last times at which all gradients are zero."""
+        """Return the same sum without the first and last times at which all gradients are zero."""
         busy = self.gradients.any(dim=2).any(dim=0).nonzero()[:, 0]
         if not len(busy) or len(busy) == self.gradients.shape[1]:
             return self
@@ -88,7 +88,7 @@ class OuterProducts:
         return gram < (time + _ELEMENT_COST) * inputs * outputs
 
     def products(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-        """The gradient a few rows at a time: the index of the first row, and (batch, rows of the slice, columns)."""
+        """Yield a few rows of the gradient at a time: the index of the first, and (batch, rows, columns)."""
         batch, _, rows = self.left.shape
         right = self.right.to(dtype)
         step = max(1, _PRODUCT_ELEMENTS // (batch * right.shape[2]))
@@ -101,7 +101,7 @@ class OuterProducts:
 
 
 def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """The Gram matrix of (batch, time, features) in strips (batch, rows of the strip, columns up to the diagonal)."""
+    """Yield the Gram matrix of (batch, time, features) in strips (batch, rows, columns up to the diagonal)."""
     batch, time, features = vectors.shape
     strips = []
     for first in range(0, time, _STRIP):

@@ -71,7 +71,7 @@ class Reduction:
         self._sq_norms[:, self._selection.block_index[name]] += values.double()
 
     def size_of(self, name: str) -> int:
-        """Number of a parameter's coordinates."""
+        """Return number of a parameter's coordinates."""
         return self._selection.parameters[name].numel()
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
@@ -99,7 +99,7 @@ def reduce_gradients(
 def stack_weightings(
     chunk: Chunk, by_weighting: list[tuple[np.ndarray, np.ndarray | None]], statistics: TokenStatistics
 ) -> ChunkResult:
-    """A chunk's result from the norms and sketches of each weighting."""
+    """Return a chunk's result from the norms and sketches of each weighting."""
     norms = np.stack([norms for norms, _ in by_weighting])
     sketches = [sketches for _, sketches in by_weighting if sketches is not None]
     return ChunkResult(chunk, norms, np.stack(sketches) if sketches else None, statistics)

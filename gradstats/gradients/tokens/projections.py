@@ -212,7 +212,7 @@ class _Projector:
         return (derivative.to(self._kind) * self._gradients.of_hidden.to(self._kind)).sum(dim=-1)
 
     def _through_head(self, pairs: dict[str, tuple[Tensor, Tensor]], written_out: dict[str, Tensor]) -> Tensor:
-        """The term of the output embedding's parameters, (directions, batch, kept)."""
+        """Compute the term of the output embedding's parameters, (directions, batch, kept)."""
         gradients = self._gradients
         some = next(iter((*written_out.values(), *(left for left, _ in pairs.values()))))
         total = gradients.hidden.new_zeros(len(some), *gradients.hidden.shape[:2], dtype=self._kind)
@@ -245,7 +245,7 @@ class _Projector:
         return torch.promote_types(self._policy.dtype, torch.float32)
 
     def _derivative(self, function: Callable[..., Tensor], written_out: dict[str, Tensor]) -> Tensor:
-        """Derivative along one direction: factored weights move with epsilon, the others as arguments."""
+        """Return derivative along one direction: factored weights move with epsilon, the others as arguments."""
         one = torch.ones((), dtype=self._policy.dtype, device=self._policy.device)
         primals = {name: self._everything[name] for name in written_out}
         _, derivative = jvp(function, (torch.zeros_like(one), primals), (one, written_out))  # pyright: ignore[reportAssignmentType]
@@ -262,5 +262,5 @@ def _hooks(*handles: RemovableHandle) -> Iterator[None]:
 
 
 def _predicting(values: Tensor, kept: int) -> Tensor:
-    """The values at the positions that predict the kept tokens, from values at all or at the last positions."""
+    """Return the values at the positions that predict the kept tokens, from values at all or at the last positions."""
     return values[:, -kept - 1 : -1]

@@ -38,7 +38,7 @@ class TokenSettings:
 
     @classmethod
     def of(cls, section: MeasurementSection) -> TokenSettings | None:
-        """The settings of a section, or None where no token scores are wanted."""
+        """Return the settings of a section, or None where no token scores are wanted."""
         if not section.token_probes and not section.token_exact:
             return None
         return cls(section.token_probes, section.token_exact, section.token_seed)
@@ -66,7 +66,7 @@ class TokenResult:
 
     @classmethod
     def concatenate(cls, results: Iterable[TokenResult]) -> dict[str, list[np.ndarray]]:
-        """The fields that were measured, chunk after chunk."""
+        """Return the fields that were measured, chunk after chunk."""
         tables = [{name: rows for name, rows in vars(result).items() if rows is not None} for result in results]
         return {name: [values for table in tables for values in table[name]] for name in tables[0]}
 
@@ -154,7 +154,7 @@ def _with_exact_tokens(
     engine: Engine,
     heavy: list[np.ndarray],
 ) -> tuple[ChunkResult, ChunkResult]:
-    """The engine's result for the chunk, and a result in which each heavy token is one more weighting.
+    """Return the engine's result for the chunk, and a result in which each heavy token is one more weighting.
 
     A weighting that is 1 on one token of each sequence costs a backward pass and shares the forward pass.
     """

@@ -74,7 +74,7 @@ class Tangents:
         return Factors(both[:, :rows] * self.rank**-0.5, both[:, rows:])
 
     def dense(self, name: str, shape: Sequence[int], which: Collection[int], like: Tensor) -> Tensor:
-        """The given directions of a parameter as plain tensors, (directions, *shape)."""
+        """Return the given directions of a parameter as plain tensors, (directions, *shape)."""
         if self.has_factors(shape):
             pair = self.factors(name, shape, which, like)
             return pair.left @ pair.right.transpose(1, 2)

@@ -42,8 +42,9 @@ class AlphaReport:
         mean_fit: for ``fit.method == "ols"``, the Poisson fit of E[‖S‖² | T], which the baseline needs; else None.
         uncut_fit: the fit without completions that were cut off at the cap; None where none was, or too few remain.
         curvature: whether one power law fits; None with too few lengths or prompts.
-        influence: frame of `alpha_without_each_prompt`; None where it would take too many refits.
-        by_block: frame of `length_scaling_by_block`; None for bare points, or a single block.
+        influence: frame of :func:`gradstats.stats.length_scaling.diagnostics.alpha_without_each_prompt`; None where it
+            would take too many refits.
+        by_block: frame of :func:`gradstats.stats.length_scaling_by_block`; None for bare points, or a single block.
         energy_fit: α of the summed token energies; None where they were not measured.
         on_policy: the on-policy check; None for bare points, or fewer than 3 prompts.
     """
@@ -63,7 +64,7 @@ class AlphaReport:
     on_policy: OnPolicyCheck | None
 
     def confidence_interval(self, confidence_level: float | None = None) -> tuple[float, float]:
-        """The interval of α, by default at the report's level."""
+        """Return the interval of α, by default at the report's level."""
         level = self.confidence_level if confidence_level is None else confidence_level
         return self.fit.confidence_interval(level, self.interval)
 
@@ -89,7 +90,7 @@ class AlphaReport:
         }
 
     def sentences(self) -> list[str]:
-        """What to read beside α, one sentence each; the on-policy verdict is the first."""
+        """State what to read beside α, one sentence each; the on-policy verdict is the first."""
         sentences = ["Whether the samples are on-policy is not known: lengths and norms alone do not show it."]
         if self.on_policy is not None:
             sentences = [self.on_policy.verdict()]
@@ -150,16 +151,17 @@ def alpha_report(
 
     Args:
         measured: a measurement; or give the arrays.
-        method: of the fit, as in `fit_length_scaling`.
-        interval: kind of interval, as in `LengthScalingFit.confidence_interval`; None for the fit's default.
+        method: of the fit, as in :func:`gradstats.fit_length_scaling`.
+        interval: kind of interval, as in :meth:`gradstats.stats.LengthScalingFit.confidence_interval`; None for the
+            fit's default.
         confidence_level: level of the intervals.
-        lengths: as in `fit_length_scaling`, instead of ``measured``.
+        lengths: as in :func:`gradstats.fit_length_scaling`, instead of ``measured``.
         sq_norms: likewise.
         groups: likewise.
         truncated: likewise.
 
     Raises:
-        TypeError: as `fit_length_scaling`.
+        TypeError: as :func:`gradstats.fit_length_scaling`.
         ValueError: likewise, or for an interval that this fit does not offer.
 
     Example:
@@ -210,7 +212,7 @@ def alpha_report(
 def _named_influence(
     fit: LengthScalingFit, measured: MeasuredNorms | None, groups: ArrayLike | None
 ) -> pd.DataFrame | None:
-    """`alpha_without_each_prompt`, with the names of the prompts."""
+    """:func:`gradstats.stats.length_scaling.diagnostics.alpha_without_each_prompt`, with the names of the prompts."""
     frame = _or_none(lambda: alpha_without_each_prompt(fit))
     groups = groups if measured is None else measured.rollouts.prompt_id
     if frame is None or groups is None:

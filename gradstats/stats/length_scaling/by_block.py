@@ -18,12 +18,12 @@ def length_scaling_by_block(
 
     Args:
         measured: a measurement with ``.sq_norms_by_block``.
-        method: as in `fit_length_scaling`.
+        method: as in :func:`gradstats.fit_length_scaling`.
         confidence_level: of the intervals.
 
     Returns:
-        The rows of `LengthScalingFit.to_frame` with a column ``block`` in front (``"total"`` last) and
-        ``share_of_sq_norm``, the block's share of Σ‖S‖². A block whose gradient vanishes on some sequence has
+        The rows of :meth:`gradstats.stats.LengthScalingFit.to_frame` with a column ``block`` in front (``"total"``
+        last) and ``share_of_sq_norm``, the block's share of Σ‖S‖². A block whose gradient vanishes on some sequence has
         no logarithm and gets NaN.
     """
     by_block = measured.sq_norms_by_block
@@ -53,7 +53,7 @@ def fit_energy_scaling(measured: MeasuredNorms, *, method: str = "ols") -> Lengt
 
     Args:
         measured: a measurement with ``.token_energy``.
-        method: as in `fit_length_scaling`.
+        method: as in :func:`gradstats.fit_length_scaling`.
 
     Raises:
         ValueError: without token energies.

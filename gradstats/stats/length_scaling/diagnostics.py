@@ -32,7 +32,7 @@ class CurvatureTest:
     pvalue: float
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """The interval of the curvature."""
+        """Return the interval of the curvature."""
         margin = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees)) * self.stderr
         return self.curvature - margin, self.curvature + margin
 

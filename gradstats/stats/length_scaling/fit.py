@@ -34,13 +34,13 @@ METHODS: dict[str, Callable[..., Line]] = {
 
 @dataclass(frozen=True)
 class LengthScalingFit:
-    r"""A fit of :math:`\log‖S‖² = c + 2α\log T`, natural logarithms; see `fit_length_scaling`.
+    r"""A fit of :math:`\log‖S‖² = c + 2α\log T`, natural logarithms; see :func:`gradstats.fit_length_scaling`.
 
     Attributes:
         alpha: the length exponent, half the slope.
-        alpha_stderr: its standard error by the default interval method (`interval`).
+        alpha_stderr: its standard error by the default interval method (``interval``).
         slope: 2α.
-        slope_stderr: standard error of the slope, twice `alpha_stderr`.
+        slope_stderr: standard error of the slope, twice ``alpha_stderr``.
         intercept: c, the logarithm of ‖S‖² at T = 1 on the fitted line.
         r_squared: share of the variance of log‖S‖² the line explains (``"ppml"``: squared correlation of ‖S‖²
             with its fitted mean); NaN when the norms do not vary, and for ``"theil_sen"``.
@@ -80,7 +80,7 @@ class LengthScalingFit:
         n_resamples: int = 2000,
         rng: int | np.random.Generator | None = 0,
     ) -> tuple[float, float]:
-        r"""An interval for α, half the slope of the fit's line in the population of prompts.
+        r"""Return an interval for α, half the slope of the fit's line in the population of prompts.
 
         Args:
             confidence_level: nominal coverage, between 0 and 1.
@@ -107,10 +107,10 @@ class LengthScalingFit:
         return low / 2.0, high / 2.0
 
     def standard_error(self, method: str | None = None) -> float:
-        """The standard error of α that an interval method uses.
+        """Return the standard error of α that an interval method uses.
 
         Args:
-            method: as in `confidence_interval`. ``"bootstrap"`` studentises by the cluster-robust error without a
+            method: as in :meth:`confidence_interval`. ``"bootstrap"`` studentises by the cluster-robust error without a
                 correction for few prompts (CR0); for ``"theil_sen"`` it is the half-width of the 95 % interval over
                 1.96.
 
@@ -122,7 +122,7 @@ class LengthScalingFit:
     def predict(
         self, lengths: ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, method: str | None = None
     ) -> pd.DataFrame:
-        r"""The fitted line and its pointwise interval band, on the scale of ‖S‖².
+        r"""Return the fitted line and its pointwise interval band, on the scale of ‖S‖².
 
         The band is for the line, not for single sequences. For ``"within_prompt"`` and ``"theil_sen"`` it is
         that of the slope about the middle of the data.
@@ -130,7 +130,7 @@ class LengthScalingFit:
         Args:
             lengths: where to evaluate it, in tokens.
             confidence_level: nominal pointwise coverage.
-            method: as in `confidence_interval`, without ``"bootstrap"``.
+            method: as in :meth:`confidence_interval`, without ``"bootstrap"``.
 
         Returns:
             A frame with columns ``length``, ``sq_norm``, ``sq_norm_low``, ``sq_norm_high``.
@@ -152,7 +152,7 @@ class LengthScalingFit:
 
         Args:
             confidence_level: of the interval.
-            method: as in `confidence_interval`.
+            method: as in :meth:`confidence_interval`.
         """
         low, high = self.confidence_interval(confidence_level, method)
         stderr = self.standard_error(method)
@@ -175,7 +175,7 @@ class LengthScalingFit:
         return pd.DataFrame([row])
 
     def without_truncated(self) -> LengthScalingFit:
-        """The same fit on the sequences that were not cut off."""
+        """Return the same fit on the sequences that were not cut off."""
         kept = ~self.truncated
         return fit_length_scaling(
             lengths=self.lengths[kept],

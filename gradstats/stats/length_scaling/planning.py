@@ -38,7 +38,7 @@ class AlphaPlan:
         return pd.DataFrame([vars(self)])
 
     def sentence(self) -> str:
-        """The answer in words."""
+        """Return the answer in words."""
         source = "independent sequences with that noise and spread of lengths"
         if self.pilot_n_prompts is not None:
             source = f"similar to the pilot's {self.pilot_n_prompts} prompts"

@@ -34,7 +34,7 @@ class LeastSquares:
         return self.design.shape[0] - self.design.shape[1] - n_absorbed
 
     def classical(self, contrasts: Float[np.ndarray, "c k"]) -> tuple[np.ndarray, np.ndarray]:
-        """Standard errors of ``contrasts @ β̂`` under equal variances, and their degrees of freedom."""
+        """Return standard errors of ``contrasts @ β̂`` under equal variances, and their degrees of freedom."""
         sigma_sq = self.residuals @ self.residuals / self.residual_df
         variance = sigma_sq * np.einsum("ck,kl,cl->c", contrasts, self.bread, contrasts)
         return np.sqrt(variance), np.full(len(contrasts), float(self.residual_df))
@@ -111,7 +111,7 @@ class LeastSquares:
         return np.sqrt(variance.sum(axis=1)), degrees
 
     def without_each(self, clusters: Int[np.ndarray, " n"]) -> Float[np.ndarray, "g k"]:
-        r"""The coefficients without each cluster in turn: :math:`β̂ - (XᵀX - X_gᵀX_g)^{-1} X_gᵀ e_g`.
+        r"""Return the coefficients without each cluster in turn: :math:`β̂ - (XᵀX - X_gᵀX_g)^{-1} X_gᵀ e_g`.
 
         Args:
             clusters: (n,) cluster of each row, numbered from 0.

@@ -40,7 +40,7 @@ class RegressionLine:
     default_interval: str
 
     def slope_stderr(self, method: str) -> float:
-        """Standard error of the slope that an interval method uses; the bootstrap studentises by CR0."""
+        """Return standard error of the slope that an interval method uses; the bootstrap studentises by CR0."""
         if method == "bootstrap":
             return float(self.regression.cr0(self._slope_contrast(), self.clusters)[0])
         return float(self._errors(self._slope_contrast(), method)[0][0])
@@ -48,7 +48,7 @@ class RegressionLine:
     def slope_interval(
         self, level: float, method: str, n_resamples: int, rng: np.random.Generator
     ) -> tuple[float, float]:
-        """The interval of the slope."""
+        """Return the interval of the slope."""
         if method == "bootstrap":
             return self._bootstrap(level, n_resamples, rng)
         stderr, degrees = self._errors(self._slope_contrast(), method)
@@ -58,7 +58,7 @@ class RegressionLine:
     def band(
         self, x: Float[np.ndarray, " points"], level: float, method: str
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The line at some log T, and the ends of its pointwise interval."""
+        """Return the line at some log T, and the ends of its pointwise interval."""
         contrasts = (x - self.centre)[:, None]
         if self.regression.design.shape[1] == 2:
             contrasts = np.column_stack([np.ones(len(x)), contrasts])
@@ -94,7 +94,7 @@ class RegressionLine:
         return self.slope - high_t * stderr, self.slope - low_t * stderr
 
     def _informative(self) -> Bool[np.ndarray, " prompts"]:
-        """The prompts that enter the coefficients; within prompts, those of more than one length."""
+        """Return the prompts that enter the coefficients; within prompts, those of more than one length."""
         return np.bincount(self.clusters, weights=np.abs(self.regression.design).sum(axis=1)) > 0
 
     def _warn_few_prompts(self) -> None:

@@ -36,14 +36,14 @@ class TheilSenLine:
     r_squared: float = float("nan")
 
     def slope_stderr(self, method: str) -> float:
-        """The half-width of a method's 95 % interval in units of a normal distribution's 1.96."""
+        """Return the half-width of a method's 95 % interval in units of a normal distribution's 1.96."""
         low, high = self.slope_interval(0.95, method, 0, np.random.default_rng(0))
         return (high - low) / (2.0 * float(stats.norm.ppf(0.975)))
 
     def slope_interval(
         self, level: float, method: str, n_resamples: int, rng: np.random.Generator
     ) -> tuple[float, float]:
-        """The interval of the slope; nothing is drawn."""
+        """Return the interval of the slope; nothing is drawn."""
         if method == "rank":
             _, _, low, high = np.asarray(stats.theilslopes(self.y, self.x, alpha=level), dtype=float)
             return float(low), float(high)
@@ -52,7 +52,7 @@ class TheilSenLine:
     def band(
         self, x: Float[np.ndarray, " points"], level: float, method: str
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The line, and the lines of the interval's slopes through the median point."""
+        """Return the line, and the lines of the interval's slopes through the median point."""
         low, high = self.slope_interval(level, method, 0, np.random.default_rng(0))
         centre = float(np.median(self.x))
         value = self.intercept + self.slope * x

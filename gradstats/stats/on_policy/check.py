@@ -122,7 +122,7 @@ WORDS = {
 
 
 def departures_of(sampler: Mapping[str, object], scorer_temperature: float | None) -> list[str]:
-    """Recorded settings with which a sampler does not draw from the scored distribution, as ``name=value``."""
+    """List recorded settings with which a sampler does not draw from the scored distribution."""
     neutral: dict[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     if scorer_temperature is not None:
         neutral["temperature"] = scorer_temperature
@@ -142,7 +142,7 @@ def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator 
         rng: for estimating the sketch's error.
 
     Returns:
-        An `OnPolicyCheck`; its ``.verdict()`` is the sentence to print beside α.
+        An :class:`OnPolicyCheck`; its ``.verdict()`` is the sentence to print beside α.
 
     Raises:
         ValueError: for fewer than 3 prompts.
@@ -214,7 +214,7 @@ def _mean_score(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"], rng: n
 def _prompt_mean(
     values: Float[np.ndarray, " n"], prompts: Int[np.ndarray, " n"], along: Float[np.ndarray, "n k"] | None = None
 ) -> Statistic:
-    """The mean over prompts of their completions' means; ``along`` holds the same quantity along each probe."""
+    """Return the mean over prompts of their completions' means; ``along`` holds the same quantity along each probe."""
     sizes = np.bincount(prompts)
     per_probe = None
     if along is not None:

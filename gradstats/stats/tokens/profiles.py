@@ -22,7 +22,7 @@ COUNTS = (1, 2, 4, 8, 16, 32)
 
 
 def token_correlation(measured: MeasuredTokens, *, max_distance: int | None = None) -> TokenProfile:
-    r"""The correlation of token scores against the distance between the tokens.
+    r"""Return the correlation of token scores against the distance between the tokens.
 
     .. math:: ρ(d) = \frac{E\sum_t ⟨s_t, s_{t+d}⟩}{E\sum_t \frac12(‖s_t‖² + ‖s_{t+d}‖²)}
 
@@ -110,7 +110,7 @@ def local_slope(measured: MeasuredTokens) -> TokenProfile:
 
 
 def concentration(measured: MeasuredTokens, counts: Sequence[int] = COUNTS) -> TokenProfile:
-    r"""The share of a completion's token energy in its m heaviest tokens, averaged over completions.
+    r"""Return the share of a completion's token energy in its m heaviest tokens, averaged over completions.
 
     Tokens are ranked by the energies along one half of the probes and summed with those along the other (heavy tokens
     are known exactly), and both ways are averaged, so that noise in the ranking does not bias the share upward.
@@ -144,7 +144,7 @@ def concentration(measured: MeasuredTokens, counts: Sequence[int] = COUNTS) -> T
 
 
 def drift_along(measured: MeasuredTokens) -> TokenProfile:
-    r"""The on-policy check position by position: :math:`E⟨s_t, \sum_{u<t}s_u⟩ / E‖s_t‖²`, 0 on-policy everywhere.
+    r"""Check each position for on-policy sampling: :math:`E⟨s_t, \sum_{u<t}s_u⟩ / E‖s_t‖²`, 0 on-policy.
 
     Summed over t the numerators are :math:`\frac12(E‖S‖² - \sum_t E‖s_t‖²)`: a drift begins where this leaves 0.
 
@@ -181,7 +181,7 @@ def drift_along(measured: MeasuredTokens) -> TokenProfile:
 
 
 def surprise_along(measured: MeasuredEntropies) -> TokenProfile:
-    r"""The forward-only on-policy check position by position: the mean of :math:`-\log π(y_t) - H_t`, 0 on-policy.
+    r"""Check each position for on-policy sampling, forward only: the mean of :math:`-\log π(y_t) - H_t`.
 
     Args:
         measured: a measurement; no token probes are needed.
@@ -229,7 +229,7 @@ def has_token_energies(measured: MeasuredRollouts) -> bool:
 
 
 def tokens_of(measured: MeasuredTokens) -> tuple[list[TokenScores], Int[np.ndarray, " n"]]:
-    """The token scores of every completion, and the number of its prompt.
+    """Return the token scores of every completion, and the number of its prompt.
 
     Raises:
         ValueError: without token probes, or for fewer than 3 prompts.
@@ -254,7 +254,7 @@ def _over_prompts(
     alive: np.ndarray,
     along: Float[np.ndarray, "n k"] | None = None,
 ) -> Statistic:
-    """The sum over the completions of a prompt that count, averaged over the prompts that have any."""
+    """Return the sum over the completions of a prompt that count, averaged over the prompts that have any."""
     index = np.unique(prompts[alive], return_inverse=True)[1]
     totals = np.bincount(index, values[alive])
     if along is None:
@@ -274,7 +274,7 @@ def _packed(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def _cumulative_by_probe(scores: TokenScores) -> Float[np.ndarray, "t k"]:
-    """The squares of light tokens' projections, summed along the counted tokens."""
+    """Return the squares of light tokens' projections, summed along the counted tokens."""
     squares = np.where(scores.light[:, None], _projections(scores) ** 2, 0.0)
     return np.cumsum(squares, axis=0)[scores.mask]
 

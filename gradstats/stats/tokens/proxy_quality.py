@@ -69,9 +69,9 @@ class ProxyQuality:
         n_probes: K behind the energies of light tokens.
         share_exact: share of the summed energy that was measured exactly.
         tokens: one row per token: prompt_id, sample_id, position, energy, energy_stderr, exact, and each proxy.
-        correlation: profile of `token_correlation`.
-        concentration: profile of `concentration`.
-        local_slope: profile of `local_slope`.
+        correlation: profile of :func:`gradstats.stats.token_correlation`.
+        concentration: profile of :func:`gradstats.stats.concentration`.
+        local_slope: profile of :func:`gradstats.stats.tokens.profiles.local_slope`.
         notes: what to know when reading the table, one sentence each.
     """
 
@@ -89,7 +89,7 @@ class ProxyQuality:
     def confidence_interval(
         self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "rank_correlation"
     ) -> tuple[Float[np.ndarray, " proxies"], Float[np.ndarray, " proxies"]]:
-        """The interval of one quantity for every proxy, ``(low, high)``.
+        """Return the interval of one quantity for every proxy, ``(low, high)``.
 
         Raises:
             ValueError: for an unknown quantity.
