@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats import compare
+from gradstats.stats import compare, fit_length_scaling, mundlak_test
 from gradstats.stats.length_scaling.fit import METHODS
 from gradstats.system.files import atomic_path
 
@@ -31,31 +31,57 @@ LEVEL = 0.95
 PER_PROMPT = {30: 3, 100: 4, 1000: 8}
 ALPHA_WITHIN, ALPHA_BETWEEN = 0.7, 0.9
 SD_WITHIN, SD_BETWEEN = 0.4, 0.6
-SCENARIOS = ("equal noise", "noise varies with length", "prompts repeat")
+ONE_SLOPE = "prompts repeat, one slope"
+SCENARIOS = ("equal noise", "noise varies with length", "prompts repeat", ONE_SLOPE)
 INTERVALS = {
     "ols": ("t", "hc3", "cluster", "bootstrap"),
     "theil_sen": ("rank", "cluster"),
+    "gamma": ("hc3", "cluster"),
     "ppml": ("hc3", "cluster"),
     "within_prompt": ("t", "hc3", "cluster", "bootstrap"),
     "between_prompt": ("t", "hc3", "cluster", "bootstrap"),
+    "gls": ("t", "cluster"),
+    "mundlak": ("cluster",),
 }
+#: Fits of the mean of ‖S‖², not of the mean of its logarithm.
+MEAN_METHODS = ("gamma", "ppml")
 # (completions a group, prompts)
 VARIANCE_SIZES = ((2, 30), (2, 100), (3, 100), (4, 100), (4, 400))
 ESTIMATORS = ("reinforce", "rloo", "grpo", "token_mean", "length_weighted(alpha=0.8, loo=True)")
 
 
 def methods_of(scenario: str) -> list[str]:
-    """Fits with prompt effects need prompts that repeat."""
-    return list(INTERVALS) if scenario == "prompts repeat" else ["ols", "theil_sen", "ppml"]
+    """Fits with prompt effects need prompts that repeat; one line by generalised least squares, one slope."""
+    if scenario == ONE_SLOPE:
+        return ["ols", "within_prompt", "gls", "mundlak"]
+    if scenario == "prompts repeat":
+        return [method for method in INTERVALS if method != "gls"]
+    return ["ols", "theil_sen", *MEAN_METHODS]
+
+
+def offered_by(scenario: str, method: str, n: int) -> list[str]:
+    """The intervals that are simulated."""
+    if scenario == ONE_SLOPE:
+        return ["t", "cluster"] if method == "gls" else ["cluster"]
+    if method == "theil_sen" and scenario == "prompts repeat":
+        return ["cluster"]
+    if method == "theil_sen" and n == 1000:  # all pairs of a thousand, twice, two thousand times: an hour
+        return ["rank"]
+    return list(INTERVALS[method])
+
+
+def slow(method: str, interval: str) -> bool:
+    """Whether a simulation takes minutes where the others take seconds."""
+    return method == "theil_sen" or interval == "bootstrap"
 
 
 def claimed(scenario: str, method: str, interval: str) -> bool:
     """Whether an interval is claimed to cover: whether its assumptions hold in the scenario.
 
-    No interval of the Poisson fit is: it rests on single norms, and noise as large as here makes the normal
+    No interval of a fit of the mean is: it rests on single norms, and noise as large as here makes the normal
     approximation poor even at a thousand sequences.
     """
-    if method == "ppml":
+    if method in MEAN_METHODS:
         return False
     if scenario == "equal noise":
         return True
@@ -79,7 +105,12 @@ def bounds_claimed(row: dict[str, Any]) -> tuple[bool, bool]:
 
 
 def true_alpha(scenario: str, method: str, n: int) -> float:
-    """The α a fit estimates: half the slope of the line that its method describes, in the population."""
+    """The α a fit estimates: half the slope of the line that its method describes, in the population.
+
+    Mundlak's test estimates the difference of α between and within prompts.
+    """
+    if method == "mundlak":
+        return true_alpha(scenario, "between_prompt", n) - true_alpha(scenario, "within_prompt", n)
     if scenario != "prompts repeat":
         return ALPHA_BETWEEN
     within, between = SD_WITHIN**2, SD_BETWEEN**2
@@ -92,7 +123,7 @@ def true_alpha(scenario: str, method: str, n: int) -> float:
 
 def draw(scenario: str, method: str, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Log T, log‖S‖² and the prompt of n sequences."""
-    repeat = PER_PROMPT[n] if scenario == "prompts repeat" else 1
+    repeat = PER_PROMPT[n] if scenario.startswith("prompts repeat") else 1
     m = -(-n // repeat)
     prompt = np.repeat(np.arange(m), repeat)[:n]
     centre = rng.normal(0.0, SD_BETWEEN, m)[prompt]
@@ -100,41 +131,45 @@ def draw(scenario: str, method: str, n: int, rng: np.random.Generator) -> tuple[
     x = centre + deviation
     scale = np.ones(n) if scenario == "equal noise" else 0.4 + 0.6 * np.abs(x)
     noise = scale * (0.6 * rng.normal(size=m)[prompt] + 0.7 * rng.normal(size=n))
-    if method == "ppml":  # here the mean of ‖S‖² follows a power law, not the mean of its logarithm
+    if method in MEAN_METHODS:  # here the mean of ‖S‖² follows a power law, not the mean of its logarithm
         noise = noise - scale**2 * (0.6**2 + 0.7**2) / 2.0
     within = ALPHA_WITHIN if scenario == "prompts repeat" else ALPHA_BETWEEN
     return x + 4.5, 2.0 * ALPHA_BETWEEN * centre + 2.0 * within * deviation + noise, prompt
 
 
-def alpha_coverage(scenario: str, method: str, n: int, replications: int) -> pd.DataFrame:
-    """Share of intervals that cover the true α, one row an interval kind."""
-    truth = 2.0 * true_alpha(scenario, method, n)
-    offered = list(INTERVALS[method])
-    if method == "theil_sen" and scenario == "prompts repeat":
-        offered = ["cluster"]
-    elif method == "theil_sen" and n == 1000:  # all pairs of a thousand, twice, two thousand times: an hour
-        offered = ["rank"]
-    elif method != "theil_sen" and scenario != "prompts repeat":
-        offered.remove("cluster")
+def alpha_intervals(
+    method: str, x: np.ndarray, y: np.ndarray, prompt: np.ndarray, kinds: list[str], seed: int
+) -> dict[str, tuple[float, float]]:
+    """The intervals of α by one method, or of the difference that Mundlak's test is of."""
+    if method == "mundlak":
+        test = mundlak_test(fit_length_scaling(lengths=np.exp(x), sq_norms=np.exp(y), groups=prompt))
+        return {"cluster": test.confidence_interval(LEVEL)}
+    line = METHODS[method](x, y, prompt)
+    ends = {kind: line.slope_interval(LEVEL, kind, 400, np.random.default_rng(seed)) for kind in kinds}
+    return {kind: (low / 2.0, high / 2.0) for kind, (low, high) in ends.items()}
+
+
+def alpha_coverage(scenario: str, method: str, n: int, replications: int, quick: bool = False) -> pd.DataFrame:
+    """Share of intervals that cover the true α, one row an interval kind; without the slow ones if quick."""
+    truth = true_alpha(scenario, method, n)
+    offered = [kind for kind in offered_by(scenario, method, n) if not (quick and slow(method, kind))]
     hits = dict.fromkeys(offered, 0)
     widths = {kind: [] for kind in offered}
-    for seed in range(replications):
+    prompt = np.zeros(1, dtype=int)
+    for seed in range(replications if offered else 0):
         x, y, prompt = draw(scenario, method, n, np.random.default_rng([seed, n]))
-        line = METHODS[method](x, y, prompt)
-        for kind in offered:
-            low, high = line.slope_interval(LEVEL, kind, 400, np.random.default_rng(seed))
+        for kind, (low, high) in alpha_intervals(method, x, y, prompt, offered, seed).items():
             hits[kind] += low <= truth <= high
-            widths[kind].append((high - low) / 4.0)
-    default = METHODS[method](*draw(scenario, method, n, np.random.default_rng(0))).default_interval
+            widths[kind].append((high - low) / 2.0)
     return pd.DataFrame(
         {
             "scenario": scenario,
             "method": method,
             "interval": kind,
-            "default": kind == default,
+            "default": kind == "cluster",
             "n": n,
             "n_prompts": int(prompt.max()) + 1,
-            "true_alpha": truth / 2.0,
+            "true_alpha": truth,
             "coverage": hits[kind] / replications,
             "median_half_width": float(np.median(widths[kind])),
             "replications": replications,
@@ -243,22 +278,40 @@ def page_with_tables(page: str) -> str:
     return page
 
 
-def main(what: str = "all", replications: int = 2000) -> None:
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows by number of sequences, scenario, method and interval, as they are simulated."""
+    cells = [
+        (n, scenario, method, interval)
+        for n in PER_PROMPT
+        for scenario in SCENARIOS
+        for method in methods_of(scenario)
+        for interval in offered_by(scenario, method, n)
+    ]
+    columns = ["n", "scenario", "method", "interval"]
+    return pd.DataFrame(cells, columns=columns).merge(table, on=columns)[list(table)]
+
+
+def main(what: str = "all", replications: int = 2000, keep_slow: bool = False) -> None:
     """Run the simulations (half an hour on one core).
 
     Args:
         what: alpha, variance, or all; page only rewrites the tables of docs/statistics.md.
         replications: data sets simulated for each row.
+        keep_slow: for alpha, take the rows of the bootstrap and of Theil–Sen from the file as it is (minutes).
     """
     if what in ("alpha", "all"):
+        tables = [
+            alpha_coverage(scenario, method, n, replications, quick=keep_slow)
+            for n in PER_PROMPT
+            for scenario in SCENARIOS
+            for method in methods_of(scenario)
+        ]
+        if keep_slow:
+            saved = pd.read_csv(FOLDER / "coverage_alpha.csv")
+            kept = [slow(row["method"], row["interval"]) for row in saved.to_dict("records")]
+            tables.append(saved[kept])
         _write(
-            [
-                alpha_coverage(scenario, method, n, replications)
-                for n in PER_PROMPT
-                for scenario in SCENARIOS
-                for method in methods_of(scenario)
-            ],
-            "coverage_alpha.csv",
+            [in_order(pd.concat([table for table in tables if len(table)], ignore_index=True))], "coverage_alpha.csv"
         )
     if what in ("variance", "all"):
         _write([variance_coverage(*size, replications) for size in VARIANCE_SIZES], "coverage_variance.csv")

@@ -25,6 +25,7 @@ from .stats import ImpliedShift as ImpliedShift
 from .stats import LengthBins as LengthBins
 from .stats import LengthRewardCorrelation as LengthRewardCorrelation
 from .stats import LengthScalingFit as LengthScalingFit
+from .stats import MundlakTest as MundlakTest
 from .stats import OnPolicyCheck as OnPolicyCheck
 from .stats import PolicyProfile as PolicyProfile
 from .stats import ProxyQuality as ProxyQuality
@@ -47,6 +48,7 @@ from .stats import implied_shift as implied_shift
 from .stats import length_reward_correlation as length_reward_correlation
 from .stats import length_scaling_by_block as length_scaling_by_block
 from .stats import local_slope as local_slope
+from .stats import mundlak_test as mundlak_test
 from .stats import plan_alpha as plan_alpha
 from .stats import profile_policy as profile_policy
 from .stats import sampler_gap as sampler_gap

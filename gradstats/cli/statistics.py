@@ -26,9 +26,10 @@ def alpha(
     Args:
         source: a CSV file with the columns length, sq_norm and, where prompts repeat, prompt_id; a measurement folder
             or a run directory.
-        method: least squares in logarithms, the median of pairwise slopes, the scaling of the mean of ‖S‖² (Poisson
-            pseudo-likelihood), that among answers to one prompt, or that between prompts.
-        interval: kind of interval; Student's t for one completion a prompt, cluster-robust by prompt otherwise.
+        method: least squares in logarithms, the median of pairwise slopes, the scaling of the mean of ‖S‖² (by gamma or
+            Poisson pseudo-likelihood), least squares with a random effect of the prompt, the scaling among answers to
+            one prompt, or that between prompts.
+        interval: kind of interval; by default cluster-robust by prompt (CR2).
     """
     import gradstats
     from gradstats.runs.sources import load_points

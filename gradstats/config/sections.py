@@ -34,7 +34,7 @@ ConfidenceLevel = Annotated[float, Gt(0), Lt(1)]
 #: Type of the weights and gradients.
 WeightType = Literal["float32", "float64", "bfloat16", "float16"]
 #: Fits of the length exponent, and intervals for it.
-FitMethod = Literal["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"]
+FitMethod = Literal["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"]
 IntervalMethod = Literal["t", "hc3", "cluster", "bootstrap", "rank"]
 #: Options of something that is chosen by name elsewhere: a data source, a sampler, a chat template.
 FreeOptions = dict[str, Any]

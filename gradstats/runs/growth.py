@@ -65,7 +65,7 @@ def rounds_of(folder: Path) -> list[Round]:
 
 
 def settings_digest(experiment: Experiment) -> str:
-    """Return the batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
+    """Return a digest of the settings that all shards of a run share: those that neither grow nor are scored again."""
     changing = {*GROWING, "sampling.reward"}
     return digest(
         sorted((name, value) for name, value in experiment.settled_settings().items() if name not in changing)
@@ -75,7 +75,7 @@ def settings_digest(experiment: Experiment) -> str:
 def grown_plan(
     plan: SamplingPlan, folder: Path, revisions: dict[str, str | None], experiment: Experiment
 ) -> SamplingPlan:
-    """The batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
+    """Return the batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
 
     Args:
         plan: the plan of the whole run with the present settings.

@@ -15,19 +15,19 @@ from gradstats.system.outputs import has_columns, refuse_foreign
 
 
 def load_rollouts_of(path: Path, *, partial: bool = False) -> Rollouts:
-    """Return the rollouts of a run directory, of a folder of shards, or of a file."""
+    """Return the rollouts of a run directory, a folder of shards, or a file; ``partial`` as for `read_rollouts`."""
     refuse_half_regraded(path)
     return read_rollouts(path / "rollouts" if (path / "rollouts").is_dir() else path, partial=partial)
 
 
 def load_measurement_of(path: Path, *, partial: bool = False) -> Measurement:
-    """Return the measurement of a run directory or of a measurement folder."""
+    """Return the measurement of a run directory or a folder; ``partial`` as for `read_measurement`."""
     refuse_half_regraded(path)
     return read_measurement(path / "measurement" if (path / "measurement").is_dir() else path, partial=partial)
 
 
 def refuse_inside_run(out: Path) -> None:
-    """Return the input of a length-scaling fit, from a CSV file or from a measurement.
+    """Refuse to write a result over the files of a run, which belong together.
 
     Raises:
         FileExistsError: when ``out`` is a file of a run directory, or the directory itself.
@@ -49,7 +49,7 @@ def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
 
 
 def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
-    """The input of a length-scaling fit, from a CSV file or from a measurement.
+    """Return the input of a length-scaling fit, from a CSV file or from a measurement.
 
     Args:
         path: a CSV file, a measurement folder or a run directory.

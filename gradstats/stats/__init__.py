@@ -5,6 +5,7 @@ from gradstats.stats.length_scaling.alpha_report import AlphaReport, alpha_repor
 from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
 from gradstats.stats.length_scaling.diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
+from gradstats.stats.length_scaling.mundlak import MundlakTest, mundlak_test
 from gradstats.stats.length_scaling.planning import AlphaPlan, plan_alpha
 from gradstats.stats.on_policy.check import OnPolicyCheck, check_on_policy
 from gradstats.stats.on_policy.sampler_gap import SamplerGap, sampler_gap
@@ -20,11 +21,11 @@ from gradstats.stats.variance.length_bins import LengthBins, variance_by_length
 
 __all__ = [
     "AlphaPlan", "AlphaReport", "CurvatureTest", "EquivalentGroupSize", "ImpliedShift", "LengthBins",
-    "LengthRewardCorrelation", "LengthScalingFit", "OnPolicyCheck", "PolicyProfile", "ProxyQuality", "RatioDiagnostics",
-    "SamplerGap",
-    "TokenProfile", "VarianceComparison", "alpha_report", "alpha_without_each_prompt", "check_on_policy",
-    "compare", "concentration", "curvature_test", "drift_along", "equivalent_group_size",
-    "equivalent_group_sizes", "fit_energy_scaling", "fit_length_scaling", "implied_shift",
-    "length_reward_correlation", "length_scaling_by_block", "local_slope", "plan_alpha", "profile_policy",
-    "proxy_quality", "ratio_diagnostics", "sampler_gap", "surprise_along", "token_correlation", "variance_by_length",
+    "LengthRewardCorrelation", "LengthScalingFit", "MundlakTest", "OnPolicyCheck", "PolicyProfile", "ProxyQuality",
+    "RatioDiagnostics", "SamplerGap", "TokenProfile", "VarianceComparison", "alpha_report",
+    "alpha_without_each_prompt", "check_on_policy", "compare", "concentration", "curvature_test", "drift_along",
+    "equivalent_group_size", "equivalent_group_sizes", "fit_energy_scaling", "fit_length_scaling", "implied_shift",
+    "length_reward_correlation", "length_scaling_by_block", "local_slope", "mundlak_test", "plan_alpha",
+    "profile_policy", "proxy_quality", "ratio_diagnostics", "sampler_gap", "surprise_along", "token_correlation",
+    "variance_by_length",
 ]  # fmt: skip

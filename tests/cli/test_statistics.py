@@ -16,6 +16,9 @@ from gradstats import data
 def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, points):
     code, out, _ = run(monkeypatch, capsys, "alpha", points)
     assert code == 0
+    assert "α = 0.7887  stderr 0.139  95% interval [0.474, 1.103]" in out
+    assert "has α = 0.829 [0.448, 1.211] (gamma)" in out
+    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t")
     assert "α = 0.7887  stderr 0.153  95% interval [0.475, 1.102]" in out
 
 
@@ -25,7 +28,7 @@ def test_alpha_as_json_and_by_prompt(monkeypatch, capsys, points):
     assert code == 0
     assert summary["alpha"] == pytest.approx(0.7887, abs=5e-5)
     assert summary["confidence_level"] == 0.9
-    assert 0.475 < summary["alpha_low"] < summary["alpha_high"] < 1.102
+    assert 0.474 < summary["alpha_low"] < summary["alpha_high"] < 1.103
     frame = pd.read_csv(points)
     frame.assign(prompt_id=np.arange(29) // 3).to_csv(points, index=False)
     clustered = json.loads(run(monkeypatch, capsys, "alpha", points, "--json")[1])
@@ -52,7 +55,7 @@ def test_bad_points_end_in_one_sentence(monkeypatch, capsys, tmp_path, content, 
     assert len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("method", ["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"])
+@pytest.mark.parametrize("method", ["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"])
 def test_alpha_by_every_method(monkeypatch, capsys, measured, method):
     fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured), method=method)
     code, out, _ = run(monkeypatch, capsys, "alpha", measured, "--method", method)
@@ -73,7 +76,7 @@ def test_alpha_by_another_interval(monkeypatch, capsys, points):
     assert code == 0
     assert (summary["alpha_low"], summary["alpha_high"]) == pytest.approx(fit.confidence_interval(method="hc3"))
     assert summary["interval"] == "hc3"
-    assert summary["mean_scaling"]["alpha"] == pytest.approx(0.809, abs=1e-3)
+    assert summary["mean_scaling"]["alpha"] == pytest.approx(0.829, abs=1e-3)
     code, _, err = run(monkeypatch, capsys, "alpha", points, "--interval", "rank")
     assert code == 1
     assert "method='rank' is not available here for a fit by 'ols': choose from t, hc3, cluster, bootstrap" in err
@@ -89,7 +92,7 @@ def test_points_may_say_which_were_cut_off(monkeypatch, capsys, points):
 def test_plan(monkeypatch, capsys, points):
     code, out, _ = run(monkeypatch, capsys, "plan", points)
     assert code == 0
-    assert out.startswith("α ± 0.05 (95% interval) takes 1,043 sequences of 1,043 prompts")
+    assert out.startswith("α ± 0.05 (95% interval) takes 870 sequences of 870 prompts")
     _, out, _ = run(monkeypatch, capsys, "plan", "--noise", 1, "--length-spread", 0.5, "--half-width", 0.1, "--json")
     assert json.loads(out)["n"] == 387
     code, _, err = run(monkeypatch, capsys, "plan")

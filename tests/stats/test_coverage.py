@@ -52,6 +52,12 @@ def test_few_replications_run():
     frame = simulation.alpha_coverage("prompts repeat", "ols", 30, 3)
     assert list(frame["interval"]) == ["t", "hc3", "cluster", "bootstrap"]
     assert list(frame["default"]) == [False, False, True, False]
+    assert list(simulation.alpha_coverage("prompts repeat", "ols", 30, 3, quick=True)["interval"]) == list(
+        frame["interval"].iloc[:3]
+    )
+    mundlak = simulation.alpha_coverage("prompts repeat", "mundlak", 30, 3)
+    assert mundlak["true_alpha"].item() == pytest.approx(0.8742 - 0.7, abs=1e-4)
+    assert simulation.alpha_coverage(simulation.ONE_SLOPE, "mundlak", 30, 3)["true_alpha"].item() == 0.0
     assert len(simulation.variance_coverage(2, 30, 2)) == 20
 
 

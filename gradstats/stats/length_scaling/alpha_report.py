@@ -14,6 +14,8 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
 from gradstats.stats.length_scaling.diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
+from gradstats.stats.length_scaling.mundlak import MundlakTest, mundlak_test
+from gradstats.stats.length_scaling.regression_lines import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
 from gradstats.stats.on_policy.check import OnPolicyCheck, check_on_policy
 from gradstats.stats.records import records
@@ -22,7 +24,7 @@ from gradstats.stats.tokens.profiles import has_token_energies
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200
 CURVED_BELOW = 0.01
-# How much wider than Student's the interval that allows for unequal noise has to be, to be reported.
+# How much wider than another the interval that allows for unequal and shared noise has to be, to be reported.
 NOTICEABLY_WIDER = 1.2
 
 Result = TypeVar("Result")
@@ -39,9 +41,10 @@ class AlphaReport:
         low: lower end of it.
         high: upper end of it.
         stderr: the standard error of α that this interval uses.
-        mean_fit: for ``fit.method == "ols"``, the Poisson fit of E[‖S‖² | T], which the baseline needs; else None.
+        mean_fit: for ``fit.method == "ols"``, the gamma fit of E[‖S‖² | T], which the baseline needs; else None.
         uncut_fit: the fit without completions that were cut off at the cap; None where none was, or too few remain.
         curvature: whether one power law fits; None with too few lengths or prompts.
+        within_between: whether α within prompts equals α between them; None without prompts that vary in length.
         influence: frame of :func:`gradstats.stats.length_scaling.diagnostics.alpha_without_each_prompt`; None where it
             would take too many refits.
         by_block: frame of :func:`gradstats.stats.length_scaling_by_block`; None for bare points, or a single block.
@@ -58,6 +61,7 @@ class AlphaReport:
     mean_fit: LengthScalingFit | None
     uncut_fit: LengthScalingFit | None
     curvature: CurvatureTest | None
+    within_between: MundlakTest | None
     influence: pd.DataFrame | None = field(repr=False)
     by_block: pd.DataFrame | None = field(repr=False)
     energy_fit: LengthScalingFit | None
@@ -82,6 +86,9 @@ class AlphaReport:
             "mean_scaling": _brief(self.mean_fit, level),
             "without_truncated": _brief(self.uncut_fit, level),
             "curvature": None if self.curvature is None else self.curvature.to_frame(level).iloc[0].to_dict(),
+            "within_between": (
+                None if self.within_between is None else self.within_between.to_frame(level).iloc[0].to_dict()
+            ),
             "most_influential_prompt": None if influence is None else records(influence.head(1))[0],
             "token_energy": _brief(self.energy_fit, level),
             "by_block": None if self.by_block is None else records(self.by_block),
@@ -94,18 +101,20 @@ class AlphaReport:
         sentences = ["Whether the samples are on-policy is not known: lengths and norms alone do not show it."]
         if self.on_policy is not None:
             sentences = [self.on_policy.verdict()]
-        if self.interval == "t":
-            low, high = self.fit.confidence_interval(self.confidence_level, "hc3")
+        if self.interval != "cluster":
+            low, high = self.fit.confidence_interval(self.confidence_level, "cluster")
             if high - low > NOTICEABLY_WIDER * (self.high - self.low):
                 sentences.append(
-                    "The noise changes with length, which Student's interval does not allow for: use the hc3 interval, "
-                    f"[{low:.3f}, {high:.3f}]."
+                    f"The noise changes with length or is shared by answers to a prompt, which the {self.interval} "
+                    f"interval does not allow for: use the cluster interval, [{low:.3f}, {high:.3f}]."
                 )
         if self.mean_fit is not None:
             sentences.append(
-                f"The mean E[‖S‖² | T], which a baseline's weights follow, has {self._alpha(self.mean_fit)}, an "
-                "interval that is too narrow where the noise is large."
+                f"The mean E[‖S‖² | T], which a baseline's weights follow, has {self._alpha(self.mean_fit)} (gamma), "
+                "an interval that is too narrow where single norms are very large."
             )
+        if self.within_between is not None:
+            sentences.append(self.within_between.sentence(self.confidence_level))
         if self.energy_fit is not None:
             sentences.append(
                 f"The summed token energies Σ‖s_t‖² have {self._alpha(self.energy_fit)}; the rest of α is correlation "
@@ -169,7 +178,7 @@ def alpha_report(
         >>> points = gs.data.load("gloeckle2026")
         >>> report = gs.alpha_report(lengths=points.length, sq_norms=points.sq_norm)
         >>> round(report.fit.alpha, 3), round(report.low, 3), round(report.high, 3)
-        (0.789, 0.475, 1.102)
+        (0.789, 0.474, 1.103)
         >>> print(report.sentences()[-1])
         Leaving out one prompt moves α by at most 0.082 (prompt 24, to 0.707).
     """
@@ -185,9 +194,9 @@ def alpha_report(
     mean_fit = None
     if method == "ols":
         mean_fit = fit_length_scaling(
-            lengths=fit.lengths, sq_norms=fit.sq_norms, groups=fit.clusters, method="ppml", truncated=fit.truncated
+            lengths=fit.lengths, sq_norms=fit.sq_norms, groups=fit.clusters, method="gamma", truncated=fit.truncated
         )
-    closed_form = method in ("ols", "within_prompt", "between_prompt")
+    closed_form = isinstance(fit.line, RegressionLine) and fit.line.exact
     return AlphaReport(
         fit=fit,
         confidence_level=confidence_level,
@@ -198,6 +207,7 @@ def alpha_report(
         mean_fit=mean_fit,
         uncut_fit=_or_none(fit.without_truncated) if fit.n_truncated else None,
         curvature=_or_none(lambda: curvature_test(fit)),
+        within_between=_or_none(lambda: mundlak_test(fit)),
         influence=_named_influence(fit, measured, groups) if closed_form or fit.n <= MOST_REFITS else None,
         by_block=_by_block(measured, method, confidence_level),
         energy_fit=None

@@ -88,7 +88,7 @@ def alpha_without_each_prompt(fit: LengthScalingFit) -> pd.DataFrame:
         ValueError: when leaving a prompt out leaves too few lengths to fit.
     """
     without = np.full(fit.n_prompts, fit.alpha)
-    if isinstance(fit.line, RegressionLine) and fit.method != "ppml":
+    if isinstance(fit.line, RegressionLine) and fit.line.exact:
         # The last column of the design is log T.
         without = fit.line.regression.without_each(fit.line.clusters)[:, -1] / 2.0
     else:

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
-from gradstats.stats.length_scaling.poisson_line import poisson_line
+from gradstats.stats.length_scaling.mean_line import gamma_line, poisson_line
+from gradstats.stats.length_scaling.random_prompt_line import random_prompt_line
 from gradstats.stats.length_scaling.regression_lines import (
     RegressionLine,
     between_prompt_line,
@@ -26,7 +27,9 @@ Line = RegressionLine | TheilSenLine
 METHODS: dict[str, Callable[..., Line]] = {
     "ols": pooled_line,
     "theil_sen": theil_sen_line,
+    "gamma": gamma_line,
     "ppml": poisson_line,
+    "gls": random_prompt_line,
     "within_prompt": within_prompt_line,
     "between_prompt": between_prompt_line,
 }
@@ -42,8 +45,8 @@ class LengthScalingFit:
         slope: 2α.
         slope_stderr: standard error of the slope, twice ``alpha_stderr``.
         intercept: c, the logarithm of ‖S‖² at T = 1 on the fitted line.
-        r_squared: share of the variance of log‖S‖² the line explains (``"ppml"``: squared correlation of ‖S‖²
-            with its fitted mean); NaN when the norms do not vary, and for ``"theil_sen"``.
+        r_squared: share of the variance of log‖S‖² the line explains (``"gamma"``, ``"ppml"``: squared correlation of
+            ‖S‖² with its fitted mean); NaN when the norms do not vary, and for ``"theil_sen"``.
         n: number of sequences.
         n_prompts: number of prompts they answer.
         n_truncated: how many of the sequences were cut off at the length cap.
@@ -84,14 +87,14 @@ class LengthScalingFit:
 
         Args:
             confidence_level: nominal coverage, between 0 and 1.
-            method: ``"t"`` (Student; equal variances, independent sequences), ``"hc3"`` (unequal variances,
-                independent sequences), ``"cluster"`` (CR2 by prompt, Bell–McCaffrey degrees of freedom),
-                ``"bootstrap"`` (prompts drawn with replacement, studentised); ``"theil_sen"`` has ``"rank"``
-                (Sen 1968; equal noise) and ``"cluster"``, ``"ppml"`` has ``"hc3"`` and ``"cluster"``. None takes
-                ``"cluster"``, except for regressions in which every prompt has one completion: ``"t"``. Where
-                the noise changes with length ``"t"`` is too narrow (it covered the truth in 82 to 85 of 100
-                simulated data sets): use ``"hc3"``. Intervals of ``"ppml"`` are too narrow where some norms
-                are many times larger than others at similar lengths (77 to 88 of 100).
+            method: None takes ``"cluster"``: CR2 by prompt with Bell–McCaffrey degrees of freedom, which allows for
+                noise that changes with length and is shared by answers to a prompt, also where every prompt has one
+                completion. ``"t"`` (Student; equal variances, independent sequences), ``"hc3"`` (unequal variances,
+                independent sequences) and ``"bootstrap"`` (prompts drawn with replacement, studentised) are there for
+                ``"ols"``, ``"within_prompt"`` and ``"between_prompt"``; ``"rank"`` (Sen 1968; equal noise) for
+                ``"theil_sen"``; ``"hc3"`` for ``"gamma"`` and ``"ppml"``; ``"t"`` (the random effect and equal
+                variances) for ``"gls"``. Where the noise changes with length ``"t"`` is too narrow (it covered the
+                truth in 82 to 85 of 100 simulated data sets). docs/statistics.md has the coverage of each.
             n_resamples: for ``"bootstrap"``.
             rng: for ``"bootstrap"``.
 
@@ -215,10 +218,12 @@ def fit_length_scaling(
         sq_norms: (n,) squared norms ‖S‖², not norms.
         groups: (n,) prompt of each sequence, strings or integers; None for sequences of different prompts.
         method: what the line describes. ``"ols"``: E[log‖S‖² | T], by least squares. ``"theil_sen"``: the
-            same, by the median of pairwise slopes, which outliers do not move. ``"ppml"``: log E[‖S‖² | T],
-            which is what the baseline needs, by Poisson pseudo-maximum-likelihood. ``"within_prompt"``: how a
+            same, by the median of pairwise slopes, which outliers do not move. ``"gamma"``: log E[‖S‖² | T],
+            which is what the baseline needs, by gamma pseudo-maximum-likelihood; ``"ppml"``: the same by Poisson
+            pseudo-maximum-likelihood, in which the largest norms weigh more. ``"within_prompt"``: how a
             longer answer to the *same* prompt scales (prompt fixed effects). ``"between_prompt"``: how
-            prompts with longer answers do (prompt means of the logarithms).
+            prompts with longer answers do (prompt means of the logarithms). ``"gls"``: one line for both, by
+            generalised least squares with a random effect of the prompt; see `mundlak_test` for whether it is one.
         truncated: (n,) whether a sequence was cut off at the length cap; they are counted and stay in the fit
             (see ``.without_truncated()``). A measurement records it.
 
@@ -236,9 +241,12 @@ def fit_length_scaling(
         >>> fit = gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)
         >>> round(fit.alpha, 4), round(fit.alpha_stderr, 3)
         (0.7887, 0.153)
-        >>> low, high = fit.confidence_interval(0.95)
+        >>> low, high = fit.confidence_interval(0.95, "t")
         >>> round(low, 3), round(high, 3)
         (0.475, 1.102)
+        >>> low, high = fit.confidence_interval(0.95)  # which allows for noise that changes with length
+        >>> round(low, 3), round(high, 3)
+        (0.474, 1.103)
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not a length-scaling fit: choose from {', '.join(METHODS)}")

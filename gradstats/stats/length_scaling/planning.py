@@ -81,7 +81,7 @@ def plan_alpha(
         >>> points = gs.data.load("gloeckle2026")
         >>> pilot = gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)
         >>> gs.plan_alpha(pilot, half_width=0.1).n_prompts
-        263
+        219
     """
     if (pilot is None) == (noise is None and length_spread is None):
         raise TypeError("give either a pilot fit, or both noise= and length_spread=")

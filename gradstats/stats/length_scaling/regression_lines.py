@@ -27,6 +27,8 @@ class RegressionLine:
         regression: the least-squares fit; the last column of its design is log T.
         clusters: (rows,) prompt of each row of it, numbered from 0.
         intervals: the interval methods it offers.
+        exact: whether the line is this regression, so that leaving rows out of it refits the line; elsewhere weights or
+            variances would have to be estimated again.
         default_interval: the interval method used by default.
     """
 
@@ -36,8 +38,9 @@ class RegressionLine:
     centre: float
     regression: LeastSquares
     clusters: Int[np.ndarray, " rows"]
-    intervals: tuple[str, ...]
-    default_interval: str
+    intervals: tuple[str, ...] = REGRESSION_INTERVALS
+    exact: bool = True
+    default_interval: str = "cluster"
 
     def slope_stderr(self, method: str) -> float:
         """Return standard error of the slope that an interval method uses; the bootstrap studentises by CR0."""
@@ -111,8 +114,7 @@ def pooled_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> RegressionLine:
     """Ordinary least squares on all sequences."""
-    alone = len(np.unique(clusters)) == len(x)
-    return _line(x, y, clusters, "t" if alone else "cluster")
+    return _line(x, y, clusters)
 
 
 def between_prompt_line(
@@ -120,8 +122,7 @@ def between_prompt_line(
 ) -> RegressionLine:
     """Ordinary least squares on the prompts' means: how prompts with longer answers differ."""
     mean_x, mean_y = _prompt_means(x, clusters), _prompt_means(y, clusters)
-    # Means over different numbers of completions, or at different lengths, are not equally noisy.
-    return _line(mean_x, mean_y, np.arange(len(mean_x)), "t" if len(mean_x) == len(x) else "cluster")
+    return _line(mean_x, mean_y, np.arange(len(mean_x)))
 
 
 def within_prompt_line(
@@ -151,14 +152,10 @@ def within_prompt_line(
         centre=float(x.mean()),
         regression=fit,
         clusters=clusters,
-        intervals=REGRESSION_INTERVALS,
-        default_interval="cluster",
     )
 
 
-def _line(
-    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"], default: str
-) -> RegressionLine:
+def _line(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]) -> RegressionLine:
     centre = float(x.mean())
     fit = least_squares(np.column_stack([np.ones_like(x), x - centre]), y)
     slope = float(fit.coefficients[1])
@@ -169,8 +166,6 @@ def _line(
         centre=centre,
         regression=fit,
         clusters=clusters,
-        intervals=REGRESSION_INTERVALS,
-        default_interval=default,
     )
 
 

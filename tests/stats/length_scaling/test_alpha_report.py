@@ -10,6 +10,7 @@ import pytest
 from gradstats import data
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats import alpha_report, fit_length_scaling
+from gradstats.stats.length_scaling.fit import METHODS
 from gradstats.system.files import to_json
 
 POINTS = data.load("gloeckle2026")
@@ -50,7 +51,7 @@ def test_a_measurement_gets_every_diagnostic():
     fit = fit_length_scaling(given)
     assert report.fit.alpha == fit.alpha
     assert (report.low, report.high) == fit.confidence_interval() == report.confidence_interval()
-    assert report.mean_fit.alpha == fit_length_scaling(given, method="ppml").alpha
+    assert report.mean_fit.alpha == fit_length_scaling(given, method="gamma").alpha
     assert report.uncut_fit.alpha == fit.without_truncated().alpha
     assert report.energy_fit.alpha == pytest.approx(0.5)
     assert list(report.by_block["block"]) == ["a", "b", "total"]
@@ -62,7 +63,9 @@ def test_a_measurement_gets_every_diagnostic():
     summary = json.loads(to_json(report.summary()))
     assert summary["alpha"] == fit.alpha
     assert summary["without_truncated"]["n"] == 108
-    assert summary["mean_scaling"]["method"] == "ppml"
+    assert summary["mean_scaling"]["method"] == "gamma"
+    assert summary["within_between"]["difference"] == report.within_between.difference
+    assert report.within_between.sentence() in said
     assert summary["sentences"] == said
     assert [row["quantity"] for row in summary["on_policy"]] == ["surprise", "mean_score_sq", "energy_ratio"]
 
@@ -78,6 +81,7 @@ def test_bare_points_state_what_is_unknown():
     report = alpha_report(lengths=POINTS["length"], sq_norms=POINTS["sq_norm"], interval="hc3", confidence_level=0.9)
     assert "not known" in report.sentences()[0]
     assert report.on_policy is report.by_block is report.energy_fit is report.uncut_fit is None
+    assert report.within_between is report.summary()["within_between"] is None
     assert report.interval == "hc3"
     assert (report.low, report.high) == report.fit.confidence_interval(0.9, "hc3")
     assert report.to_frame()["interval"].item() == "hc3"
@@ -101,7 +105,7 @@ def test_the_standard_error_is_that_of_the_interval(interval):
     assert len(set(others.values())) == 4
 
 
-@pytest.mark.parametrize("method", ["ols", "within_prompt", "between_prompt", "ppml", "theil_sen"])
+@pytest.mark.parametrize("method", list(METHODS))
 def test_influence_in_closed_form_is_refitting(method):
     given = measured(n_prompts=12)
     keywords = {"lengths": given.lengths, "sq_norms": given.sq_norms, "groups": given.rollouts.prompt_id}
@@ -131,5 +135,7 @@ def test_noise_that_changes_with_length_is_reported_where_the_interval_does_not_
     noise = rng.normal(size=200)
     for scale, reported in ((1.0, False), (0.2 + np.abs(x - 4.5), True)):
         keywords = {"lengths": np.exp(x), "sq_norms": np.exp(1.6 * x + scale * noise)}
-        assert ("The noise changes with length" in " ".join(alpha_report(**keywords).sentences())) is reported
-        assert "The noise changes" not in " ".join(alpha_report(**keywords, interval="hc3").sentences())
+        said = " ".join(alpha_report(**keywords, interval="t").sentences())
+        assert ("or is shared by answers to a prompt, which the t interval does not allow for" in said) is reported
+        for interval in (None, "cluster", "hc3"):
+            assert "The noise changes" not in " ".join(alpha_report(**keywords, interval=interval).sentences())

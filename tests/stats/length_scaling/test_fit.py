@@ -10,6 +10,7 @@ from scipy import stats
 
 from gradstats import data
 from gradstats.stats import fit_length_scaling
+from gradstats.stats.length_scaling.fit import METHODS
 
 POINTS = data.load("gloeckle2026")
 
@@ -22,10 +23,10 @@ def test_published_points():
     fit = published()
     assert fit.alpha == pytest.approx(0.7887, abs=5e-5)
     assert fit.slope == pytest.approx(2 * fit.alpha)
-    assert fit.alpha_stderr == pytest.approx(0.153, abs=5e-4)
+    assert fit.standard_error("t") == pytest.approx(0.153, abs=5e-4)
     assert fit.r_squared == pytest.approx(0.50, abs=5e-3)
-    assert (fit.n, fit.n_prompts, fit.interval) == (29, 29, "t")
-    low, high = fit.confidence_interval(0.95)
+    assert (fit.n, fit.n_prompts, fit.interval) == (29, 29, "cluster")
+    low, high = fit.confidence_interval(0.95, "t")
     assert (low, high) == (pytest.approx(0.475, abs=5e-4), pytest.approx(1.102, abs=5e-4))
 
 
@@ -41,9 +42,11 @@ def test_equals_scipy_and_statsmodels():
     fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms)
     oracle = stats.linregress(np.log(lengths), np.log(sq_norms))
     assert fit.slope == pytest.approx(oracle.slope, rel=1e-10)
-    assert fit.slope_stderr == pytest.approx(oracle.stderr, rel=1e-10)
+    assert 2 * fit.standard_error("t") == pytest.approx(oracle.stderr, rel=1e-10)
     assert fit.intercept == pytest.approx(oracle.intercept, rel=1e-10)
     assert fit.r_squared == pytest.approx(oracle.rvalue**2, rel=1e-10)
+    alone = sm.OLS(np.log(sq_norms), sm.add_constant(np.log(lengths))).fit(cov_type="HC2")
+    assert fit.slope_stderr == pytest.approx(alone.bse[1], rel=1e-10)
     robust = sm.OLS(np.log(sq_norms), sm.add_constant(np.log(lengths))).fit(cov_type="HC3", use_t=True)
     np.testing.assert_allclose(fit.confidence_interval(0.9, "hc3"), robust.conf_int(0.1)[1] / 2, rtol=1e-10)
 
@@ -51,7 +54,7 @@ def test_equals_scipy_and_statsmodels():
 def test_predicted_band_equals_statsmodels():
     lengths, sq_norms, _ = noisy_power_law(60, 1)
     at = np.array([20.0, 90.0, 700.0])
-    frame = fit_length_scaling(lengths=lengths, sq_norms=sq_norms).predict(at, 0.8)
+    frame = fit_length_scaling(lengths=lengths, sq_norms=sq_norms).predict(at, 0.8, "t")
     model = sm.OLS(np.log(sq_norms), sm.add_constant(np.log(lengths))).fit()
     expected = model.get_prediction(sm.add_constant(np.log(at))).summary_frame(alpha=0.2)
     np.testing.assert_allclose(np.log(frame["sq_norm"]), expected["mean"], rtol=1e-9)
@@ -158,7 +161,7 @@ def test_bad_interval_requests():
         fit.predict([0.0])
 
 
-@pytest.mark.parametrize("method", ["ols", "theil_sen", "ppml", "within_prompt", "between_prompt"])
+@pytest.mark.parametrize("method", list(METHODS))
 def test_every_method_finds_the_exponent_and_draws_a_band(method):
     lengths, sq_norms, groups = noisy_power_law(150, 4)
     fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method=method)

@@ -91,7 +91,7 @@ def test_between_prompt_is_the_regression_of_means():
     np.testing.assert_allclose(fit.confidence_interval(method="t"), expected, rtol=1e-10)
     assert fit.interval == "cluster"
     alone = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, method="between_prompt")
-    assert alone.interval == "t"
+    assert alone.interval == "cluster"
 
 
 def test_within_and_between_part_ways_when_prompts_differ():

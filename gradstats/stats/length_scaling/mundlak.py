@@ -1,0 +1,107 @@
+"""Whether α within prompts equals α between prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.stats.jackknife import require_level
+from gradstats.stats.length_scaling.fit import LengthScalingFit
+from gradstats.stats.length_scaling.regression import least_squares
+
+
+@dataclass(frozen=True)
+class MundlakTest:
+    """The exponents within and between prompts, and whether they differ.
+
+    Attributes:
+        alpha_within: half the slope on log T among answers to one prompt.
+        alpha_between: half the slope on the prompts' means of log T.
+        difference: ``alpha_between − alpha_within``.
+        stderr: of the difference, clustered by prompt (CR2).
+        degrees: Satterthwaite degrees of freedom.
+        pvalue: of no difference, two-sided.
+    """
+
+    alpha_within: float
+    alpha_between: float
+    difference: float
+    stderr: float
+    degrees: float
+    pvalue: float
+
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """The interval of the difference."""
+        margin = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees)) * self.stderr
+        return self.difference - margin, self.difference + margin
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """One row: both exponents, their difference with its interval and the p-value."""
+        low, high = self.confidence_interval(confidence_level)
+        row = {
+            "alpha_within": self.alpha_within,
+            "alpha_between": self.alpha_between,
+            "difference": self.difference,
+            "difference_low": low,
+            "difference_high": high,
+            "pvalue": self.pvalue,
+        }
+        return pd.DataFrame([row])
+
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """The answer in words."""
+        low, high = self.confidence_interval(confidence_level)
+        estimate = (
+            f"α is {self.alpha_within:.3f} within prompts and {self.alpha_between:.3f} between them, a difference of "
+            f"{self.difference:.3f} [{low:.3f}, {high:.3f}] (Mundlak's test, p = {self.pvalue:.2g})"
+        )
+        if low > 0 or high < 0:
+            return f"Within and between prompts α differs, so that the line through all mixes two: {estimate}."
+        return f"No difference of α within and between prompts is resolved: {estimate}."
+
+
+def mundlak_test(fit: LengthScalingFit) -> MundlakTest:
+    r"""Test whether longer answers to one prompt scale as prompts with longer answers do.
+
+    With :math:`x_{mi} = \log T_{mi}` and :math:`\bar x_m` its mean over a prompt's completions, the regression
+    :math:`\log‖S_{mi}‖² = c + 2α_W (x_{mi} - \bar x_m) + 2α_B \bar x_m` has the slope of the fixed-effects line as its
+    first and that between prompts as its second (Mundlak, Econometrica 46, 1978). The test of :math:`α_W = α_B` allows
+    for noise that is shared within prompts and changes with length, which Hausman's does not.
+
+    Args:
+        fit: any length-scaling fit; its sequences are used, not its line.
+
+    Raises:
+        ValueError: when fewer than 3 prompts have completions of different lengths, or all prompts have one mean.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> lengths = np.array([10, 20, 40, 40, 80, 160, 90, 180, 360, 200, 400, 800])
+        >>> groups = np.repeat(np.arange(4), 3)
+        >>> sq_norms = lengths * (1.0 + groups)  # α is ½ within prompts
+        >>> test = gs.mundlak_test(gs.fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups))
+        >>> round(test.alpha_within, 3), round(test.alpha_between, 3)
+        (0.5, 0.73)
+    """
+    x, y = np.log(fit.lengths), np.log(fit.sq_norms)
+    means = (np.bincount(fit.clusters, weights=x) / np.bincount(fit.clusters))[fit.clusters]
+    deviations = x - means
+    deviations[np.abs(deviations) <= 1e-12] = 0.0
+    n_varied = len(np.unique(fit.clusters[deviations != 0.0]))
+    if n_varied < 3 or np.ptp(means) <= 1e-12:
+        raise ValueError(
+            "a comparison of alpha within and between prompts needs at least 3 prompts with completions of different "
+            f"lengths, and prompts that differ in length; {n_varied} prompt(s) have: sample more completions a prompt"
+        )
+    regression = least_squares(np.column_stack([np.ones_like(x), deviations, means - means.mean()]), y)
+    stderr, degrees = regression.cr2(np.array([[0.0, -0.5, 0.5]]), fit.clusters)
+    within, between = (float(slope) / 2.0 for slope in regression.coefficients[1:])
+    difference = between - within
+    t = np.divide(abs(difference), stderr[0])
+    pvalue = float(2.0 * stats.t.sf(t, degrees[0]))
+    return MundlakTest(within, between, difference, float(stderr[0]), float(degrees[0]), pvalue)
