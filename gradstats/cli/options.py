@@ -34,7 +34,7 @@ SettingWords = Sequence[str]
 REGISTRY = ConstructorRegistry()
 
 
-def described_by(section: type[Section], field: str, by_default: str | None = None) -> Any:
+def described_by(section: type[Section], field: str, by_default: str | None = None) -> object:
     """Annotate an option that a command declares by itself with the help and the default of a section's field.
 
     Args:
@@ -52,12 +52,12 @@ def described_by(section: type[Section], field: str, by_default: str | None = No
     return tyro.conf.arg(help=help_text, help_behavior_hint=f"(default: {declared.default})")
 
 
-def _settings_of(section: type[Section], example: str) -> Any:
+def _settings_of(section: type[Section], example: str) -> object:
     """Annotate an option that takes the fields of a section as words."""
     return tyro.conf.arg(help=f"settings of {section.title} as NAME=VALUE, for example {example}.")
 
 
-def one_or_more(what: str) -> Any:
+def one_or_more(what: str) -> object:
     """Annotate a list of positional words, of which a command refuses an empty one itself."""
     return tyro.conf.arg(metavar=f"{what} [{what} ...]", help_behavior_hint="(one or more)")
 

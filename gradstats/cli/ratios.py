@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gradstats.cli import terminal
-from gradstats.cli.options import AsJson, Overwrite, Partial, Positional
+from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.system.files import to_json
 from gradstats.system.outputs import write_table
@@ -14,18 +14,17 @@ from gradstats.system.outputs import write_table
 def ratios(
     source: Positional[Path],
     bins: int = 4,
-    confidence_level: float = CONFIDENCE_LEVEL,
+    confidence_level: Level = CONFIDENCE_LEVEL,
     out: Path | None = None,
     partial: Partial = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """How far is the scored policy from the one that sampled, and what do the clips of the recipes remove?
+    """Report how far the scored policy is from the one that sampled, and what the clips of the recipes remove.
 
     Args:
         source: a measurement folder or a run directory, whose sampler recorded log-probabilities.
         bins: number of bins of completion length.
-        confidence_level: level of the intervals.
         out: also write the table of ratios as CSV.
     """
     import gradstats

@@ -122,7 +122,7 @@ def plan(
     as_json: AsJson = False,
     partial: Partial = False,
 ) -> None:
-    """How many sequences give α ± a half-width? From a pilot measurement, or from noise and spread of lengths.
+    """Plan how many sequences give α ± a half-width, from a pilot measurement or from noise and spread of lengths.
 
     Args:
         pilot: a CSV file, a measurement folder or a run directory, as for ``gradstats alpha``.
@@ -148,7 +148,7 @@ def group_size(
     as_json: AsJson = False,
     partial: Partial = False,
 ) -> None:
-    """Which group size of RLOO has the variance of an estimator at N completions, at the same total number?
+    """Find the group size of RLOO that has the variance of an estimator at N completions, at an equal total number.
 
     Args:
         source: a measurement folder or a run directory, with 2N completions per prompt.
@@ -169,7 +169,7 @@ def shift(
     as_json: AsJson = False,
     partial: Partial = False,
 ) -> None:
-    """Which shift δ of Asymmetric REINFORCE does a baseline correspond to on these rollouts?
+    """Find the shift δ of Asymmetric REINFORCE that a baseline corresponds to on these rollouts.
 
     Args:
         source: a measurement folder or a run directory.

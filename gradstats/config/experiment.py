@@ -49,7 +49,7 @@ class Experiment(Section):
         """Return the resolved experiment as YAML."""
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
-    def settled_settings(self) -> dict[str, Any]:
+    def settled_settings(self) -> dict[str, object]:
         """Return the settings that decide what is sampled and measured, flat: ``"sampling.group_size"`` → value."""
         sections = self.model_dump(include={"policy", "prompts", "sampling", "measurement"})
         return {f"{section}.{key}": value for section, entries in sections.items() for key, value in entries.items()}

@@ -64,7 +64,7 @@ class Section(BaseModel):
             wrong = list(dict.fromkeys(type(self)._wrong(error.errors(), settings)))
             raise WrongSettingsError(wrong, self.title) from error
 
-    def arguments(self, **changes: Any) -> dict[str, Any]:
+    def arguments(self, **changes: object) -> dict[str, Any]:
         """Return the section as keyword arguments of the function whose options it declares.
 
         Args:
@@ -76,7 +76,7 @@ class Section(BaseModel):
         return options | changes
 
     @classmethod
-    def _wrong(cls, errors: list[ErrorDetails], settings: Mapping[str, Any]) -> Iterator[WrongSetting]:
+    def _wrong(cls, errors: list[ErrorDetails], settings: Mapping[str, object]) -> Iterator[WrongSetting]:
         for error in errors:
             name = str(error["loc"][0]) if error["loc"] else ""
             cause = error.get("ctx", {}).get("error")

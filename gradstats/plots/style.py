@@ -1,6 +1,6 @@
 """Figure style: a venue and a column → matplotlib rcParams."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Venue(NamedTuple):
@@ -36,7 +36,7 @@ def style(
     height: float | None = None,
     theme: str = "light",
     usetex: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the rcParams of a figure that goes into a paper at its printed size.
 
     A pure function: it changes nothing. Use it as ``with matplotlib.rc_context(style("icml")): ...``; another

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any, TypedDict
+from collections.abc import Iterable
+from typing import TypedDict
 
 
 class RewardCounts(TypedDict):
@@ -37,7 +37,7 @@ class GradingCounts(TypedDict):
     disagreements: dict[str, int]
 
 
-def merge_grading_counts(shards: Iterable[Mapping[str, Any]]) -> GradingCounts:
+def merge_grading_counts(shards: Iterable[GradingCounts]) -> GradingCounts:
     """Add up the :class:`GradingCounts` of several shards."""
     total: GradingCounts = {"completions": 0, "rewards": {}, "disagreements": {}}
     for shard in shards:
@@ -54,7 +54,7 @@ def merge_grading_counts(shards: Iterable[Mapping[str, Any]]) -> GradingCounts:
     return total
 
 
-def ungraded_sentence(counts: Mapping[str, Any] | None) -> str | None:
+def ungraded_sentence(counts: GradingCounts | None) -> str | None:
     """Return a sentence on completions that a reward could not score, or None when there are none.
 
     Args:
@@ -75,7 +75,7 @@ def ungraded_sentence(counts: Mapping[str, Any] | None) -> str | None:
     )
 
 
-def warn_ungraded(counts: Mapping[str, Any] | None) -> None:
+def warn_ungraded(counts: GradingCounts | None) -> None:
     """Warn of completions that a reward could not score; ``counts`` as in :func:`ungraded_sentence`."""
     if sentence := ungraded_sentence(counts):
         warnings.warn(sentence, UserWarning, stacklevel=3)

@@ -57,7 +57,7 @@ class SamplerSettings:
         }
         return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
 
-    def overridden(self, generation_config: Any) -> dict[str, Any]:
+    def overridden(self, generation_config: Any) -> dict[str, object]:
         """Find what the model's ``generation_config`` would have changed, had it been followed.
 
         Args:

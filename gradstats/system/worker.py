@@ -38,7 +38,7 @@ class IsolatedProcess:
         self._owner = os.getpid()
         self._imported: set[str] = set()
 
-    def call(self, function: str, *arguments: Any, seconds: float = SECONDS) -> Any:
+    def call(self, function: str, *arguments: object, seconds: float = SECONDS) -> Any:
         """Call a function in the other process and return its value.
 
         Args:
