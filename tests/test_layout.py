@@ -179,6 +179,11 @@ def test_files_are_short():
     assert {name: n for name, n in lengths.items() if n > MOST_LINES_OF_A_FILE} == {}
 
 
+def test_test_files_are_short():
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in TESTS.rglob("*.py")}
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES_OF_A_FILE} == {}
+
+
 def test_functions_are_short():
     long = {}
     for path in modules():

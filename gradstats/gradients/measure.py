@@ -88,6 +88,14 @@ def measure(
         ValueError: for an unknown engine, a pattern that matches no parameter, dropout that is on, token settings out
             of range, token ids outside the model's vocabulary, weights of a wrong length, a reference of another
             vocabulary, or when no gradient is finite.
+
+    Example:
+        >>> import gradstats as gs
+        >>> policy, problems = gs.load_policy("embedded"), gs.load_prompts("embedded", n=2, rng=0)
+        >>> rollouts = gs.sample(policy, problems, group_size=2, max_new_tokens=16, rng=0, progress=False)
+        >>> measured = gs.measure(policy, rollouts, sketch_dim=256, progress=False)
+        >>> measured.metadata["engine"], measured.sq_norms.shape, measured.sketches.shape
+        ('ghost', (4,), (4, 256))
     """
     options: dict[str, Any] = {
         "engine": engine,

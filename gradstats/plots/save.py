@@ -58,6 +58,14 @@ def save_figure(
         ValueError: for a format that cannot be written byte-identically.
         FileExistsError: when a file lies there that is not an earlier figure of this program.
         OSError: when the folder cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> import matplotlib.pyplot as plt
+        >>> fig, ax = plt.subplots()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [path.name for path in save_figure(fig, f"{folder}/variance", formats=["pdf", "png"])]
+        ['variance.pdf', 'variance.png']
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:

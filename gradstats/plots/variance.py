@@ -59,6 +59,17 @@ def plot_variance(
 
     Raises:
         ValueError: for an unknown ``value``, or a frame without its columns.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> rewards = rng.integers(0, 2, 400)
+        >>> batch = gs.estimators.Batch(rewards, np.full(400, 10), np.repeat(np.arange(100), 4))
+        >>> scores = rewards[:, None] + rng.normal(size=(400, 8))
+        >>> ax = gs.plot_variance(gs.compare(batch, ["rloo", "reinforce"], scores))
+        >>> [label.get_text() for label in ax.get_yticklabels()]
+        ['rloo', 'reinforce']
     """
     frame = as_frame(table)
     quantity = quantity_to_draw(value, COMPARED)

@@ -182,6 +182,12 @@ def load_policy(
             pickled, model code that is not allowed, a tokenizer that does not belong to the model, or an adapter that
             does not fit.
         ImportError: when an extra is missing.
+
+    Example:
+        >>> import gradstats as gs
+        >>> policy = gs.load_policy("embedded", temperature=0.6)
+        >>> policy.name, policy.temperature, policy.dtype
+        ('embedded', 0.6, torch.float32)
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}")

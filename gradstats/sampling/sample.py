@@ -80,6 +80,15 @@ def sample(
     Raises:
         ValueError: for settings out of range, no problems, repeated prompt ids, or a prompt too long for the model.
         ConnectionError, TimeoutError: when a server fails repeatedly.
+
+    Example:
+        >>> import gradstats as gs
+        >>> problems = gs.load_prompts("embedded", n=2, rng=0)
+        >>> rollouts = gs.sample(
+        ...     gs.load_policy("embedded"), problems, group_size=2, max_new_tokens=16, rng=0, progress=False
+        ... )
+        >>> len(rollouts), len(set(rollouts.prompt_id)), int(rollouts.lengths.max())
+        (4, 2, 16)
     """
     options: dict[str, Any] = {
         "group_size": group_size,
