@@ -104,10 +104,10 @@ def tokens(
     folder = source if out is None and (source / "measurement").is_dir() else out
     if folder is not None:
         from gradstats.report.figures import draw_run
-        from gradstats.report.saved_results import read_results
+        from gradstats.report.saved_results import read_results, record_tables
         from gradstats.report.saved_tokens import save_tokens
 
-        save_tokens(quality, folder, confidence_level)
+        record_tables(folder, save_tokens(quality, folder, confidence_level))
         results = read_results(folder)
         for path in draw_run(results, folder / "figures", results.figure_style):
             terminal.note(f"→ {path}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,8 @@ from gradstats.config.experiment import FiguresSection
 from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.report.saved_tokens import SavedTokens, read_tokens
 from gradstats.stats import LengthScalingFit, fit_length_scaling
-from gradstats.system.files import read_json
+from gradstats.system.checksums import changed_sentence, file_digest
+from gradstats.system.files import read_json, write_json
 
 # Settings whose difference makes two runs answer different questions.
 SETTINGS_OF_THE_QUESTION = (
@@ -143,20 +144,24 @@ class SavedResults:
         )
 
 
-def read_results(path: str | os.PathLike[str]) -> SavedResults:
+def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> SavedResults:
     """Read what a run saved.
 
     Args:
         path: a run directory, or a folder with its ``alpha.json``, ``variance.csv`` and ``length_scaling.csv``.
+        checked: compare the tables of a run directory with the checksums in its manifest; an analysis that has not
+            written its manifest yet does not.
 
     Raises:
         FileNotFoundError: when there is no such folder, or it holds none of a run's numbers; states the command that
             writes them.
-        ValueError: when a file is broken.
+        ValueError: when a file is broken, or has changed since it was written.
     """
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is not a run directory: make one with `gradstats run EXPERIMENT --out {path}`")
+    if checked:
+        _refuse_changed_tables(path)
     alpha = cast(SavedAlpha | None, _read_json(path / "alpha.json"))
     variance = _read_variance(path)
     if alpha is None and variance is None and not (path / "proxy_quality.csv").exists():
@@ -181,6 +186,29 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
         breakdowns={name: _read_csv(table) for name, table in breakdowns.items()},
         tokens=read_tokens(path),
     )
+
+
+def table_checksums(path: Path, files: Iterable[Path]) -> dict[str, str]:
+    """Digest the tables (CSV) among some files of a run: path in the run → SHA-256, as its manifest records them."""
+    return {file.relative_to(path).as_posix(): file_digest(file) for file in files if file.suffix == ".csv"}
+
+
+def record_tables(path: Path, files: Iterable[Path]) -> None:
+    """Record the checksums of tables that were written again, where the run has a manifest."""
+    manifest = _read_json(path / "manifest.json")
+    if manifest is not None and isinstance(recorded := manifest.get("checksums"), dict):
+        write_json(path / "manifest.json", manifest | {"checksums": recorded | table_checksums(path, files)})
+
+
+def _refuse_changed_tables(path: Path) -> None:
+    """Refuse a run directory (not a copy of its results) in which a table is not what the manifest records."""
+    recorded = (_read_json(path / "manifest.json") or {}).get("checksums")
+    if not isinstance(recorded, dict) or not (path / "rollouts").is_dir():
+        return
+    for name, checksum in recorded.items():
+        table = path / name
+        if Path(name).parts[0] != "figures" and table.is_file() and file_digest(table) != checksum:
+            raise ValueError(changed_sentence(table))
 
 
 def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:

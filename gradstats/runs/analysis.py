@@ -75,7 +75,9 @@ def analyse(run: RunDirectory) -> RunResult:
         if paths:
             style = run.experiment.figures
             drawn = _attempt(
-                run, "figures", lambda: draw_run_for_report(read_results(run.path), run.path / "figures", style)
+                run,
+                "figures",
+                lambda: draw_run_for_report(read_results(run.path, checked=False), run.path / "figures", style),
             )
             paths += [] if drawn is None else drawn.paths
         gap = _sampler_gap(run, measured)

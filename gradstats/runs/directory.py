@@ -18,6 +18,7 @@ from gradstats.report.recorded_experiment import (
     read_recorded_experiment,
     write_recorded_experiment,
 )
+from gradstats.report.saved_results import table_checksums
 from gradstats.rollouts.table import token_sources
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
 from gradstats.runs.regrading import finish_regrading, read_regradings
@@ -163,6 +164,7 @@ class RunDirectory:
                 "timings": self.timings,
                 "remarks": list(dict.fromkeys(self.remarks)),
                 "files": [str(path.relative_to(self.path)) for path in paths],
+                "checksums": table_checksums(self.path, paths),
             },
         )
 

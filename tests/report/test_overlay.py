@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import matplotlib as mpl
@@ -14,6 +13,7 @@ from gradstats.cli import commands
 from gradstats.config.experiment import FiguresSection
 from gradstats.report.overlay import draw_overlay
 from gradstats.report.saved_results import differing_settings, read_results, run_labels
+from gradstats.system.files import read_json, write_json
 
 mpl.use("Agg")
 
@@ -49,8 +49,8 @@ def test_runs_alike_are_not_warned_about(runs):
 
 def test_different_references_are_different_units(runs, tmp_path):
     other = save_run(tmp_path / "other", name="other")
-    about = json.loads((other / "variance.json").read_text())
-    (other / "variance.json").write_text(json.dumps(about | {"reference": "reinforce"}))
+    about = read_json(other / "variance.json")
+    write_json(other / "variance.json", about | {"reference": "reinforce"})
     with pytest.raises(
         ValueError, match=r"ratios are to different references \(rloo, reinforce\), which are different"
     ):

@@ -111,7 +111,7 @@ def test_missing_numbers_name_the_command(tmp_path):
 def test_broken_numbers_and_an_unwritable_place_are_said(tmp_path):
     folder = save_run(tmp_path / "run")
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="the report cannot be written to .*choose another with --out"):
+    with pytest.raises(OSError, match="report.html cannot be written, since .*file is not a folder: choose another"):
         write_report(folder, tmp_path / "file" / "report.html")
     (folder / "alpha.json").write_text("{")
     with pytest.raises(ValueError, match=r"alpha\.json cannot be read as JSON"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -11,6 +10,7 @@ from saved_runs import save_run
 from gradstats.config.experiment import FiguresSection
 from gradstats.report.saved_results import differing_settings, read_results, run_labels
 from gradstats.stats import fit_length_scaling
+from gradstats.system.files import read_json, write_json
 
 
 def test_everything_that_was_written_is_read(tmp_path):
@@ -35,8 +35,8 @@ def test_summed_energies_and_blocks_are_read_where_they_were_measured(tmp_path):
     points = read_results(folder).points
     assert points is not None
     points.assign(energy=points["length"] ** 2.0).to_csv(folder / "tables" / "length_scaling.csv", index=False)
-    alpha = json.loads((folder / "alpha.json").read_text())
-    (folder / "alpha.json").write_text(json.dumps(alpha | {"by_block": [{"block": "total", "alpha": 0.5}]}))
+    alpha = read_json(folder / "alpha.json")
+    write_json(folder / "alpha.json", alpha | {"by_block": [{"block": "total", "alpha": 0.5}]})
     run = read_results(folder)
     assert run.energy_fit is not None
     assert run.energy_fit.alpha == pytest.approx(1.0)
@@ -97,7 +97,7 @@ def test_a_folder_without_results_names_the_command(tmp_path, files, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("alpha.json", r"alpha\.json cannot be read as JSON .*: repeat the run"),
+        ("alpha.json", r"alpha\.json cannot be read as JSON .* repeat the command that wrote it"),
         ("variance.csv", r"variance\.csv cannot be read as CSV .*: repeat the run"),
     ],
 )

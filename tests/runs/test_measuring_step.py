@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from gradstats.measurement.storage import read_measurement
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.measuring_step import measure_shards
 from gradstats.runs.pipeline import run_experiment
+from gradstats.system.files import read_json
 
 
 def test_token_scores_travel_through_a_run_that_stops_half_way(experiment, tmp_path, monkeypatch):
@@ -61,6 +61,6 @@ def test_only_the_missing_shard_is_measured_again(experiment, finished, tmp_path
     )
     measure_shards(run, progress=False)
     assert [len(table) for table in measured] == [6]
-    assert json.loads((run.measurement / "complete.json").read_text()) == {"n_shards": 4}
+    assert read_json(run.measurement / "complete.json") == {"n_shards": 4}
     expected = read_measurement(finished.run.measurement)
     np.testing.assert_allclose(read_measurement(run.measurement).sq_norms, expected.sq_norms, rtol=1e-6)
