@@ -49,7 +49,7 @@ def main() -> None:
     What a user can correct (wrong settings, missing files, a full disk) ends in one sentence and exit code 1; set
     GRADSTATS_TRACEBACK=1 to see where it came from.
     """
-    from gradstats.cli.errors import EXPECTED
+    from gradstats.cli.errors import EXPECTED, unexpected
 
     try:
         with terminal.warnings_as_notes():
@@ -64,6 +64,11 @@ def main() -> None:
         if os.environ.get("GRADSTATS_TRACEBACK"):
             raise
         terminal.fail(str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error))
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("GRADSTATS_TRACEBACK"):
+            raise
+        terminal.fail(unexpected(error))
         sys.exit(1)
 
 

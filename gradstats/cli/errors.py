@@ -2,3 +2,13 @@
 
 # RuntimeError stands for the self-check and for torch's out-of-memory error, whose messages state the remedy.
 EXPECTED = (ValueError, OSError, LookupError, ImportError, TypeError, RuntimeError)
+
+
+def unexpected(error: Exception) -> str:
+    """Say in one sentence what no command expects: a damaged file that a library tripped over, or a fault of ours."""
+    if isinstance(error, MemoryError):
+        return "memory ran out: use fewer or shorter sequences, or a machine with more memory"
+    return (
+        f"{type(error).__name__}: {error}: not foreseen, a file may be damaged; GRADSTATS_TRACEBACK=1 prints where it "
+        "happened, for a report"
+    )

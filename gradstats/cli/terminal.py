@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from rich import box
+from rich import box, markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
@@ -58,6 +57,15 @@ class Answer(Protocol):
     def sentence(self) -> Callable[..., str]:
         """The method that gives the answer in words."""
         ...
+
+
+def escape(text: str) -> str:
+    """Make a text from elsewhere harmless: markup is shown as it stands, and control characters as their codes.
+
+    A prompt's name or a server's message could otherwise move the cursor, or rewrite what was printed.
+    """
+    shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
+    return markup.escape(shown)
 
 
 def fail(message: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from gradstats.config.sections import (
     FiguresSection,
@@ -21,6 +21,7 @@ from gradstats.config.sections import (
     VarianceSection,
 )
 from gradstats.config.validation import Section, WrongSettingsError
+from gradstats.config.yaml_text import read_yaml
 
 
 class Experiment(Section):
@@ -44,6 +45,18 @@ class Experiment(Section):
     length_scaling: LengthScalingSection = Field(default=LengthScalingSection(), description="the fit of α.")
     variance: VarianceSection = Field(default=VarianceSection(), description="which estimators are compared, and how.")
     figures: FiguresSection = Field(default=FiguresSection(), description="the figures' appearance.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_file_name(cls, name: str) -> str:
+        """Results are written to a folder of this name."""
+        if (
+            not name.strip()
+            or name.startswith(".")
+            or any(letter in "/\\:" or not letter.isprintable() for letter in name)
+        ):
+            raise ValueError(": it must be a name for a folder: not empty, without / \\ : and without a dot in front")
+        return name
 
     def to_yaml(self) -> str:
         """Return the resolved experiment as YAML."""
@@ -82,8 +95,8 @@ def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
             sentence for each.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        data = read_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"the experiment file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ValueError(f"the experiment file {path} does not hold settings")
@@ -120,7 +133,7 @@ def with_settings(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
                 place[section] = {}
             place = place[section]
         try:
-            place[last] = yaml.safe_load(value)
+            place[last] = read_yaml(value)
         except yaml.YAMLError as error:
             raise ValueError(f"the value of {name} is {value!r}, which is not YAML: quote it") from error
     return data

@@ -49,7 +49,9 @@ class Section(BaseModel):
         WrongSettingsError: for settings that are unknown, missing, of a wrong type or out of range.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=False
+    )
 
     #: How the section is called in a sentence.
     title: ClassVar[str] = "the section"

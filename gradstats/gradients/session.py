@@ -75,6 +75,7 @@ class MeasuringSession:
         selection = select_parameters(policy.model, section.params, section.blocks)
         sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim, section.sketch_seed)
         _check_vocabulary(policy, rollouts)
+        _refuse_weights_that_are_not_finite(policy)
         reference = None if reference_policy is None else as_reference(reference_policy, policy)
         chosen, check, passed_over = _choose_engine(section.engine, policy, rollouts, selection)
         if check.deviation_from_float32 is not None:
@@ -269,6 +270,12 @@ def _check_vocabulary(policy: Policy, rollouts: Rollouts) -> None:
                 f"{column} hold the token id {wrong}, but {policy.name} has a vocabulary of {size}: the rollouts "
                 "belong to another tokenizer"
             )
+
+
+def _refuse_weights_that_are_not_finite(policy: Policy) -> None:
+    for name, parameter in policy.model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise ValueError(f"the weights of {policy.name} hold NaN or infinity ({name}): load an intact checkpoint")
 
 
 def _report_non_finite(rollouts: Rollouts, rows: np.ndarray) -> None:

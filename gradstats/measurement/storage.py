@@ -52,7 +52,12 @@ def save_measurement(
     with atomic_path(folder, replace_folder=True) as partial:
         partial.mkdir()
         measured.rollouts.to_parquet(partial / "rollouts.parquet")
-        save_file(tensors, partial / "tensors.safetensors")
+        try:
+            save_file(tensors, partial / "tensors.safetensors")
+        except SafetensorError as error:  # what a full disk raises there
+            raise OSError(
+                f"the measurement cannot be written to {os.fspath(folder)} ({error}): free some space"
+            ) from error
         described = {
             "format": FORMAT,
             "block_names": list(measured.sq_norms_by_block),

@@ -83,6 +83,19 @@ def refuse_pickled(name: str, folder: Path) -> None:
     Raises:
         ValueError: when no weights are in safetensors; the first pickled file is named.
     """
+    for index in sorted(folder.glob("*.index.json")):  # names the files that are read in its place
+        try:
+            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"the index {index} of {name} is damaged ({error}): download it again") from error
+        outside = sorted(
+            str(file) for file in named if Path(str(file)).name != file or not str(file).endswith(".safetensors")
+        )
+        if outside and index.name.startswith("model.safetensors"):
+            raise ValueError(
+                f"the index {index.name} of {name} names {outside[0]}, which is not a file in safetensors beside it: a "
+                "pickle may run code when it is read; pass allow_pickle=True if you trust its origin"
+            )
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled and not any(path for pattern in _SAFE for path in folder.glob(pattern)):
         raise ValueError(
@@ -125,8 +138,12 @@ def adapter_base(name: str) -> str:
     Raises:
         ValueError: when it does not name one.
     """
-    config = json.loads((Path(name).expanduser() / "adapter_config.json").read_text(encoding="utf-8"))
-    base = config.get("base_model_name_or_path")
+    path = Path(name).expanduser() / "adapter_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error}): save the adapter again") from error
+    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     if not base:
         raise ValueError(f"the adapter {name} names no base model: pass the base as policy and adapter={name!r}")
     return base
@@ -170,9 +187,11 @@ def load_adapter(model: CausalModel, adapter: str, folder: Path) -> None:
         raise ImportError(f"the adapter {adapter} needs peft: pip install 'gradstats[peft]'") from error
     try:
         report = model.load_adapter(str(folder), is_trainable=True)
-    except (ValueError, RuntimeError, KeyError) as error:
+    except Exception as error:  # peft and safetensors raise whatever a damaged file trips them over
         reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"the adapter {adapter} does not fit the model {type(model).__name__}: {reason}") from error
+        raise ValueError(
+            f"the adapter {adapter} does not fit the model {type(model).__name__}: {reason} (or it is damaged)"
+        ) from error
     stray = sorted(report.missing_keys | report.unexpected_keys | set(report.mismatched_keys))
     if stray:
         raise ValueError(
@@ -189,7 +208,9 @@ def load_error(name: str, source: str, error: Exception) -> Exception:
             f"the policy {name} contains its own model code: read it, then pass trust_remote_code=True to run it"
         )
     if Path(source).is_dir():
-        return OSError(f"the model folder {name} cannot be loaded: {reason}")
+        what = "GGUF file" if name.endswith(".gguf") else "model folder"
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        return OSError(f"the {what} {name} cannot be loaded, a file may be damaged: {kind}{reason}")
     if "safetensors" in reason and isinstance(error, OSError):
         return ValueError(
             f"the policy {name} has no safetensors on the hub, and pickled weights may run code when they are read: "

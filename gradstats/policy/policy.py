@@ -208,7 +208,7 @@ def load_policy(
     tokenizer_folder = folder if folder is not None and (folder / "tokenizer_config.json").is_file() else None
     try:
         tokenizer, model = _load(source, options, tokenizer_folder, dtype, trust_remote_code, allow_pickle)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # readers of weights, tokenizers and GGUF raise whatever a damaged file trips them over
         raise load_error(name, source, error) from error
     embedded = (base or name) == EMBEDDED
     if revision is not None and embedded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.report.saved_tokens import SavedTokens, read_tokens
 from gradstats.stats import LengthScalingFit, fit_length_scaling
 from gradstats.system.checksums import changed_sentence, file_digest
-from gradstats.system.files import read_json, write_json
+from gradstats.system.files import read_csv, read_json, write_json
 
 # Settings whose difference makes two runs answer different questions.
 SETTINGS_OF_THE_QUESTION = (
@@ -181,7 +181,7 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
         settings=settings,
         manifest=manifest,
         alpha=alpha,
-        points=None if points is None else _read_csv(points, dtype={"prompt_id": str}),
+        points=None if points is None else _read_csv(points),
         variance=variance,
         breakdowns={name: _read_csv(table) for name, table in breakdowns.items()},
         tokens=read_tokens(path),
@@ -270,9 +270,9 @@ def _read_variance(path: Path) -> pd.DataFrame | None:
     return frame
 
 
-def _read_csv(path: Path, dtype: Mapping[Hashable, type[str]] | None = None) -> pd.DataFrame:
+def _read_csv(path: Path) -> pd.DataFrame:
     try:
-        return pd.read_csv(path, dtype=dtype)
+        return read_csv(path)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read as CSV ({error}): repeat the run") from error
 

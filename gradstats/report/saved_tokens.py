@@ -10,7 +10,7 @@ import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.tokens.proxy_quality import ProxyQuality
-from gradstats.system.files import read_json, write_csv, write_json
+from gradstats.system.files import read_csv, read_json, write_csv, write_json
 
 FILES = ("proxy_quality.csv", "proxy_quality.json", "token_profiles.csv", "token_traces.csv", "token_sample.csv")
 MOST_TOKENS = 3000
@@ -70,9 +70,7 @@ def read_tokens(folder: Path) -> SavedTokens | None:
     if not (folder / FILES[0]).exists():
         return None
     try:
-        proxies, long, traces, sample = (
-            pd.read_csv(folder / name, dtype={"prompt_id": str}) for name in FILES if name.endswith(".csv")
-        )
+        proxies, long, traces, sample = (read_csv(folder / name) for name in FILES if name.endswith(".csv"))
         proxies.attrs |= read_json(folder / "proxy_quality.json")
         profiles = {}
         for name, rows in long.groupby("profile", sort=False):

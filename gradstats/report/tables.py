@@ -17,7 +17,7 @@ from gradstats.stats.length_scaling.fit import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
 from gradstats.stats.variance.winner import Comparison, clear_winner, frame_of, lowest
-from gradstats.system.files import write_csv
+from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import MARK, is_marked, refuse_foreign, refuse_other_result, write_marked
 
 VARIANCE_COLUMNS = shown_in("paper")
@@ -102,7 +102,7 @@ class Table:
         tex, markdown, csv = paths = table_paths(path_stem)
         refuse_foreign_tables(path_stem)
         if csv.exists():
-            same = csv.read_text(encoding="utf-8") == self.source.to_csv(index=False, lineterminator="\n")
+            same = csv.read_text(encoding="utf-8") == csv_text(self.source)
             refuse_other_result(csv, None if same else "other numbers", overwrite)
         write_csv(csv, self.source)
         write_marked(tex, f"% {MARK}\n{self.to_latex()}", "a table")

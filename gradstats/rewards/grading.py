@@ -170,7 +170,7 @@ def _value(reward: WeightedReward, text: str, problem: Problem, counts: RewardCo
     except _TIMEOUTS:
         counts["timeouts"] += 1
         return math.nan
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Any other error of a built-in reward (a parameter out of range) concerns every completion.
         if reward.built_in and not isinstance(error, IsolatedError):
             raise

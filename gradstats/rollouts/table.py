@@ -25,6 +25,8 @@ from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
 # What a file states of itself, in the metadata of its Parquet schema.
 _METADATA_KEY, _FORMAT_KEY, _CHECKSUM_KEY = b"gradstats", b"gradstats_format", b"gradstats_checksum"
 
+# Token ids are written as 32-bit integers.
+_MOST_IDS = 2**31
 # Entries of the metadata that differ between two calls with the same settings.
 _VARYING = {"grading", "versions", ORIGIN}
 
@@ -104,8 +106,8 @@ class Rollouts:
             raise TypeError(f"unknown column {unknown[0]!r}; optional columns are {known}")
         columns: dict[str, Any] = {
             "prompt_id": [str(prompt_id) for prompt_id in prompt_ids],
-            "prompt_tokens": [[int(token) for token in tokens] for tokens in prompt_tokens],
-            "completion_tokens": [[int(token) for token in tokens] for tokens in completion_tokens],
+            "prompt_tokens": _token_ids("prompt_tokens", prompt_tokens),
+            "completion_tokens": _token_ids("completion_tokens", completion_tokens),
             "reward": [float(reward) for reward in rewards],
         }
         columns |= {name: list(values) for name, values in optional.items() if values is not None}
@@ -345,3 +347,14 @@ def retokenised_sentence(rollouts: Rollouts) -> str | None:
 def _without_logprobs(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with unknown log-probabilities, one NaN per token."""
     return frame.assign(sampler_logprobs=[[float("nan")] * len(tokens) for tokens in frame["completion_tokens"]])
+
+
+def _token_ids(name: str, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    ids = [[int(token) for token in tokens] for tokens in rows]
+    for row, tokens in enumerate(ids):
+        if tokens and not 0 <= min(tokens) <= max(tokens) < _MOST_IDS:
+            wrong = min(tokens) if min(tokens) < 0 else max(tokens)
+            raise ValueError(
+                f"{name} of row {row} hold {wrong}, which is no token id: ids are from 0 to {_MOST_IDS - 1}"
+            )
+    return ids

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import is_run_directory
 from gradstats.runs.regrading import refuse_half_regraded
+from gradstats.system.files import read_csv
 from gradstats.system.outputs import has_columns, refuse_foreign
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def load_rollouts_of(path: Path, *, partial: bool = False) -> Rollouts:
@@ -65,19 +71,32 @@ def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
     """
     if path.is_dir():
         return {"measured": load_measurement_of(path, partial=partial)}
-    import pandas as pd
-
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give a CSV file, a measurement folder or a run directory")
     try:
-        frame = pd.read_csv(path, dtype={"prompt_id": str})
+        frame = read_csv(path)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read as CSV: {error}") from error
     for column in ("length", "sq_norm"):
         if column not in frame:
             raise ValueError(f"{path} has no column {column!r} (it has {', '.join(map(str, frame))})")
-        if not pd.api.types.is_numeric_dtype(frame[column]):
+        if not np.issubdtype(frame[column].dtype, np.number):
             raise ValueError(f"the column {column!r} of {path} holds something that is not a number")
+        if np.isinf(values := frame[column].to_numpy(dtype=float)).any():
+            row = int(np.flatnonzero(np.isinf(values))[0])
+            raise ValueError(
+                f"row {row + 1} of {path} has the {column} {values[row]}: give a finite number, or drop it"
+            )
     groups = frame["prompt_id"].to_numpy() if "prompt_id" in frame else None
     points = {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
-    return points | ({"truncated": frame["truncated"].to_numpy(dtype=bool)} if "truncated" in frame else {})
+    return points | ({"truncated": _yes_or_no(frame["truncated"], path)} if "truncated" in frame else {})
+
+
+def _yes_or_no(column: pd.Series, path: Path) -> np.ndarray:
+    """A column of flags in any of the ways in which tables write them."""
+    words = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
+    flags = [words.get(str(cell).strip().lower()) for cell in column]
+    if None in flags:
+        row = flags.index(None)
+        raise ValueError(f"row {row + 1} of {path} has {column.name}={column.iloc[row]!r}: write true or false")
+    return np.array(flags, dtype=bool)

@@ -17,6 +17,9 @@ from gradstats.system.checksums import changed_sentence, digest
 if TYPE_CHECKING:
     import pandas as pd
 
+# How a cell begins that spreadsheets take for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_QUOTED_FORMULA = r"^'(?=[=+\-@\t\r])"
 #: Entry of a JSON file that holds the digest of all others.
 CHECKSUM = "checksum"
 
@@ -110,12 +113,45 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame, *, float_format: str | None = None) -> None:
     """Write a table as CSV without its index, whole or not at all, with the same line ends on every system."""
     with atomic_path(path) as partial:
-        frame.to_csv(partial, index=False, lineterminator="\n", float_format=float_format)
+        partial.write_text(csv_text(frame, float_format=float_format), encoding="utf-8", newline="")
+
+
+def csv_text(frame: pd.DataFrame, *, float_format: str | None = None) -> str:
+    """Return a table as CSV; texts that a spreadsheet would run as a formula get a quote in front."""
+    texts = {name: frame[name].map(_as_text) for name in frame if frame[name].dtype.kind not in "bifu"}
+    return frame.assign(**texts).to_csv(index=False, lineterminator="\n", float_format=float_format)
+
+
+def read_csv(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read a table; the names of prompts stay what they are, "NA", "null" and "007" included.
+
+    Raises:
+        ValueError: when it is not CSV.
+    """
+    import pandas as pd
+
+    name = "prompt_id"
+    frame = pd.read_csv(path, dtype={name: str})
+    if name in frame:  # else pandas takes some names for missing values, and tables write none
+        frame[name] = pd.read_csv(path, usecols=[name], dtype=str, keep_default_na=False)[name]
+        frame[name] = frame[name].str.replace(_QUOTED_FORMULA, "", regex=True)
+    return frame
 
 
 def to_json(data: Mapping[str, object]) -> str:
     """Write ``data`` as indented JSON; NaN and infinities, which JSON does not have, become ``null``."""
     return json.dumps(_without_nan(data), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _as_text(cell: object) -> object:
+    """Keep a spreadsheet from running a text as a formula: one that begins like one gets a quote in front."""
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def _checksum(entries: Mapping[str, object]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradstats.system.files import atomic_path, to_json, write_csv
+from gradstats.system.files import atomic_path, csv_text, to_json, write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,6 +113,6 @@ def write_table(path: Path, frame: pd.DataFrame, *, overwrite: bool) -> None:
     """
     refuse_foreign(path, "a table of these columns", lambda there: has_columns(there, list(map(str, frame))))
     if path.exists():
-        new = frame.to_csv(index=False, lineterminator="\n").encode()
+        new = csv_text(frame).encode()
         refuse_other_result(path, None if path.read_bytes() == new else "other numbers", overwrite)
     write_csv(path, frame)

@@ -8,7 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gradstats.system.files import atomic_path, read_json, remove_partials, remove_path, to_json, write_csv, write_json
+from gradstats.system.files import (
+    atomic_path,
+    read_csv,
+    read_json,
+    remove_partials,
+    remove_path,
+    to_json,
+    write_csv,
+    write_json,
+)
 
 
 def test_a_writer_that_fails_leaves_what_was_there(tmp_path):
@@ -60,3 +69,43 @@ def test_a_table_is_written_whole_without_its_index(tmp_path):
     write_csv(path, pd.DataFrame({"value": [1 / 3]}), float_format="%.3g")
     assert path.read_bytes() == b"value\n0.333\n"
     assert [file.name for file in path.parent.iterdir()] == ["numbers.csv"]
+
+
+def test_a_damaged_json_file_is_refused_by_name(tmp_path):
+    path = tmp_path / "data.json"
+    write_json(path, {"a": 1.25, "b": [1]})
+    text = path.read_text()
+    path.write_text(text.replace("1.25", "1.75"))
+    with pytest.raises(ValueError, match=r"data.json has changed since it was written, its checksum does not match"):
+        read_json(path)
+    path.write_text('{"a": 1.75}')  # of an earlier version
+    assert read_json(path) == {"a": 1.75}
+    for wrong in ("[1]", "3", '"x"', "null"):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match="where names and values are expected"):
+            read_json(path)
+    for wrong in ("", "{", "[" * 100_000):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match="cannot be read as JSON"):
+            read_json(path)
+
+
+def test_names_of_prompts_stay_what_they_are(tmp_path):
+    names = ["NA", "null", "nan", "", "007", "=1+1", "-5", "@x", "'quoted'"]
+    write_csv(tmp_path / "a.csv", pd.DataFrame({"prompt_id": names, "value": range(len(names))}))
+    assert read_csv(tmp_path / "a.csv")["prompt_id"].tolist() == names
+    cells = [line.split(",")[0] for line in (tmp_path / "a.csv").read_text().splitlines()[1:]]
+    assert cells[5:] == ["'=1+1", "-5", "'@x", "'quoted'"]
+
+
+def test_a_folder_is_never_replaced_unasked(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    for path, sentence in ((tmp_path / "thesis", "is a folder, which is left alone"), ("/dev/null", "is a device")):
+        with pytest.raises(FileExistsError, match=sentence), atomic_path(path):
+            raise AssertionError("never reached")
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    with atomic_path(tmp_path / "link") as partial:
+        partial.write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
