@@ -45,7 +45,7 @@ INTERVALS = {
 }
 #: Fits of the mean of ‖S‖², not of the mean of its logarithm.
 MEAN_METHODS = ("gamma", "ppml")
-# (completions a group, prompts)
+# (completions per group, prompts)
 VARIANCE_SIZES = ((2, 30), (2, 100), (3, 100), (4, 100), (4, 400))
 ESTIMATORS = ("reinforce", "rloo", "grpo", "token_mean", "length_weighted(alpha=0.8, loo=True)")
 
@@ -191,7 +191,7 @@ def policy() -> EnumeratedPolicy:
 
 
 def variance_coverage(group_size: int, n_prompts: int, replications: int) -> pd.DataFrame:
-    """Share of intervals that cover the enumerated truth, one row an estimator and quantity."""
+    """Share of intervals that cover the enumerated truth, one row per estimator and quantity."""
     from gradstats import estimators
 
     exact_policy = policy()
@@ -247,12 +247,12 @@ def alpha_table(table: pd.DataFrame) -> str:
 
 
 def variance_table(table: pd.DataFrame) -> str:
-    """The range over estimators of each quantity's coverage, by completions a group and prompts, as Markdown."""
+    """The range over estimators of each quantity's coverage, by completions per group and prompts, as Markdown."""
     # Estimators that are multiples of the reference have an exact ratio.
     table = table.loc[~((table["quantity"] == "ratio") & (table["coverage"] == 1.0))]
     quantities = list(dict.fromkeys(table["quantity"]))
     lines = [
-        "| completions a group | prompts | " + " | ".join(f"`{quantity}`" for quantity in quantities) + " |",
+        "| completions per group | prompts | " + " | ".join(f"`{quantity}`" for quantity in quantities) + " |",
         "|---|---|" + "---|" * len(quantities),
     ]
     for size, prompts in VARIANCE_SIZES:

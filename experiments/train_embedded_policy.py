@@ -326,7 +326,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--state-every", type=int, default=100, help="steps between states that a run resumes from")
     parser.add_argument("--evaluate-only", action="store_true", help="measure --output and write its card")
     parser.add_argument("--eval-prompts", type=int, default=500, help="held-out problems")
-    parser.add_argument("--eval-group-size", type=int, default=8, help="completions a problem")
+    parser.add_argument("--eval-group-size", type=int, default=8, help="completions per problem")
     parser.add_argument("--max-new-tokens", type=int, default=400, help="cap of a sampled completion")
     parser.add_argument("--eval-seed", type=int, default=1, help="seed of held-out problems and of sampling")
     return parser.parse_args()

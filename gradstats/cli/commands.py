@@ -1,4 +1,4 @@
-"""The commands by name. Each calls the public API; imports happen inside, so that ``--help`` answers at once."""
+"""The commands by name. Each calls the public API; imports happen inside, so that ``--help`` answers immediately."""
 
 from __future__ import annotations
 

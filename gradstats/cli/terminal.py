@@ -126,7 +126,7 @@ def show_alpha(report: AlphaReport) -> None:
 
 
 def show_alpha_report(report: AlphaReport, by_block: bool = True) -> None:
-    """α with its interval, the sentences to read beside it, and α of each block of parameters on request."""
+    """α with its interval, the sentences that qualify it, and α of each block of parameters on request."""
     show_alpha(report)
     for sentence in report.sentences():
         console.print(f"  {escape(sentence)}")

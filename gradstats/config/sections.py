@@ -172,7 +172,7 @@ class MeasurementSection(Section):
     @field_validator("token_budget", mode="before")
     @classmethod
     def _default_budget(cls, token_budget: object) -> object:
-        return TOKEN_BUDGET if token_budget is None else token_budget  # None stands in files of version 0.1
+        return TOKEN_BUDGET if token_budget is None else token_budget  # files of version 0.1 contain null
 
     @field_validator("token_exact")
     @classmethod

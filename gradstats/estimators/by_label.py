@@ -34,7 +34,7 @@ def get(name: str | Weighting, **parameters: object) -> Weighting:
 
     Raises:
         KeyError: for an unknown name, with the nearest known one.
-        TypeError: for unknown or missing parameters, or parameters beside an object.
+        TypeError: for unknown or missing parameters, or parameters together with an object.
         ValueError: for parameters outside their range, or a label that cannot be read.
         ImportError: when a function of your own cannot be imported.
 

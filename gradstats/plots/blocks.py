@@ -32,7 +32,7 @@ _LONGEST = 26
 def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draw the length exponent of each block of the gradient, with its interval; the whole gradient comes last.
 
-    Dashed lines stand at ½ (uncorrelated token scores) and at 1 (fully correlated ones).
+    Dashed lines mark ½ (uncorrelated token scores) and 1 (fully correlated ones).
 
     Args:
         table: the frame of :func:`gradstats.stats.length_scaling_by_block`.
@@ -137,7 +137,7 @@ def has_kinds(table: WithFrame | pd.DataFrame) -> bool:
 
 
 def _layers_by_kinds(frame: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Kinds down, layers across; what belongs to no layer stands in the column "–"."""
+    """Kinds down, layers across; what belongs to no layer is in the column "–"."""
     cells: dict[tuple[str, str], float] = {}
     for name, number in zip(frame["block"], frame[value], strict=True):
         in_layer = split_layer(str(name))

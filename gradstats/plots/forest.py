@@ -18,7 +18,7 @@ AXIS_HEIGHT = 0.5
 # A label longer than this breaks before its parenthesis, and, where it still is, between its parameters.
 WRAP_BEYOND = 20
 LONGEST_LINE = 30
-# Where ticks stand on a log axis of less than a decade.
+# Positions of ticks on a log axis of less than a decade.
 FINE = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 # A star's points leave it smaller than other markers of the same size.
 STAR = 1.6

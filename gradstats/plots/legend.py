@@ -1,4 +1,4 @@
-"""Legends that stand beside the data instead of on it, whatever the number and length of their entries."""
+"""Legends placed outside the data, whatever the number and length of their entries."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def save_figure(
         fig: the figure.
         path_stem: path without a suffix, such as ``"figures/variance"``; folders are made.
         formats: any of ``"pdf"``, ``"svg"``, ``"png"``, ``"pgf"`` (a LaTeX picture in the document's fonts).
-        source: the table behind the figure, a frame or a result with ``.to_frame()``, written beside it as
+        source: the table behind the figure, a frame or a result with ``.to_frame()``, written next to it as
             CSV.
         overwrite: replace files of these names whatever they hold.
 

@@ -1,4 +1,4 @@
-"""The variance-against-baseline figure, in forest form, alone or with bias and cosine beside it."""
+"""The variance-against-baseline figure, in forest form, alone or next to bias and cosine."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def row_labels(frame: pd.DataFrame, longest: int = LONGEST_LINE) -> list[str]:
         lettered = [
             f"{wrap_label(label, longest)}  {letters[run]}" for label, run in zip(labels, frame["run"], strict=True)
         ]
-        # An estimator's name stands on the first of its rows.
+        # Only the first of an estimator's rows carries its name.
         return [text if at == 0 or labels[at] != labels[at - 1] else text[-1] for at, text in enumerate(lettered)]
     return [wrap_label(label, longest) for label in labels]
 

@@ -18,8 +18,8 @@ def checkpoint_names() -> list[str]:
 def load_checkpoint(model: CausalModel, revision: str) -> None:
     """Put the weights of a checkpoint of the training run into the embedded policy's model.
 
-    Checkpoints are stored in bfloat16: beside the final weights, which are float32, they carry rounding errors of
-    about 0.4 % a weight.
+    Checkpoints are stored in bfloat16 and the final weights in float32: checkpoints carry rounding errors of about
+    0.4 % per weight.
 
     Args:
         model: the embedded policy's model; its weights are replaced.

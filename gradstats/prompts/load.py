@@ -27,7 +27,7 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
     Args:
         source: "embedded", a ``.jsonl``, ``.csv`` or ``.parquet`` file, ``reasoning-gym/TASK`` or a hub data set.
             "embedded" is the step-by-step arithmetic that the embedded policy was trained on. A file has the columns
-            ``prompt`` and ``answer`` (or those named in ``settings``). A bare task name serves too (extra ``tasks``),
+            ``prompt`` and ``answer`` (or those named in ``settings``). A bare task name works too (extra ``tasks``),
             and so does a folder that holds a data set of the hub (extra ``hub``).
         n: number of prompts; all of a file or data set by default. It is required for generated problems. A subset is
             seeded and keeps the order of the source; a larger ``n`` only adds to it.

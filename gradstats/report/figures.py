@@ -33,7 +33,7 @@ class RunFigure:
     Attributes:
         name: of its files.
         caption: in the report, one sentence.
-        needs: run → the table behind the figure, which is written beside it; None where the run lacks its numbers.
+        needs: run → the table behind the figure, which is written next to it; None where the run lacks its numbers.
         draw: draws that table, given the run, on a figure of its own.
     """
 
@@ -57,7 +57,7 @@ class DrawnFigures:
 
 
 def draw_run(run: SavedResults, folder: Path, figure_style: FiguresSection) -> list[Path]:
-    """Draw every figure that a run has the numbers for, each with its table beside it; returns the paths.
+    """Draw every figure that a run has the numbers for, each with its table next to it; returns the paths.
 
     Raises:
         FileNotFoundError: when it has numbers for none; states the command that writes them.
@@ -266,7 +266,7 @@ FIGURES = (
     ),
     RunFigure(
         "variance_bias",
-        "Variance at matched signal, with cosine and share of bias beside it, lowest on top.",
+        "Variance at matched signal, next to cosine and share of bias, lowest on top.",
         _resolved_variance,
         lambda run, table: plots.plot_variance_panels(table),
     ),

@@ -40,7 +40,7 @@ SETTINGS_OF_THE_QUESTION = (
     "variance.reference",
 )
 
-#: Tables beside the variance comparison, where the data allowed them.
+#: Tables in addition to the variance comparison, where the data allowed them.
 BREAKDOWNS = ("group_sizes", "equivalent_group_size", "length_bins", "ratios", "ratio_clipping")
 
 
@@ -234,7 +234,7 @@ def run_labels(runs: list[SavedResults]) -> list[str]:
 
 
 def _table(path: Path, name: str) -> Path | None:
-    """Return the file of a table: a run keeps it in a folder of tables, a copy of its results beside the figures."""
+    """Return the file of a table: a run keeps it in a folder of tables, a copy of its results next to the figures."""
     candidates = (path / folder / f"{name}.csv" for folder in ("tables", "figures", "."))
     return next((table for table in candidates if table.exists()), None)
 

@@ -153,7 +153,7 @@ class SamplingPlan:
     def draw(self, batch: int, on_tokens: Callable[[int], None] = lambda count: None) -> Rollouts:
         """Draw and score one batch."""
         rows = self.rows[batch]
-        # Its first word does not depend on how many are drawn: an engine with one seed a batch takes that.
+        # Its first word does not depend on how many are drawn: an engine with one seed per batch takes that.
         seeds = np.random.SeedSequence([self.seed, batch]).generate_state(len(rows)).tolist()
         prompts = [self.prompt_tokens[index] for index, _ in rows]
         completions = self.sampler.draw(prompts, self.settings, seeds, on_tokens)

@@ -38,7 +38,7 @@ class Sampler(Protocol):
     own_seeds: bool
 
     def describe(self) -> dict[str, object]:
-        """Return the description of the engine in a rollouts file, beside the settings; ``engine`` is its name."""
+        """Return the description of the engine in a rollouts file, next to the settings; ``engine`` is its name."""
         ...
 
     def draw(

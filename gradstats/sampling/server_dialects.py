@@ -19,8 +19,8 @@ class Dialect:
     Attributes:
         name: its name in the metadata.
         takes_tokens: whether the prompt is sent as token ids; otherwise as text.
-        fields: settings and stop tokens → the request's fields beside model, prompt, max_tokens and seed; fields that
-            OpenAI does not define are under ``extra_body``.
+        fields: settings and stop tokens → the request's fields other than model, prompt, max_tokens and seed; fields
+            that OpenAI does not define are under ``extra_body``.
     """
 
     name: str

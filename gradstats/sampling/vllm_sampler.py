@@ -19,8 +19,8 @@ from gradstats.sampling.stop_tokens import stop_token_ids
 class VllmSampler:
     """vLLM's offline engine with prompts as token ids, one seed per completion.
 
-    It loads the weights a second time, beside the policy's. Log-probabilities are requested after temperature and
-    truncation (``logprobs_mode="processed_logprobs"``), that is, under the distribution from which tokens are drawn.
+    It loads the weights a second time, in addition to the policy's. Log-probabilities are requested after temperature
+    and truncation (``logprobs_mode="processed_logprobs"``), under the distribution from which tokens are drawn.
 
     Attributes:
         policy: the policy, whose name and revision vLLM loads.

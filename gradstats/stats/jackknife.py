@@ -156,7 +156,7 @@ class Statistic:
 
 
 def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | None = None) -> Statistic:
-    """Return the mean of one value a prompt; its replicate without a prompt is the mean of the others."""
+    """Return the mean of one value per prompt; its replicate without a prompt is the mean of the others."""
     return Statistic(float(values.mean()), (values.sum() - values) / (len(values) - 1.0), sketch)
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def finishing_current_shard(notify: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """While the context is open, a first Ctrl-C waits for the current shard and a second one stops at once.
+    """While the context is open, a first Ctrl-C waits for the current shard and a second one stops immediately.
 
     Outside the main thread, where signals cannot be caught, Ctrl-C has its usual effect.
 
@@ -27,7 +27,7 @@ def finishing_current_shard(notify: Callable[[str], None]) -> Iterator[Callable[
         nonlocal asked
         asked = True
         signal.signal(signal.SIGINT, previous)
-        notify("stopping when the current shard is finished; Ctrl-C again stops at once and loses it")
+        notify("stopping when the current shard is finished; Ctrl-C again stops immediately and loses it")
 
     def stop_if_asked() -> None:
         if asked:

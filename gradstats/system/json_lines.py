@@ -1,4 +1,4 @@
-"""Read files that hold one JSON object a line."""
+"""Read files that hold one JSON object per line."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Shards(Generic[Content]):
             n_shards: how many shards there are in the end.
             make: makes the shard of a number.
             on_interrupt: where it is given, a first Ctrl-C waits until the current shard is written, and this is
-                called with a sentence that says so; otherwise Ctrl-C stops at once.
+                called with a sentence that says so; otherwise Ctrl-C stops immediately.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C.

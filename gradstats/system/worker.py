@@ -102,7 +102,7 @@ class IsolatedProcess:
             )
         if module not in self._imported:
             text, _ = self._exchange(json.dumps({"import": module}), _STARTING_SECONDS)
-            answer = json.loads(text) if text else {"raised": "", "message": "it ended at once"}
+            answer = json.loads(text) if text else {"raised": "", "message": "it ended immediately"}
             if "raised" in answer:
                 self.close()
                 raise RuntimeError(f"the process that runs {module} does not start: {answer['message']}")

@@ -169,7 +169,7 @@ def test_a_first_ctrl_c_waits_for_the_current_shard_only_where_it_is_asked_to(tm
         signal.signal(signal.SIGINT, previous)
     assert numbers(tmp_path / "waits", {}).finished(3) == [0]
     assert numbers(tmp_path / "stops", {}).finished(3) == []
-    assert messages == ["stopping when the current shard is finished; Ctrl-C again stops at once and loses it"]
+    assert messages == ["stopping when the current shard is finished; Ctrl-C again stops immediately and loses it"]
 
 
 def test_shards_of_a_command_that_version_0_1_left_unfinished_are_taken_up(tmp_path):

@@ -122,5 +122,6 @@ def refuse_random_model(policy: Policy, rollouts: Rollouts, selection: Parameter
     first, second = (loop_engine(policy, chunk, selection, None).statistics.logprobs for _ in range(2))
     if not torch.equal(first, second) and (first - second).abs().max() > 1e-4:
         raise ValueError(
-            f"{policy.name} gives two answers for the same input (dropout is on): call model.eval() before measuring"
+            f"{policy.name} gives different outputs for the same input (dropout is on): call model.eval() before "
+            "measuring"
         )

@@ -97,7 +97,7 @@ class AlphaReport:
         }
 
     def sentences(self) -> list[str]:
-        """State what to read beside α, one sentence each; the on-policy verdict is the first."""
+        """State what to consider when reading α, one sentence each; the on-policy verdict is the first."""
         sentences = ["Whether the samples are on-policy is not known: lengths and norms alone do not show it."]
         if self.on_policy is not None:
             sentences = [self.on_policy.verdict()]

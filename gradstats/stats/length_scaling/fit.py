@@ -263,7 +263,7 @@ def fit_length_scaling(
     cut = np.zeros(len(t), dtype=bool) if truncated is None else np.asarray(truncated, dtype=bool)
     if not len(t) == len(norms) == len(clusters) == len(cut):
         raise ValueError(
-            "lengths, sq_norms, groups and truncated must have one entry a sequence, "
+            "lengths, sq_norms, groups and truncated must have one entry per sequence, "
             f"got {len(t)}, {len(norms)}, {len(clusters)} and {len(cut)}"
         )
     n_distinct = len(np.unique(t))
@@ -297,7 +297,7 @@ def fit_length_scaling(
 def _positive(values: ArrayLike, name: str) -> Float[np.ndarray, " n"]:
     array = np.asarray(values, dtype=float)
     if array.ndim != 1:
-        raise ValueError(f"{name} must be one-dimensional, one entry a sequence, got shape {array.shape}")
+        raise ValueError(f"{name} must be one-dimensional, one entry per sequence, got shape {array.shape}")
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
     if len(bad):
         raise ValueError(

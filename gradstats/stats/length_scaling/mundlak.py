@@ -96,7 +96,7 @@ def mundlak_test(fit: LengthScalingFit) -> MundlakTest:
     if n_varied < 3 or np.ptp(means) <= 1e-12:
         raise ValueError(
             "a comparison of alpha within and between prompts needs at least 3 prompts with completions of different "
-            f"lengths, and prompts that differ in length; {n_varied} prompt(s) have: sample more completions a prompt"
+            f"lengths, and prompts that differ in length; {n_varied} prompt(s) have: sample more completions per prompt"
         )
     regression = least_squares(np.column_stack([np.ones_like(x), deviations, means - means.mean()]), y)
     stderr, degrees = regression.cr2(np.array([[0.0, -0.5, 0.5]]), fit.clusters)

@@ -19,7 +19,7 @@ def random_prompt_line(
     r"""Fit :math:`\log‖S_{mi}‖² = c + 2α\log T_{mi} + u_m + e_{mi}` with a random effect u of the prompt.
 
     Generalised least squares, with the variances of u and e by restricted maximum likelihood (Patterson and Thompson,
-    Biometrika 58, 1971). With ρ = Var u/Var e and n_m completions a prompt, it is least squares after subtracting
+    Biometrika 58, 1971). With ρ = Var u/Var e and n_m completions per prompt, it is least squares after subtracting
     θ_m = 1 − 1/√(1 + n_m ρ) of each prompt's means. Between ``"ols"`` (ρ = 0) and ``"within_prompt"`` (ρ = ∞), it
     has the least error of the three where the slopes within and between prompts are equal (`mundlak_test`); where they
     are not, α is an average of the two.
@@ -27,7 +27,7 @@ def random_prompt_line(
     Args:
         x: (n,) log T.
         y: (n,) log‖S‖².
-        clusters: (n,) prompt of each sequence; with one a prompt, this is ordinary least squares.
+        clusters: (n,) prompt of each sequence; with one per prompt, this is ordinary least squares.
     """
     centre = float(x.mean())
     sizes = np.bincount(clusters)
@@ -59,7 +59,7 @@ def variance_ratio(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clust
     """Var u/Var e by restricted maximum likelihood; 0 where every prompt has one completion, or the line is exact.
 
     Args:
-        x: (n,) regressor beside the intercept.
+        x: (n,) regressor next to the intercept.
         y: (n,) response.
         clusters: (n,) cluster of each row, numbered from 0.
     """

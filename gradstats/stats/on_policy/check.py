@@ -26,7 +26,7 @@ class OnPolicyCheck:
     r"""Three consequences of drawing tokens from the scored distribution, each NaN where it could not be estimated.
 
     Attributes:
-        surprise: mean over prompts of :math:`\sum_t(-\log π(y_t) - H_t)` in nats a completion; 0 on-policy,
+        surprise: mean over prompts of :math:`\sum_t(-\log π(y_t) - H_t)` in nats per completion; 0 on-policy,
             negative when the sampler prefers likely tokens (a lower temperature, a truncated tail).
         mean_score_sq: :math:`‖E S‖²`, unbiased, from different prompts; 0 on-policy.
         energy_ratio: :math:`E‖S‖² / \sum_t E‖s_t‖²`; 1 on-policy.
@@ -142,7 +142,7 @@ def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator 
         rng: for estimating the sketch's error.
 
     Returns:
-        An :class:`OnPolicyCheck`; its ``.verdict()`` is the sentence to print beside α.
+        An :class:`OnPolicyCheck`; its ``.verdict()`` is the sentence to print next to α.
 
     Raises:
         ValueError: for fewer than 3 prompts.

@@ -36,12 +36,12 @@ class SamplerGap:
     Attributes:
         gaps: for each completion, log π − log q of its counted tokens, in nats; NaN where q is not known.
         mean_abs_gap: mean of |log π − log q| over tokens.
-        token_kl: KL(q‖π), a token.
-        token_distance: total variation distance, a token; 0 when on-policy.
+        token_kl: KL(q‖π) per token.
+        token_distance: total variation distance per token; 0 when on-policy.
         mean_token_ratio: mean of ρ: 1 where q can draw every token; its shortfall is the share of π's mass that
             truncation (top-p, top-k, min-p) leaves out.
-        sequence_kl: KL(q‖π), a completion; NaN where every completion has an unknown token.
-        sequence_distance: total variation distance, a completion.
+        sequence_kl: KL(q‖π) per completion; NaN where every completion has an unknown token.
+        sequence_distance: total variation distance per completion.
         effective_sample_size: :math:`(\sum w)^2/\sum w^2` of the completions whose tokens are all known (except for
             a last token that ended the completion).
         n_tokens: tokens whose q is known.
@@ -121,14 +121,14 @@ class SamplerGap:
         tokens = np.concatenate(self.gaps)
         tokens = np.abs(tokens[np.isfinite(tokens)])
         difference = (
-            f"the log-probabilities of sampler and scorer differ by a median {np.median(tokens):.2g} nats a token "
+            f"the log-probabilities of sampler and scorer differ by a median {np.median(tokens):.2g} nats per token "
             f"and {np.quantile(tokens, 0.99):.2g} at the 99th percentile"
         )
         if not self.off_policy:
             small = np.quantile(tokens, 0.99) < _ROUNDING
             cause = "rounding" if small else "other kernels or another precision"
             return f"Sampler and scorer agree: {difference}, as {cause} would explain."
-        drift = f"{difference}; KL(sampler‖scorer) is {self.token_kl.value:.2g} nats a token"
+        drift = f"{difference}; KL(sampler‖scorer) is {self.token_kl.value:.2g} nats per token"
         if self.n_sequences:
             low, high = self.sequence_distance.confidence_interval(confidence_level)
             drift += (

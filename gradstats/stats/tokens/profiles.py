@@ -187,7 +187,7 @@ def surprise_along(measured: MeasuredEntropies) -> TokenProfile:
         measured: a measurement; no token probes are needed.
 
     Returns:
-        A profile over positions 1, 2, 3–4, 5–8, … of counted tokens, in nats a token.
+        A profile over positions 1, 2, 3–4, 5–8, … of counted tokens, in nats per token.
 
     Raises:
         ValueError: for fewer than 3 prompts.

@@ -21,7 +21,7 @@ class TokenProfile:
         axis: what the bins divide: ``"position"`` (from 1), ``"distance"`` or ``"tokens"``.
         first: (bins,) first value of the axis in each bin.
         last: (bins,) last value of it.
-        estimates: one a bin.
+        estimates: one per bin.
         n_prompts: (bins,) prompts that each rests on.
     """
 

@@ -46,7 +46,7 @@ def test_dropout_is_refused(rollouts):
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.5
     model.train()
-    with pytest.raises(ValueError, match=r"two answers for the same input .* call model\.eval\(\)"):
+    with pytest.raises(ValueError, match=r"different outputs for the same input .* call model\.eval\(\)"):
         gradients.measure(model, rollouts, progress=False)
 
 

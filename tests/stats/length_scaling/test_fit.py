@@ -136,7 +136,7 @@ def test_norms_that_do_not_vary_have_no_r_squared():
             "sq_norms must be finite.*first is nan",
         ),
         ({"lengths": [0, 2, 3], "sq_norms": [1, 2, 3]}, ValueError, "lengths must be finite and positive"),
-        ({"lengths": [1, 2, 3], "sq_norms": [1, 2]}, ValueError, "one entry a sequence, got 3, 2, 3 and 3"),
+        ({"lengths": [1, 2, 3], "sq_norms": [1, 2]}, ValueError, "one entry per sequence, got 3, 2, 3 and 3"),
         ({"lengths": [1, 2, 3], "sq_norms": [1, 2, 3], "groups": [1, 1]}, ValueError, "got 3, 3, 2 and 3"),
         ({"lengths": [[1, 2, 3]], "sq_norms": [1, 2, 3]}, ValueError, r"one-dimensional.*shape \(1, 3\)"),
         ({"lengths": [1, 2, 3], "sq_norms": [1, 2, 3], "method": "lasso"}, ValueError, "method='lasso'.*ols"),
