@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicLayer
 from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy
 from gradstats.policy.threads import suitable_threads
+from gradstats.sampling.growing_cache import GrowingLayer
 from gradstats.sampling.sampler import Completion
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
@@ -156,8 +157,10 @@ def _divisible_cache(model: CausalModel) -> DynamicCache | None:
     if not getattr(model, "_supports_default_dynamic_cache", lambda: False)():
         return None
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    attention_only = all(isinstance(layer, DynamicLayer) for layer in cache.layers)
-    return cache if attention_only else None
+    if not all(isinstance(layer, DynamicLayer) for layer in cache.layers):
+        return None
+    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
 
 
 def _pad_token(policy: Policy, stop_tokens: list[int]) -> int:
