@@ -20,6 +20,7 @@ import numpy as np
 from gradstats.prompts.embedded import DAYS, LARGEST_COUNT, PRONOUNS, Change, Story
 
 TRACE_CAP = 400  # tokens; a longer trace is cut and has no end token
+LATEST_RESTART = 240  # tokens from which on no trace starts over, so that few are cut
 _SENTENCE = re.compile(r"[.?] [a-z]")
 # A word, a digit or a sign with the space before it; two-digit numbers are two tokens.
 PIECE = re.compile(r" ?[A-Za-z']+| ?\d| ?[^\w\s]|\s")
@@ -100,9 +101,6 @@ FALSE_STARTS = [
     "{later}: wait, not yet.",
 ]
 RESTARTS = ["Let me start over.", "I am lost, from the top.", "Again from the beginning."]
-REVIEWS = ["Let me check it all:", "Once more:", "All together:", "The whole way again:"]
-CONFIRMED_ALL = [". The same.", ". Good, {result}.", ". It holds.", ". So {result} it is."]
-CORRECTED_ALL = [". So {result}, not {wrong}.", ". That is {result}, so I was wrong before.", ". Oh, {result} then."]
 CONCLUSIONS = ["", "", "So {who} has {result} {things}.", "In the end {result} {things} are left.", "Done."]
 ANSWERS = ["The answer is {result}.", "Answer: {result}.", "So the answer is {result}.", "My answer is {result}."]
 
@@ -120,8 +118,7 @@ class Habits:
     restate: float = 0.15
     aside: tuple[float, float, float] = (0.0, 0.08, 0.25)
     false_start: tuple[float, float, float] = (0.0, 0.0, 0.2)
-    restart: tuple[float, float, float] = (0.0, 0.0, 0.06)
-    review: tuple[float, float, float] = (0.15, 0.1, 0.05)
+    restart: tuple[float, float, float] = (0.0, 0.0, 0.2)
     name: float = 0.0  # of naming the person, instead of she or he
     favourite: float = 0.5  # of saying a thing in the first of its ways; else all are equally likely
 
@@ -136,30 +133,24 @@ class TraceWriter:
 
     def write(self) -> tuple[str, bool]:
         """The trace, and whether it reaches an answer before the cap."""
-        self._begin()
+        self.mood = self._draw_mood()
+        self._say(STARTS[self.mood], count=self.story.start)
         counts = [self.story.start]
         while len(counts) <= len(self.story.changes):
             if self._length() > TRACE_CAP:
                 return self._joined(), False
             step = len(counts) - 1
-            if step > 1 and self._happens("restart"):
-                self._say(RESTARTS)
-                self._begin()
-                counts = [self.story.start]
-                continue
             counts.append(self._step(step, counts[-1]))
-            if not self.rng.random() < self.habits.mood_lasts:
+            if self._happens("restart") and self._length() < LATEST_RESTART:
+                self._say(RESTARTS)
+                self._say(STARTS[self.mood], count=self.story.start)
+                counts = [self.story.start]
+            elif not self.rng.random() < self.habits.mood_lasts:
                 self.mood = self._draw_mood()
         result = counts[-1]
-        if self._happens("review"):
-            result = self._review(result)
         self._say(CONCLUSIONS, result=result)
         self._say(ANSWERS, result=result)
         return self._joined(), True
-
-    def _begin(self) -> None:
-        self.mood = self._draw_mood()
-        self._say(STARTS[self.mood], count=self.story.start)
 
     def _step(self, step: int, count: int) -> int:
         """Write one change of the count and what comes after it; the new count, right or wrong."""
@@ -207,16 +198,6 @@ class TraceWriter:
         if self._happens("aside"):
             self._say(ASIDES)
         return result
-
-    def _review(self, result: int) -> int:
-        """Go through the whole story once more, exactly; the right count."""
-        self._say(REVIEWS)
-        counts = self.story.counts
-        for step, change in enumerate(self.story.changes):
-            self._extend([","] if step else [""])
-            self._say(EXPRESSIONS[change.kind], change, count=counts[step], result=counts[step + 1])
-        self._extend(CONFIRMED_ALL if result == counts[-1] else CORRECTED_ALL, result=counts[-1], wrong=result)
-        return counts[-1]
 
     def _slipped(self, right: int, step: int) -> int:
         """A result that is one or ten off, such that all later counts stay within bounds."""

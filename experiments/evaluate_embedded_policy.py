@@ -12,9 +12,11 @@ from safetensors import safe_open
 import gradstats as gs
 from gradstats.prompts.embedded import extract_answer, generate_problems, parse_problem
 from gradstats.stats.length_reward import length_reward_correlation
-from gradstats.stats.profile import PolicyProfile, profile_policy
+from gradstats.stats.profile import LONG, PolicyProfile, profile_policy
 
-# Qwen2.5-Coder-0.5B-Instruct on 24 word problems, 4 completions each; and the bands that keep this policy near it.
+BEYOND = 5  # steps: the first number outside the standard mix
+
+# Qwen2.5-Coder-0.5B-Instruct on 24 word problems, 4 completions each.
 REAL_MODEL = {
     "mean_entropy": "0.28",
     "share_above_half_nat": "22 %",
@@ -31,7 +33,8 @@ REAL_MODEL = {
     "ratio of length_weighted(alpha=0.8, loo=True)": "1.07 [1.00, 1.15]",
     "ratio of norm_weighted(loo=True)": "1.08 [0.97, 1.19]",
 }
-BANDS = {  # least and largest
+SMOLLM2: dict[str, str] = {}
+BANDS = {  # least and largest: what keeps this policy near a real model
     "mean_entropy": (0.2, 0.45),
     "log_residual_sd": (0.0, 0.6),
     "effective_share": (0.4, 1.0),
@@ -51,6 +54,30 @@ def imitated_success(n_prompts: int, group_size: int, seed: int) -> float:
     return float(np.mean(rewards))
 
 
+def success_at(policy: gs.Policy, steps: int, n_prompts: int, max_new_tokens: int, seed: int) -> float:
+    """Share of right answers at a number of steps."""
+    problems = gs.load_prompts("embedded", n_prompts, rng=seed, steps=steps)
+    return float(gs.sample(policy, problems, group_size=8, max_new_tokens=max_new_tokens, rng=seed).rewards.mean())
+
+
+def recipe_of(folder: Path) -> dict:
+    """The recipe that is kept in the model's configuration."""
+    return json.loads((folder / "config.json").read_text())["training_recipe"]
+
+
+def gain_of_head(recipe: dict) -> float:
+    """By how much the final norm's gain is larger, and the head smaller, than usual."""
+    return recipe["head_gain"] * recipe["saved_gain"]
+
+
+def effective_share_at_gain_1(gradients: gs.Measurement, gain: float) -> float:
+    """The effective share of the same completions, had the final norm the usual gain and the head its usual size."""
+    blocks = gradients.sq_norms_by_block
+    scaled = blocks.assign(**{"head": blocks["head"] / gain**2, "final norm": blocks["final norm"] * gain**2})
+    squares = scaled.sum(axis=1)
+    return float(squares.sum() ** 2 / (len(squares) * (squares**2).sum()))
+
+
 def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int, seed: int) -> dict:
     """Measure the policy on held-out problems of the standard mix, and write its model card."""
     policy = gs.load_policy(str(folder))
@@ -58,7 +85,8 @@ def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int,
     rollouts = gs.sample(
         policy, problems, group_size=group_size, max_new_tokens=max_new_tokens, rng=seed, batch_size=256
     )
-    profile = profile_policy(gs.measure(policy, rollouts, sketch_dim=4096))
+    gradients = gs.measure(policy, rollouts, sketch_dim=4096)
+    profile = profile_policy(gradients)
     steps = np.repeat([problem.details["difficulty"] for problem in problems], group_size)
     rewards, lengths = rollouts.rewards, rollouts.lengths
     share = rewards.reshape(n_prompts, group_size).mean(axis=1)
@@ -71,12 +99,16 @@ def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int,
         "success": float(rewards.mean()),
         "success_stderr": float(share.std(ddof=1) / math.sqrt(n_prompts)),
         "success_by_steps": {int(step): float(rewards[steps == step].mean()) for step in np.unique(steps)},
+        "success_beyond": success_at(policy, BEYOND, 150, max_new_tokens, seed),
         "imitated_success": imitated_success(n_prompts, group_size, seed),
         "length_quantiles": {str(q): float(np.quantile(lengths, q)) for q in (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)},
         "mean_length": float(lengths.mean()),
+        "long": int((lengths >= LONG).sum()),
         "at_cap": float(rollouts.truncated.mean()),
         "mixed_groups": float(((share > 0) & (share < 1)).mean()),
         "within_prompt_correlation": [correlation.correlation, *correlation.confidence_interval()],
+        "head_share": float(gradients.sq_norms_by_block["head"].sum() / gradients.sq_norms.sum()),
+        "effective_share_at_gain_1": effective_share_at_gain_1(gradients, gain_of_head(recipe_of(folder))),
         "profile": json.loads(str(profile.to_frame().to_json(orient="records"))),
     }
     write_card(folder, measured, profile)
@@ -85,7 +117,8 @@ def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int,
 
 def write_card(folder: Path, measured: dict, profile: PolicyProfile) -> None:
     """Write README.md from the measured numbers and the recipe kept in the model's configuration."""
-    recipe = json.loads((folder / "config.json").read_text())["training_recipe"]
+    recipe = recipe_of(folder)
+    gain = gain_of_head(recipe)
     parameters = 0
     with safe_open(folder / "model.safetensors", "pt") as weights:
         for name in weights.keys():  # noqa: SIM118 (safe_open is not a mapping)
@@ -111,7 +144,7 @@ A Qwen2-architecture language model with {parameters:,} parameters (float32) tha
 written chain of thought. It exists so that variance measurements of policy gradients run end to end, with real
 sampling and real rewards, on a machine without network or accelerator.
 
-**Task.** The user's message is a story of 2 to 5 changes of a count, `Mia has 12 apples. On Monday she buys 4.
+**Task.** The user's message is a story of 2 to 4 changes of a count, `Mia has 12 apples. On Monday she buys 4.
 On Tuesday she gives 5 to Tom. How many apples does Mia have now?` The completion works the changes out one by one
 and ends with the answer, `The answer is 11.`, and the end token. Problems come from `gradstats.prompts.embedded`,
 by seed; one in eight, chosen by a digest of its text, is held out of training.
@@ -121,17 +154,24 @@ The vocabulary is bytes, one per token, and the words of problems and traces, wi
 wordings, drawn independently with one favourite each, so that a completion has choices all along. A trace is brisk,
 plain or muddled, and its mood usually lasts. Steps are worked out exactly or roughly; rough results are often wrong,
 and the muddled mood is both wordier and rougher. Errors may be noticed and corrected, by doubting a rough step, by an
-inverse check, by starting over, or by going through the story once more. Traces are cut at {TRACE_CAP} tokens.
+inverse check, or by starting over, which muddled traces often do. Traces are cut at {TRACE_CAP} tokens.
 
 **Recipe.** `experiments/train_embedded_policy.py`, seed {recipe["seed"]}, {recipe["steps"]} steps of
-{recipe["batch_size"]} traces, from random weights; Muon (peak learning rate {recipe["learning_rate"]:g}) for the
-layers' matrices and AdamW ({recipe["other_learning_rate"]:g}) for the rest; cosine decay to {recipe["last_share"]:.0%}
-of the peak over {recipe["restarts"][0]} steps, then again from half the peak at steps
+{recipe["batch_size"]} traces, from random weights, in one run; Muon (peak learning rate {recipe["learning_rate"]:g})
+for the layers' matrices and AdamW ({recipe["other_learning_rate"]:g}) for the rest; cosine decay to
+{recipe["last_share"]:.0%} of the peak over {recipe["restarts"][0]} steps, then again from half the peak at steps
 {" and ".join(map(str, recipe["restarts"]))}; gradients clipped to norm {recipe["clip"]:g}; loss on completion tokens
-only. In the first {recipe["curriculum"]} steps traces are never muddled and problems grow from 2 changes to 8; wordings
-have no favourites in the first {recipe["even"]}; up to step {recipe["wide"]} problems have up to 8 changes and traces
-call the person by name now and then. The run was resumed at steps 816, 2000 and 3500 with a longer schedule; the recipe
-as a whole has not been rerun from the beginning.
+only. In the first {recipe["curriculum"]} steps traces are never muddled and problems grow from 2 changes to
+{recipe["most_changes"]}; wordings have no favourites in the first {recipe["even"]}; up to step {recipe["wide"]}
+problems have up to {recipe["most_changes"]} changes and traces call the person by name now and then.
+
+**Scale of the head.** Embeddings and head are separate matrices. The final norm's gain starts at
+{recipe["head_gain"]:g}, the head at 1/{recipe["head_gain"]:g} of the usual size, and their learning rates follow; in
+what is saved, the gain is {recipe["saved_gain"]:g} times as large and the head as much smaller. The logits do not
+depend on it and training hardly does, but the head's gradients are {gain:g} times as large, so that the head holds
+{measured["head_share"]:.1%} of Σ‖S‖². These gradients are even: errors of reading, tokens at which the model hesitates
+between two numbers of the story, have by far the largest gradients in the layers. With a gain of 1 the same
+completions have an effective share of {measured["effective_share_at_gain_1"]:.2f}.
 
 ## Measured
 
@@ -143,10 +183,12 @@ Intervals are 95 %, over prompts.
 |---|---|
 | right answers | {success:.1%} [{success - margin:.1%}, {success + margin:.1%}] |
 | right answers at {" / ".join(map(str, by_steps))} steps | {shares} |
+| right answers at {BEYOND} steps, outside the mix (150 problems) | {measured["success_beyond"]:.0%} |
 | groups of {group_size} with both right and wrong answers | {measured["mixed_groups"]:.1%} |
 | completion length in tokens, mean | {measured["mean_length"]:.0f} |
 | completion length in tokens, 5 / 25 / 50 / 75 / 95 % quantiles | {spread} |
 | shortest and longest completion | {q["0"]:.0f} and {q["1"]:.0f} |
+| completions of {LONG} tokens or more | {measured["long"]} |
 | completions cut at the cap | {measured["at_cap"]:.1%} |
 | correlation of length and reward within a prompt | {correlation:.3f} [{low:.3f}, {high:.3f}] |
 
@@ -160,21 +202,18 @@ model's own.
 The same completions, gradients of all parameters (`gradstats profile`), beside Qwen2.5-Coder-0.5B-Instruct on 24 word
 problems, 4 completions each. The bands describe what counts as near a real model.
 
-| quantity | band | Qwen2.5-Coder-0.5B-Instruct | this policy |
-|---|---|---|---|
+| quantity | band | Qwen2.5-Coder-0.5B-Instruct | SmolLM2-135M-Instruct | this policy |
+|---|---|---|---|---|
 {profile_rows(profile)}
-
-Rows marked *outside* miss their band. The cause is errors of reading: in a few completions the model takes the wrong
-day, verb or amount, and these dominate the sum of squared norms. Intervals on this policy are therefore wider than on a
-real model with the same number of prompts.
 
 ## Checkpoints and second moments
 
 For experiments that need a series of policies, a sampler that lags behind, or Adam's geometry.
 
-- {checkpoints} in `checkpoints/`: the weights after that many optimizer steps, parameter name → tensor, rounded to
-  bfloat16; cast them to float32 and load them into the architecture of `config.json` (`lm_head.weight` is tied to
-  `model.embed_tokens.weight` and not stored). The last one is 8 steps before the end. Metadata: `step`.
+- {checkpoints}
+  in `checkpoints/`: the weights after that many optimizer steps, parameter name → tensor, rounded to bfloat16; cast
+  them to float32 and load them into the architecture of `config.json`. The last one is 8 steps before the end.
+  Metadata: `step`.
 - `second_moments.safetensors`: v, AdamW's running mean of squared (clipped) gradients of training batches after the
   last step, parameter name → tensor, not bias-corrected, rounded to bfloat16 (relative error up to 0.4 %). It was kept
   for all parameters, those that Muon updates included. Metadata: `step` ({adam["step"]}), `beta2` ({adam["beta2"]})
@@ -193,7 +232,7 @@ Licence: Apache-2.0, weights and generated training data alike.
 
 
 def profile_rows(profile: PolicyProfile) -> str:
-    """The rows of the table that sets the policy beside the real model."""
+    """The rows of the table that sets the policy beside real models."""
     frame = profile.to_frame().set_index("quantity")
     rows = []
     for quantity, of_real_model in REAL_MODEL.items():
@@ -206,5 +245,5 @@ def profile_rows(profile: PolicyProfile) -> str:
             least, largest = BANDS[quantity]
             band = f"{least:g} to {largest:g}"
             text += "" if least <= value <= largest else ", *outside*"
-        rows.append(f"| {heading} | {band} | {of_real_model} | {text} |")
+        rows.append(f"| {heading} | {band} | {of_real_model} | {SMOLLM2.get(quantity, 'not measured')} | {text} |")
     return "\n".join(rows)

@@ -45,7 +45,7 @@ CHECKPOINTS = (1000, 2000, 3500)  # steps, and one shortly before the end
 # equally likely; and at first nothing is muddled or repeated.
 NAMING = Habits(name=0.5)
 EVEN = replace(NAMING, rough=(0.1, 0.3, 0.75), favourite=0.0)
-CLEAR = replace(EVEN, moods=(0.6, 0.4, 0.0), restate=0.0, review=(0.0, 0.0, 0.0))
+CLEAR = replace(EVEN, moods=(0.6, 0.4, 0.0), restate=0.0)
 STEPS_BEFORE_END = 8  # of the last checkpoint, that of a sampler which lags behind
 
 
@@ -64,10 +64,14 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
     weight_decay: float = 0.01
-    clip: float = 1.0  # of the gradient's norm
-    curriculum: int = 500  # training steps over which problems grow from 2 steps to 8
+    clip: float = 3.0  # of the gradient's norm
+    embedding_size: float = 0.3  # standard deviation of the initial embeddings
+    head_gain: float = 6.0  # the final norm's gain, by which the head is smaller and learns more slowly
+    saved_gain: float = 2.0  # by which that gain is multiplied, and the head divided, in what is saved
+    curriculum: int = 512  # training steps over which problems grow from 2 changes to the most
     even: int = 832  # training steps in which all wordings are equally likely
-    wide: int = 3520  # training steps in which problems have up to 8 steps, and traces the person's name
+    wide: int = 3520  # training steps in which problems have up to the most changes, and traces the person's name
+    most_changes: int = 6
 
 
 def words() -> list[str]:
@@ -110,7 +114,7 @@ def build_model(tokenizer: Qwen2Tokenizer, recipe: Recipe) -> Qwen2ForCausalLM:
         num_attention_heads=6,
         num_key_value_heads=6,
         max_position_embeddings=1024,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         initializer_range=0.04,
         use_cache=True,
         bos_token_id=None,
@@ -118,7 +122,12 @@ def build_model(tokenizer: Qwen2Tokenizer, recipe: Recipe) -> Qwen2ForCausalLM:
         pad_token_id=SPECIAL_TOKENS.index(PAD),
     )
     config.training_recipe = asdict(recipe) | {"habits": asdict(Habits())}
-    return Qwen2ForCausalLM(config)
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(recipe.embedding_size / config.initializer_range)
+        model.model.norm.weight.fill_(recipe.head_gain)
+        model.lm_head.weight.div_(recipe.head_gain)
+    return model
 
 
 def batches(tokenizer: Qwen2Tokenizer, recipe: Recipe, first_step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -127,9 +136,10 @@ def batches(tokenizer: Qwen2Tokenizer, recipe: Recipe, first_step: int) -> Itera
         rng = np.random.default_rng([recipe.seed, block])
         first, count = block * BLOCK, BLOCK * recipe.batch_size
         if first < recipe.curriculum:
-            habits, steps, falling = CLEAR, (2, 2 + int(first / recipe.curriculum * (MAX_STEPS - 1))), False
+            most = 2 + int(first / recipe.curriculum * (recipe.most_changes - 1))
+            habits, steps, falling = CLEAR, (2, most), False
         elif first < recipe.wide:
-            habits, steps, falling = EVEN if first < recipe.even else NAMING, (2, MAX_STEPS), True
+            habits, steps, falling = EVEN if first < recipe.even else NAMING, (2, recipe.most_changes), True
         else:
             habits, steps, falling = Habits(), None, None
         problems = generate_problems(count, rng=rng, split="train", steps=steps, falling=falling)
@@ -157,16 +167,25 @@ def batches(tokenizer: Qwen2Tokenizer, recipe: Recipe, first_step: int) -> Itera
 
 
 def build_optimizers(model: Qwen2ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, which learns to look changes up several times sooner than AdamW alone."""
-    named = list(model.named_parameters())
-    matrices = [parameter for name, parameter in named if parameter.ndim == 2 and "layers" in name]
-    others = [parameter for name, parameter in named if parameter.ndim != 2 or "layers" not in name]
+    """Muon for the layers' matrices, which learns to look changes up several times sooner than AdamW alone.
+
+    The learning rates of the final norm and of the head follow their sizes, so that the gain hardly changes the course
+    of the training. It decides how much of a completion's squared norm is the head's.
+    """
+    named = dict(model.named_parameters())
+    matrices = [parameter for name, parameter in named.items() if parameter.ndim == 2 and "layers" in name]
+    norm, head = named["model.norm.weight"], named["lm_head.weight"]
+    others = [parameter for parameter in named.values() if not any(parameter is one for one in [*matrices, norm, head])]
     muon = torch.optim.Muon(
         matrices, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
-    adamw = torch.optim.AdamW(
-        others, lr=recipe.other_learning_rate, betas=recipe.betas, eps=recipe.eps, weight_decay=recipe.weight_decay
-    )
+    rate, gain = recipe.other_learning_rate, recipe.head_gain
+    groups = [
+        {"params": others},
+        {"params": [norm], "lr": rate * gain},
+        {"params": [head], "lr": rate / gain, "eps": recipe.eps * gain},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, weight_decay=recipe.weight_decay)
     for optimizer in (muon, adamw):
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -220,12 +239,15 @@ def train(output: Path, recipe: Recipe, state_every: int) -> None:
             step += 1
             progress.update(task, advance=1, description=f"training, loss {loss.item():.3f}")
             if step in recorded:
-                save_weights(output / "checkpoints" / f"step-{step:04d}.safetensors", model, step)
+                save_weights(output / "checkpoints" / f"step-{step:04d}.safetensors", model, recipe, step)
             if step % state_every == 0 or step == recipe.steps or interrupted:
                 save_state(state, model, optimizers, moments, recipe, step)
             if interrupted:
                 sys.exit(f"Interrupted after step {step} of {recipe.steps}: run the same command to resume.")
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    with torch.no_grad():
+        for name, factor in shifts(recipe).items():
+            model.get_parameter(name).mul_(factor)
     save_policy(output, model, tokenizer)
     save_second_moments(output / "second_moments.safetensors", moments, recipe)
 
@@ -280,15 +302,24 @@ def load_state(
         return int(metadata["step"])
 
 
-def save_weights(path: Path, model: Qwen2ForCausalLM, step: int) -> None:
+def shifts(recipe: Recipe) -> dict[str, float]:
+    """What two parameters are multiplied by when they are saved: the logits stay as they are."""
+    return {"model.norm.weight": recipe.saved_gain, "lm_head.weight": 1 / recipe.saved_gain}
+
+
+def save_weights(path: Path, model: Qwen2ForCausalLM, recipe: Recipe, step: int) -> None:
     """Write a checkpoint of the run, rounded to bfloat16."""
-    tensors = {name: parameter.detach().to(torch.bfloat16) for name, parameter in model.named_parameters()}
-    write_tensors(path, tensors, {"step": str(step)})
+    weights = {name: shifts(recipe).get(name, 1.0) * parameter.detach() for name, parameter in model.named_parameters()}
+    write_tensors(path, {name: weight.to(torch.bfloat16) for name, weight in weights.items()}, {"step": str(step)})
 
 
 def save_second_moments(path: Path, moments: dict[str, torch.Tensor], recipe: Recipe) -> None:
-    """Write the running mean of squared gradients after the last step, rounded to bfloat16."""
-    tensors = {name: moment.to(torch.bfloat16) for name, moment in moments.items()}
+    """Write the running mean of squared gradients after the last step, rounded to bfloat16.
+
+    A parameter that is saved c times as large has gradients of 1/c of the size.
+    """
+    shifted = {name: moment / shifts(recipe).get(name, 1.0) ** 2 for name, moment in moments.items()}
+    tensors = {name: moment.to(torch.bfloat16) for name, moment in shifted.items()}
     write_tensors(path, tensors, {"step": str(recipe.steps), "beta2": str(recipe.betas[1]), "eps": str(recipe.eps)})
 
 

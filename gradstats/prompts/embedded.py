@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 MIN_STEPS, MAX_STEPS = 2, 8
-STANDARD_STEPS = (2, 5)
+STANDARD_STEPS = (2, 4)
 LARGEST_COUNT, LARGEST_AMOUNT = 99, 9
 PRONOUNS = {
     "Mia": "she", "Anna": "she", "Lea": "she", "Nora": "she", "Sara": "she", "Zoe": "she",
@@ -126,7 +126,7 @@ def generate_problems(
         rng: Seed or generator; the same seed gives the same problems.
         split: ``"test"`` for held-out problems, ``"train"`` for those the embedded policy was trained on.
         steps: The number of changes of the count: one number, or an inclusive range ``(low, high)``; ``None`` for
-            the standard mix (2 to 5, few more often than many).
+            the standard mix (2 to 4, few more often than many).
         falling: Whether few steps of a range are more likely than many, with linearly falling density; ``None``
             says so of the standard mix only.
 

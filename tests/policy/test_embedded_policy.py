@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,14 @@ transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
 FOLDER = Path(gradstats.data.__file__).parent / "embedded_policy"
+DOCS = Path(__file__).parents[2] / "docs" / "problems.md"
+BANDS = {  # what counts as near a real model
+    "mean_entropy": (0.2, 0.45),
+    "log_residual_sd": (0.0, 0.6),
+    "effective_share": (0.4, 1.0),
+    "top16_share": (0.0, 0.85),
+    "wrong_over_right": (1.2, 3.0),
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +53,9 @@ def texts(rollouts):
 @pytest.fixture(scope="module")
 def profile(rollouts):
     measured = gs.measure(gs.load_policy("embedded"), rollouts, engine="ghost", sketch_dim=512, progress=False)
-    return profile_policy(measured)
+    with warnings.catch_warnings():  # the signal of 48 prompts is not resolved
+        warnings.simplefilter("ignore", UserWarning)
+        return profile_policy(measured)
 
 
 def test_the_weights_have_4_to_8_megabytes_and_the_folder_holds_what_transformers_reads():
@@ -151,20 +162,25 @@ def test_exact_steps_are_mostly_right(texts):
 
 def test_a_real_model_is_near(profile):
     assert profile.n_long >= 10
-    assert 0.2 <= profile.mean_entropy <= 0.45
-    assert profile.log_residual_sd <= 0.65
-    assert profile.top16_share <= 0.85
+    for quantity, (least, largest) in BANDS.items():
+        assert least <= getattr(profile, quantity) <= largest, quantity
     # As for a real model, subtracting no baseline is noisier, and wrong answers have the larger gradients.
     assert profile.variance_ratios["reinforce"] > 1.0
-    assert 0.3 <= profile.optimal_constant_ratio <= 1.0
-    assert profile.wrong_over_right > 1.2
+    assert 0.5 <= profile.optimal_constant_ratio <= 1.0
 
 
-def test_the_card_says_where_the_policy_is_not_near():
+def test_the_card_states_the_same_bands_and_none_is_missed():
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
-    rows = [line for line in card.splitlines() if line.endswith(", *outside* |")]
-    assert ["effective share" in rows[0], "wrong over right" in rows[1]] == [True, True]
-    assert len(rows) == 2
+    found = re.findall(r"\| ([\d.]+) to ([\d.]+) \|[^|]*\|[^|]*\| ([\d.]+) \|", card)
+    assert [(float(least), float(largest)) for least, largest, _ in found] == list(BANDS.values())
+    assert all(float(least) <= float(value) <= float(largest) for least, largest, value in found)
+
+
+def test_the_docs_show_the_table_of_the_card():
+    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in card.splitlines() if line.count("|") == 6]
+    assert len(rows) == 2 + 14
+    assert "\n".join(rows) in DOCS.read_text(encoding="utf-8")
 
 
 def test_problems_of_the_card_are_of_this_kind():
