@@ -223,7 +223,8 @@ def fit_length_scaling(
             pseudo-maximum-likelihood, in which the largest norms weigh more. ``"within_prompt"``: how a
             longer answer to the *same* prompt scales (prompt fixed effects). ``"between_prompt"``: how
             prompts with longer answers do (prompt means of the logarithms). ``"gls"``: one line for both, by
-            generalised least squares with a random effect of the prompt; see `mundlak_test` for whether it is one.
+            generalised least squares with a random effect of the prompt; whether it is one,
+            :func:`gradstats.stats.mundlak_test` tests.
         truncated: (n,) whether a sequence was cut off at the length cap; they are counted and stay in the fit
             (see ``.without_truncated()``). A measurement records it.
 

@@ -21,8 +21,8 @@ def random_prompt_line(
     Generalised least squares, with the variances of u and e by restricted maximum likelihood (Patterson and Thompson,
     Biometrika 58, 1971). With ρ = Var u/Var e and n_m completions per prompt, it is least squares after subtracting
     θ_m = 1 − 1/√(1 + n_m ρ) of each prompt's means. Between ``"ols"`` (ρ = 0) and ``"within_prompt"`` (ρ = ∞), it
-    has the least error of the three where the slopes within and between prompts are equal (`mundlak_test`); where they
-    are not, α is an average of the two.
+    has the least error of the three where the slopes within and between prompts are equal
+    (:func:`gradstats.stats.mundlak_test`); where they are not, α is an average of the two.
 
     Args:
         x: (n,) log T.

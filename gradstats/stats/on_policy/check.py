@@ -8,17 +8,31 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
+from scipy import stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, require_level
 from gradstats.stats.measured import MeasuredPolicy
+from gradstats.stats.on_policy.holm import holm
+from gradstats.stats.on_policy.settings import SAMPLER_SETTINGS, departures_of
+from gradstats.stats.on_policy.temperature import TemperatureTest, temperature_test
 from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
 from gradstats.stats.variance.group_moments import prompt_moments, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.probe_error import probed_statistic
 from gradstats.stats.variance.sketch_error import SketchError
 
 FEWEST_ENERGY_PROMPTS = 10.0
-SAMPLER_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# On-policy samples are called off-policy in at most one of a hundred studies.
+VERDICT_LEVEL = 0.99
+# The samples say that they are on-policy only if they exclude temperatures outside these, relative to the scored one.
+EQUIVALENT = (0.8, 1.25)
+WORDS = {
+    "surprise": "surprise over entropy",
+    "mean_score_sq": "squared mean score",
+    "energy_ratio": "energy ratio",
+}
+#: What on-policy sampling gives.
+EXPECTED = {"surprise": 0.0, "mean_score_sq": 0.0, "energy_ratio": 1.0}
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,7 @@ class OnPolicyCheck:
         n_prompts: prompts, the independent units.
         energy_prompts: effective number of prompts behind the energy ratio, :math:`(\sum_m x_m)²/\sum_m x_m²` of
             prompts' energies. Where a few hold nearly all, its interval is too narrow to count against the sampler.
+        temperatures: which temperatures the surprises exclude; None where they were not tested.
     """
 
     surprise: Estimate
@@ -44,32 +59,94 @@ class OnPolicyCheck:
     scorer_temperature: float | None
     n_prompts: int
     energy_prompts: float = np.inf
+    temperatures: TemperatureTest | None = None
 
-    def failures(self, confidence_level: float = 0.99) -> list[str]:
-        """Names of the quantities whose interval excludes what on-policy sampling gives."""
-        expected = {"surprise": 0.0, "mean_score_sq": 0.0, "energy_ratio": 1.0}
-        failed = []
-        if self.energy_prompts < FEWEST_ENERGY_PROMPTS:
-            del expected["energy_ratio"]
-        for name, value in expected.items():
-            low, high = getattr(self, name).confidence_interval(confidence_level)
-            # ‖E S‖² is at least 0: only a positive estimate is evidence against the sampler.
-            if low > value or (high < value and name != "mean_score_sq"):
-                failed.append(name)
-        return failed
+    @property
+    def departures(self) -> list[str]:
+        """Recorded settings with which the sampler does not draw from the scored distribution, as ``name=value``."""
+        return departures_of(self.sampler, self.scorer_temperature)
 
-    def verdict(self, confidence_level: float = 0.99) -> str:
-        """One sentence: whether the samples are on-policy, by which evidence, and which settings explain a failure."""
-        estimates = {
+    def pvalues(self) -> dict[str, float]:
+        """Two-sided p-values of what on-policy sampling gives, adjusted by Holm for there being several.
+
+        Quantities that could not be estimated, or rest on too few prompts, are not among them. As ‖E S‖² is at least 0,
+        only a positive estimate of it is evidence against the sampler.
+        """
+        tested = {
             name: getattr(self, name)
-            for name in ("surprise", "mean_score_sq", "energy_ratio")
+            for name in EXPECTED
             if np.isfinite(getattr(self, name).stderr)
+            and (name != "energy_ratio" or self.energy_prompts >= FEWEST_ENERGY_PROMPTS)
         }
+        raw = [_pvalue(estimate, EXPECTED[name], name == "mean_score_sq") for name, estimate in tested.items()]
+        return dict(zip(tested, holm(raw).tolist(), strict=True))
+
+    def failures(self, confidence_level: float = VERDICT_LEVEL) -> list[str]:
+        """Names of the quantities that on-policy sampling does not explain.
+
+        On-policy samples have any with a probability of at most 1 − ``confidence_level`` (Holm over the tests).
+        """
+        level = 1.0 - require_level(confidence_level)
+        return [name for name, pvalue in self.pvalues().items() if pvalue < level]
+
+    def compatible_temperatures(self, confidence_level: float = VERDICT_LEVEL) -> tuple[float, float]:
+        """The temperatures of the sampler that its surprises do not exclude; see :class:`TemperatureTest`.
+
+        Relative to the scored temperature where that was not recorded. The tests share the level (Bonferroni), so that
+        the scored temperature itself is only excluded where a test fails.
+        """
+        level = 1.0 - (1.0 - confidence_level) / max(len(self.pvalues()), 1)
+        low, high = (0.0, np.inf) if self.temperatures is None else self.temperatures.compatible(level)
+        scale = 1.0 if self.scorer_temperature is None else self.scorer_temperature
+        return scale * low, scale * high
+
+    def verdict(self, confidence_level: float = VERDICT_LEVEL) -> str:
+        """Whether the samples are on-policy: by the recorded settings, which overrule a test, and by the samples.
+
+        They are called consistent with on-policy sampling only where they exclude every temperature below 0.8 and above
+        1.25 of the scored one; otherwise the question is not resolved, and the compatible temperatures are given.
+        """
+        estimates = {name: getattr(self, name) for name in EXPECTED if np.isfinite(getattr(self, name).stderr)}
+        failures = self.failures(confidence_level)
+        evidence = self._evidence(estimates, confidence_level)
+        off = f"{' and '.join(WORDS[name] for name in failures)} off"
+        if self.departures:
+            scored = "" if self.scorer_temperature is None else f" at temperature {self.scorer_temperature:g}"
+            seen = (f" {off[0].upper()}{off[1:]}" if failures else " The samples do not resolve it") + f" ({evidence})."
+            return (
+                f"Not on-policy by the recorded settings: the tokens were drawn with {', '.join(self.departures)} and "
+                f"scored{scored} without; draw with top_p=1, top_k=0 and score at the sampler's temperature."
+                f"{seen if estimates else ''} Such samples bias alpha up or down."
+            )
         if not estimates:
             return (
                 "Whether the samples are on-policy could not be checked: measure log-probabilities and "
                 "entropies on at least 3 prompts."
             )
+        if failures:
+            return (
+                f"Not on-policy: {off} ({evidence}). The recorded settings do not explain it: check the weights and "
+                "precision of sampler and scorer. Such samples bias alpha up or down."
+            )
+        low, high = self.compatible_temperatures(confidence_level)
+        scale = 1.0 if self.scorer_temperature is None else self.scorer_temperature
+        times = " times the scored one" if self.scorer_temperature is None else ""
+        if EQUIVALENT[0] * scale <= low <= scale <= high <= EQUIVALENT[1] * scale:
+            return (
+                f"Consistent with on-policy sampling: temperatures below {low:.3g} and above {high:.3g}{times} are "
+                f"excluded ({evidence})."
+            )
+        recorded = " The recorded settings are those that were scored." if "temperature" in self.sampler else ""
+        ends = [f"below {low:.3g}"] if low > 0.0 else []
+        ends += [f"above {high:.3g}"] if np.isfinite(high) else []
+        excluded = (
+            f"only temperatures {' and '.join(ends)}{times} are excluded" if ends else "no temperature is excluded"
+        )
+        return (
+            f"Not resolved whether the samples are on-policy: {excluded} ({evidence}); measure more prompts.{recorded}"
+        )
+
+    def _evidence(self, estimates: Mapping[str, Estimate], confidence_level: float) -> str:
         evidence = ", ".join(
             f"{WORDS[name]} {estimate.value:.3g} [{low:.3g}, {high:.3g}]"
             for name, estimate in estimates.items()
@@ -77,19 +154,13 @@ class OnPolicyCheck:
         )
         if "energy_ratio" in estimates and self.energy_prompts < FEWEST_ENERGY_PROMPTS:
             evidence += f", the last not counted since it rests on effectively {self.energy_prompts:.1f} prompts"
-        failures = self.failures(confidence_level)
-        if not failures:
-            return f"Consistent with on-policy sampling ({evidence}; {confidence_level:.0%} intervals)."
-        return (
-            f"Not on-policy: {' and '.join(WORDS[name] for name in failures)} off ({evidence}; "
-            f"{confidence_level:.0%} intervals). {self._explanation()} Such samples bias alpha up "
-            "or down."
-        )
+        return f"{evidence}; {confidence_level:.0%} intervals"
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row per quantity: ``quantity, on_policy_value, estimate, low, high``."""
+        """One row per quantity: ``quantity, on_policy_value, estimate, low, high, pvalue`` (adjusted by Holm)."""
         rows = []
-        for name, expected in (("surprise", 0.0), ("mean_score_sq", 0.0), ("energy_ratio", 1.0)):
+        pvalues = self.pvalues()
+        for name, expected in EXPECTED.items():
             estimate = getattr(self, name)
             low, high = estimate.confidence_interval(confidence_level)
             rows.append(
@@ -99,34 +170,10 @@ class OnPolicyCheck:
                     "estimate": estimate.value,
                     "low": low,
                     "high": high,
+                    "pvalue": pvalues.get(name, np.nan),
                 }
             )
         return pd.DataFrame(rows)
-
-    def _explanation(self) -> str:
-        departures = departures_of(self.sampler, self.scorer_temperature)
-        if departures:
-            scored = "" if self.scorer_temperature is None else f" at temperature {self.scorer_temperature:g}"
-            return (
-                f"The tokens were drawn with {', '.join(departures)} and scored{scored} without: draw "
-                "with top_p=1, top_k=0 and score at the sampler's temperature."
-            )
-        return "The recorded settings do not explain it: check the weights and precision of sampler and scorer."
-
-
-WORDS = {
-    "surprise": "surprise over entropy",
-    "mean_score_sq": "squared mean score",
-    "energy_ratio": "energy ratio",
-}
-
-
-def departures_of(sampler: Mapping[str, object], scorer_temperature: float | None) -> list[str]:
-    """List recorded settings with which a sampler does not draw from the scored distribution."""
-    neutral: dict[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-    if scorer_temperature is not None:
-        neutral["temperature"] = scorer_temperature
-    return [f"{name}={sampler[name]}" for name, value in neutral.items() if sampler.get(name, value) != value]
 
 
 def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator | None = 0) -> OnPolicyCheck:
@@ -174,12 +221,11 @@ def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator 
     if n_prompts < 3:
         raise ValueError(f"the on-policy check needs at least 3 prompts, got {n_prompts}: measure more")
     masks = rollouts.masks
-    excess = np.array(
-        [
-            -float(np.sum(logprob[mask] + entropy[mask]))
-            for logprob, entropy, mask in zip(measured.logprobs, measured.entropy, masks, strict=True)
-        ]
-    )
+    by_token = [
+        -(np.asarray(logprob, dtype=np.float64)[mask] + np.asarray(entropy, dtype=np.float64)[mask])
+        for logprob, entropy, mask in zip(measured.logprobs, measured.entropy, masks, strict=True)
+    ]
+    excess = _prompt_mean(np.array([float(np.sum(d)) for d in by_token]), prompts)
     ratio, energy_prompts = NOT_ESTIMATED, np.inf
     if has_token_energies(measured):
         energies, along = summed_energy(measured)
@@ -191,14 +237,23 @@ def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator 
     scorer = measured.metadata.get("policy") or {}
     recorded = rollouts.metadata.get("sampler") or {}
     return OnPolicyCheck(
-        surprise=_prompt_mean(excess, prompts).estimate(),
+        surprise=excess.estimate(),
         mean_score_sq=_mean_score(measured, prompts, np.random.default_rng(rng)),
         energy_ratio=ratio,
         sampler={name: recorded[name] for name in SAMPLER_SETTINGS if name in recorded},
         scorer_temperature=scorer.get("temperature"),
         n_prompts=n_prompts,
         energy_prompts=energy_prompts,
+        temperatures=temperature_test(by_token, prompts),
     )
+
+
+def _pvalue(estimate: Estimate, expected: float, only_above: bool) -> float:
+    """Of a value, two-sided; 1 where only larger ones count and it is smaller."""
+    if estimate.stderr == 0.0:
+        return float(np.isclose(estimate.value, expected))
+    t = (estimate.value - expected) / estimate.stderr
+    return min(2.0 * float(stats.t.sf(t if only_above else abs(t), estimate.degrees)), 1.0)
 
 
 def _mean_score(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"], rng: np.random.Generator) -> Estimate:

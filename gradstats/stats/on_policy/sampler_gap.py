@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredSampler
-from gradstats.stats.on_policy.check import SAMPLER_SETTINGS, departures_of
+from gradstats.stats.on_policy.settings import SAMPLER_SETTINGS, departures_of
 from gradstats.stats.records import records
 
 LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)

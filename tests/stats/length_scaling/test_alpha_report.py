@@ -38,7 +38,7 @@ def measured(n_prompts=30, per_prompt=4, bend=0.0, sampler_temperature=1.0, seed
         sq_norms=sq_norms,
         sq_norms_by_block=pd.DataFrame({"a": 0.25 * sq_norms, "b": 0.75 * sq_norms}),
         sketches=None,
-        logprobs=[np.log(0.125) + rng.normal(drift, 0.2, length) for length in lengths],
+        logprobs=[np.log(0.125) + rng.normal(drift, 0.8, length) for length in lengths],
         entropy=[np.full(length, np.log(8.0)) for length in lengths],
         token_energy=[np.full(length, sq_norms.mean() / lengths.mean()) for length in lengths],
         metadata={"policy": {"temperature": 1.0}},

@@ -1,11 +1,13 @@
 """The on-policy check on a softmax policy over tokens, sampled at the scored temperature and at another."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gradstats.stats import check_on_policy
+from gradstats.stats.jackknife import Estimate
 
 
 def drawn(temperature, n_prompts=150, per_prompt=4, seed=0, energies=True):
@@ -41,7 +43,11 @@ def drawn(temperature, n_prompts=150, per_prompt=4, seed=0, energies=True):
 def test_on_policy_samples_pass():
     check = check_on_policy(drawn(1.0))
     assert check.failures() == []
-    assert check.verdict().startswith("Consistent with on-policy sampling (surprise over entropy ")
+    low, high = check.compatible_temperatures()
+    assert 0.9 < low < 1.0 < high < 1.1
+    assert check.verdict().startswith(
+        f"Consistent with on-policy sampling: temperatures below {low:.3g} and above {high:.3g} are excluded (surprise "
+    )
     assert check.energy_ratio.value == pytest.approx(1.0, abs=0.1)
 
 
@@ -51,8 +57,72 @@ def test_samples_of_another_temperature_fail_by_all_three():
     assert check.surprise.value < 0
     assert check.energy_ratio.value > 1.5
     verdict = check.verdict()
-    assert verdict.startswith("Not on-policy")
-    assert "drawn with temperature=0.6 and scored at temperature 1" in verdict
+    assert verdict.startswith("Not on-policy by the recorded settings: the tokens were drawn with temperature=0.6 and ")
+    assert "scored at temperature 1 without" in verdict
+    assert "Surprise over entropy and squared mean score and energy ratio off" in verdict
+
+
+def test_recorded_settings_overrule_a_test_that_finds_nothing():
+    """Drawn at 0.97 and scored at 1: no test of 150 prompts sees it, and the settings state it."""
+    measured = drawn(0.97)
+    check = check_on_policy(measured)
+    assert check.failures() == []
+    assert check.verdict().startswith(
+        "Not on-policy by the recorded settings: the tokens were drawn with temperature=0.97"
+    )
+    assert "The samples do not resolve it (surprise over entropy" in check.verdict()
+    measured.rollouts.metadata["sampler"]["temperature"] = 1.0
+    assert check_on_policy(measured).verdict().startswith("Consistent with on-policy sampling")
+
+
+def test_a_test_without_power_resolves_nothing():
+    few = drawn(1.0, n_prompts=4, per_prompt=1)
+    verdict = check_on_policy(few).verdict()
+    assert verdict.startswith("Not resolved whether the samples are on-policy: ")
+    assert "no temperature is excluded" in verdict or "only temperatures " in verdict
+    assert verdict.endswith("measure more prompts. The recorded settings are those that were scored.")
+    few.rollouts.metadata = {}
+    assert check_on_policy(few).verdict().endswith("measure more prompts.")
+
+
+def test_temperatures_are_those_of_the_scorer_where_it_is_known():
+    measured = drawn(1.0)
+    relative = check_on_policy(measured).compatible_temperatures()
+    measured.metadata = {"policy": {"temperature": 0.5}}
+    measured.rollouts.metadata["sampler"]["temperature"] = 0.5
+    check = check_on_policy(measured)
+    assert check.compatible_temperatures() == pytest.approx((0.5 * relative[0], 0.5 * relative[1]))
+    assert f"temperatures below {0.5 * relative[0]:.3g} and above" in check.verdict()
+    measured.metadata = {}
+    assert "times the scored one are excluded" in check_on_policy(measured).verdict()
+
+
+def test_the_true_temperature_is_rarely_excluded():
+    for temperature in (0.85, 1.0, 1.15):
+        missed = 0
+        for seed in range(60):
+            low, high = check_on_policy(drawn(temperature, n_prompts=40, seed=seed)).compatible_temperatures(0.95)
+            missed += not low <= temperature <= high
+        assert missed <= 9  # 5 % of 60 is 3
+
+
+def test_pvalues_are_adjusted_for_there_being_several():
+    check = check_on_policy(drawn(1.0))
+    pvalues = check.pvalues()
+    assert list(pvalues) == ["surprise", "mean_score_sq", "energy_ratio"]
+    level = 1.0 - 0.006
+    one = replace(check, surprise=Estimate(3.1, 1.0, "raw", np.inf), energy_ratio=Estimate(1.0, 0.1, "raw", np.inf))
+    # Alone a normal value of 3.1 has p = 0.0019; the smallest of three counts three times.
+    assert one.pvalues()["surprise"] == pytest.approx(0.0058056, rel=1e-4)
+    assert one.failures(level) == ["surprise"]
+    assert one.failures(1.0 - 0.005) == []
+    assert one.to_frame()["pvalue"].tolist() == list(one.pvalues().values())
+    below = replace(check, mean_score_sq=Estimate(-3.1, 1.0, "raw", np.inf))
+    assert below.pvalues()["mean_score_sq"] == 1.0
+    exact = replace(check, energy_ratio=Estimate(1.0, 0.0, "raw", 10.0))
+    assert exact.pvalues()["energy_ratio"] == 1.0
+    with pytest.raises(ValueError, match="confidence_level=99 must lie between 0 and 1"):
+        check.failures(99.0)
 
 
 def test_false_alarms_are_rare():
