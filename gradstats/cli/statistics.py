@@ -96,6 +96,10 @@ def tokens(
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 
+    if out is not None:
+        from gradstats.report.saved_tokens import refuse_foreign_tokens
+
+        refuse_foreign_tokens(out)
     quality = gradstats.proxy_quality(load_measurement_of(source, partial=partial), group_size=group_size, rng=seed)
     if as_json:
         print(to_json(quality.summary(confidence_level)))

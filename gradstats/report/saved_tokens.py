@@ -11,6 +11,7 @@ import pandas as pd
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.tokens.proxy_quality import ProxyQuality
 from gradstats.system.files import read_csv, read_json, write_csv, write_json
+from gradstats.system.outputs import refuse_foreign
 
 FILES = ("proxy_quality.csv", "proxy_quality.json", "token_profiles.csv", "token_traces.csv", "token_sample.csv")
 MOST_TOKENS = 3000
@@ -33,6 +34,21 @@ class SavedTokens:
     profiles: dict[str, pd.DataFrame]
     traces: pd.DataFrame
     sample: pd.DataFrame
+
+
+def refuse_foreign_tokens(folder: Path) -> None:
+    """Refuse to save token results where files of these names lie that are not earlier token results.
+
+    Raises:
+        FileExistsError: likewise.
+    """
+    about = folder / "proxy_quality.json"
+    try:
+        ours = about.is_file() and "n_probes" in read_json(about)
+    except ValueError:
+        ours = False
+    for name in FILES:
+        refuse_foreign(folder / name, "token results", lambda _: ours)
 
 
 def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL) -> list[Path]:

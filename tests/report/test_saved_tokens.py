@@ -63,6 +63,12 @@ def test_a_bare_measurement_is_only_printed_unless_told(monkeypatch, capsys, fol
     code, _, err = run(monkeypatch, capsys, "tokens", measurement, "--out", tmp_path / "there")
     assert code == 0, err
     assert (tmp_path / "there" / "figures" / "proxy.png").exists()
+    (tmp_path / "yours").mkdir()
+    (tmp_path / "yours" / "token_sample.csv").write_text("mine")
+    code, _, err = run(monkeypatch, capsys, "tokens", measurement, "--out", tmp_path / "yours")
+    assert code == 1
+    assert "token_sample.csv exists and is not token results that gradstats wrote" in err
+    assert (tmp_path / "yours" / "token_sample.csv").read_text() == "mine"
 
 
 def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, tmp_path):
