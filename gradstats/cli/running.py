@@ -166,9 +166,10 @@ def measure(
         from gradstats.rollouts.readers import READERS
 
         table = READERS[rollouts_format](rollouts, loaded.tokenizer, **with_settings({}, rollouts_options))
-    compared = ("params", "sketch_dim", "sketch_seed", "token_probes", "token_exact", "token_seed")
-    known = settings.model_dump(include=set(compared))
-    refuse_to_replace_measurement(out, {"policy": loaded.describe(), **known}, table, overwrite)
+    if out.exists():
+        compared = {"params", "sketch_dim", "sketch_seed", "token_probes", "token_exact", "token_seed"}
+        known = {"policy": loaded.describe(), **settings.model_dump(include=compared)}
+        refuse_to_replace_measurement(out, known, table, overwrite)
     require_space(out, measured_bytes(table, settings))
     measured = gradstats.measure(loaded, table, **settings.arguments(), keep_in=shards_folder(out), progress=progress)
     measured.save(out, settings.token_dtype, overwrite=True)

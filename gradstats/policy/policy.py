@@ -209,6 +209,8 @@ def load_policy(
     try:
         tokenizer, model = _load(source, options, tokenizer_folder, dtype, trust_remote_code, allow_pickle)
     except Exception as error:  # readers of weights, tokenizers and GGUF raise whatever a damaged file trips them over
+        if trust_remote_code and not isinstance(error, (OSError, ValueError)):
+            raise  # what the model's own code raised
         raise load_error(name, source, error) from error
     embedded = (base or name) == EMBEDDED
     if revision is not None and embedded:

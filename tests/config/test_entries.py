@@ -205,9 +205,9 @@ def called(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gradstats.load_policy", lambda *_, **__: None)
     monkeypatch.setattr("gradstats.load_prompts", lambda *_, **__: [])
-    monkeypatch.setattr("gradstats.runs.sources.load_rollouts_of", lambda path: None)
-    monkeypatch.setattr("gradstats.runs.sources.load_measurement_of", lambda path: None)
-    monkeypatch.setattr("gradstats.runs.sources.load_points", lambda path: {})
+    monkeypatch.setattr("gradstats.runs.sources.load_rollouts_of", lambda path, **_: None)
+    monkeypatch.setattr("gradstats.runs.sources.load_measurement_of", lambda path, **_: None)
+    monkeypatch.setattr("gradstats.runs.sources.load_points", lambda path, **_: {})
     monkeypatch.setattr("gradstats.measurement.disk_size.measured_bytes", lambda *_: 0)
     monkeypatch.setattr("gradstats.report.saved_results.read_results", lambda path: None)
 
