@@ -44,8 +44,9 @@ def measure(
 ) -> Measurement:
     r"""Measure the gradient :math:`S_i = \sum_t \nabla_\theta \log\pi(y_{i,t})` of every rollout.
 
-    Begins with a self-check on two sequences (the engine against one backward pass per sequence, alone against
-    padded) and stops where they differ by more than the tolerance of the model's dtype.
+    Begins with a self-check on the shortest, the median and the longest sequence (the engine against one backward pass
+    per sequence: squared norms by parameter, sketches, the quantities of tokens), repeats it on a random later chunk,
+    and stops where they differ by more than the dtype of the model allows.
 
     Args:
         policy: a :class:`gradstats.Policy`, or a transformers model (scored at temperature 1).
@@ -138,6 +139,10 @@ def _measure_in_shards(
         return session.measure(rollouts.select(rows[number]), report.chunk, token_weights=weights or None)
 
     with Shards.resume(keep_in, settings, "", read_measurement, Measurement.save, stamped=True) as shards:
-        report.advance(sum(len(rows[number]) for number in shards.finished(len(rows))))
+        finished = shards.finished(len(rows))
+        missing = [int(row) for number, some in enumerate(rows) if number not in finished for row in some]
+        if missing:
+            session.expect(rollouts.select(missing))
+        report.advance(sum(len(rows[number]) for number in finished))
         shards.make_missing(len(rows), measure_shard)
         return Measurement.concatenate(shards.read_all(len(rows)))

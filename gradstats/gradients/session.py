@@ -15,7 +15,14 @@ import torch
 from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.attention import warn_of_other_attention
 from gradstats.gradients.blocks import ParameterSelection, select_parameters
-from gradstats.gradients.checks.self_check import SelfCheck, SelfCheckError, self_check
+from gradstats.gradients.checks.plain_pass import plain_tokens
+from gradstats.gradients.checks.self_check import (
+    CheckedSequences,
+    SelfCheck,
+    SelfCheckError,
+    check_result,
+    self_check,
+)
 from gradstats.gradients.chunking import default_memory_gib, plan_chunks
 from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import ENGINES, Engine
@@ -38,7 +45,12 @@ from gradstats.rollouts.table import Rollouts
 
 @dataclass
 class MeasuringSession:
-    """A policy, an engine and settings that have passed the self-check, ready to measure shard after shard."""
+    """A policy, an engine and settings that have passed the self-check, ready to measure shard after shard.
+
+    Attributes:
+        checked_later: prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk
+            is measured, see :meth:`expect`; None afterwards.
+    """
 
     policy: Policy
     engine: Engine
@@ -49,6 +61,7 @@ class MeasuringSession:
     token_budget: int
     memory_gib: float | None
     metadata: dict[str, Any]
+    checked_later: tuple[str, int] | None = None
 
     @classmethod
     def open(
@@ -59,7 +72,7 @@ class MeasuringSession:
         *,
         reference_policy: object = None,
     ) -> MeasuringSession:
-        """Resolve the settings and run the self-check on two of the rollouts.
+        """Resolve the settings and run the self-check on a few of the rollouts.
 
         Args:
             policy: as for :func:`gradstats.measure`.
@@ -77,7 +90,9 @@ class MeasuringSession:
         _check_vocabulary(policy, rollouts)
         _refuse_weights_that_are_not_finite(policy)
         reference = None if reference_policy is None else as_reference(reference_policy, policy)
-        chosen, check, passed_over = _choose_engine(section.engine, policy, rollouts, selection)
+        chosen, check, passed_over = _choose_engine(
+            section.engine, CheckedSequences.make(policy, rollouts, selection, sketch)
+        )
         if check.deviation_from_float32 is not None:
             warnings.warn(
                 f"in {policy.dtype} squared norms deviate by up to {check.deviation_from_float32:.1%} from those in "
@@ -107,7 +122,7 @@ class MeasuringSession:
             "token_self_check": token_check,
             "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
         }
-        return cls(
+        session = cls(
             policy,
             ENGINES[chosen],
             selection,
@@ -118,6 +133,13 @@ class MeasuringSession:
             section.memory_gib,
             metadata,
         )
+        session.expect(rollouts)
+        return session
+
+    def expect(self, rollouts: Rollouts) -> None:
+        """Choose at random one of the sequences that are still to be measured, to repeat the check on its chunk."""
+        row = int(np.random.default_rng(len(rollouts)).integers(len(rollouts)))
+        self.checked_later = str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
 
     def measure(
         self,
@@ -149,6 +171,7 @@ class MeasuringSession:
                     raise
                 self._halve_budget(chunk, error)
             else:
+                self._check_later(rollouts, result, references[-1] if references else None, list(weightings.values()))
                 results.append(result)
                 if tokens is not None:
                     token_results.append(tokens)
@@ -164,6 +187,25 @@ class MeasuringSession:
             return self.engine(self.policy, chunk, self.selection, self.sketch), None
         memory = default_memory_gib(self.policy.device) if self.memory_gib is None else self.memory_gib
         return measure_tokens(self.policy, chunk, self.selection, self.sketch, self.engine, self.tokens, memory)
+
+    def _check_later(
+        self,
+        rollouts: Rollouts,
+        result: ChunkResult,
+        reference: torch.Tensor | None,
+        weightings: Sequence[Sequence[np.ndarray]],
+    ) -> None:
+        """Compare the chosen sequence with a plain pass, where the chunk holds it."""
+        named = [(str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])) for row in result.chunk.rows]
+        if self.checked_later not in named:
+            return
+        place = named.index(self.checked_later)
+        self.checked_later = None
+        further = {}
+        if reference is not None and self.reference is not None:
+            exact = plain_tokens(self.reference, rollouts, int(result.chunk.rows[place]))["logprobs"]
+            further["ref_logprobs"] = (result.chunk.ragged(reference)[place], exact)
+        check_result(self.policy, rollouts, result, place, self.selection, self.sketch, weightings, further)
 
     def _plan(self, rollouts: Rollouts, rows: np.ndarray, n_weightings: int) -> list[np.ndarray]:
         gradients_held = 1 + n_weightings if self.engine is vmap_engine else 0
@@ -238,16 +280,14 @@ class MeasuringSession:
         return pd.DataFrame(norms, columns=list(self.selection.block_names))
 
 
-def _choose_engine(
-    engine: str, policy: Policy, rollouts: Rollouts, selection: ParameterSelection
-) -> tuple[str, SelfCheck, dict[str, str]]:
+def _choose_engine(engine: str, checked: CheckedSequences) -> tuple[str, SelfCheck, dict[str, str]]:
     """Return the engine, its self-check, and why ``auto`` passed over each earlier one."""
     if engine != "auto":
-        return engine, self_check(policy, rollouts, ENGINES[engine], engine, selection), {}
+        return engine, self_check(checked, ENGINES[engine], engine), {}
     passed_over: dict[str, str] = {}
     for name in ENGINES:
         try:
-            check = self_check(policy, rollouts, ENGINES[name], name, selection)
+            check = self_check(checked, ENGINES[name], name)
         except (UnsupportedModuleError, SelfCheckError) as error:
             if name == "loop":
                 raise

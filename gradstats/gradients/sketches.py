@@ -70,7 +70,7 @@ class CountSketch:
             first: the index of the first coordinate.
             values: (batch, n), the gradients' coordinates ``first`` … ``first + n − 1``.
         """
-        packed, starts = _signs_and_starts(self.seed, name, size, self.dim)
+        packed, starts = signs_and_starts(self.seed, name, size, self.dim)
         last = first + values.shape[1]
         signs = _signs(packed, first, last, sketches)
         values = values.to(sketches.dtype)
@@ -96,7 +96,7 @@ class CountSketch:
             row_index: (n,), the index of each row in the parameter.
             rows: (n, columns), the rows.
         """
-        packed, starts = _signs_and_starts(self.seed, name, size, self.dim)
+        packed, starts = signs_and_starts(self.seed, name, size, self.dim)
         bits = torch.from_numpy(packed).to(sketches.device)
         begins = torch.tensor(starts, device=sketches.device)
         columns = rows.shape[1]
@@ -113,7 +113,7 @@ class CountSketch:
 
 
 @lru_cache(maxsize=4096)
-def _signs_and_starts(seed: int, name: str, size: int, dim: int) -> tuple[np.ndarray, list[int]]:
+def signs_and_starts(seed: int, name: str, size: int, dim: int) -> tuple[np.ndarray, list[int]]:
     """Sign bits (eight to the byte) and the starting bucket of each run, the same on every machine."""
     digest = hashlib.sha256(f"{name}:{size}".encode()).digest()
     words = np.frombuffer(digest, dtype=np.uint32)

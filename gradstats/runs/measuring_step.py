@@ -46,6 +46,8 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
             rollouts,
             section,
         )
+        if missing:
+            session.expect(Rollouts.concatenate(missing))
         n_finished = sum(len(tables[number]) for number in finished)
         with progress_bar("measuring", len(rollouts), done=n_finished, shown=progress) as report:
             shards.make_missing(

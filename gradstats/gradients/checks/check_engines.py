@@ -12,13 +12,15 @@ from torch import nn
 
 from gradstats.config.defaults import CHECKED_TYPES
 from gradstats.gradients.attention import attention_of
-from gradstats.gradients.blocks import select_parameters
+from gradstats.gradients.blocks import ParameterSelection, select_parameters
 from gradstats.gradients.checks.casting import with_dtype
-from gradstats.gradients.checks.self_check import TOLERANCES, deviation, refuse_random_model, sq_norms_of
+from gradstats.gradients.checks.deviations import TOLERANCES
+from gradstats.gradients.checks.self_check import refuse_random_model
 from gradstats.gradients.engines.loop import loop_engine
-from gradstats.gradients.engines.registry import ENGINES
+from gradstats.gradients.engines.registry import ENGINES, Engine
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.memory import is_out_of_memory
+from gradstats.gradients.objective import make_chunk
 from gradstats.policy.dtypes import DTYPES, dtype_name
 from gradstats.policy.model import vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
@@ -90,13 +92,27 @@ def check_engines(
     return frame
 
 
+def sq_norms_of(
+    engine: Engine, policy: Policy, rollouts: Rollouts, rows: list[int], selection: ParameterSelection
+) -> np.ndarray:
+    """‖S‖² of the given rows by an engine, all in one chunk."""
+    chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
+    return engine(policy, chunk, selection, None).sq_norms_by_block[0].sum(axis=1)
+
+
+def deviation(values: np.ndarray, reference: np.ndarray) -> float:
+    """Largest relative deviation; 0 for a pair of zero norms, NaN where a value is NaN."""
+    scale = np.where(reference == 0, 1.0, reference)
+    return float(np.abs((values - reference) / scale).max())
+
+
 def _check_dtype(
     policy: Policy, rollouts: Rollouts, params: str | None, widest: np.ndarray | None
 ) -> tuple[list[Row], np.ndarray]:
     """Every comparison within one dtype, and the loop's squared norms."""
     selection = select_parameters(policy.model, params)
     every = list(range(len(rollouts)))
-    refuse_random_model(policy, rollouts, selection)
+    refuse_random_model(policy, rollouts)
     dtype = dtype_name(policy.dtype)
     loop = sq_norms_of(loop_engine, policy, rollouts, every, selection)
     tolerance = TOLERANCES[policy.dtype]

@@ -1,22 +1,25 @@
-"""The check before every measuring run: an engine against one backward pass per sequence, alone and padded."""
+"""The check before every measuring run: an engine against ordinary backward passes, by parameter and by quantity."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.checks import deviations
 from gradstats.gradients.checks.casting import with_dtype
-from gradstats.gradients.engines.loop import loop_engine
+from gradstats.gradients.checks.deviations import TOLERANCES, Deviation
+from gradstats.gradients.checks.plain_pass import PlainPass, plain_pass, plain_tokens
+from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import Engine
-from gradstats.gradients.objective import make_chunk
+from gradstats.gradients.objective import TokenStatistics, make_chunk
+from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
+from gradstats.policy.threads import suitable_threads
 from gradstats.rollouts.table import Rollouts
-
-#: Largest relative deviation of ‖S‖² that is accepted, by the model's dtype.
-TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
 class SelfCheckError(RuntimeError):
@@ -25,103 +28,228 @@ class SelfCheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """Relative deviations of ‖S‖² on two sequences.
+    """Largest relative deviations of an engine from one backward pass per sequence, on a few sequences.
 
     Attributes:
-        engine_against_loop: the engine on each sequence alone, against the loop.
-        alone_against_padded: the engine on both together (the shorter one padded), against each alone.
-        tolerance: the largest deviation that was accepted.
-        deviation_from_float32: for a model in bfloat16 or float16, the loop against the loop in float32 (the error of
-            the dtype, without a tolerance); None otherwise.
+        squared_norms: of ‖S‖², by parameter and of the whole.
+        sketches: of the sketches; None where there are none.
+        token_quantities: of the recorded quantities of tokens.
+        tolerance: the largest deviation of ‖S‖² that was accepted.
+        deviation_from_float32: for a model in bfloat16 or float16, of ‖S‖² from that in float32 (the error of the
+            dtype, without a tolerance); None otherwise.
     """
 
-    engine_against_loop: float
-    alone_against_padded: float
+    squared_norms: float
+    sketches: float | None
+    token_quantities: float
     tolerance: float
     deviation_from_float32: float | None = None
 
 
-def self_check(
-    policy: Policy, rollouts: Rollouts, engine: Engine, name: str, selection: ParameterSelection
-) -> SelfCheck:
-    """Measure two sequences in three ways and compare.
+@dataclass(frozen=True)
+class CheckedSequences:
+    """Plain passes over the shortest, the median and the longest sequence, which serve the checks of every engine.
 
-    The sequences are the shortest and the one of median length, which tests padding at a small cost.
+    Attributes:
+        padded: the shortest sequence and the one of median length, which go through the engine together.
+        alone: the longest one, alone.
+    """
+
+    policy: Policy
+    rollouts: Rollouts
+    selection: ParameterSelection
+    sketch: CountSketch | None
+    padded: list[PlainPass]
+    alone: list[PlainPass]
+    deviation_from_float32: float | None
+
+    @classmethod
+    def make(
+        cls, policy: Policy, rollouts: Rollouts, selection: ParameterSelection, sketch: CountSketch | None
+    ) -> CheckedSequences:
+        """Pass over the sequences, and check that the policy and the sketches are what they should be.
+
+        Raises:
+            ValueError: when the model's output for the same input varies (dropout is on).
+            SelfCheckError: when the sketches do not keep inner products.
+        """
+        rows = two_rows(rollouts)
+        longest = longest_row(rollouts)
+        refuse_random_model(policy, rollouts.select(rows[:1]))
+        with suitable_threads(policy):
+            passes = {
+                row: plain_pass(policy, rollouts, row, selection, sketch) for row in dict.fromkeys([*rows, longest])
+            }
+        made = cls(
+            policy,
+            rollouts,
+            selection,
+            sketch,
+            [passes[row] for row in dict.fromkeys(rows)],
+            [passes[longest]],
+            _deviation_from_float32(policy, rollouts, [passes[row] for row in rows], selection),
+        )
+        if sketch is not None:
+            of_finite = [one for one in passes.values() if _is_finite(one)]
+            _refuse(deviations.of_projection(sketch, of_finite), "the projection", policy, "another sketch_seed")
+        return made
+
+
+def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfCheck:
+    """Compare an engine with the plain passes: two sequences padded together, and the longest alone.
+
+    Sequences whose plain gradient is not finite are left out: they are left out of the measurement as well.
+
+    Args:
+        checked: the sequences.
+        engine: the engine to check.
+        name: its name, for messages.
+
+    Returns:
+        The largest deviations.
+
+    Raises:
+        SelfCheckError: when one exceeds what the dtype allows.
+    """
+    policy = checked.policy
+    by_parameter = one_block_each(checked.selection)
+    norms: list[Deviation] = []
+    sketches: list[Deviation] = []
+    tokens: list[Deviation] = []
+    for passes in (checked.padded, checked.alone):
+        chunk = make_chunk(checked.rollouts, [one.row for one in passes], policy.device, policy.dtype)
+        with suitable_threads(policy):
+            result = engine(policy, chunk, by_parameter, checked.sketch)
+        for place, plain in enumerate(passes):
+            if _is_finite(plain):
+                norms += deviations.of_norms(result, place, plain, by_parameter, policy.dtype)
+                sketches += deviations.of_sketches(result, place, plain, policy.dtype)
+                tokens += deviations.of_tokens(token_quantities(result, place), plain.tokens, policy.dtype)
+    remedy = 'engine="loop", or dtype="float32"'
+    _refuse([*norms, *sketches, *tokens], f'the engine "{name}"', policy, remedy)
+    return SelfCheck(
+        _largest(norms),
+        _largest(sketches) if sketches else None,
+        _largest(tokens),
+        TOLERANCES[policy.dtype],
+        checked.deviation_from_float32,
+    )
+
+
+def check_result(
+    policy: Policy,
+    rollouts: Rollouts,
+    result: ChunkResult,
+    place: int,
+    selection: ParameterSelection,
+    sketch: CountSketch | None,
+    weightings: Sequence[Sequence[np.ndarray]] = (),
+    further_tokens: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+) -> None:
+    """Compare one sequence of a measured chunk with a plain pass.
 
     Args:
         policy: the policy.
         rollouts: the sequences.
-        engine: the engine to check.
-        name: its name, for messages.
-        selection: the parameters that are differentiated.
-
-    Returns:
-        The deviations.
+        result: what the engine returned for a chunk of them.
+        place: the place of the sequence in the chunk.
+        selection: the parameters and blocks that are measured.
+        sketch: the projection, or None.
+        weightings: the further token weights that were measured.
+        further_tokens: other recorded quantities of its tokens, by name: the recorded and the exact ones.
 
     Raises:
-        SelfCheckError: when a deviation exceeds the dtype's tolerance.
-        ValueError: when the model's output for the same input varies (dropout is on).
+        SelfCheckError: when a deviation exceeds what the dtype allows.
     """
-    rows = two_rows(rollouts)
-    refuse_random_model(policy, rollouts.select(rows[:1]), selection)
-    loop = np.concatenate([sq_norms_of(loop_engine, policy, rollouts, [row], selection) for row in rows])
-    alone = np.concatenate([sq_norms_of(engine, policy, rollouts, [row], selection) for row in rows])
-    padded = sq_norms_of(engine, policy, rollouts, rows, selection)
-    from_float32 = None
-    if policy.dtype.itemsize < 4:
-        from_float32 = deviation(loop, _float32_sq_norms(policy, rollouts, rows, selection))
-    tolerance = TOLERANCES[policy.dtype]
-    check = SelfCheck(deviation(alone, loop), deviation(padded, alone), tolerance, from_float32)
-    worst = max(check.engine_against_loop, check.alone_against_padded)
-    if not worst <= check.tolerance:
-        raise SelfCheckError(
-            f'the engine "{name}" fails its self-check on {policy.name} in {policy.dtype}: squared norms deviate by '
-            f"{check.engine_against_loop:.2e} from one backward pass per sequence and by "
-            f"{check.alone_against_padded:.2e} between a sequence alone and padded, where {check.tolerance:.0e} is "
-            'allowed: use engine="loop", or dtype="float32"'
-        )
-    return check
+    row = int(result.chunk.rows[place])
+    with suitable_threads(policy):
+        plain = plain_pass(policy, rollouts, row, selection, sketch, [weighting[row] for weighting in weightings])
+    if not _is_finite(plain):
+        return
+    found = [
+        *deviations.of_norms(result, place, plain, selection, policy.dtype),
+        *deviations.of_sketches(result, place, plain, policy.dtype),
+        *deviations.of_tokens(token_quantities(result, place), plain.tokens, policy.dtype),
+    ]
+    for name, (recorded, exact) in (further_tokens or {}).items():
+        found += deviations.of_tokens({name: recorded}, {name: exact}, policy.dtype)
+    named = f"{rollouts.prompt_id[row]}/{rollouts.sample_id[row]}"
+    _refuse(found, f"a later chunk (sequence {named})", policy, 'engine="loop", or dtype="float32"')
+
+
+def token_quantities(result: ChunkResult, place: int) -> dict[str, np.ndarray]:
+    """The recorded quantities of one sequence's completion tokens, by name."""
+    statistics = {name: getattr(result.statistics, name) for name in TokenStatistics._fields}
+    return {name: result.chunk.ragged(values)[place] for name, values in statistics.items()}
+
+
+def one_block_each(selection: ParameterSelection) -> ParameterSelection:
+    """The same parameters, each in a block of its own."""
+    names = tuple(selection.parameters)
+    return replace(selection, block_names=names, block_index={name: place for place, name in enumerate(names)})
 
 
 def two_rows(rollouts: Rollouts) -> list[int]:
     """Rows of the shortest sequence and of the one of median length (the same row twice when there is one)."""
-    frame = rollouts.frame
-    times = frame["prompt_tokens"].map(len).to_numpy() + frame["completion_tokens"].map(len).to_numpy()
-    order = np.argsort(times, kind="stable")
+    order = np.argsort(_times(rollouts), kind="stable")
     return [int(order[0]), int(order[len(order) // 2])]
 
 
-def sq_norms_of(
-    engine: Engine, policy: Policy, rollouts: Rollouts, rows: list[int], selection: ParameterSelection
-) -> np.ndarray:
-    """‖S‖² of the given rows by an engine, all in one chunk."""
-    chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
-    return engine(policy, chunk, selection, None).sq_norms_by_block[0].sum(axis=1)
+def longest_row(rollouts: Rollouts) -> int:
+    """The row of the longest sequence."""
+    return int(np.argsort(_times(rollouts), kind="stable")[-1])
 
 
-def deviation(values: np.ndarray, reference: np.ndarray) -> float:
-    """Largest relative deviation; 0 for a pair of zero norms, NaN where a value is NaN."""
-    scale = np.where(reference == 0, 1.0, reference)
-    return float(np.abs((values - reference) / scale).max())
-
-
-def _float32_sq_norms(policy: Policy, rollouts: Rollouts, rows: list[int], selection: ParameterSelection) -> np.ndarray:
-    wide = with_dtype(policy, torch.float32)
-    parameters = dict(wide.model.named_parameters())
-    chosen = replace(selection, parameters={name: parameters[name] for name in selection.parameters})
-    return np.concatenate([sq_norms_of(loop_engine, wide, rollouts, [row], chosen) for row in rows])
-
-
-def refuse_random_model(policy: Policy, rollouts: Rollouts, selection: ParameterSelection) -> None:
+def refuse_random_model(policy: Policy, rollouts: Rollouts) -> None:
     """Score the first sequence twice.
 
     Raises:
         ValueError: when the two results differ.
     """
-    chunk = make_chunk(rollouts, [0], policy.device, policy.dtype)
-    first, second = (loop_engine(policy, chunk, selection, None).statistics.logprobs for _ in range(2))
-    if not torch.equal(first, second) and (first - second).abs().max() > 1e-4:
+    with suitable_threads(policy):
+        first, second = (plain_tokens(policy, rollouts, 0)["logprobs"] for _ in range(2))
+    if not np.array_equal(first, second, equal_nan=True) and not np.abs(first - second).max() <= 1e-4:
         raise ValueError(
             f"{policy.name} gives different outputs for the same input (dropout is on): call model.eval() before "
             "measuring"
         )
+
+
+def _times(rollouts: Rollouts) -> np.ndarray:
+    frame = rollouts.frame
+    return frame["prompt_tokens"].map(len).to_numpy() + frame["completion_tokens"].map(len).to_numpy()
+
+
+def _is_finite(plain: PlainPass) -> bool:
+    norms = [value for gradient in plain.gradients for value in gradient.sq_norms.values()]
+    return bool(np.isfinite(norms).all())
+
+
+def _largest(found: Sequence[Deviation]) -> float:
+    return max((deviation.value for deviation in found), default=0.0)
+
+
+def _refuse(found: Sequence[Deviation], what: str, policy: Policy, remedy: str) -> None:
+    failing = [deviation for deviation in found if not deviation.passes]
+    if failing:
+        worst = max(failing, key=lambda one: np.inf if np.isnan(one.value) else one.value / one.allowed)
+        raise SelfCheckError(
+            f"{what} fails its self-check on {policy.name} in {policy.dtype}: {worst.what} deviates by "
+            f"{worst.value:.2e} from one backward pass per sequence, where {worst.allowed:.0e} is allowed: use {remedy}"
+        )
+
+
+def _deviation_from_float32(
+    policy: Policy, rollouts: Rollouts, passes: Sequence[PlainPass], selection: ParameterSelection
+) -> float | None:
+    if policy.dtype.itemsize >= 4:
+        return None
+    wide = with_dtype(policy, torch.float32)
+    parameters = dict(wide.model.named_parameters())
+    chosen = replace(selection, parameters={name: parameters[name] for name in selection.parameters})
+    values = []
+    for plain in passes:
+        exact = plain_pass(wide, rollouts, plain.row, chosen, None).gradients[0]
+        total = sum(exact.sq_norms.values())
+        values.append(abs(sum(plain.gradients[0].sq_norms.values()) - total) / (total or 1.0))
+    return float(max(values))

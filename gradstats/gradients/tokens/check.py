@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.checks.self_check import TOLERANCES, SelfCheckError, two_rows
+from gradstats.gradients.checks.deviations import TOLERANCES
+from gradstats.gradients.checks.self_check import SelfCheckError, two_rows
 from gradstats.gradients.chunking import default_memory_gib
 from gradstats.gradients.engines.loop import sequence_gradient
 from gradstats.gradients.objective import make_chunk

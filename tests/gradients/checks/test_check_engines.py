@@ -12,6 +12,7 @@ from gradient_models import any_model
 
 import gradstats.gradients as gradients
 from gradstats.gradients import check_engines
+from gradstats.gradients.checks.check_engines import deviation
 from gradstats.gradients.engines.ghost import ghost_engine
 
 
@@ -111,3 +112,9 @@ def test_the_command_prints_the_table_and_exits_by_the_verdict(wrong, policy_fol
     assert "alone against" in printed.out
     assert ("passed" in printed.out) == (not wrong)
     assert ("the check fails (ghost)" in printed.err) == wrong
+
+
+def test_the_deviation_is_relative_to_the_reference():
+    assert deviation(np.array([1.0, 3.0]), np.array([1.0, 4.0])) == 0.25
+    assert deviation(np.array([0.0]), np.array([0.0])) == 0.0
+    assert np.isnan(deviation(np.array([np.nan, 1.0]), np.array([1.0, 1.0])))

@@ -1,0 +1,120 @@
+"""How far an engine's results on a chunk are from plain passes over its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.checks.plain_pass import PlainPass, plain_sketch
+from gradstats.gradients.engines.reduction import ChunkResult
+from gradstats.gradients.sketches import CountSketch
+
+#: Largest relative deviation of ‖S‖² that is accepted, by the model's dtype.
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+# A parameter, or a sketch, sums fewer terms than ‖S‖², so that rounding in 16 bits shows more.
+_OF_PARTS = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
+# Deviations of a parameter are relative to its own ‖S‖², or to this share of the whole where that is more.
+_LEAST_SHARE = {torch.float64: 1e-12, torch.float32: 1e-8, torch.bfloat16: 1e-3, torch.float16: 1e-3}
+# Deviations of token quantities are relative to the largest of the sequence, or to this where that is more.
+_LEAST_TOKEN = {torch.float64: 1e-4, torch.float32: 1e-2, torch.bfloat16: 1.0, torch.float16: 1.0}
+# Inner products of sketches may be off by this many standard deviations.
+_DEVIATIONS = 10.0
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One comparison: a relative deviation, what is allowed, and of what."""
+
+    value: float
+    allowed: float
+    what: str
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is within what is allowed; NaN is not."""
+        return bool(self.value <= self.allowed)
+
+
+def of_norms(
+    result: ChunkResult, place: int, plain: PlainPass, selection: ParameterSelection, dtype: torch.dtype
+) -> list[Deviation]:
+    """Squared norms by block (of one parameter each, where the selection says so) and of the whole."""
+    found = []
+    for norms, gradient in zip(result.sq_norms_by_block[:, place], plain.gradients, strict=True):
+        exact = np.zeros(len(selection.block_names))
+        for name, value in gradient.sq_norms.items():
+            exact[selection.block_index[name]] += value
+        total = float(exact.sum())
+        scale = np.maximum(exact, _LEAST_SHARE[dtype] * total) if total else np.ones_like(exact)
+        values = np.abs(norms - exact) / np.where(scale == 0, 1.0, scale)
+        worst = int(np.argmax(np.where(np.isnan(values), np.inf, values)))
+        found.append(
+            Deviation(float(values[worst]), _OF_PARTS[dtype], f"the squared norm of {selection.block_names[worst]}")
+        )
+        whole = abs(float(norms.sum()) - total) / (total or 1.0)
+        found.append(Deviation(whole, TOLERANCES[dtype], "the squared norm of the whole gradient"))
+    return found
+
+
+def of_sketches(result: ChunkResult, place: int, plain: PlainPass, dtype: torch.dtype) -> list[Deviation]:
+    """The engine's sketch against that of the plain pass, relative to its norm."""
+    if result.sketches is None:
+        return []
+    found = []
+    for sketch, gradient in zip(result.sketches[:, place], plain.gradients, strict=True):
+        assert gradient.sketch is not None
+        off = float(np.linalg.norm(sketch.astype(np.float64) - gradient.sketch))
+        # ‖S‖² deviates by twice what S deviates by.
+        found.append(
+            Deviation(off / (float(np.linalg.norm(gradient.sketch)) or 1.0), _OF_PARTS[dtype] / 2, "the sketch")
+        )
+    return found
+
+
+def of_tokens(tokens: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray], dtype: torch.dtype) -> list[Deviation]:
+    """The quantities of a sequence's tokens."""
+    found = []
+    for name, values in tokens.items():
+        scale = max(float(np.abs(exact[name]).max(initial=0.0)), _LEAST_TOKEN[dtype])
+        off = np.abs(values - exact[name]).max(initial=0.0) if len(values) == len(exact[name]) else np.inf
+        found.append(Deviation(float(off) / scale, TOLERANCES[dtype], f"the recorded {name} of its tokens"))
+    return found
+
+
+def of_projection(sketch: CountSketch, plain: Sequence[PlainPass]) -> list[Deviation]:
+    """The sketches themselves: from their definition, and their inner products against the gradients' own.
+
+    Every norm of a whole gradient is compared, and the inner products of the coordinates that were kept.
+    """
+    found = []
+    spread = float(np.sqrt(2.0 / sketch.dim))
+    gradients = [one.gradients[0] for one in plain]
+    for gradient in gradients:
+        total = sum(gradient.sq_norms.values())
+        if gradient.sketch is not None and total:
+            off = abs(float(gradient.sketch @ gradient.sketch) / total - 1.0)
+            found.append(Deviation(off, _DEVIATIONS * spread, "the squared norm of the sketch against the gradient's"))
+    wide = [plain_sketch(sketch, gradient.kept) for gradient in gradients]
+    for number, gradient in enumerate(gradients):
+        made = torch.zeros(1, sketch.dim, dtype=torch.float64)
+        for name, values in gradient.kept.items():
+            sketch.add(made, name, torch.from_numpy(values)[None])
+        norm = float(np.linalg.norm(wide[number]))
+        off = float(np.linalg.norm(made[0].numpy() - wide[number])) / (norm or 1.0)
+        found.append(Deviation(off, 1e-9, "the sketch of its smaller parameters, against the definition,"))
+        for other in range(number):
+            left, right = gradient.kept, gradients[other].kept
+            exact = sum(float(left[name] @ right[name]) for name in left)
+            size = float(np.sqrt(_sq_norm(left) * _sq_norm(right)))
+            if size:
+                off = abs(float(wide[number] @ wide[other]) - exact) / size
+                found.append(Deviation(off, _DEVIATIONS * spread, "an inner product of sketches"))
+    return found
+
+
+def _sq_norm(coordinates: Mapping[str, np.ndarray]) -> float:
+    return sum(float(values @ values) for values in coordinates.values())

@@ -1,0 +1,179 @@
+"""One sequence by an ordinary forward and backward pass: the reference that engines are checked against.
+
+It shares no code with the engines: the sequence is encoded here, log-probabilities come from torch's ``log_softmax``,
+and gradients from autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradstats.gradients.attention import measuring_attention
+from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.sketches import CountSketch, signs_and_starts
+from gradstats.policy.model import output_embedding
+from gradstats.policy.policy import Policy
+from gradstats.rollouts.table import Rollouts
+
+# Logits that are processed at a time.
+_ELEMENTS = 2**20
+# Coordinates of a gradient that are kept, for exact inner products.
+_KEPT_COORDINATES = 2**18
+
+
+@dataclass(frozen=True)
+class PlainGradient:
+    """The gradient of one sequence under one weighting.
+
+    Attributes:
+        sq_norms: parameter name → squared norm.
+        sketch: (dim,) in float64, or None.
+        kept: name → coordinates (n,) in float64 of some parameters, small ones first.
+    """
+
+    sq_norms: dict[str, float]
+    sketch: np.ndarray | None
+    kept: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class PlainPass:
+    """A sequence's gradients, one for each weighting, and the quantities of its completion tokens by name."""
+
+    row: int
+    gradients: list[PlainGradient]
+    tokens: dict[str, np.ndarray]
+
+
+def plain_pass(
+    policy: Policy,
+    rollouts: Rollouts,
+    row: int,
+    selection: ParameterSelection,
+    sketch: CountSketch | None,
+    weightings: Sequence[np.ndarray] = (),
+) -> PlainPass:
+    """Differentiate one sequence.
+
+    Args:
+        policy: the policy.
+        rollouts: the sequences.
+        row: which of them.
+        selection: the differentiated parameters.
+        sketch: the projection, or None.
+        weightings: further token weights, each (completion length,).
+    """
+    ids, n_prompt, mask = _encoded(rollouts, row, policy.device)
+    kind = torch.promote_types(policy.dtype, torch.float32)
+    weights = [mask, *(mask * weighting for weighting in weightings)]
+    tensors = list(selection.parameters.values())
+    gradients = []
+    with measuring_attention(policy, batched=False), torch.enable_grad():
+        logits, hidden = _forward(policy, ids, n_prompt)
+        tokens, starts = _tokens(
+            logits,
+            ids[0, n_prompt:],
+            policy.temperature,
+            [torch.from_numpy(values).to(policy.device, kind) for values in weights],
+        )
+        for number, start in enumerate(starts):
+            last = number == len(starts) - 1
+            found = torch.autograd.grad(logits, tensors, start, materialize_grads=True, retain_graph=not last)
+            gradients.append(_reduced(dict(zip(selection.parameters, found, strict=True)), sketch))
+    return PlainPass(row, gradients, tokens | {"hidden_sq_norms": hidden})
+
+
+def plain_tokens(policy: Policy, rollouts: Rollouts, row: int) -> dict[str, np.ndarray]:
+    """The token quantities of one sequence by a forward pass alone."""
+    ids, n_prompt, _ = _encoded(rollouts, row, policy.device)
+    with measuring_attention(policy, batched=False), torch.no_grad():
+        logits, hidden = _forward(policy, ids, n_prompt)
+        tokens, _ = _tokens(logits, ids[0, n_prompt:], policy.temperature, [])
+    return tokens | {"hidden_sq_norms": hidden}
+
+
+def plain_sketch(sketch: CountSketch, coordinates: dict[str, np.ndarray]) -> np.ndarray:
+    """The sketch of some parameters' gradients, coordinate by coordinate from its definition."""
+    total = np.zeros(sketch.dim)
+    for name, values in coordinates.items():
+        packed, starts = signs_and_starts(sketch.seed, name, len(values), sketch.dim)
+        index = np.arange(len(values))
+        signs = 2.0 * np.unpackbits(packed)[: len(values)] - 1.0
+        buckets = (np.asarray(starts)[index // sketch.dim] + index % sketch.dim) % sketch.dim
+        total += np.bincount(buckets, weights=signs * values, minlength=sketch.dim)
+    return total
+
+
+def _encoded(rollouts: Rollouts, row: int, device: torch.device) -> tuple[Tensor, int, np.ndarray]:
+    """Ids (1, time), the number of prompt tokens, and the mask of the completion in float64."""
+    entry = rollouts.frame.iloc[row]
+    prompt, completion = list(entry["prompt_tokens"]), list(entry["completion_tokens"])
+    mask = entry.get("completion_mask")
+    counted = np.ones(len(completion)) if mask is None else np.asarray(mask, dtype=np.float64)
+    return torch.tensor([prompt + completion], device=device), len(prompt), counted
+
+
+def _forward(policy: Policy, ids: Tensor, n_prompt: int) -> tuple[Tensor, np.ndarray]:
+    """The logits that predict the completion, (length, vocabulary), and the squared norms of what enters the head."""
+    seen: list[Tensor] = []
+
+    def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(inputs[0].detach())
+
+    handle = output_embedding(policy.model).register_forward_pre_hook(keep)
+    try:
+        logits: Tensor = policy.model(ids, use_cache=False)["logits"]
+    finally:
+        handle.remove()
+    hidden = seen[-1].reshape(ids.shape[1], -1)[n_prompt - 1 : -1].double().square().sum(dim=1)
+    return logits[0, n_prompt - 1 : -1], hidden.cpu().numpy()
+
+
+def _tokens(
+    logits: Tensor, drawn: Tensor, temperature: float, weights: Sequence[Tensor]
+) -> tuple[dict[str, np.ndarray], list[Tensor]]:
+    """Quantities of the tokens, and for each weighting the gradient of the weighted log-probabilities by the logits."""
+    starts = [torch.zeros_like(logits) for _ in weights]
+    columns: dict[str, list[np.ndarray]] = {"logprobs": [], "entropy": [], "sum_pi_squared": []}
+    for span in _spans(logits):
+        part = logits[span].detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
+        with torch.enable_grad():
+            log_pi = (part / temperature).log_softmax(dim=-1)
+            logprobs = log_pi.gather(-1, drawn[span, None])[:, 0]
+        for start, values in zip(starts, weights, strict=True):
+            start[span] = torch.autograd.grad(logprobs, part, values[span], retain_graph=True)[0].to(start.dtype)
+        pi = log_pi.detach().exp()
+        found = (logprobs.detach(), torch.special.entr(pi).sum(dim=-1), pi.square().sum(dim=-1))
+        for column, values in zip(columns.values(), found, strict=True):
+            column.append(values.double().cpu().numpy())
+    return {name: np.concatenate(parts) for name, parts in columns.items()}, starts
+
+
+def _spans(logits: Tensor) -> Iterator[slice]:
+    step = max(1, _ELEMENTS // logits.shape[1])
+    for first in range(0, len(logits), step):
+        yield slice(first, first + step)
+
+
+def _reduced(gradients: dict[str, Tensor], sketch: CountSketch | None) -> PlainGradient:
+    sq_norms, kept, room = {}, {}, _KEPT_COORDINATES
+    total = None
+    if sketch is not None:
+        first = next(iter(gradients.values()))
+        kind = torch.promote_types(first.dtype, torch.float32)
+        total = torch.zeros(1, sketch.dim, dtype=kind, device=first.device)
+    for name, gradient in sorted(gradients.items(), key=lambda item: item[1].numel()):
+        flat = gradient.flatten()
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        sq_norms[name] = float(torch.linalg.vector_norm(flat, dtype=wide).double().square())
+        if sketch is not None and total is not None:
+            sketch.add(total, name, gradient[None])
+            if flat.numel() <= room:
+                kept[name] = flat.double().cpu().numpy()
+                room -= flat.numel()
+    return PlainGradient(sq_norms, None if total is None else total[0].double().cpu().numpy(), kept)

@@ -1,0 +1,50 @@
+"""The plain pass against the public oracle of the reference package, and the definition of the sketch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import ragged_rollouts, tiny_model
+from gradient_models import oracle
+
+from gradstats.gradients.blocks import select_parameters
+from gradstats.gradients.checks.plain_pass import plain_pass, plain_sketch, plain_tokens
+from gradstats.gradients.sketches import CountSketch
+from gradstats.policy.policy import Policy
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_norms_and_token_quantities(architecture, masked):
+    model, rollouts = tiny_model(architecture), ragged_rollouts(4, masked=masked)
+    policy = Policy(model, temperature=0.7)
+    expected = oracle(model, rollouts, 0.7)
+    selection = select_parameters(model)
+    for row in range(len(rollouts)):
+        found = plain_pass(policy, rollouts, row, selection, None)
+        for name, value in found.gradients[0].sq_norms.items():
+            assert value == pytest.approx(expected[name][row], rel=1e-9)
+        ids = [*rollouts.frame["prompt_tokens"][row], *rollouts.frame["completion_tokens"][row]]
+        n_prompt = len(rollouts.frame["prompt_tokens"][row])
+        pi = torch.softmax(model(torch.tensor([ids])).logits[0, n_prompt - 1 : -1] / 0.7, dim=-1).detach().numpy()
+        np.testing.assert_allclose(found.tokens["logprobs"], np.log(pi[np.arange(len(pi)), ids[n_prompt:]]), rtol=1e-9)
+        np.testing.assert_allclose(found.tokens["entropy"], -(pi * np.log(pi)).sum(axis=1), rtol=1e-9)
+        np.testing.assert_allclose(found.tokens["sum_pi_squared"], (pi**2).sum(axis=1), rtol=1e-9)
+        assert plain_tokens(policy, rollouts, row).keys() == found.tokens.keys()
+
+
+def test_weightings_multiply_the_mask():
+    model, rollouts = tiny_model("gpt2"), ragged_rollouts(2, masked=True)
+    length = len(rollouts.frame["completion_tokens"][1])
+    found = plain_pass(Policy(model), rollouts, 1, select_parameters(model), None, [np.full(length, 2.0)])
+    plain, doubled = (gradient.sq_norms["lm_head.weight"] for gradient in found.gradients)
+    assert doubled == pytest.approx(4 * plain)
+
+
+def test_the_definition_of_a_sketch_by_hand():
+    sketch = CountSketch(5, seed=3)
+    values = np.random.default_rng(0).normal(size=23)
+    made = torch.zeros(1, 5, dtype=torch.float64)
+    sketch.add(made, "w", torch.from_numpy(values)[None])
+    np.testing.assert_allclose(plain_sketch(sketch, {"w": values}), made[0].numpy(), atol=1e-12)
