@@ -35,6 +35,7 @@ def run(
     out: Path | None = None,
     dry_run: bool = False,
     overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
+    trust: bool = False,
     progress: Progress = True,
 ) -> None:
     """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run.
@@ -44,10 +45,11 @@ def run(
         out: the run directory; runs/NAME by default.
         dry_run: only print what would be sampled and measured, with upper bounds of time, memory and disk.
         overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
+        trust: run code that a run directory's own experiment.yaml names, and model code or pickles that a file allows.
     """
     from gradstats.config.experiment import load_experiment
 
-    loaded = load_experiment(experiment, overrides)
+    loaded = load_experiment(experiment, overrides, trust=trust)
     if dry_run:
         from gradstats.runs.cost import estimate_cost
 
@@ -107,6 +109,7 @@ def sample(
 def regrade(
     run: Positional[Path],
     reward: Annotated[RewardNames, described_by(SamplingSection, "reward", by_default="that of the run")] = None,
+    trust: bool = False,
     progress: Progress = True,
 ) -> None:
     """Score a run's stored completions again, without sampling or measuring, and analyse it again.
@@ -115,11 +118,12 @@ def regrade(
 
     Args:
         run: a run directory.
+        trust: run code that the run directory's own experiment.yaml names.
     """
     from gradstats.runs.pipeline import regrade_run
 
     single = reward[0] if isinstance(reward, list) and len(reward) == 1 else reward
-    result = regrade_run(run, single, progress=progress)
+    result = regrade_run(run, single, trust=trust, progress=progress)
     terminal.show_regrading(run)
     if result is not None:
         terminal.show_run(result)

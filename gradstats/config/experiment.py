@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import Field, PrivateAttr, field_validator
 
 from gradstats.config.sections import (
     FiguresSection,
@@ -20,6 +20,7 @@ from gradstats.config.sections import (
     SamplingSection,
     VarianceSection,
 )
+from gradstats.config.trust import is_received, refuse_untrusted
 from gradstats.config.validation import Section, WrongSettingsError
 from gradstats.config.yaml_text import read_yaml
 
@@ -46,6 +47,17 @@ class Experiment(Section):
     variance: VarianceSection = Field(default=VarianceSection(), description="which estimators are compared, and how.")
     figures: FiguresSection = Field(default=FiguresSection(), description="the figures' appearance.")
 
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the file, where the user's own modules are searched for; None where it has none to offer."""
+        return self._folder
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all settings are equal, from whatever file they were read."""
+        return isinstance(other, Experiment) and self.model_dump() == other.model_dump()
+
     @field_validator("name")
     @classmethod
     def _is_a_file_name(cls, name: str) -> str:
@@ -68,23 +80,50 @@ class Experiment(Section):
         return {f"{section}.{key}": value for section, entries in sections.items() for key, value in entries.items()}
 
 
-def load_experiment(name_or_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment file, or one that comes with the project by its name.
+def load_experiment(
+    name_or_path: str | os.PathLike[str], overrides: Sequence[str] = (), *, trust: bool = False
+) -> Experiment:
+    """Read an experiment file to run it, or one that comes with the project by its name.
 
     Args:
         name_or_path: the file, or the name.
         overrides: settings to change, as ``"prompts.n=60"``, see :func:`with_settings`.
+        trust: permit what needs permission, see :mod:`gradstats.config.trust`.
 
     Raises:
         FileNotFoundError: when there is neither such a file nor such an experiment.
+        UntrustedCodeError: when the file names code that needs permission; checked before everything else.
         ValueError: when the file is not YAML, or a setting is unknown, missing, of a wrong type or out of range: one
             sentence for each.
     """
-    return read_experiment(_find(os.fspath(name_or_path)), overrides)
+    return load_experiment_file(_find(os.fspath(name_or_path)), overrides, trust=trust)
+
+
+def load_experiment_file(
+    path: Path, overrides: Sequence[str] = (), *, trust: bool = False, ignored: Sequence[str] = ()
+) -> Experiment:
+    """Read the experiment file at a path to run it, or a part of it.
+
+    Args:
+        path: the file.
+        overrides: as for :func:`load_experiment`.
+        trust: as for :func:`load_experiment`.
+        ignored: settings that the command does not use, and which may therefore name code.
+
+    Raises:
+        UntrustedCodeError, ValueError: as for :func:`load_experiment`.
+    """
+    data = _settings_in(path)
+    if not trust:
+        refuse_untrusted(path, with_settings(data, overrides), with_settings({}, overrides), ignored=ignored)
+    experiment = _experiment_of(path, data, overrides)
+    if trust or not is_received(path):
+        experiment._folder = path.resolve().parent
+    return experiment
 
 
 def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read the experiment file at a path.
+    """Read the experiment file at a path, to look at it: what runs steps reads it by :func:`load_experiment_file`.
 
     Args:
         path: the file.
@@ -94,18 +133,27 @@ def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         ValueError: when the file is not YAML, or a setting is unknown, missing, of a wrong type or out of range: one
             sentence for each.
     """
-    try:
-        data = read_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"the experiment file {path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"the experiment file {path} does not hold settings")
+    return _experiment_of(path, _settings_in(path), overrides)
+
+
+def _experiment_of(path: Path, data: dict[str, Any], overrides: Sequence[str]) -> Experiment:
     settings: dict[str, Any] = {"name": path.stem}
     settings |= {str(key): value for key, value in with_settings(data, overrides).items()}
     try:
         return Experiment(**settings)
     except WrongSettingsError as error:
         raise ValueError(f"the experiment file {path} has wrong settings: {error}") from error
+
+
+def _settings_in(path: Path) -> dict[str, Any]:
+    """The settings that a file holds, as they stand there."""
+    try:
+        data = read_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"the experiment file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"the experiment file {path} does not hold settings")
+    return data
 
 
 def experiment_schema() -> dict[str, Any]:

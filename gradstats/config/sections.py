@@ -74,7 +74,8 @@ class PromptsSection(Section):
     title: ClassVar[str] = "the problem set"
 
     source: str = Field(
-        description='"embedded", a .jsonl, .csv or .parquet file, reasoning-gym/TASK or a hub data set.'
+        description='"embedded", a .jsonl, .csv or .parquet file, reasoning-gym/TASK, module:function or a hub data '
+        "set."
     )
     n: Count | None = Field(default=None, description="number of prompts; all of a file or data set by default.")
     seed: NonNegativeInt = Field(default=0, description="seed of the subset, or of the generator.")

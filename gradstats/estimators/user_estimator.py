@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from gradstats.estimators.estimator import Definition
+from gradstats.system.user_code import import_function
 
 
 def user_definition(name: str, registered: Iterable[Definition]) -> Definition:
@@ -23,9 +20,9 @@ def user_definition(name: str, registered: Iterable[Definition]) -> Definition:
         registered: the definitions that are known, those that the module registers when it is imported included.
 
     Raises:
-        ImportError: when the module or the function cannot be found; states where the module was looked for.
+        ImportError, ValueError: as for :func:`gradstats.system.user_code.import_function`.
     """
-    function = _imported(name)
+    function = import_function(name, "the estimator")
     known = next((definition for definition in registered if definition.function is function), None)
     if known is not None:
         return replace(known, name=name)
@@ -42,16 +39,3 @@ def user_definition(name: str, registered: Iterable[Definition]) -> Definition:
         expected_scale=lambda group_size, parameters: None,
         checked=False,
     )
-
-
-def _imported(name: str) -> Callable[..., Any]:
-    module_name, _, function_name = name.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise ImportError(f"the estimator {name!r} cannot be imported: {error} (looked in {here})") from error
-    finally:
-        sys.path.remove(here)
-    return function

@@ -169,7 +169,12 @@ def extract_answer(text: str) -> str | None:
     dropped.
     """
     answers = _ANSWER.findall(text)
-    return str(int(answers[-1])) if answers else None
+    if not answers:
+        return None
+    # Not by way of int, which refuses more than 4300 digits.
+    sign, digits = ("-", answers[-1][1:]) if answers[-1].startswith("-") else ("", answers[-1])
+    digits = digits.lstrip("0") or "0"
+    return digits if digits == "0" else sign + digits
 
 
 def split_of(prompt: str) -> Split:

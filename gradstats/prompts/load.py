@@ -15,6 +15,7 @@ from gradstats.prompts.hub import hub_problems
 from gradstats.prompts.known_sets import columns_like, known_settings
 from gradstats.prompts.problem import Problem, Settings
 from gradstats.prompts.reasoning_tasks import is_reasoning_gym_task, reasoning_gym_problems
+from gradstats.prompts.user_source import user_problems
 
 _PREFIX = "reasoning-gym/"
 _COLUMNS = tuple(field.name for field in fields(ColumnMapping))
@@ -25,10 +26,11 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
     r"""Load problems from a file, a data set or a generator.
 
     Args:
-        source: "embedded", a ``.jsonl``, ``.csv`` or ``.parquet`` file, ``reasoning-gym/TASK`` or a hub data set.
-            "embedded" is the step-by-step arithmetic that the embedded policy was trained on. A file has the columns
-            ``prompt`` and ``answer`` (or those named in ``settings``). A bare task name works too (extra ``tasks``),
-            and so does a folder that holds a data set of the hub (extra ``hub``).
+        source: "embedded", a ``.jsonl``, ``.csv`` or ``.parquet`` file, ``reasoning-gym/TASK``, ``module:function`` or
+            a hub data set. "embedded" is the step-by-step arithmetic that the embedded policy was trained on. A file
+            has the columns ``prompt`` and ``answer`` (or those named in ``settings``). A bare task name works too
+            (extra ``tasks``), and so does a folder that holds a data set of the hub (extra ``hub``). For a function of
+            your own see :func:`gradstats.prompts.user_source.user_problems`.
         n: number of prompts; all of a file or data set by default. It is required for generated problems. A subset is
             seeded and keeps the order of the source; a larger ``n`` only adds to it.
         rng: seed of the subset, or of the generator.
@@ -67,6 +69,8 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
         mapping, _ = _column_settings(settings, name, ())
         return file_problems(Path(source), mapping, n, rng)
     folder = Path(source).is_dir()
+    if not folder and ":" in name:
+        return user_problems(name, n, rng, settings)
     if not folder and (name.startswith(_PREFIX) or is_reasoning_gym_task(name)):
         return reasoning_gym_problems(name.removeprefix(_PREFIX), _required(n, name), rng, **settings)
     if folder or "/" in name:
@@ -74,14 +78,14 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
         return hub_problems(name, mapping, n, rng, **options)
     raise ValueError(
         f'source {name!r} is not known: give "embedded", a {", ".join(SUFFIXES)} file, '
-        "reasoning-gym/TASK (with the extra gradstats[tasks]), or a data set id such as openai/gsm8k"
+        "reasoning-gym/TASK (with the extra gradstats[tasks]), module:function, or a data set id such as openai/gsm8k"
     )
 
 
 def is_on_hub(source: str | Path) -> bool:
     """Whether the problems of a source come from a repository on the hub."""
     name = str(source)
-    elsewhere = name == "embedded" or Path(source).suffix in SUFFIXES or name.startswith(_PREFIX)
+    elsewhere = name == "embedded" or Path(source).suffix in SUFFIXES or name.startswith(_PREFIX) or ":" in name
     return "/" in name and not elsewhere and not Path(source).exists()
 
 

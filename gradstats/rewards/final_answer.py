@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from gradstats.prompts.columns import last_number
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 def final_answer(completion: str) -> str:
@@ -14,11 +12,18 @@ def final_answer(completion: str) -> str:
 
     A completion without any of these is itself the answer, stripped.
     """
-    tagged = _TAGGED.findall(completion)
-    for answer in (tagged[-1].strip() if tagged else None, _last_boxed(completion), last_number(completion)):
+    for answer in (_last_tagged(completion), _last_boxed(completion), last_number(completion)):
         if answer is not None:
             return answer
     return completion.strip()
+
+
+def _last_tagged(text: str) -> str | None:
+    """The text between the last pair of tags. Each character is read once: a completion may be megabytes of tags."""
+    answer, place = None, 0
+    while (start := text.find(_OPEN, place)) >= 0 and (end := text.find(_CLOSE, start)) >= 0:
+        answer, place = text[start + len(_OPEN) : end].strip(), end + len(_CLOSE)
+    return answer
 
 
 def _last_boxed(text: str) -> str | None:

@@ -174,7 +174,7 @@ def _value(reward: WeightedReward, text: str, problem: Problem, counts: RewardCo
         # Any other error of a built-in reward (a parameter out of range) concerns every completion.
         if reward.built_in and not isinstance(error, IsolatedError):
             raise
-        return _failed(counts, str(error) if reward.built_in else f"{type(error).__name__}: {error}")
+        return _failed(counts, str(error) if isinstance(error, IsolatedError) else f"{type(error).__name__}: {error}")
     if isinstance(value, numbers.Real) and math.isfinite(value):
         return float(value)
     return _failed(counts, f"it returned {value!r}, which is not a finite number")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -12,6 +11,7 @@ from gradstats.config.labels import read_label
 from gradstats.prompts.embedded import extract_answer
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.final_answer import final_answer
+from gradstats.rewards.user_reward import user_reward
 from gradstats.system.worker import PROCESS
 
 Reward = Callable[[str, Problem], float]
@@ -77,7 +77,8 @@ def get_reward(reward: str | Reward | None) -> Reward:
     """Find a reward function.
 
     Args:
-        reward: a name in :data:`REWARDS` or a "module:function" of your own, with parameters in brackets, as in
+        reward: a name in :data:`REWARDS` or a "module:function" of your own
+            (see :mod:`gradstats.rewards.user_reward`), with parameters in brackets, as in
             "reasoning_gym(threshold=0.5)"; a function ``(completion_text, problem) -> float``, which is returned
             unchanged; or None, which uses the reward named by each problem.
 
@@ -86,7 +87,7 @@ def get_reward(reward: str | Reward | None) -> Reward:
 
     Raises:
         ValueError: for an unknown name (the nearest is suggested), or an unknown parameter.
-        ImportError: when "module:function" cannot be imported.
+        ImportError: when "module:function" cannot be imported or may not be used.
 
     Example:
         >>> from gradstats.prompts import Problem
@@ -103,13 +104,8 @@ def get_reward(reward: str | Reward | None) -> Reward:
     name, parameters = read_label(reward)
     if name in REWARDS:
         return _with_parameters(name, REWARDS[name], parameters)
-    module_name, colon, function_name = name.partition(":")
-    if colon:
-        try:
-            function = getattr(importlib.import_module(module_name), function_name)
-        except (ImportError, AttributeError) as error:
-            raise ImportError(f"the reward {reward!r} cannot be imported: {error}") from error
-        return _with_parameters(name, function, parameters)
+    if ":" in name:
+        return user_reward(name, parameters)
     near = get_close_matches(name, REWARDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"reward {reward!r} is not known; known are {', '.join(REWARDS)} and module:function{hint}")

@@ -27,6 +27,7 @@ from gradstats.runs.validate import check_names
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.transformers_sampler import generate
+from gradstats.system.user_code import code_beside
 
 _TRIAL_TOKENS = 16
 # How many of the random directions and of the exact tokens are timed.
@@ -69,8 +70,9 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
     Raises:
         ValueError, OSError, ImportError: as the run itself would, for wrong settings or missing weights.
     """
-    check_names(experiment)
-    plan = sampling_plan(experiment, resolve_revisions(experiment))
+    with code_beside(experiment.folder):
+        check_names(experiment)
+        plan = sampling_plan(experiment, resolve_revisions(experiment))
     policy = plan.policy
     cap = plan.settings.max_new_tokens
     trial = SamplerSettings(min(_TRIAL_TOKENS, cap), plan.settings.temperature)

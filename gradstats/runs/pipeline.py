@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradstats.config.experiment import Experiment
+from gradstats.config.experiment import Experiment, load_experiment_file
 from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.rewards.grading_counts import warn_ungraded
 from gradstats.rollouts.table import read_rollouts
@@ -17,6 +17,10 @@ from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_sh
 from gradstats.runs.sampling_step import sample_shards
 from gradstats.runs.validate import check_names
 from gradstats.system.lock import only_writer
+from gradstats.system.user_code import code_beside
+
+#: Settings of a run's experiment that regrading does not use.
+_OF_THE_POLICY = ("policy.trust_remote_code", "policy.allow_pickle", "sampling.sampler_options")
 
 
 def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True) -> RunResult:
@@ -33,17 +37,24 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
     Returns:
         The results and the paths of what was written.
     """
-    check_names(experiment)
-    refuse_other_folder(path)
-    path.mkdir(parents=True, exist_ok=True)
-    with only_writer(path):
-        run = RunDirectory.open(path, experiment)
-        sample_shards(run, progress)
-        measure_shards(run, progress)
-        return analyse(run)
+    with code_beside(experiment.folder):
+        check_names(experiment)
+        refuse_other_folder(path)
+        path.mkdir(parents=True, exist_ok=True)
+        with only_writer(path):
+            return _run(experiment, path, progress)
 
 
-def regrade_run(path: Path, reward: RewardSetting = None, *, progress: bool = True) -> RunResult | None:
+def _run(experiment: Experiment, path: Path, progress: bool) -> RunResult:
+    run = RunDirectory.open(path, experiment)
+    sample_shards(run, progress)
+    measure_shards(run, progress)
+    return analyse(run)
+
+
+def regrade_run(
+    path: Path, reward: RewardSetting = None, *, trust: bool = False, progress: bool = True
+) -> RunResult | None:
     """Score a run's stored completions and analyse it again, without sampling or measuring.
 
     The earlier rewards are kept in ``regraded/`` in the run directory. An interrupted call changes nothing, or is
@@ -52,25 +63,33 @@ def regrade_run(path: Path, reward: RewardSetting = None, *, progress: bool = Tr
     Args:
         path: a run directory.
         reward: as in an experiment file; the reward that the run was scored with when None.
+        trust: permit the code that the run's own experiment.yaml names, see :mod:`gradstats.config.trust`.
         progress: show a progress bar.
 
     Returns:
         The results, or None where the run has not been measured yet.
 
     Raises:
+        UntrustedCodeError: when the run names code of its own that scoring or the analysis would use.
         FileNotFoundError: when there is no run, or it holds no rollouts.
         ValueError: when one of its prompts is no longer among its problems, or a reward cannot be used.
     """
     previous = path / "experiment.yaml"
     if not previous.exists():
         raise FileNotFoundError(f"{path} is not a run directory: it holds no experiment.yaml")
+    # The policy is not loaded, and a reward that is given takes the place of the run's.
+    unused = [*_OF_THE_POLICY, *(["sampling.reward"] if reward is not None else [])]
+    load_experiment_file(previous, trust=trust, ignored=unused)
     with only_writer(path):
-        return _regrade(path, reward, progress)
+        finish_regrading(path)
+        read_recorded_experiment(previous)
+        # Once more: a change that was pending may have named another reward.
+        experiment = load_experiment_file(previous, trust=trust, ignored=unused)
+        with code_beside(experiment.folder):
+            return _regrade(path, experiment, reward, progress)
 
 
-def _regrade(path: Path, reward: RewardSetting, progress: bool) -> RunResult | None:
-    finish_regrading(path)
-    experiment = read_recorded_experiment(path / "experiment.yaml")
+def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress: bool) -> RunResult | None:
     sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
     run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
     run.timings = dict(run.read_manifest().get("timings", {}))

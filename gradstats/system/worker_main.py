@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 _MEMORY_BYTES = 4 * 1024**3
-_LONGEST_MESSAGE = 300
+_LONGEST_MESSAGE = 600
 
 
 def serve() -> None:
@@ -31,7 +31,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
             return {"value": None}
         module, _, function = question["call"].partition(":")
         return {"value": getattr(importlib.import_module(module), function)(*question["arguments"])}
-    except Exception as error:
+    except BaseException as error:  # sys.exit in a user's function ends the call, not the process
         kind = type(error)
         return {"raised": f"{kind.__module__}:{kind.__name__}", "message": str(error)[:_LONGEST_MESSAGE]}
 

@@ -40,9 +40,8 @@ def test_the_problems_own_reward_is_the_default():
 
 def test_your_own_function_by_object_or_by_name():
     assert get_reward(lambda completion, problem: 0.25)("", Problem("p", "?", "")) == 0.25
-    assert get_reward("operator:eq") is __import__("operator").eq
-    with pytest.raises(ImportError, match="the reward 'operator:nothing' cannot be imported"):
-        get_reward("operator:nothing")
+    with pytest.raises(ImportError, match="the reward 'operator:eq' belongs to Python's standard library"):
+        get_reward("operator:eq")
     with pytest.raises(ImportError, match="the reward 'no_such_module:f' cannot be imported"):
         get_reward("no_such_module:f")
     with pytest.raises(ValueError, match="reward 'maths' is not known; .* did you mean 'math'"):

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pandas as pd
 
 from gradstats.config.labels import read_label, written
+from gradstats.config.trust import names_code
 from gradstats.estimators import registry
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.parameters import nearest, suggest
@@ -174,15 +175,6 @@ def _ratio_unit(label: str) -> str:
     return f"{'token' if COMPONENTS['ratio'][name].level == 'token' else 'completion'}: {label}"
 
 
-def names_user_code(label: str) -> bool:
-    """Whether an estimator's label names a function of the user's: any colon but that of a recipe's prefix counts.
-
-    >>> names_user_code("recipe:grpo"), names_user_code("recipe:grpo(advantage='mine:f')"), names_user_code("mine:f")
-    (False, True, True)
-    """
-    return ":" in label.removeprefix(PREFIX)
-
-
 def display_name(label: str) -> str:
     """What an estimator is called in a figure: a published method by its own name, another one by its label.
 
@@ -205,7 +197,7 @@ def unit_of_label(label: str) -> str:
     Returns:
         The unit; that of a plain sum for a label under which nothing is registered.
     """
-    if names_user_code(label):
+    if names_code(label):
         return SEQUENCE_SUM
     name, bracket, inside = label.partition("[")
     try:

@@ -1,0 +1,154 @@
+"""Functions of the user's own, named "module:function": where they may come from.
+
+Rewards, sources of problems and estimators share these rules. Whether a name that stands in a file may be used at all
+is decided in :mod:`gradstats.config.trust`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+# ASCII only: Python reads letters that look alike, or are written in another width, as the same identifier.
+_WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+_NAME = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
+
+#: Folders of experiment files whose steps are running now, the innermost last.
+_folders: list[Path] = []
+
+
+class UserCodeError(ImportError):
+    """A function of the user's cannot be imported, or may not be used."""
+
+
+class UserLabelError(ValueError):
+    """A name is not of the form "module:function", or its parameters are not those of the function."""
+
+
+@contextmanager
+def code_beside(folder: Path | None) -> Iterator[None]:
+    """Also find modules in the folder of an experiment file while the context is open; None adds nothing."""
+    if folder is None:
+        yield
+        return
+    _folders.append(folder.resolve())
+    try:
+        yield
+    finally:
+        _folders.pop()
+
+
+def import_function(name: str, what: str) -> Callable[..., Any]:
+    """Import a user's function.
+
+    The module is searched for beside the experiment file, then in the working directory, then among what is installed.
+    Python's standard library and this package are refused: most of what they hold does something other than score,
+    list or weigh, and a name such as ``cProfile:run`` would execute the text that it is given.
+
+    Args:
+        name: ``"module:function"``, without parameters.
+        what: what the function is for, for messages, such as "the reward".
+
+    Returns:
+        The function.
+
+    Raises:
+        UserLabelError: for a name that is not of this form (a ValueError).
+        UserCodeError: when the module or the function cannot be found or imported, or may not be used (an ImportError).
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UserLabelError(
+            f"{what} {name!r} is not of the form module:function: write the two names with letters, digits and "
+            "underscores of ASCII"
+        )
+    module_name, function_name = match.groups()
+    folder = _folder_of(module_name.partition(".")[0], name, what)
+    try:
+        module = _import(module_name, folder)
+        function = getattr(module, function_name)
+    except (Exception, SystemExit) as error:  # importing runs the user's code
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, (ImportError, AttributeError)) else error
+        raise UserCodeError(f"{what} {name!r} cannot be imported: {reason}") from error
+    if not callable(function):
+        raise UserCodeError(f"{what} {name!r} is a {type(function).__name__}, not a function: name a function")
+    return function
+
+
+def look_in(folders: Sequence[Path]) -> None:
+    """Search for modules in these folders from now on; for the worker process, which has its parent's."""
+    _folders[:] = reversed(folders)
+
+
+def search_folders() -> list[Path]:
+    """Where a user's modules are searched for before what is installed."""
+    return list(dict.fromkeys([*reversed(_folders), Path.cwd()]))
+
+
+def _folder_of(top: str, name: str, what: str) -> Path | None:
+    """The folder that holds a top-level module; None for an installed one.
+
+    Raises:
+        UserCodeError: when the module belongs to Python or to this package, or does not exist.
+    """
+    if top in sys.stdlib_module_names or top in sys.builtin_module_names:
+        raise UserCodeError(
+            f"{what} {name!r} belongs to Python's standard library, which is never used: write a function of your own "
+            "in a module beside the experiment file"
+        )
+    if top == __name__.partition(".")[0]:
+        raise UserCodeError(f"{what} {name!r} belongs to this package: give its name without a module")
+    # As in Python itself, a folder without __init__ gives way to a module or package of that name elsewhere.
+    local = {folder: PathFinder.find_spec(top, [str(folder)]) for folder in search_folders()}
+    for folder, found in local.items():
+        if found is not None and found.origin is not None:
+            return folder
+    spec = PathFinder.find_spec(top)
+    bare = next((folder for folder, found in local.items() if found is not None), None)
+    if bare is not None and (spec is None or spec.origin is None):
+        return bare
+    if spec is None:
+        listed = " and ".join(map(str, search_folders()))
+        raise UserCodeError(
+            f"{what} {name!r} cannot be imported: there is no module {top!r} in {listed}, and none is installed"
+        )
+    if spec.origin is not None and _in_standard_library(Path(spec.origin)):
+        raise UserCodeError(f"{what} {name!r} belongs to Python's standard library, which is never used")
+    return None
+
+
+def _in_standard_library(path: Path) -> bool:
+    standard = Path(sysconfig.get_path("stdlib")).resolve()
+    resolved = path.resolve()
+    return resolved.is_relative_to(standard) and "site-packages" not in resolved.relative_to(standard).parts
+
+
+def _import(module_name: str, folder: Path | None) -> Any:
+    """Import a module from a folder, or from what is installed."""
+    top = module_name.partition(".")[0]
+    loaded = sys.modules.get(top)
+    if folder is None:
+        return importlib.import_module(module_name)
+    if loaded is not None and not _lies_in(loaded, folder):
+        origin = getattr(loaded, "__file__", None) or "elsewhere"
+        raise UserCodeError(f"another module {top!r} is in use already ({origin}): rename the one in {folder}")
+    sys.path.insert(0, str(folder))
+    try:
+        importlib.invalidate_caches()
+        return importlib.import_module(module_name)
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _lies_in(module: Any, folder: Path) -> bool:
+    """Whether a loaded module, or a package without an ``__init__``, lies directly in a folder."""
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
+    return any(place is not None and folder in Path(place).resolve().parents for place in places)

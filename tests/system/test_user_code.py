@@ -1,0 +1,102 @@
+"""The user's own functions by name: where they are found, and what is never used."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gradstats.system.user_code import UserCodeError, UserLabelError, code_beside, import_function
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A working directory without modules; modules of the test are forgotten afterwards."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("uc_"):
+            del sys.modules[name]
+
+
+def module(folder, name, text="def f():\n    return __file__\n"):
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+def test_a_module_beside_the_experiment_comes_before_the_working_directory(tmp_path):
+    module(tmp_path / "empty", "uc_both")
+    beside = module(tmp_path / "beside", "uc_both")
+    with code_beside(beside):
+        assert import_function("uc_both:f", "the reward")() == str(beside / "uc_both.py")
+    assert sys.path.count(str(beside)) == 0
+
+
+def test_a_module_of_the_working_directory_is_found(tmp_path):
+    module(tmp_path / "empty", "uc_here")
+    assert import_function("uc_here:f", "the reward")() == str(tmp_path / "empty" / "uc_here.py")
+
+
+def test_a_package_without_init_gives_way_to_an_installed_one(tmp_path):
+    (tmp_path / "empty" / "numpy").mkdir()
+    assert import_function("numpy:median", "the reward")([1, 2, 3]) == 2
+    module(tmp_path / "empty" / "uc_bare", "inner")
+    assert import_function("uc_bare.inner:f", "the reward")().endswith("inner.py")
+
+
+def test_the_folder_of_another_experiment_is_forgotten(tmp_path):
+    with code_beside(module(tmp_path / "beside", "uc_gone")):
+        pass
+    with pytest.raises(UserCodeError, match="there is no module 'uc_gone' in .*empty, and none is installed"):
+        import_function("uc_gone:f", "the reward")
+
+
+@pytest.mark.parametrize(
+    "name", ["cProfile:run", "os:system", "builtins:eval", "operator:eq", "os.path:join", "test.support:run_doctest"]
+)
+def test_the_standard_library_is_never_used(name):
+    with pytest.raises(UserCodeError, match=f"the reward '{name}' (belongs to Python's standard|cannot be imported)"):
+        import_function(name, "the reward")
+
+
+def test_a_local_module_cannot_take_the_place_of_the_standard_library(tmp_path):
+    module(tmp_path / "empty", "json", "ran = True\ndef f(): ...\n")
+    with pytest.raises(UserCodeError, match="belongs to Python's standard library"):
+        import_function("json:f", "the reward")
+
+
+def test_this_package_is_not_the_users_code():
+    with pytest.raises(UserCodeError, match="belongs to this package"):
+        import_function("gradstats.system.files:remove_path", "the reward")
+
+
+@pytest.mark.parametrize(
+    "name", ["1mine:f", "mïne:f", "mine:f.g", "mine:", ":f", "mine:f:g", "../mine:f", "mine :f", ""]
+)
+def test_other_forms_of_a_name_are_refused(name):
+    with pytest.raises(UserLabelError, match="not of the form module:function"):
+        import_function(name, "the estimator")
+
+
+def test_what_the_module_raises_or_lacks_is_stated(tmp_path):
+    module(tmp_path / "empty", "uc_exits", "raise SystemExit(3)\n")
+    module(tmp_path / "empty", "uc_number", "f = 3\n")
+    with pytest.raises(UserCodeError, match="cannot be imported: SystemExit: 3"):
+        import_function("uc_exits:f", "the reward")
+    with pytest.raises(UserCodeError, match="'uc_number:f' is a int, not a function"):
+        import_function("uc_number:f", "the reward")
+    with pytest.raises(UserCodeError, match="has no attribute 'g'"):
+        import_function("uc_number:g", "the reward")
+
+
+def test_two_modules_of_one_name_are_not_confused(tmp_path):
+    with code_beside(module(tmp_path / "one", "uc_twice")):
+        import_function("uc_twice:f", "the reward")
+    with (
+        code_beside(module(tmp_path / "other", "uc_twice")),
+        pytest.raises(UserCodeError, match="another module 'uc_twice' is in use already"),
+    ):
+        import_function("uc_twice:f", "the reward")
