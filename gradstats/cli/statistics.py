@@ -56,14 +56,14 @@ def variance(
         source: a measurement folder or a run directory.
         out: also write the table as CSV.
     """
-    import gradstats
     from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
+    from gradstats.stats.variance.available import compare_available
 
     refuse_foreign_table(out, ["estimator", "trace_cov"])
     measured = load_measurement_of(source, partial=partial)
     with warnings.catch_warnings():  # its notes say the same, and more
         warnings.simplefilter("ignore")
-        comparison = gradstats.compare(measured, **settings.arguments())
+        comparison = compare_available(measured, **settings.arguments())
     frame = comparison.to_frame(settings.confidence_level)
     terminal.show_variance(frame)
     for sentence in comparison.notes:

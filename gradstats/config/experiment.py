@@ -13,6 +13,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from gradstats.config.sections import (
     FiguresSection,
+    FreeOptions,
     LengthScalingSection,
     MeasurementSection,
     PolicySection,
@@ -28,9 +29,9 @@ from gradstats.config.yaml_text import read_yaml
 class Experiment(Section):
     """An experiment, with every default filled in.
 
-    ``policy``, ``prompts``, ``sampling`` and ``measurement`` decide what is sampled and measured and are fixed for a
-    run directory, except that ``prompts.n`` and ``sampling.group_size`` may grow; the other sections may change from
-    one call to the next, since they only re-read what was measured.
+    ``policy``, ``behaviour_policy``, ``prompts``, ``sampling`` and ``measurement`` decide what is sampled and measured
+    and are fixed for a run directory, except that ``prompts.n`` and ``sampling.group_size`` may grow; the other
+    sections may change from one call to the next, since they only re-read what was measured.
     """
 
     title: ClassVar[str] = "an experiment"
@@ -38,6 +39,10 @@ class Experiment(Section):
     name: str = Field(description="the experiment's name; that of its file by default.")
     description: str = Field(default="", description="what the experiment does, in a sentence or two.")
     policy: PolicySection = Field(description="the policy, as in {name: embedded}.")
+    behaviour_policy: FreeOptions = Field(
+        default_factory=dict,
+        description="settings in which the policy that samples differs, as in {revision: step-4000}; none by default.",
+    )
     prompts: PromptsSection = Field(description="the problems, as in {source: embedded, n: 32}.")
     sampling: SamplingSection = Field(default=SamplingSection(), description="how completions are drawn and scored.")
     measurement: MeasurementSection = Field(
@@ -70,13 +75,22 @@ class Experiment(Section):
             raise ValueError(": it must be a name for a folder: not empty, without / \\ : and without a dot in front")
         return name
 
+    @property
+    def sampling_policy(self) -> PolicySection:
+        """The policy that draws the completions.
+
+        Raises:
+            WrongSettingsError: when ``behaviour_policy`` has a setting that is unknown or wrong.
+        """
+        return PolicySection(**(self.policy.model_dump() | self.behaviour_policy))
+
     def to_yaml(self) -> str:
         """Return the resolved experiment as YAML."""
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
     def settled_settings(self) -> dict[str, object]:
         """Return the settings that decide what is sampled and measured, flat: ``"sampling.group_size"`` → value."""
-        sections = self.model_dump(include={"policy", "prompts", "sampling", "measurement"})
+        sections = self.model_dump(include={"policy", "behaviour_policy", "prompts", "sampling", "measurement"})
         return {f"{section}.{key}": value for section, entries in sections.items() for key, value in entries.items()}
 
 

@@ -141,6 +141,16 @@ class MeasuringSession:
         row = int(np.random.default_rng(len(rollouts)).integers(len(rollouts)))
         self.checked_later = str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
 
+    def logprobs(self, rollouts: Rollouts) -> list[np.ndarray]:
+        """Score rollouts by a forward pass alone: for each, (T_i,) log-probabilities of its tokens, in nats."""
+        found: dict[int, np.ndarray] = {}
+        for rows in self._plan(rollouts, np.arange(len(rollouts)), 0):
+            chunk = make_chunk(rollouts, rows, self.policy.device, self.policy.dtype)
+            with suitable_threads(self.policy):
+                values = chunk.ragged(reference_logprobs(self.policy, chunk))
+            found |= dict(zip(map(int, chunk.rows), values, strict=True))
+        return [found[row] for row in range(len(rollouts))]
+
     def measure(
         self,
         rollouts: Rollouts,

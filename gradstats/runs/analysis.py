@@ -125,10 +125,10 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
 def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Path]) -> VarianceComparison:
     """Write ``variance.csv``, ``variance.json`` (its settings and notes) and the table."""
     from gradstats.report.tables import variance_table
-    from gradstats.stats import compare
+    from gradstats.stats.variance.available import compare_available
 
     section = run.experiment.variance
-    comparison = compare(measured, **section.arguments())
+    comparison = compare_available(measured, **section.arguments())
     run.remarks += comparison.notes
     frame = comparison.to_frame(section.confidence_level)
     write_csv(run.path / "variance.csv", frame)

@@ -18,7 +18,7 @@ def sampling_plan(experiment: Experiment, revisions: dict[str, str | None]) -> S
     from gradstats.sampling.plan import SamplingPlan
 
     problems = experiment_problems(experiment, revisions)
-    return SamplingPlan.make(experiment_policy(experiment, revisions), problems, experiment.sampling)
+    return SamplingPlan.make(behaviour_policy(experiment, revisions), problems, experiment.sampling)
 
 
 def experiment_problems(experiment: Experiment, revisions: dict[str, str | None]) -> list[Problem]:
@@ -28,6 +28,15 @@ def experiment_problems(experiment: Experiment, revisions: dict[str, str | None]
     prompts = experiment.prompts
     pinned = {"revision": revisions["prompts"]} if revisions.get("prompts") else {}
     return load_prompts(prompts.source, prompts.n, rng=prompts.seed, **(prompts.settings | pinned))
+
+
+def behaviour_policy(experiment: Experiment, revisions: dict[str, str | None]) -> Policy:
+    """Load the policy that draws the completions: the experiment's, with the changes of ``behaviour_policy``."""
+    if not experiment.behaviour_policy:
+        return experiment_policy(experiment, revisions)
+    changed = experiment.sampling_policy
+    pinned = revisions if {"name", "revision"}.isdisjoint(experiment.behaviour_policy) else {}
+    return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned)
 
 
 def experiment_policy(experiment: Experiment, revisions: dict[str, str | None]) -> Policy:

@@ -32,6 +32,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
     if complete.exists() and len(finished) == n_shards == read_json(complete).get("n_shards"):
         return
     from gradstats.gradients import MeasuringSession
+    from gradstats.runs.further_weightings import needed_weightings, possible_weightings, weightings_of
 
     with run.step("measuring"):
         if origin:
@@ -48,11 +49,21 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         )
         if missing:
             session.expect(Rollouts.concatenate(missing))
+        # Shards of one measurement hold the same weightings: those of the first that was finished.
+        done = next(iter(finished), None)
+        names = (
+            needed_weightings(session, tables[0], possible_weightings(run.experiment))
+            if done is None
+            else tuple(shards.read_one(done).weighted)
+        )
+
+        def measure_shard(number: int) -> Measurement:
+            weights = weightings_of(session, tables[number], names)
+            return session.measure(tables[number], report.chunk, weights)
+
         n_finished = sum(len(tables[number]) for number in finished)
         with progress_bar("measuring", len(rollouts), done=n_finished, shown=progress) as report:
-            shards.make_missing(
-                len(tables), lambda number: session.measure(tables[number], report.chunk), on_interrupt=report.say
-            )
+            shards.make_missing(len(tables), measure_shard, on_interrupt=report.say)
     write_json(complete, {"n_shards": n_shards})
 
 

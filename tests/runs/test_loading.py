@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import gradstats
-from gradstats.runs.loading import experiment_policy, experiment_problems, sampling_plan
+from gradstats.config.experiment import Experiment
+from gradstats.runs.loading import behaviour_policy, experiment_policy, experiment_problems, sampling_plan
 
 
 def test_problems_and_policy_are_those_of_the_public_functions(experiment):
@@ -45,3 +46,22 @@ def test_the_commit_of_a_data_set_goes_before_the_revision_asked_for(experiment,
     asked = experiment.prompts.model_copy(update={"settings": {"revision": "asked"}})
     experiment_problems(experiment.model_copy(update={"prompts": asked}), resolved)
     assert given["revision"] == expected
+
+
+def test_the_policy_that_samples_may_be_an_earlier_checkpoint():
+    from gradstats.policy.embedded import checkpoint_names
+
+    earlier = checkpoint_names()[0]
+    experiment = Experiment(
+        name="e",
+        policy={"name": "embedded", "temperature": 0.9},
+        behaviour_policy={"revision": earlier},
+        prompts={"source": "embedded", "n": 2},
+        sampling={"max_new_tokens": 16},
+    )
+    assert experiment.settled_settings()["behaviour_policy.revision"] == earlier
+    sampler, scored = sampling_plan(experiment, {}).policy, experiment_policy(experiment, {})
+    assert (sampler.temperature, scored.temperature) == (0.9, 0.9)
+    weights = [next(iter(policy.model.parameters())) for policy in (sampler, scored)]
+    assert not (weights[0] == weights[1]).all()
+    assert behaviour_policy(experiment.model_copy(update={"behaviour_policy": {}}), {}).describe() == scored.describe()

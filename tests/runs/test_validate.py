@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import pytest
 
 from gradstats.config.experiment import Experiment
 from gradstats.runs.cost import estimate_cost
 from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.validate import check_names
 
 
 @pytest.mark.parametrize("call", ["run", "dry run"])
@@ -25,3 +29,56 @@ def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, ca
     with pytest.raises(ValueError, match=message):
         estimate_cost(experiment) if call == "dry run" else run_experiment(experiment, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"variance": {"estimators": ["rloo", "dapo"]}}, r"variance\.estimators: .*did you mean 'recipe:dapo'"),
+        (
+            {"variance": {"estimators": ["recipe:kimi_k15"]}},
+            r"variance\.estimators: recipe:kimi_k15 needs a value",
+        ),
+        ({"variance": {"estimators": ["absent_module:f"]}}, r"variance\.estimators: .*absent_module"),
+        ({"variance": {"reference": "batch_mean"}}, r"variance\.reference: batch_mean is a batch-level estimator"),
+        ({"variance": {"group_size": [4, 16]}}, r"variance\.group_size: groups of 16 .* from the 8 completions"),
+        ({"sampling": {"reward": "mth"}}, r"sampling\.reward: reward 'mth' is not known.*did you mean 'math'"),
+        ({"behaviour_policy": {"revison": "step-1000"}}, r"behaviour_policy: .*did you mean 'revision'"),
+        (
+            {"length_scaling": {"published": "gloeckle"}},
+            r"published is 'gloeckle': choose one of gloeckle2026",
+        ),
+    ],
+)
+def test_wrong_names_and_settings_are_refused_without_loading_anything(settings, message):
+    experiment = Experiment(name="e", policy={"name": "./absent"}, prompts={"source": "embedded", "n": 2}, **settings)
+    with pytest.raises(ValueError, match=message):
+        check_names(experiment)
+
+
+@pytest.mark.parametrize(
+    ("label", "settings", "message"),
+    [
+        ("gae", {}, "gae needs values, which this run will not measure, so its row will be NaN"),
+        ("remax", {}, r"remax needs greedy_rewards.*sample with greedy=True"),
+        ("remax", {"sampling": {"greedy": True}}, None),
+        ("otb", {}, r"otb weights each token.*measurement\.token_probes"),
+        ("otb", {"measurement": {"token_probes": 8}}, None),
+        ("causal_optimal", {"measurement": {"token_probes": 8}}, None),
+        ("recipe:grpo", {}, None),
+        ("recipe:grpo(kl=in_loss)", {}, "needs ref_logprobs"),
+    ],
+)
+def test_inputs_that_a_run_will_not_measure_are_warned_of(label, settings, message):
+    experiment = Experiment(
+        name="e",
+        policy={"name": "./absent"},
+        prompts={"source": "embedded", "n": 2},
+        variance={"estimators": ["rloo", label]},
+        **settings,
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_names(experiment)
+    said = " ".join(str(entry.message) for entry in caught)
+    assert re.search(message, said) if message else not said

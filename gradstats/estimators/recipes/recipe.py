@@ -24,6 +24,9 @@ PREFIX = "recipe:"
 #: The name of a recipe composed from components without a name; under it a label states its advantage.
 CUSTOM = "custom"
 
+#: What the names of a ratio component's two weightings end with, for positive and negative advantages.
+SIGNS = ("[+]", "[-]")
+
 
 @dataclass(frozen=True, init=False)
 class Recipe:
@@ -183,7 +186,8 @@ class Recipe:
     @property
     def pattern_names(self) -> tuple[str, str]:
         """The names of :meth:`ratio_patterns`; two recipes with the same ratio component share them."""
-        return f"{self.ratio.label}[+]", f"{self.ratio.label}[-]"
+        positive, negative = SIGNS
+        return f"{self.ratio.label}{positive}", f"{self.ratio.label}{negative}"
 
     def ratio_patterns(self, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
         """What the ratio component multiplies positive and negative advantages by, token by token.

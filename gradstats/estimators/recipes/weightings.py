@@ -13,7 +13,7 @@ the same clip shares them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from jaxtyping import Float
 from gradstats.estimators.batch import Batch, MeasuredCompletions
 from gradstats.estimators.by_label import get
 from gradstats.estimators.estimator import Level, Weighting
-from gradstats.estimators.recipes.recipe import Recipe
+from gradstats.estimators.recipes.recipe import SIGNS, Recipe
 
 
 def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
@@ -45,6 +45,16 @@ def weighting_names(recipe: Recipe) -> tuple[str, ...]:
         return ()
     of_kl = (recipe.kl.label,) if recipe.kl.definition.level == "token" else ()
     return (*recipe.pattern_names, *of_kl)
+
+
+def weightings_by_name(names: Iterable[str], batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
+    """The weightings of some names of :func:`weighting_names`, whichever recipes combine them."""
+    found: dict[str, np.ndarray] = {}
+    for name in names:
+        of_ratio = name.endswith(SIGNS)
+        recipe = Recipe("rloo", ratio=name[: -len(SIGNS[0])]) if of_ratio else Recipe("rloo", kl=name)
+        found[name] = weightings(recipe, batch)[name]
+    return found
 
 
 def token_weightings(

@@ -53,7 +53,9 @@ class PairedWithLowest:
         if by_label[best].across_groups:
             return None
         # The closest comes first: the first tie settles the question.
-        others = [str(label) for label in frame.sort_values(JUDGED.name)["estimator"] if label != best]
+        # An estimator whose inputs were not measured has a row and no part in the comparison.
+        listed = [str(label) for label in frame.sort_values(JUDGED.name)["estimator"]]
+        others = [label for label in listed if label != best and label in by_label]
         return all(
             self._row(by_label, label, best).intervals(confidence_level)[JUDGED.name][1] > 1.0 for label in others
         )

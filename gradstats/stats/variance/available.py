@@ -1,0 +1,79 @@
+"""A comparison of the estimators that a measurement allows; the others keep a row, which states nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gradstats import estimators as families
+from gradstats.estimators import Batch
+from gradstats.estimators.along_completions import along_completions
+from gradstats.estimators.estimator import Weighting, composition_of, unit_of
+from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.variance.comparison import VarianceComparison, compare
+from gradstats.stats.variance.comparison_inputs import comparison_inputs
+from gradstats.stats.variance.row import EstimatorVariance, silent_row
+
+
+def compare_available(
+    measured: Batch | MeasuredGradients, estimators: Sequence[str | Weighting], **options: Any
+) -> VarianceComparison:
+    """Compare as :func:`gradstats.compare` does, with a row of NaN for each estimator whose inputs were not measured.
+
+    Args:
+        measured: as for `compare`.
+        estimators: as for `compare`.
+        **options: the other arguments of `compare`.
+
+    Returns:
+        The comparison, rows in the order asked for; why a row is NaN is in its notes, and warned of.
+
+    Raises:
+        ValueError: when nothing was measured for any of them, or for the reference; otherwise as `compare`.
+    """
+    chosen = [families.get(estimator) for estimator in estimators]
+    reasons = reasons_against(measured, chosen)
+    available = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
+    if not available:
+        raise ValueError("; ".join(dict.fromkeys(reason for reason in reasons if reason)) or "estimators is empty")
+    comparison = compare(measured, available, **options)
+    notes = tuple(dict.fromkeys(f"the row is NaN: {reason}" for reason in reasons if reason is not None))
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=2)
+    rows: list[EstimatorVariance] = []
+    for number, split in enumerate(comparison.splits):
+        measured_rows = iter(comparison.rows[number * len(available) : (number + 1) * len(available)])
+        for one, reason in zip(chosen, reasons, strict=True):
+            rows.append(next(measured_rows) if reason is None else _unknown_row(one, split.group_size))
+    return replace(comparison, rows=tuple(rows), notes=(*notes, *comparison.notes))
+
+
+def reasons_against(measured: Batch | MeasuredGradients, estimators: Sequence[Weighting]) -> list[str | None]:
+    """Why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
+    if isinstance(measured, Batch):
+        return [None] * len(estimators)
+    inputs = comparison_inputs(measured, None, None, estimators).with_settled_ratios()
+    along = [along_completions(estimator, inputs.batch) for estimator in estimators]
+    inputs, along = inputs.with_combined(along)
+    reasons: list[str | None] = []
+    for estimator in along:
+        try:
+            needs = [
+                need for need in estimator.needs if not (inputs.probed and need in ("token_energy", "token_cross"))
+            ]
+            inputs.batch.require(needs, estimator.label)
+            inputs.refuse_unknown_token_scores([estimator])
+        except ValueError as error:
+            reasons.append(str(error))
+        else:
+            reasons.append(None)
+    return reasons
+
+
+def _unknown_row(estimator: Weighting, group_size: int | None) -> EstimatorVariance:
+    row = silent_row(estimator.label, np.array([np.nan]))
+    return replace(row, group_size=group_size, unit=unit_of(estimator), components=composition_of(estimator))

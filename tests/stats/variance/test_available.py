@@ -1,0 +1,46 @@
+"""A comparison in which estimators whose inputs were not measured keep a row that states nothing."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from comparison_batches import correlated_batch, quietly
+from measured_completions import small_measurement
+
+from gradstats.stats import compare
+from gradstats.stats.variance.available import compare_available
+
+
+def test_the_other_rows_stay_and_the_reason_is_given():
+    measured = small_measurement()
+    labels = ["rloo", "gae", "remax", "otb", "recipe:grpo", "group_mean"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        table = compare_available(measured, labels, group_size=[2, 4])
+    assert any("the row is NaN: otb needs" in str(entry.message) for entry in caught)
+    frame = table.to_frame()
+    assert frame["estimator"].tolist() == labels * 2
+    assert frame["group_size"].tolist() == [2] * 6 + [4] * 6
+    unknown = frame["trace_cov"].isna()
+    assert frame["estimator"][unknown].tolist() == ["gae", "remax", "otb"] * 2
+    assert frame["kept_share"][unknown].isna().all()
+    notes = " ".join(table.notes)
+    assert "the row is NaN: gae needs values" in notes
+    assert "the row is NaN: remax needs greedy_rewards, which this batch lacks (greedy_rewards: sample with" in notes
+    expected = quietly(compare, measured, ["rloo", "recipe:grpo", "group_mean"], group_size=[2, 4]).to_frame()
+    known = frame.loc[~unknown].drop(columns=["components", "unit"]).reset_index(drop=True)
+    np.testing.assert_allclose(known["trace_cov"], expected["trace_cov"])
+    assert table.lowest_beyond_doubt() in (None, "rloo", "group_mean", "recipe:grpo")
+
+
+def test_without_any_input_the_comparison_is_refused():
+    with pytest.raises(ValueError, match="gae needs values, which this batch lacks"):
+        compare_available(small_measurement(), ["gae"])
+
+
+def test_a_batch_is_compared_as_it_is():
+    batch, scores = correlated_batch(n_prompts=20)
+    table = quietly(compare_available, batch, ["rloo", "group_mean"], scores=scores)
+    assert table.to_frame().equals(quietly(compare, batch, ["rloo", "group_mean"], scores).to_frame())
