@@ -33,7 +33,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def written(value: object) -> str:
-    """A parameter's value as it stands in a label: numbers to six digits, texts without quotes where that is clear."""
+    """Write a parameter's value for a label: numbers to six digits, texts without quotes where that is clear."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):

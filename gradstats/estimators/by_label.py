@@ -61,7 +61,7 @@ def get(name: str | Weighting, **parameters: object) -> Weighting:
 
 
 def _hint(name: str) -> str:
-    """The label that a wrong name most likely stands for; recipes are written with their prefix."""
+    """Return the label that a wrong name most likely stands for; recipes are written with their prefix."""
     baselines = [*registry.DEFINITIONS, *registry.ALIASES]
     labels = {recipe: f"{PREFIX}{recipe}" for recipe in lookup.names() if recipe not in baselines}
     labels |= {label: label for label in baselines}

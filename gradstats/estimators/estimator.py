@@ -155,7 +155,7 @@ class Weighting(Protocol):
 
 
 def composition_of(estimator: Weighting) -> str:
-    """What an estimator is composed of; its label where it does not state that."""
+    """Return what an estimator is composed of; its label where it does not state that."""
     return getattr(estimator, "composition", estimator.label)
 
 

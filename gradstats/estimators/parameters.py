@@ -71,7 +71,7 @@ _NEAR = 0.7
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt one stands for; None where none is near."""
+    """Return the known name that a misspelt one stands for; None where none is near."""
     return next(iter(get_close_matches(name, list(known), n=1, cutoff=_NEAR)), None)
 
 

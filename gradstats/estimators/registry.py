@@ -88,7 +88,7 @@ def register(
     The function's parameters after the batch become parameters of the estimator.
 
     Args:
-        name: the name under which :func:`get` finds it.
+        name: the name under which :func:`gradstats.estimators.get` finds it.
         level: "sequence" when it returns (N,), "token" when it returns (N, T).
         needs: Batch fields that are required; a batch without them is refused with the remedy.
         across_groups: True when a group's advantages depend on other groups of the batch; its variance is then

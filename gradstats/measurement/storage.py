@@ -137,7 +137,7 @@ def read_measurement(folder: str | os.PathLike[str], *, partial: bool = False) -
 
 
 def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:
-    """The shards of a folder: those that its plan names, or all where it has none."""
+    """Return the shards of a folder: those that its plan names, or all where it has none."""
     # Within a run, the plan of what was to be sampled: measuring may not have begun on all of it.
     sampled = folder.parent / "rollouts" / PLAN
     plan_file = sampled if folder.name == "measurement" and sampled.exists() else folder / PLAN
@@ -171,7 +171,7 @@ def _measurement(described: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
 
 
 def _sequences_digest(rollouts: Rollouts) -> str:
-    """A digest of which completions were measured; their rewards may change when a run is scored again."""
+    """Digest which completions were measured; their rewards may change when a run is scored again."""
     columns = ("prompt_id", "sample_id", "prompt_tokens", "completion_tokens", "completion_mask")
     return digest([rollouts.frame[name].map(_listed).tolist() for name in columns if name in rollouts.frame])
 

@@ -193,7 +193,7 @@ def _length_bins(run: SavedResults) -> pd.DataFrame | None:
 
 
 def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
-    """The effective share of ratios by length, of completions that another policy drew."""
+    """Draw the effective share of ratios by length, of completions that another policy drew."""
     ratios = run.breakdowns.get("ratios")
     if ratios is None:
         return None

@@ -22,7 +22,7 @@ _CLIPPING_COLUMNS = {
 
 
 def ratio_table(frame: pd.DataFrame) -> Table:
-    """The table of ``RatioDiagnostics.to_frame()``, all completions first."""
+    """Return the table of ``RatioDiagnostics.to_frame()``, all completions first."""
     rows = []
     for row in frame.to_dict("records"):
         lengths = f"{row['length_low']:g}–{row['length_high']:g} tokens"
@@ -37,7 +37,7 @@ def ratio_table(frame: pd.DataFrame) -> Table:
 
 
 def clipping_table(frame: pd.DataFrame) -> Table:
-    """The table of ``RatioDiagnostics.clipping_frame()``."""
+    """Return the table of ``RatioDiagnostics.clipping_frame()``."""
     level = frame.attrs["confidence_level"]
     caption = (
         f"What the clip of each recipe reaches, with {level:.0%} intervals over prompts. The squared norm is that of "

@@ -111,7 +111,7 @@ class Table:
 
 
 def table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
-    """The files that a table is saved to: LaTeX, Markdown and CSV."""
+    """Return the files that a table is saved to: LaTeX, Markdown and CSV."""
     stem = Path(path_stem)
     if not stem.name:
         raise ValueError(f"{os.fspath(path_stem)!r} is a folder, not the name of a table without its suffix: name one")

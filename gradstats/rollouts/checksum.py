@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 
 def table_digest(table: pa.Table, packed_metadata: bytes) -> str:
-    """The SHA-256 of a table's columns, names and types, and of its packed metadata, in hexadecimal digits.
+    """Return the SHA-256 of a table's columns, names and types, and of its metadata, in hexadecimal digits.
 
     It does not depend on chunks, compression or the version of Arrow, so that it can be compared with that of the
     table that was written.

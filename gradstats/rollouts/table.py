@@ -272,7 +272,7 @@ def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rol
 
 
 def _read_shards(folder: Path, partial: bool) -> Iterator[Rollouts]:
-    """The shards of a folder: those that its plan names, or all where it has none."""
+    """Return the shards of a folder: those that its plan names, or all where it has none."""
     planned = planned_shards(folder, ".parquet", partial=partial)
     shards = sorted(folder.glob("*.parquet")) if planned is None else planned.paths
     if not shards:

@@ -127,7 +127,7 @@ def write_plan(
 
 
 def _origin(plan: SamplingPlan, first: Round, experiment: Experiment) -> dict[str, object]:
-    """What identifies a run: the same on every machine, for the same settings, policy and prompts."""
+    """Return what identifies a run: the same on every machine, for the same settings, policy and prompts."""
     settings = settings_digest(experiment)
     return {"run": digest([settings, plan.metadata["policy"], first.prompts, first.batches]), "settings": settings}
 

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 
 def load_rollouts_of(path: Path, *, partial: bool = False) -> Rollouts:
-    """Return the rollouts of a run directory, a folder of shards, or a file; ``partial`` as for `read_rollouts`."""
+    """Return the rollouts of a run directory, a folder of shards, or a file.
+
+    ``partial`` is as for :func:`gradstats.read_rollouts`.
+    """
     refuse_half_regraded(path)
     return read_rollouts(path / "rollouts" if (path / "rollouts").is_dir() else path, partial=partial)
 
 
 def load_measurement_of(path: Path, *, partial: bool = False) -> Measurement:
-    """Return the measurement of a run directory or a folder; ``partial`` as for `read_measurement`."""
+    """Return the measurement of a run directory or a folder; ``partial`` as for :func:`gradstats.read_measurement`."""
     refuse_half_regraded(path)
     return read_measurement(path / "measurement" if (path / "measurement").is_dir() else path, partial=partial)
 
@@ -93,7 +96,7 @@ def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
 
 
 def _yes_or_no(column: pd.Series, path: Path) -> np.ndarray:
-    """A column of flags in any of the ways in which tables write them."""
+    """Return a column of flags in any of the ways in which tables write them."""
     words = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
     flags = [words.get(str(cell).strip().lower()) for cell in column]
     if None in flags:

@@ -12,7 +12,7 @@ FORMAT = 2
 
 
 def digest(data: object) -> str:
-    """A fingerprint of anything that JSON can hold.
+    """Return a fingerprint of anything that JSON can hold.
 
     >>> digest([1, 2]) == digest((1, 2)) != digest([2, 1])
     True
@@ -21,13 +21,13 @@ def digest(data: object) -> str:
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal digits."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def changed_sentence(path: str | os.PathLike[str]) -> str:
-    """What to say of a file that is not what was written."""
+    """State that a file is not what was written."""
     return (
         f"{os.fspath(path)} has changed since it was written, its checksum does not match: restore it from a copy, or "
         "remove it and repeat the command that wrote it"

@@ -78,7 +78,7 @@ def remove_partials(folder: Path) -> None:
 
 
 def partials(folder: Path) -> list[Path]:
-    """What interrupted writers left in ``folder`` (names ending in ``.partial``)."""
+    """List what interrupted writers left in ``folder`` (names ending in ``.partial``)."""
     return list(folder.glob(".*.partial"))
 
 
@@ -159,7 +159,7 @@ def _checksum(entries: Mapping[str, object]) -> str:
 
 
 def _partial_of(path: Path) -> Path:
-    """A name beside ``path`` that no other writer uses."""
+    """Return a name next to ``path`` that no other writer uses."""
     # File systems allow names of 255 bytes.
     writer = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
     return path.with_name(f".{path.name[:120]}.{writer}.partial")

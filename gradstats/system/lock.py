@@ -44,7 +44,7 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _acquired(path: Path) -> BinaryIO:
-    """The open lock file, held by this process."""
+    """Return the open lock file, held by this process."""
     while True:
         if path.is_dir():
             raise LockedError(f"{path} is a folder where the lock of {path.parent} should be: remove it")
@@ -76,7 +76,7 @@ def _try_lock(file: BinaryIO) -> bool:
 
 
 def _holder(file: BinaryIO) -> dict[str, object]:
-    """What a lock file says; nothing where its writer was killed before it had written."""
+    """Read what a lock file says; nothing where its writer was killed before it had written."""
     file.seek(0)
     try:
         holder = json.loads(file.read(10_000))

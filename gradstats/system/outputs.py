@@ -68,7 +68,7 @@ def refuse_other_result(path: str | os.PathLike[str], difference: str | None, ov
 def differing_entry(
     there: Mapping[str, object], wanted: Mapping[str, object], varying: Collection[str] = ()
 ) -> str | None:
-    """What two results' metadata differ in, as in "another seed"; None where they are the same.
+    """Find what two results' metadata differ in, as in "another seed"; None where they are the same.
 
     Args:
         there: of the result that exists.

@@ -176,7 +176,7 @@ class IncompleteRunError(ValueError):
 def planned_shards(
     folder: Path, suffix: str, *, plan_file: Path | None = None, partial: bool = False
 ) -> PlannedShards | None:
-    """The shards that a folder should hold by its ``plan.json``, or None where it has no plan.
+    """Return the shards that a folder should hold by its ``plan.json``, or None where it has no plan.
 
     Args:
         folder: the folder.
@@ -213,7 +213,7 @@ def planned_shards(
 
 
 def read_origin(folder: Path) -> dict[str, object]:
-    """The ``run`` and ``settings`` that the shards of a folder state by its plan; empty for earlier versions."""
+    """Return the ``run`` and ``settings`` that the shards of a folder state by its plan; empty for earlier versions."""
     return _origin(read_json(folder / PLAN)) if (folder / PLAN).exists() else {}
 
 

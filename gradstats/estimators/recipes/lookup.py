@@ -75,7 +75,7 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
 
 
 def _label(base: str, overrides: dict[str, Any]) -> str:
-    """The label of a recipe with overrides, which may be objects."""
+    """Return the label of a recipe with overrides, which may be objects."""
     texts = [
         f"{key}={written(getattr(value, 'composition', getattr(value, 'label', value)))}"
         for key, value in overrides.items()
@@ -112,7 +112,7 @@ def names() -> list[str]:
 
 
 def table() -> pd.DataFrame:
-    """The matrix of the field: all recipes, one row each.
+    """Return the matrix of the field: all recipes, one row each.
 
     Returns:
         A frame with the columns ``name``, ``baseline``, ``advantage unit`` (whether a completion or each token has its
@@ -152,7 +152,7 @@ def table() -> pd.DataFrame:
 
 
 def published() -> pd.DataFrame:
-    """The rows of :func:`table` that are published methods as a whole, with their ``label`` and ``components``.
+    """Return the rows of :func:`table` that are published methods as a whole, with their ``label`` and ``components``.
 
     Example:
         >>> from gradstats.estimators import recipes
@@ -168,7 +168,7 @@ def published() -> pd.DataFrame:
 
 
 def _ratio_unit(label: str) -> str:
-    """The ratio component with what it applies to, as in "token: token_clip(eps_high=0.28)"."""
+    """Return the ratio component with what it applies to, as in "token: token_clip(eps_high=0.28)"."""
     name, _ = read_label(label)
     if name == "none":
         return name
@@ -176,7 +176,7 @@ def _ratio_unit(label: str) -> str:
 
 
 def display_name(label: str) -> str:
-    """What an estimator is called in a figure: a published method by its own name, another one by its label.
+    """Name an estimator for a figure: a published method by its own name, any other by its label.
 
     >>> display_name("recipe:dapo(loo=True)"), display_name("rloo")
     ('DAPO(loo=True)', 'rloo')
@@ -237,7 +237,7 @@ def _row(name: str, overrides: dict[str, Any]) -> dict[str, str]:
 
 
 def _parameters_of(kind: str, label: str) -> dict[str, bool]:
-    """The parameters of a component or advantage, and whether each is required."""
+    """Return the parameters of a component or advantage, and whether each is required."""
     base, _ = read_label(label)
     if kind in get_args(Kind):
         return parameter_names(kind, base)  # type: ignore[arg-type]  # checked on the line before

@@ -180,7 +180,7 @@ class Recipe:
         return np.where(batch.mask, weights * self.factor(batch)[:, None], 0.0)
 
     def factor(self, batch: Batch) -> Float[np.ndarray, "n"]:
-        """What the aggregation and the filter multiply the weights of each completion's tokens by."""
+        """Return what aggregation and filter multiply the weights of each completion's tokens by."""
         return self.aggregation(batch) * self.kept_groups(batch)[batch.group_index]
 
     @property
@@ -190,7 +190,7 @@ class Recipe:
         return f"{self.ratio.label}{positive}", f"{self.ratio.label}{negative}"
 
     def ratio_patterns(self, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
-        """What the ratio component multiplies positive and negative advantages by, token by token.
+        """Return what the ratio component multiplies positive and negative advantages by, token by token.
 
         Raises:
             ValueError: when the batch lacks a field.
@@ -201,7 +201,7 @@ class Recipe:
         return dict(zip(self.pattern_names, patterns, strict=True))
 
     def advantages(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
-        """The advantages after a KL term in the reward and the scale, before ratio and aggregation.
+        """Return the advantages after a KL term in the reward and the scale, before ratio and aggregation.
 
         Raises:
             ValueError: when the batch lacks a field.

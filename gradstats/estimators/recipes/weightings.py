@@ -26,7 +26,7 @@ from gradstats.estimators.recipes.recipe import SIGNS, Recipe
 
 
 def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
-    """The weightings that a recipe combines, by name; none for one with an advantage for each token.
+    """Return the weightings that a recipe combines, by name; none for one with an advantage for each token.
 
     Raises:
         ValueError: when the batch lacks a field.
@@ -40,7 +40,7 @@ def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t
 
 
 def weighting_names(recipe: Recipe) -> tuple[str, ...]:
-    """The names of :func:`weightings`."""
+    """Return the names of :func:`weightings`."""
     if recipe.advantage.level == "token":
         return ()
     of_kl = (recipe.kl.label,) if recipe.kl.definition.level == "token" else ()
@@ -60,7 +60,7 @@ def weightings_by_name(names: Iterable[str], batch: Batch) -> dict[str, Float[np
 def token_weightings(
     estimators: Sequence[str | Weighting], measured: MeasuredCompletions
 ) -> dict[str, list[np.ndarray]]:
-    """The further weightings that a comparison of some recipes needs, for ``gradstats.measure(token_weights=…)``.
+    """Return the further weightings that recipes need, for ``gradstats.measure(token_weights=…)``.
 
     Args:
         estimators: labels or recipes; estimators that need none are passed over.
@@ -130,11 +130,11 @@ class ByWeightings:
         return self.recipe.unit
 
     def expected_scale(self, group_size: int) -> float | None:
-        """The recipe's factor c in E[ĝ] = c·∇J."""
+        """Return the recipe's factor c in E[ĝ] = c·∇J."""
         return self.recipe.expected_scale(group_size)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n weightings"]:
-        """The coefficient of each weighting in the gradient of each completion."""
+        """Return the coefficient of each weighting in the gradient of each completion."""
         factor = self.recipe.factor(batch)
         advantages = self.recipe.advantages(batch)
         positive, negative = self.recipe.pattern_names

@@ -55,7 +55,7 @@ def poisson_line(
 def _mean_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"], power: int
 ) -> RegressionLine:
-    """The line whose working variance is the mean to a power: 1 of Poisson, 2 of gamma."""
+    """Return the line whose working variance is the mean to a power: 1 of Poisson, 2 of gamma."""
     centre = float(x.mean())
     design = np.column_stack([np.ones_like(x), x - centre])
     # The slope does not depend on the unit of ‖S‖²: choose one in which no exponential overflows.

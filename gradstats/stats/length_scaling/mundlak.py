@@ -35,7 +35,7 @@ class MundlakTest:
     pvalue: float
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """The interval of the difference."""
+        """Return the interval of the difference."""
         margin = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees)) * self.stderr
         return self.difference - margin, self.difference + margin
 
@@ -53,7 +53,7 @@ class MundlakTest:
         return pd.DataFrame([row])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """The answer in words."""
+        """Return the answer in words."""
         low, high = self.confidence_interval(confidence_level)
         estimate = (
             f"α is {self.alpha_within:.3f} within prompts and {self.alpha_between:.3f} between them, a difference of "

@@ -39,7 +39,7 @@ class ClippedShare:
     removed_of: str
 
     def record(self, confidence_level: float) -> dict[str, object]:
-        """The row of a frame, each share with its ``_low`` and ``_high``, which lie between 0 and 1."""
+        """Return the row of a frame, each share with its ``_low`` and ``_high``, which lie between 0 and 1."""
         row: dict[str, object] = {"recipe": self.label, "removed_of": self.removed_of}
         for name in _SHARES:
             share: Estimate = getattr(self, name)
@@ -49,7 +49,7 @@ class ClippedShare:
 
 
 def clipping_recipes() -> list[str]:
-    """The names of the recipes whose ratio is clipped."""
+    """Return the names of the recipes whose ratio is clipped."""
     ratios = {name: row["ratio"] for name, row in RECIPES.items() if "ratio" in row}
     return [name for name, label in ratios.items() if _clips(label)]
 
@@ -62,7 +62,7 @@ def _clips(label: str) -> bool:
 
 
 def without_clip(recipe: Recipe) -> Recipe:
-    """The same recipe with every clip so wide that no ratio reaches it."""
+    """Return the same recipe with every clip so wide that no ratio reaches it."""
     ratio = recipe.ratio
     opened = {name: value for name, value in _OPENED.items() if name in ratio.parameters}
     if ratio.name == "sequence_product":  # either it clips or it truncates: None is neither

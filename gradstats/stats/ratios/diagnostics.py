@@ -20,7 +20,7 @@ RATIOS = ("token", "product", "geometric_mean")
 
 @dataclass(frozen=True)
 class RatioDiagnostics:
-    """How far the scored policy is from the one that sampled; `.to_frame()` and `.clipping_frame()` are the tables.
+    """How far the scored policy is from the one that sampled; ``.to_frame()`` and ``.clipping_frame()`` are the tables.
 
     Attributes:
         spreads: the spread of each kind of ratio over all completions.
@@ -40,7 +40,7 @@ class RatioDiagnostics:
         return self.spreads[RATIOS.index("product")]
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """The interval of the effective number of completions under the ratio of whole completions."""
+        """Return the interval of the effective number of completions under the ratio of whole completions."""
         return self.product.effective_size_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
@@ -87,13 +87,13 @@ def ratio_diagnostics(
     intervals. The logarithm of the product has a variance that grows with length.
 
     Args:
-        measured_or_batch: a measurement whose rollouts hold the sampler's log-probabilities, or a `Batch` with
-            ``logprobs`` and ``old_logprobs``.
+        measured_or_batch: a measurement whose rollouts hold the sampler's log-probabilities, or a
+            :class:`gradstats.estimators.Batch` with ``logprobs`` and ``old_logprobs``.
         estimators: recipes, by name or as objects; by default all named ones that clip.
         n_bins: number of bins of length, with about the same number of completions each.
 
     Returns:
-        A `RatioDiagnostics`.
+        A :class:`RatioDiagnostics`.
 
     Raises:
         ValueError: without the log-probabilities of sampler and scorer at every counted token, or for fewer than one
@@ -134,7 +134,7 @@ def ratio_diagnostics(
 
 
 def _spreads(batch: Batch, bins: np.ndarray) -> list[RatioSpread]:
-    """The spread of each kind of ratio in each bin of completions."""
+    """Return the spread of each kind of ratio in each bin of completions."""
     log_ratio = log_ratios(batch)
     product = log_ratio.sum(axis=1)
     owner = np.nonzero(batch.mask)[0]
@@ -155,13 +155,13 @@ def _spreads(batch: Batch, bins: np.ndarray) -> list[RatioSpread]:
 
 
 def _length_bins(batch: Batch, n_bins: int) -> np.ndarray:
-    """The bin of each completion; equal lengths share one, so that there may be fewer bins."""
+    """Return the bin of each completion; equal lengths share one, so that there may be fewer bins."""
     edges = np.unique(np.quantile(batch.lengths, np.linspace(0, 1, n_bins + 1)[1:-1]))
     return np.searchsorted(edges, batch.lengths, side="left")
 
 
 def _clipped(batch: Batch, estimators: Sequence[str | Recipe] | None) -> tuple[tuple[ClippedShare, ...], list[str]]:
-    """What each recipe clips, and sentences on recipes that could not be evaluated."""
+    """Find what each recipe clips, with sentences on recipes that could not be evaluated."""
     shares, notes, unknown = [], [], []
     for one in clipping_recipes() if estimators is None else estimators:
         label = one if isinstance(one, str) else one.label

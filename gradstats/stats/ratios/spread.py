@@ -37,7 +37,7 @@ class RatioSpread:
     effective_sample_size: Estimate
 
     def record(self, confidence_level: float) -> dict[str, object]:
-        """The row of a frame, each quantity with its ``_low`` and ``_high``."""
+        """Return the row of a frame, each quantity with its ``_low`` and ``_high``."""
         row: dict[str, object] = {
             name: getattr(self, name) for name in ("ratio", "length_low", "length_high", "n", "n_prompts")
         }
@@ -53,7 +53,7 @@ class RatioSpread:
         }
 
     def effective_size_interval(self, confidence_level: float) -> tuple[float, float]:
-        """The interval of the effective sample size, which is at most the number of ratios."""
+        """Return the interval of the effective sample size, which is at most the number of ratios."""
         low, high = self.effective_sample_size.confidence_interval(confidence_level)
         return low, high if np.isnan(high) else min(high, float(self.n))
 
@@ -64,7 +64,7 @@ def ratio_spread(
     prompts: Int[np.ndarray, " n"],
     lengths: Int[np.ndarray, " n"],
 ) -> RatioSpread:
-    r"""The spread of one kind of ratio, with delete-one-prompt jackknife intervals.
+    r"""Return the spread of one kind of ratio, with delete-one-prompt jackknife intervals.
 
     Means are over all ratios, so that a prompt counts with the number of its ratios. Intervals of variance, χ² and
     effective sample size are symmetric in the logarithm. Where a ratio overflows, mean, variance and χ² are infinite
