@@ -26,11 +26,13 @@ def statistics_of(gradients, reference=None, target=None, *, known=None, prompts
 
     return GradientStatistics(
         moments.trace_cov,
+        moments.second_moment,
         moments.signal,
         np.ones(len(gradients)) if kept is None else np.asarray(kept, dtype=float),
         prompts_per_batch,
         beside(reference),
         beside(target),
+        None if reference is None or target is None else cross_signal(moments_of(reference), moments_of(target)),
         known,
         moments.within,
     )

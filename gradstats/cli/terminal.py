@@ -172,8 +172,8 @@ def show_variance(frame: pd.DataFrame) -> None:
     console.print(table)
     if attrs.get("lowest_beyond_doubt") is not None:
         console.print(
-            f"lowest {JUDGED.heading}: {escape(attrs['lowest_beyond_doubt'])}; paired intervals against every other "
-            "estimator exclude a tie"
+            f"lowest {JUDGED.heading}: {escape(attrs['lowest_beyond_doubt'])}; every other estimator is excluded from "
+            "the best set"
         )
 
 

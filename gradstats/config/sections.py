@@ -221,8 +221,10 @@ class VarianceSection(Section):
         description=f"prompts of a batch, for the share of bias ({PROMPTS_PER_BATCH} by default) and for batch-level "
         f"estimators (by default a quarter of the prompts, at most {PROMPTS_PER_BATCH}).",
     )
-    n_resamples: Count = Field(
-        default=256, description="how often the prompts are dealt into batches for batch-level estimators."
+    n_resamples: Count | None = Field(
+        default=None,
+        description="how often the prompts are dealt into batches for batch-level estimators; by default until the "
+        "error that this leaves is small.",
     )
     confidence_level: ConfidenceLevel = Field(default=CONFIDENCE_LEVEL, description="level of the intervals.")
     seed: NonNegativeInt = Field(default=0, description="seed of the comparison.")

@@ -40,9 +40,10 @@ def plot_variance(
 ) -> Axes:
     """Draw one row per estimator with its interval.
 
-    A row whose value could not be resolved is drawn as the side of its interval that is known (an arrow), or says so
-    in words; it is never left out. Where the value has a unit, rows in another unit than the reference's are left out,
-    and a sentence above the axes names them.
+    Where the frame has simultaneous intervals of the value (``ratio_simultaneous_low`` and ``_high``), they are drawn
+    as a thin bar behind the wide one. A row whose value could not be resolved is drawn as the side of its interval that
+    is known (an arrow), or says so in words; it is never left out. Where the value has a unit, rows in another unit
+    than the reference's are left out, and a sentence above the axes names them.
 
     Args:
         table: a :class:`gradstats.stats.VarianceComparison` or its frame. A column ``run`` distinguishes the rows of
@@ -177,7 +178,18 @@ def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
     for row, (label, estimate) in enumerate(zip(frame["estimator"], estimates, strict=True)):
         color, marker = estimator_appearance(str(label))
         draw_row(ax, float(row), (estimate[0], estimate[1], estimate[2]), color, marker)
+    _draw_simultaneous(ax, frame, quantity)
     plain_ticks(ax, quantity.logarithmic)
+
+
+def _draw_simultaneous(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
+    """A thinner bar behind each row's, between the ends that hold for all rows together."""
+    ends = [f"{quantity.name}_simultaneous_{end}" for end in ("low", "high")]
+    if set(ends) <= set(frame):
+        low, high = frame[ends].to_numpy(dtype=float).T
+        rows = np.arange(len(frame), dtype=float)
+        known = np.isfinite(low) & np.isfinite(high)
+        ax.hlines(rows[known], low[known], high[known], color="0.45", linewidth=0.6, zorder=1.5)
 
 
 def _reference(frame: pd.DataFrame, reference: str | None) -> str:

@@ -14,7 +14,9 @@ def number_with_interval(value: float, low: float, high: float, *, exponent: int
     """Return a number with its interval, to two significant digits of the longer side.
 
     Symmetric intervals read ``0.79 ± 0.31``, others ``1.30 +0.29 −0.24`` (LaTeX and HTML stack the two), a bound known
-    on one side ``> 1200``, a number without interval stands alone, and what is not resolved is a dash.
+    on one side ``> 1200``, a range without a value ``0.2 to 1.0``, a number without interval stands alone, and what is
+    not resolved is a dash. An estimate outside of its interval, which was cut to what is possible (a negative share, a
+    cosine above 1), is given as the bound.
 
     Args:
         value: the estimate, or NaN.
@@ -25,6 +27,12 @@ def number_with_interval(value: float, low: float, high: float, *, exponent: int
     """
     value, low, high = (number / 10.0**exponent for number in (value, low, high))
     latex = markup == "latex"
+    if math.isnan(value) and math.isfinite(low) and math.isfinite(high):
+        ends = [_fixed(end, _decimals(high - low) if high > low else 2, latex) for end in (low, high)]
+        return rf"${ends[0]}$ to ${ends[1]}$" if latex else " to ".join(ends)
+    # An estimate outside of what is possible, such as a negative share: its interval is cut, and says what is known.
+    if value < low or value > high:
+        value, low, high = (math.nan, math.nan, high) if value < low else (math.nan, low, math.nan)
     if math.isnan(value):
         bound = _bound(low, high, markup)
         return ("--" if latex else UNRESOLVED) if bound is None else bound

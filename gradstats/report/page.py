@@ -16,6 +16,7 @@ from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import common_exponent, number_with_interval
 from gradstats.report.saved_results import SavedResults, read_results
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
+from gradstats.stats.variance.winner import best_rows
 from gradstats.system.files import atomic_path, to_json
 from gradstats.system.outputs import is_marked, refuse_foreign
 
@@ -189,6 +190,7 @@ def _variance(run: SavedResults) -> _VarianceTable | None:
         return None
     about = frame.attrs
     shown = [name for name in shown_in("page") if name in frame]
+    best = best_rows(frame)
     columns: list[str] = []
     rows: list[_Row] = [
         {"name": str(name), "html": _breakable(display_name(str(name))), "cells": []} for name in frame["estimator"]
@@ -198,13 +200,13 @@ def _variance(run: SavedResults) -> _VarianceTable | None:
         exponent = common_exponent(triples)
         heading = QUANTITIES[name].heading.format(reference=about.get("reference", "the reference"))
         columns.append(heading + (f" (×10^{exponent})" if exponent else ""))
-        for row, (value, low, high) in zip(rows, triples, strict=True):
+        for at, (row, (value, low, high)) in enumerate(zip(rows, triples, strict=True)):
             key = value if math.isfinite(value) else low
             row["cells"].append(
                 {
                     "html": number_with_interval(value, low, high, exponent=exponent, markup="html"),
                     "key": repr(float(key)) if math.isfinite(key) else "",
-                    "bold": name == JUDGED.name and row["name"] == about.get("lowest_beyond_doubt"),
+                    "bold": name == JUDGED.name and at in best,
                 }
             )
     return {

@@ -16,7 +16,7 @@ from gradstats.report.numbers import Triple, common_exponent, number_with_interv
 from gradstats.stats.length_scaling.fit import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
-from gradstats.stats.variance.winner import Comparison, clear_winner, frame_of, lowest
+from gradstats.stats.variance.winner import Comparison, best_rows, frame_of, lowest
 from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import MARK, is_marked, refuse_foreign, refuse_other_result, write_marked
 
@@ -139,9 +139,8 @@ def variance_table(
 ) -> Table:
     """Return the variance of estimators, one row each, in the comparison's order.
 
-    The lowest matched ratio is set in bold where it is known to be the lowest: where the paired interval against
-    every other row excludes a tie. The comparison decides that (``.lowest_beyond_doubt()``, which its frame carries in
-    ``.attrs``).
+    The best set is bold: the estimators that may have the lowest matched ratio, as the comparison decides pair by pair
+    (its column ``in_best_set``). In a frame without that column the lowest is bold where it is known to be the lowest.
 
     Args:
         comparison: a :class:`gradstats.stats.VarianceComparison` or its frame.
@@ -161,12 +160,12 @@ def variance_table(
         raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: give what compare() returns")
     bold: frozenset[tuple[int, int]] = frozenset()
     if JUDGED.name in columns:
-        winner = _bold_row(frame, None if paired is None else frame_of(paired, confidence_level))
-        bold = frozenset() if winner is None else frozenset({(winner, list(columns).index(JUDGED.name))})
+        rows = best_rows(frame, None if paired is None else frame_of(paired, confidence_level))
+        bold = frozenset((row, list(columns).index(JUDGED.name)) for row in rows)
     about = frame.attrs
     reference = about.get("reference", "the reference")
     return Table(
-        caption=_variance_caption(about, columns, None if lowest(frame) is None else bool(bold)),
+        caption=_variance_caption(about, columns, _bold_sentence(frame, paired is None, bool(bold))),
         heading="estimator",
         rows=tuple(_row_names(frame)),
         columns={QUANTITIES[name].heading.format(reference=reference): _triples(frame, name) for name in columns},
@@ -261,14 +260,6 @@ def markdown_escape(text: str) -> str:
     return "".join("\\" + character if character in r"\`*_{}[]<>|#" else character for character in text)
 
 
-def _bold_row(frame: pd.DataFrame, paired: pd.DataFrame | None) -> int | None:
-    """Return the row that is lowest beyond doubt: as the comparison decided, or as ``paired`` shows."""
-    if paired is not None or "lowest_beyond_doubt" not in frame.attrs:
-        return clear_winner(frame, paired)
-    best = frame.attrs["lowest_beyond_doubt"]
-    return None if best is None else [str(name) for name in frame["estimator"]].index(best)
-
-
 def _row_names(frame: pd.DataFrame) -> list[str]:
     names = [str(name) for name in frame["estimator"]]
     if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
@@ -281,25 +272,29 @@ def _triples(frame: pd.DataFrame, name: str) -> list[Triple]:
     return [(float(value), float(low), float(high)) for value, low, high in values]
 
 
-def _variance_caption(about: Mapping[Hashable, object], columns: Sequence[str], has_winner: bool | None) -> str:
+def _bold_sentence(frame: pd.DataFrame, decided: bool, has_bold: bool) -> str:
+    heading = JUDGED.heading
+    if lowest(frame) is None:
+        return f"No {heading} is resolved."
+    if decided and "in_best_set" in frame:
+        return f"Bold: the best set, which holds the lowest {heading} at this level (all pairs of rows compared)."
+    if has_bold:
+        return f"Bold: lowest {heading}, where the paired interval against every other row excludes a tie."
+    return f"No row is bold: the paired intervals leave a tie for the lowest {heading}."
+
+
+def _variance_caption(about: Mapping[Hashable, object], columns: Sequence[str], bold_sentence: str) -> str:
     level = f"{about['confidence_level']:.0%} " if "confidence_level" in about else ""
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
     groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
     sentences = [
-        f"Variance of one prompt group's gradient, {level}intervals by delete-one-prompt jackknife{n}{groups}; ratios "
+        f"Variance of one prompt group's gradient, {level}intervals{n}{groups}; ratios "
         f"to {about.get('reference', 'the reference')} are paired."
     ]
     if "bias_share" in columns and "prompts_per_batch" in about:
         sentences.append(f"The share of bias is that of a batch of {about['prompts_per_batch']} prompts.")
     if JUDGED.name in columns:
-        heading = JUDGED.heading
-        sentences.append(
-            {
-                True: f"Bold: lowest {heading}, where the paired interval against every other row excludes a tie.",
-                False: f"No row is bold: the paired intervals leave a tie for the lowest {heading}.",
-                None: f"No {heading} is resolved.",
-            }[has_winner]
-        )
+        sentences.append(bold_sentence)
     return " ".join(sentences)
 
 

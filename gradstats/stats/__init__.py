@@ -14,10 +14,11 @@ from gradstats.stats.ratios.diagnostics import RatioDiagnostics, ratio_diagnosti
 from gradstats.stats.tokens.profiles import concentration, drift_along, local_slope, surprise_along, token_correlation
 from gradstats.stats.tokens.proxy_quality import ProxyQuality, proxy_quality
 from gradstats.stats.tokens.token_profile import TokenProfile
-from gradstats.stats.variance.comparison import VarianceComparison, compare
+from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.group_size import EquivalentGroupSize, equivalent_group_size, equivalent_group_sizes
 from gradstats.stats.variance.implied_shift import ImpliedShift, implied_shift
 from gradstats.stats.variance.length_bins import LengthBins, variance_by_length
+from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 __all__ = [
     "AlphaPlan", "AlphaReport", "CurvatureTest", "EquivalentGroupSize", "ImpliedShift", "LengthBins",

@@ -89,11 +89,15 @@ class Statistic:
         sketch: derivatives of the value along directions of the sketch's error, for each of several folds of
             prompts, as :class:`gradstats.stats.variance.sketch_error.SketchError` gives them; None when inner products
             are exact.
+        dealt: (F, 1 + M) where the statistic is an average over random deals: how F folds of them deviate in the value
+            and in each replicate, divided by √(F(F−1)), so that the sum of squares over folds is the variance of the
+            average over all deals; None where nothing is dealt.
     """
 
     value: float
     replicates: Float[np.ndarray, " m"]
     sketch: Float[np.ndarray, " ..."] | None = None
+    dealt: Float[np.ndarray, "f columns"] | None = None
 
     def __add__(self, other: Statistic) -> Statistic:
         return self._combine(self.value + other.value, self.replicates + other.replicates, 1.0, other, 1.0)
@@ -119,6 +123,7 @@ class Statistic:
             self.value * factor,
             self.replicates * factor,
             None if self.sketch is None else self.sketch * factor,
+            None if self.dealt is None else self.dealt * factor,
         )
 
     def root(self) -> Statistic:
@@ -127,32 +132,75 @@ class Statistic:
             value = float(np.sqrt(self.value))
             slope = float(np.divide(0.5, value))
             replicates = np.sqrt(self.replicates)
-        return Statistic(value, replicates, None if self.sketch is None else self.sketch * slope)
+        return Statistic(
+            value,
+            replicates,
+            None if self.sketch is None else self.sketch * slope,
+            None if self.dealt is None else self.dealt * slope,
+        )
 
-    def estimate(self, scale: Literal["raw", "log"] = "raw") -> Estimate:
-        r"""Return the value with its standard error, jackknife and sketch together.
+    def in_units_of_itself(self) -> Statistic:
+        """The statistic divided by its value: its derivative is that of the logarithm."""
+        return self.scaled(float(np.divide(1.0, self.value)) if self.value else np.nan)
 
-        :math:`\mathrm{se}² = \frac{M-1}{M}\sum_m(θ_{(m)} - \bar θ_{(·)})² + \text{sketch}`, with θ the value or
-        its logarithm. A statistic whose value or any replicate cannot be put on the log scale has a standard
-        error of NaN.
+    @property
+    def pseudo_values(self) -> Float[np.ndarray, " m"]:
+        """M·θ − (M−1)·θ_(m): one value a prompt, whose mean is the statistic to first order."""
+        m = len(self.replicates)
+        return m * self.value - (m - 1.0) * self.replicates
+
+    def variance(self) -> float:
+        r"""The squared standard error: jackknife, deals and sketch together.
+
+        :math:`\frac{M-1}{M}\sum_m(θ_{(m)} - \bar θ_{(·)})²`, less what the replicates of a finite number of deals
+        scatter, plus the variance of the value over deals, plus that of the sketch; NaN where a replicate is.
         """
         m = len(self.replicates)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            replicates = np.log(self.replicates) if scale == "log" else self.replicates
-            slope = float(np.divide(1.0, self.value)) if scale == "log" else 1.0
-            variance = (m - 1.0) / m * np.sum((replicates - replicates.mean()) ** 2)
-            if self.sketch is not None:
-                variance += slope**2 * added_variance(self.sketch)
+        with np.errstate(invalid="ignore"):
+            variance = (m - 1.0) / m * float(np.sum((self.replicates - self.replicates.mean()) ** 2))
+        if self.dealt is not None:
+            scatter = self.dealt[:, 1:] - self.dealt[:, 1:].mean(axis=1, keepdims=True)
+            variance -= (m - 1.0) / m * float(np.sum(scatter**2))
+            # Where the difference of the two is negative, the deals are all there is.
+            variance = max(variance, 0.0) if np.isfinite(variance) else variance
+            variance += self.variance_over_deals
+        return variance if self.sketch is None else variance + added_variance(self.sketch)
+
+    @property
+    def variance_over_deals(self) -> float:
+        """The part of the squared standard error that more deals would remove."""
+        return 0.0 if self.dealt is None else float(np.sum(self.dealt[:, 0] ** 2))
+
+    def estimate(self, scale: Literal["raw", "log"] = "raw") -> Estimate:
+        """The value with its standard error, of itself or of its logarithm.
+
+        A statistic whose value or any replicate cannot be put on the log scale has a standard error of NaN.
+        """
+        chosen = self.logarithm() if scale == "log" else self
+        variance = chosen.variance()
         stderr = float(np.sqrt(variance)) if np.isfinite(variance) else np.nan
-        return Estimate(self.value, stderr, scale, m - 1.0)
+        return Estimate(self.value, stderr, scale, len(self.replicates) - 1.0)
+
+    def logarithm(self) -> Statistic:
+        """The logarithm; NaN of what is not positive."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            slope = float(np.divide(1.0, self.value))
+            return Statistic(
+                float(np.log(self.value)),
+                np.log(self.replicates),
+                None if self.sketch is None else self.sketch * slope,
+                None if self.dealt is None else self.dealt * slope,
+            )
 
     def _combine(
         self, value: float, replicates: np.ndarray, slope: float, other: Statistic, other_slope: float
     ) -> Statistic:
-        """Return the statistic of that value whose derivative is slope·d(self) + other_slope·d(other)."""
-        if self.sketch is None or other.sketch is None:
-            return Statistic(value, replicates)
-        return Statistic(value, replicates, slope * self.sketch + other_slope * other.sketch)
+        """The statistic of that value whose derivative is slope·d(self) + other_slope·d(other)."""
+        sketch = None
+        if self.sketch is not None and other.sketch is not None:
+            sketch = slope * self.sketch + other_slope * other.sketch
+        dealt = [part * by for part, by in ((self.dealt, slope), (other.dealt, other_slope)) if part is not None]
+        return Statistic(value, replicates, sketch, sum(dealt[1:], dealt[0]) if dealt else None)
 
 
 def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | None = None) -> Statistic:

@@ -13,7 +13,8 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.weighted_mean import optimal_constant
 from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile
-from gradstats.stats.variance.comparison import VarianceComparison, compare
+from gradstats.stats.variance.comparison import compare
+from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 # The names share_above_half_nat and top16_share, which saved tables hold, state the first two.
 CHOICE = 0.5  # nats of entropy above which a token counts as a choice

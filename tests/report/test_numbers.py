@@ -45,3 +45,14 @@ def test_powers_of_ten_are_shared_by_a_column():
     assert common_exponent([(0.0004, 0.0003, 0.0005)]) == -4
     assert common_exponent([(1234.0, 1000.0, 1500.0), (NAN, NAN, INF)]) == 0
     assert number_with_interval(1.23e7, 1.13e7, 1.33e7, exponent=7) == "1.23 ± 0.10"
+
+
+def test_an_estimate_outside_of_what_is_possible_is_a_bound():
+    assert number_with_interval(-0.004, 0.0, 0.017) == "< 0.017"
+    assert number_with_interval(1.004, 0.97, 1.0) == "> 0.97"
+    assert number_with_interval(-0.004, 0.0, 0.017, markup="latex") == "$< 0.017$"
+
+
+def test_a_range_without_a_value():
+    assert number_with_interval(math.nan, -1.0, 1.0) == "−1.0 to 1.0"
+    assert number_with_interval(math.nan, 0.2, 1.0, markup="latex") == "$0.20$ to $1.00$"

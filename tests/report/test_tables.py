@@ -49,6 +49,13 @@ def test_the_comparisons_decision_is_read_from_the_frame():
     assert "leave a tie" in variance_table(table).caption
 
 
+def test_the_best_set_is_bold_as_the_comparison_gives_it():
+    table = frame([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(in_best_set=[True, False, True])
+    found = variance_table(table)
+    assert [line.split(" &")[0] for line in bold_rows(found)] == ["rloo", "mine"]
+    assert "best set, which holds the lowest" in found.caption
+
+
 def test_another_winner_needs_intervals_paired_with_it():
     table = frame([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
     assert lowest(table) == "mine"
@@ -110,7 +117,7 @@ def test_latex_is_booktabs_with_everything_escaped():
     rows = text.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
     assert {row.replace(r"\&", "").count("&") for row in rows} == {6}
     assert text.isascii()
-    for part in ("90\\% intervals", "delete-one-prompt jackknife", "n = 30 prompts", "(60 groups)"):
+    for part in ("90\\% intervals", "intervals over n = 30 prompts", "n = 30 prompts", "(60 groups)"):
         assert part in text
 
 

@@ -14,9 +14,10 @@ from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.comparison import VarianceComparison, compare
+from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
 from gradstats.stats.variance.row import EstimatorVariance, silent_row
+from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 
 def compare_available(
@@ -49,7 +50,9 @@ def compare_available(
         measured_rows = iter(comparison.rows[number * len(available) : (number + 1) * len(available)])
         for one, reason in zip(chosen, reasons, strict=True):
             rows.append(next(measured_rows) if reason is None else _unknown_row(one, split.group_size))
-    return replace(comparison, rows=tuple(rows), notes=(*notes, *comparison.notes))
+    places = [place for place, reason in enumerate(reasons) if reason is None]
+    differences = tuple(one.placed(places, len(chosen)) for one in comparison.differences)
+    return replace(comparison, rows=tuple(rows), notes=(*notes, *comparison.notes), differences=differences)
 
 
 def reasons_against(measured: Batch | MeasuredGradients, estimators: Sequence[Weighting]) -> list[str | None]:

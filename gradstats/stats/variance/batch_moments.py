@@ -1,9 +1,8 @@
-"""Second moments of batch-level estimators, from batches of prompts drawn without replacement."""
+"""Second moments of batch-level estimators, from batches of prompts dealt without replacement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -12,160 +11,165 @@ from scipy import sparse
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.group_moments import Groups, PromptMoments
 from gradstats.stats.variance.score_vectors import Scores
-from gradstats.stats.variance.sketch_error import SketchError
 from gradstats.stats.variance.u_statistic import inner_products, mean_over_pairs
 
 #: Deals whose gradients are formed together, in one product.
 DEALS_AT_ONCE = 32
+#: Folds of deals, whose scatter is the error that a finite number of deals leaves.
+N_FOLDS = 16
+
+Deals = Int[np.ndarray, "k drawn"]
 
 
-@dataclass(frozen=True)
-class BatchMoments:
-    """Second moments of the gradient of a batch, per group, so that they compare with `PromptMoments`.
-
-    Attributes:
-        trace_cov: B·tr Cov of the gradient of a batch of B prompts, one group each.
-        signal: ‖E ĝ‖² without bias, from pairs of disjoint batches.
-        crosses: ⟨E ĝ, E h⟩ with each of the other estimators' moments, from disjoint batches.
-        kept_share: (M,) share of each prompt's drawn groups with any non-zero weight.
-    """
-
-    trace_cov: Statistic
-    signal: Statistic
-    crosses: tuple[Statistic, ...]
-    kept_share: Float[np.ndarray, " m"]
+def shuffled_deals(
+    rng: np.random.Generator, n_prompts: int, prompts_per_batch: int, n_deals: int
+) -> Iterator[Int[np.ndarray, "k drawn"]]:
+    """Deals of ⌊M/B⌋ disjoint batches of B prompts each, in random order, a few at a time."""
+    drawn = n_prompts // prompts_per_batch * prompts_per_batch
+    for start in range(0, n_deals, DEALS_AT_ONCE):
+        size = min(DEALS_AT_ONCE, n_deals - start)
+        yield np.stack([rng.permutation(n_prompts)[:drawn] for _ in range(size)])
 
 
-def batch_moments(
-    weights_of: Callable[[Int[np.ndarray, " rows"]], np.ndarray],
-    scores: Scores,
-    groups: Groups,
-    prompts_per_batch: int,
-    n_resamples: int,
-    rng: np.random.Generator,
-    others: tuple[PromptMoments, ...] = (),
-    sketch_error: SketchError | None = None,
-) -> BatchMoments:
-    r"""Deal the prompts into disjoint batches many times and average over the deals.
+class DealtDifferences:
+    r"""What a batch-level estimator has beyond the same completions under fixed weights, averaged over deals.
 
-    A deal shuffles the M prompts (one group of each, drawn at random where there are several) into
-    J = ⌊M/B⌋ disjoint batches, which are independent. With G_j the gradient of batch j,
+    A deal puts the M prompts (one group of each, drawn at random where there are several) into J = ⌊M/B⌋ disjoint
+    batches, which are independent. With G_j the gradient of batch j,
 
     .. math:: ‖E\,\hat g‖² = E\Big[\frac{1}{J(J-1)}\sum_{j≠j'}⟨G_j, G_{j'}⟩\Big], \qquad
-        \mathrm{tr\,Cov} = B\,\Big(E\Big[\frac1J\sum_j‖G_j‖²\Big] - ‖E\,\hat g‖²\Big).
+        \mathrm{tr\,Cov} = B\,\Big(E\Big[\frac1J\sum_j‖G_j‖²\Big] - ‖E\,\hat g‖²\Big),
 
-    Drawing without replacement matters: a prompt drawn twice would leak a sample's own reward into a leave-one-out
-    baseline.
+    with expectations over all deals. Of weights that are fixed before the deal, such as those that the estimator gives
+    to all completions as one batch, these expectations have a closed form (`PromptMoments`). So the fixed weights are
+    dealt alike, and only the *difference* is averaged over deals; it is small, and 0 for an estimator that stays within
+    its group. Drawing without replacement matters: a prompt drawn twice would leak a sample's own reward into a
+    leave-one-out baseline.
 
-    The replicate without prompt m leaves out, in every deal, the batch that holds m: averaged over the deals
-    the other prompts of that batch cancel, and the change, times M(J−1)/(J(M−1)), is the jackknife's.
+    The replicate without prompt m leaves out, in every deal, the batch that holds m, and nothing in a deal that leaves
+    m out already: what remains is a random deal of the other M − 1 prompts, so that the average over deals is the
+    statistic without m, and no correction is due.
 
     Args:
         weights_of: positions within ``groups.rows`` → weights of that batch, (rows,) or (rows, T).
+        fixed: the weights of all completions that are dealt alike, as `Scores.weighted` takes them.
         scores: scores in the order of ``groups.rows``.
         groups: the split into groups.
         prompts_per_batch: B, at most half the prompts.
-        n_resamples: how many deals.
-        rng: source of randomness.
+        rng: draws a group of each prompt.
         others: moments of estimators to take cross terms with.
-        sketch_error: for sketched scores, estimates the sketch's error.
     """
-    m = groups.n_prompts
-    n_batches = m // prompts_per_batch
-    first_group = np.searchsorted(groups.prompt, np.arange(m))
-    members = np.split(np.arange(len(groups.group)), np.cumsum(groups.sizes)[:-1])
-    # Row 0: second moment; row 1: signal; then crosses. Their values by deal, and their change without each prompt.
-    values = np.zeros((2 + len(others), n_resamples))
-    changes = np.zeros((2 + len(others), m))
-    kept, drawn = np.zeros(m), np.zeros(m)
-    slopes = _SketchSlopes(scores, n_batches, n_resamples, len(others), sketch_error)
-    for start in range(0, n_resamples, DEALS_AT_ONCE):
-        deals = range(start, min(start + DEALS_AT_ONCE, n_resamples))
-        prompts = np.stack([rng.permutation(m)[: n_batches * prompts_per_batch] for _ in deals])
-        chosen = first_group[prompts] + rng.integers(0, groups.groups_per_prompt[prompts])
-        batches = np.sort(chosen.reshape(-1, prompts_per_batch), axis=1)
-        rows = [np.concatenate([members[group] for group in batch]) for batch in batches]
-        # G_j = (1/B) Σ_{i in batch j} w_i S_i.
-        weights = [weights_of(batch_rows) / prompts_per_batch for batch_rows in rows]
-        gradients, surplus = scores.sums(rows, weights)
-        if weights[0].ndim == 1 and scores.surplus_sq is not None:
-            slopes.count_diagonal(np.concatenate(rows), np.concatenate(weights))
-        alive = np.zeros((len(deals), groups.n_groups), dtype=bool)
-        for place, (batch_rows, weight) in enumerate(zip(rows, weights, strict=True)):
-            alive[place // n_batches, groups.group[batch_rows[weighted_rows(weight)]]] = True
-        kept += _count(prompts, np.take_along_axis(alive, chosen, axis=1), m)
-        drawn += _count(prompts, np.ones(prompts.shape), m)
-        shape = (len(deals), n_batches, -1)
-        average = _average_over_batches(prompts, prompts_per_batch, m)
-        others_gradients = [(average @ other.means).reshape(shape) for other in others]
-        squares = (inner_products(gradients, gradients, scores.signs) + surplus).reshape(shape[:2])
-        gradients = gradients.reshape(shape)
-        terms = [_mean_without_each(squares)]
-        terms += [mean_over_pairs(gradients, second, scores.signs) for second in (gradients, *others_gradients)]
-        for row, (value, without) in enumerate(terms):
-            values[row, deals] = value
-            change = np.repeat(without - value[:, None], prompts_per_batch, axis=1)
-            changes[row] += _count(prompts, change, m)
-        slopes.add(gradients, others_gradients)
-    correction = m * (n_batches - 1.0) / (n_batches * (m - 1.0))
-    means = values.mean(axis=1)
-    replicates = means[:, None] + changes * (correction / n_resamples)
-    second, signal, *crosses = (
-        Statistic(float(mean), row, slope)
-        for mean, row, slope in zip(means, replicates, slopes.averages(), strict=True)
-    )
-    return BatchMoments(
-        trace_cov=(second - signal).scaled(float(prompts_per_batch)),
-        signal=signal,
-        crosses=tuple(crosses),
-        kept_share=kept / np.maximum(drawn, 1.0),
-    )
-
-
-class _SketchSlopes:
-    """Accumulates, over deals, how each statistic changes with the sketch's error."""
 
     def __init__(
-        self, scores: Scores, n_batches: int, n_resamples: int, n_others: int, sketch_error: SketchError | None
+        self,
+        weights_of: Callable[[Int[np.ndarray, " rows"]], np.ndarray],
+        fixed: np.ndarray,
+        scores: Scores,
+        groups: Groups,
+        prompts_per_batch: int,
+        rng: np.random.Generator,
+        others: tuple[PromptMoments, ...] = (),
     ):
-        self._scores, self._sketch_error = scores, sketch_error
-        self._n_batches, self._n_resamples = n_batches, n_resamples
-        self._diagonal = np.zeros(len(scores.sequence))
-        self._sums: list[np.ndarray | float] = [0.0] * (2 + n_others)
+        self._weights_of, self._fixed, self._scores, self._groups = weights_of, fixed, scores, groups
+        self._size, self._rng, self._others = prompts_per_batch, rng, others
+        m = groups.n_prompts
+        self._n_batches = m // prompts_per_batch
+        self._first_group = np.searchsorted(groups.prompt, np.arange(m))
+        self._members = np.split(np.arange(len(groups.group)), np.cumsum(groups.sizes)[:-1])
+        # Row 0: second moment; row 1: signal; then crosses. By fold of deals: sums of values, and of their changes
+        # without each prompt.
+        self._values = np.zeros((2 + len(others), N_FOLDS))
+        self._changes = np.zeros((2 + len(others), N_FOLDS, m))
+        self._deals = np.zeros(N_FOLDS)
+        self._kept, self._drawn = np.zeros(m), np.zeros(m)
 
-    def count_diagonal(self, rows: Int[np.ndarray, " rows"], weights: Float[np.ndarray, " rows"]) -> None:
-        share = weights**2 / (self._n_batches * self._n_resamples)
-        self._diagonal += _count(rows, share, len(self._diagonal))
+    @property
+    def n_deals(self) -> int:
+        """Deals added so far."""
+        return int(self._deals.sum())
 
-    def add(self, gradients: Float[np.ndarray, "k j d"], others: list[np.ndarray]) -> None:
-        if self._sketch_error is None:
-            return
-        flat = gradients.reshape(-1, gradients.shape[2])
-        shares = np.full(len(flat), 1.0 / (self._n_batches * self._n_resamples))
-        self._sums[0] += self._sketch_error.whole_squares(flat, shares)
-        share_of_deals = len(gradients) / self._n_resamples
-        for place, second in enumerate([gradients, *others], start=1):
-            self._sums[place] += self._sketch_error.mean_cross(gradients, second) * share_of_deals
+    @property
+    def kept_share(self) -> Float[np.ndarray, " drawn"]:
+        """The share of each prompt's drawn groups with any non-zero weight, of prompts that were drawn."""
+        drawn = self._drawn > 0
+        return self._kept[drawn] / self._drawn[drawn]
 
-    def averages(self) -> list[np.ndarray | None]:
-        if self._sketch_error is None:
-            return [None] * len(self._sums)
-        if self._scores.surplus_sq is not None:
-            # Exact squares on the diagonal carry none of the sketch's error.
-            self._sums[0] -= self._sketch_error.whole_squares(self._scores.vectors, self._diagonal)
-        return [self._sketch_error.in_every_fold(np.asarray(total)) for total in self._sums]
+    def add(self, prompts: Deals) -> None:
+        """Add deals, each J·B different prompts in the order of their batches."""
+        m, n_deals = self._groups.n_prompts, len(prompts)
+        of_prompt = self._groups.groups_per_prompt[prompts]
+        chosen = self._first_group[prompts] + self._rng.integers(0, of_prompt)
+        batches = np.sort(chosen.reshape(-1, self._size), axis=1)
+        rows = [np.concatenate([self._members[group] for group in batch]) for batch in batches]
+        # G_j = (1/B) Σ_{i in batch j} w_i S_i, of the estimator and under the fixed weights.
+        weights = [self._weights_of(batch_rows) for batch_rows in rows]
+        self._count_kept(prompts, chosen, rows, weights)
+        fixed = [_of_rows(self._fixed, batch_rows) for batch_rows in rows]
+        found, expected = (
+            self._terms(prompts, rows, [weight / self._size for weight in some]) for some in (weights, fixed)
+        )
+        folds = (self.n_deals + np.arange(n_deals)) % N_FOLDS
+        np.add.at(self._deals, folds, 1.0)
+        places = (folds[:, None] * m + prompts).ravel()
+        for row, ((value, without), (fixed_value, fixed_without)) in enumerate(zip(found, expected, strict=True)):
+            difference = value - fixed_value
+            change = np.repeat(without - fixed_without - difference[:, None], self._size, axis=1)
+            np.add.at(self._values[row], folds, difference)
+            self._changes[row] += np.bincount(places, change.ravel(), N_FOLDS * m).reshape(N_FOLDS, m)
+
+    def added_to(self, closed: list[Statistic]) -> list[Statistic]:
+        """Second moment of a batch's gradient, signal and crosses, given those under the fixed weights in closed form.
+
+        Args:
+            closed: E‖G‖², ‖E g‖², and ⟨E g, E h⟩ with each of the others.
+        """
+        used = self._deals > 0
+        n_folds = int(used.sum())
+        total = self._deals.sum()
+        result = []
+        for one, values, changes in zip(closed, self._values, self._changes, strict=True):
+            value, change = values.sum() / total, changes.sum(axis=0) / total
+            dealt = None
+            if n_folds > 1:
+                of_fold = values[used] / self._deals[used] - value
+                without = changes[used] / self._deals[used][:, None] - change + of_fold[:, None]
+                dealt = np.column_stack([of_fold, without]) / np.sqrt(n_folds * (n_folds - 1.0))
+            result.append(Statistic(one.value + value, one.replicates + value + change, one.sketch, dealt))
+        return result
+
+    def _terms(
+        self, prompts: Deals, rows: list[np.ndarray], weights: list[np.ndarray]
+    ) -> list[tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k j"]]]:
+        """Each statistic in every deal, and without each of its batches."""
+        gradients, surplus = self._scores.sums(rows, weights)
+        shape = (len(prompts), self._n_batches, -1)
+        average = _average_over_batches(prompts, self._size, self._groups.n_prompts)
+        squares = (inner_products(gradients, gradients, self._scores.signs) + surplus).reshape(shape[:2])
+        gradients = gradients.reshape(shape)
+        others = [(average @ other.means).reshape(shape) for other in self._others]
+        pairs = [mean_over_pairs(gradients, second, self._scores.signs) for second in (gradients, *others)]
+        return [_mean_without_each(squares), *pairs]
+
+    def _count_kept(self, prompts: Deals, chosen: Deals, rows: list[np.ndarray], weights: list[np.ndarray]) -> None:
+        m = self._groups.n_prompts
+        alive = np.zeros((len(prompts), self._groups.n_groups), dtype=bool)
+        for place, (batch_rows, weight) in enumerate(zip(rows, weights, strict=True)):
+            alive[place // self._n_batches, self._groups.group[batch_rows[weighted_rows(weight)]]] = True
+        self._kept += np.bincount(prompts.ravel(), np.take_along_axis(alive, chosen, axis=1).ravel(), m)
+        self._drawn += np.bincount(prompts.ravel(), minlength=m)
 
 
-def _average_over_batches(prompts: Int[np.ndarray, "k drawn"], prompts_per_batch: int, m: int) -> sparse.csr_array:
+def _of_rows(weights: np.ndarray, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
+    """The weights of some completions, of weights as `Scores.weighted` takes them."""
+    return weights[:, rows] if weights.ndim == 3 else weights[rows]
+
+
+def _average_over_batches(prompts: Deals, prompts_per_batch: int, m: int) -> sparse.csr_array:
     """The matrix that takes (M, D) means of prompts to the mean over the prompts of each batch."""
     n_batches = prompts.size // prompts_per_batch
     entries = np.full(prompts.size, 1.0 / prompts_per_batch)
     places = (np.repeat(np.arange(n_batches), prompts_per_batch), prompts.ravel())
     return sparse.csr_array((entries, places), shape=(n_batches, m))
-
-
-def _count(places: np.ndarray, shares: np.ndarray, n: int) -> Float[np.ndarray, " n"]:
-    return np.bincount(places.ravel(), weights=np.asarray(shares, dtype=np.float64).ravel(), minlength=n)
 
 
 def _mean_without_each(values: Float[np.ndarray, "k j"]) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k j"]]:

@@ -6,43 +6,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Interval
+from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
 
 @dataclass(frozen=True)
 class BiasShare:
-    """The estimate, as a function of bias over noise.
+    """The estimate as a quotient.
 
     Attributes:
-        bias_to_noise: ‖E g − G‖² over tr Cov(g), unbiased numerator.
-        prompts_per_batch: B.
+        quotient: squared bias over the mean squared error of a batch.
     """
 
-    bias_to_noise: Estimate
-    prompts_per_batch: int
+    quotient: FiellerRatio
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``."""
-        value, low, high = self.bias_to_noise.with_interval(confidence_level)
-        return self._share(value, np.nan), self._share(low, -np.inf), self._share(high, np.nan)
-
-    def _share(self, bias_to_noise: float, below_pole: float) -> float:
-        """The share, which grows with its argument down to the pole at −1/B."""
-        scaled = bias_to_noise * self.prompts_per_batch
-        if np.isnan(scaled):
-            return np.nan
-        return float(scaled / (scaled + 1.0)) if scaled > -1.0 else below_pole
+        """``(value, low, high)``, the ends between 0 and 1; no value where the error is not resolved."""
+        if not self.quotient.is_bounded(confidence_level):
+            return np.nan, *self.quotient.within(confidence_level, 0.0, 1.0)
+        # What lies below 0 by its error is put at 0.
+        low, high = (float(np.clip(end, 0.0, 1.0)) for end in self.quotient.solution(confidence_level)[0])
+        return self.quotient.value, low, high
 
 
 def bias_share(gradient: GradientStatistics) -> Estimated:
     r""":math:`\frac{‖E d‖²}{‖E d‖² + \mathrm{tr\,Cov}(g)/B}`, d = g − h with h the target's gradient, in a batch of B.
 
     :math:`‖E d‖²` is estimated without bias from pairs of different prompts, so that it may be negative, and the share
-    with it. The interval is that of :math:`‖E d‖²/\mathrm{tr\,Cov}(g)`, a delete-one-prompt jackknife on the raw scale,
-    carried through the share.
+    with it. The interval is the Fieller set of the quotient, cut to [0, 1].
     """
     if gradient.target is None:
         return NOT_ESTIMATED
     bias_sq = gradient.signal - gradient.target.cross.scaled(2.0) + gradient.target.signal
-    return BiasShare((bias_sq / gradient.trace_cov).estimate(), gradient.prompts_per_batch)
+    error = bias_sq + gradient.trace_cov.scaled(1.0 / gradient.prompts_per_batch)
+    return BiasShare(fieller_ratio(bias_sq, error))

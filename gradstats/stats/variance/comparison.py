@@ -4,184 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from operator import index
-from typing import Any
 
 import numpy as np
-import pandas as pd
-from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
-from gradstats.stats.jackknife import Interval
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
 from gradstats.stats.variance.comparison_inputs import ComparisonInputs, comparison_inputs
 from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pooled_completions import PooledCompletions
-from gradstats.stats.variance.quantities import COMPARED
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.target import on_policy_target
-from gradstats.stats.variance.winner import PairedWithLowest, lowest, lowest_beyond_doubt
-
-
-@dataclass(frozen=True)
-class GroupSplit:
-    """How the completions were split into groups of one size.
-
-    Attributes:
-        group_size: completions per group; None when prompts have different numbers and all were used.
-        n_prompts: prompts that fill at least one group, the independent units.
-        n_groups: number of groups.
-        n_leftover: completions that filled no group.
-    """
-
-    group_size: int | None
-    n_prompts: int
-    n_groups: int
-    n_leftover: int
-
-
-@dataclass(frozen=True)
-class VarianceComparison:
-    """The variance, bias and cosine of several estimators; `.to_frame()` is the table.
-
-    Attributes:
-        rows: one entry per estimator, in the order asked for, group size by group size.
-        splits: the split into groups, one for each group size.
-        reference: label of the estimator in the denominator of ratios.
-        prompts_per_batch: B in bias_share.
-        sketch_dim: dimension of the random projection; None for exact scores.
-        notes: what a reader of the table has to know, one sentence each.
-        paired: what pairs every estimator with the lowest one; None for several group sizes.
-    """
-
-    rows: tuple[EstimatorVariance, ...]
-    splits: tuple[GroupSplit, ...]
-    reference: str
-    prompts_per_batch: int
-    sketch_dim: int | None
-    notes: tuple[str, ...] = field(default=())
-    paired: PairedWithLowest | None = field(default=None, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything but the completions: a pickled copy decides on the lowest estimator from its intervals alone."""
-        return self.__dict__ | {"paired": None}
-
-    @property
-    def group_size(self) -> int | tuple[int | None, ...] | None:
-        """Completions per group; a tuple for several sizes."""
-        sizes = tuple(split.group_size for split in self.splits)
-        return sizes[0] if len(sizes) == 1 else sizes
-
-    @property
-    def n_prompts(self) -> int:
-        """Prompts that fill at least one group of every size."""
-        return min(split.n_prompts for split in self.splits)
-
-    @property
-    def n_groups(self) -> int:
-        """Groups, summed over all sizes."""
-        return sum(split.n_groups for split in self.splits)
-
-    @property
-    def n_leftover(self) -> int:
-        """Completions that filled no group, over all sizes."""
-        return sum(split.n_leftover for split in self.splits)
-
-    def confidence_interval(
-        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "trace_cov"
-    ) -> tuple[Float[np.ndarray, " estimators"], Float[np.ndarray, " estimators"]]:
-        """The interval of one quantity for every estimator, ``(low, high)``.
-
-        Raises:
-            ValueError: for an unknown quantity, or a level outside (0, 1).
-        """
-        names = [one.name for one in COMPARED]
-        if quantity not in names:
-            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(names)}")
-        frame = self._frame(confidence_level)
-        return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
-
-    def lowest(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
-        """Label of the estimator with the lowest matched ratio; None where none is resolved."""
-        return lowest(self._frame(confidence_level))
-
-    def lowest_beyond_doubt(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
-        """Label of the lowest estimator where its paired interval against every other one excludes a tie, else None."""
-        return lowest_beyond_doubt(self._frame(confidence_level), self.paired, confidence_level)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row per estimator: ``estimator, group_size, unit, components``, each quantity with ``_low``, ``_high``.
-
-        ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
-        frame = self._frame(confidence_level)
-        frame.attrs["lowest_beyond_doubt"] = lowest_beyond_doubt(frame, self.paired, confidence_level)
-        return frame
-
-    def _frame(self, confidence_level: float) -> pd.DataFrame:
-        intervals = [row.intervals(confidence_level) for row in self.rows]
-        return self._table(intervals, confidence_level)
-
-    def _table(self, intervals: Sequence[dict[str, Interval]], confidence_level: float) -> pd.DataFrame:
-        """One row per estimator with its quantities, and in ``.attrs`` how the comparison was made."""
-        records = []
-        for row, quantities in zip(self.rows, intervals, strict=True):
-            record: dict[str, object] = {
-                "estimator": row.label,
-                "group_size": np.nan if row.group_size is None else row.group_size,
-                "unit": row.unit,
-                "components": row.components,
-            }
-            for quantity, (value, low, high) in quantities.items():
-                record |= {quantity: value, f"{quantity}_low": low, f"{quantity}_high": high}
-            records.append(record)
-        frame = pd.DataFrame(records)
-        frame.attrs |= {
-            "reference": self.reference,
-            "confidence_level": confidence_level,
-            "prompts_per_batch": self.prompts_per_batch,
-            "n_prompts": self.n_prompts,
-            "n_groups": self.n_groups,
-            "n_leftover": self.n_leftover,
-            "sketch_dim": self.sketch_dim,
-            "notes": list(self.notes),
-        }
-        return frame
-
-    def variance_components(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """trace_cov split into the variance within prompts and the variance between prompts.
-
-        The variance within prompts falls as groups grow, the variance between prompts does not.
-
-        Returns:
-            One row per estimator: ``estimator, group_size, unit``, ``within_prompt`` and ``between_prompt`` with
-            their ``_low`` and ``_high``; NaN for batch-level estimators, and for group sizes at which every prompt has
-            a single group. ``.attrs`` hold how the comparison was made.
-
-        Raises:
-            ValueError: when every prompt has a single group, whatever the group size.
-        """
-        if all(split.n_groups == split.n_prompts for split in self.splits):
-            raise ValueError(
-                "every prompt has a single group, so that variance within and between prompts cannot be separated: "
-                "choose a group_size of at most half of a prompt's completions"
-            )
-        return self._table([row.component_intervals(confidence_level) for row in self.rows], confidence_level)
-
-    #: The name of `variance_components` in version 0.1.
-    prompt_parts = variance_components
+from gradstats.stats.variance.variance_comparison import GroupSplit, VarianceComparison
 
 
 def compare(
@@ -191,7 +34,7 @@ def compare(
     group_size: int | Sequence[int] | None = None,
     reference: str | Weighting = "rloo",
     prompts_per_batch: int | None = None,
-    n_resamples: int = 256,
+    n_resamples: int | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
     scores_are_sketches: bool | None = None,
@@ -207,26 +50,27 @@ def compare(
       negative;
     - ``noise_to_signal``: their quotient, in units of groups (McCandlish et al., 1812.06162);
     - ``ratio``: trace_cov over the reference's;
-    - ``matched_ratio``: the same after scaling the estimator so that its expected gradient projects with
-      coefficient 1 on the reference's. Where both expectations are exact multiples of the true gradient (an
-      own-sample mean keeps (N−1)/N of it) that number is used, otherwise the coefficient is estimated;
-    - ``cosine``: between E g and the expected gradient of `rloo`, cross-fitted: each prompt's gradient is
-      multiplied by `rloo`'s of all *other* prompts, so that no completion is paired with itself (as in
-      ``signal_sq`` and ``bias_share``);
+    - ``matched_ratio``: the same after scaling both so that their expected gradients project with coefficient 1 on
+      that of `rloo`. Where both expectations are exact multiples of the true gradient (an own-sample mean keeps (N−1)/N
+      of it) that number is used, otherwise the coefficient is estimated;
+    - ``cosine``: between E g and the expected gradient of `rloo`, cross-fitted;
     - ``bias_share``: :math:`‖E d‖²/(‖E d‖² + \mathrm{trace\_cov}/B)`, d = g − g(`rloo`): the share of the mean
       squared error of a batch of B prompts that is bias. The unbiased ‖E d‖² may be negative, and so may the
       share;
     - ``kept_share``: the share of groups with any non-zero weight.
 
-    **Intervals.** The prompt is the independent unit. Everything is a function of U-statistics over prompts
-    and gets a delete-one-prompt jackknife with Student quantiles (M − 1 degrees of freedom), on the log scale
-    for trace_cov and the ratios, on the raw scale for the rest (Wilson's for kept_share); ratios are
-    jackknifed as ratios, so they are paired. A naive bootstrap over prompts would duplicate them and shift ‖E
-    g‖² by trace_cov/M.
+    Each is defined in the file of its name in `gradstats.stats.variance`. The best set holds the estimators that may
+    have the lowest variance at matched signal.
 
-    **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not,
-    noise_to_signal is NaN with its lower end given and its upper end infinite, cosine and an estimated
-    matched_ratio are NaN, and a warning gives a lower bound on the number of prompts needed.
+    **Intervals.** The prompt is the independent unit. Everything is a function of U-statistics over prompts, with
+    delete-one-prompt replicates in closed form: Student intervals for trace_cov (on the log scale) and signal_sq, a
+    studentised bootstrap over prompts for ``ratio``, Wilson's interval for kept_share, and Fieller sets for what
+    divides by a signal that may be 0: noise_to_signal, cosine, bias_share, and matched_ratio where its coefficient is
+    estimated. docs/statistics.md states what each covers where.
+
+    **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not, noise_to_signal
+    and an estimated matched_ratio are rays with an infinite upper end and no value, cosine has no value, and a warning
+    gives a lower bound on the number of prompts needed.
 
     **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
     ‖S_i‖² are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G
@@ -241,8 +85,8 @@ def compare(
     `causal_optimal`) are computed from three disjoint thirds of the probes, so that their noise does not count as the
     estimator's.
 
-    **Batch-level estimators** get batches of ``prompts_per_batch`` prompts drawn without
-    replacement; their trace_cov is B times that of the batch gradient, and so comparable with the others'.
+    **Batch-level estimators** get batches of ``prompts_per_batch`` prompts dealt without replacement; their trace_cov
+    is B times that of the batch gradient, and so comparable with the others' (`DealtDifferences`).
 
     Args:
         measured_or_batch: a measurement, or a `Batch` (then ``scores`` is needed).
@@ -257,7 +101,8 @@ def compare(
         reference: estimator that ratios are taken to.
         prompts_per_batch: prompts of a batch, for the share of bias (128 by default) and for batch-level estimators (by
             default a quarter of the prompts, at most 128).
-        n_resamples: how often the prompts are dealt into batches for batch-level estimators.
+        n_resamples: how often the prompts are dealt into batches for batch-level estimators; by default until the error
+            that this leaves is small: 1 % of the squared standard errors, at most 512 times.
         rng: seed of the comparison, or a generator: for the deals into batches and for the estimate of the sketch's
             error.
         scores_are_sketches: whether ``scores`` are a random projection; by default True for a
@@ -308,7 +153,7 @@ def compare(
         groups = split_into_groups(prompts, inputs.order, size)
         pool = _pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples)
         by_size.append(_compared(pool, chosen, base))
-    splits, rows, warned, remarks, paired = zip(*by_size, strict=True)
+    splits, rows, warned, remarks, differences, labels = zip(*by_size, strict=True)
     warned, remarks = _of_each_size(warned, sizes), _of_each_size(remarks, sizes)
     for note in warned:
         warnings.warn(note, UserWarning, stacklevel=2)
@@ -319,7 +164,8 @@ def compare(
         prompts_per_batch=pool.error_prompts,
         sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
         notes=(*warned, *remarks),
-        paired=paired[0] if len(sizes) == 1 else None,
+        differences=differences,
+        prompt_labels=labels,
     )
 
 
@@ -338,7 +184,7 @@ def _pooled(
     estimators: Sequence[Weighting],
     rng: np.random.Generator,
     prompts_per_batch: int | None,
-    n_resamples: int,
+    n_resamples: int | None,
 ) -> PooledCompletions:
     """The completions of one split, checked against what the estimators need."""
     if groups.n_prompts < 2:
@@ -355,11 +201,13 @@ def _pooled(
         prompts_per_batch=prompts_per_batch,
         n_resamples=n_resamples,
         deal_seed=int(rng.integers(2**63)),
+        prompt_labels=inputs.batch.groups[groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]],
+        on_policy=inputs.on_policy,
     )
 
 
-#: The split, the rows, what to warn of and what to remark, and what pairs the rows.
-_OfOneSize = tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], PairedWithLowest]
+#: The split, the rows, what to warn of and what to remark, the rows pair by pair, and the labels of the prompts.
+_OfOneSize = tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], PairwiseDifferences, np.ndarray]
 
 
 def _compared(pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting) -> _OfOneSize:
@@ -369,18 +217,14 @@ def _compared(pool: PooledCompletions, estimators: Sequence[Weighting], referenc
     if np.array_equal(target.weights, reference_weighted.weights):
         target = reference_weighted
     size = int(sizes[0]) if sizes.min() == sizes.max() else None
-    rows = [
-        replace(
-            pool.row(estimator, reference, reference_weighted, target),
-            group_size=size,
-            unit=unit_of(estimator),
-            components=composition_of(estimator),
-        )
-        for estimator in estimators
-    ]
+    rows, matched = [], []
+    for estimator in estimators:
+        row, at_matched_signal = pool.row(estimator, reference, reference_weighted, target)
+        rows.append(replace(row, group_size=size, unit=unit_of(estimator), components=composition_of(estimator)))
+        matched.append(at_matched_signal)
     split = GroupSplit(size, pool.groups.n_prompts, pool.groups.n_groups, pool.groups.n_leftover)
-    paired = PairedWithLowest(pool, tuple(estimators), target)
-    return split, rows, warnings_about(pool, rows, estimators), remarks_about(pool, rows, estimators), paired
+    warned, remarks = warnings_about(pool, rows, estimators), remarks_about(pool, rows)
+    return split, rows, warned, remarks, pairwise_differences(matched), pool.prompt_labels
 
 
 def _of_each_size(notes: Sequence[Sequence[str]], sizes: Sequence[int | None]) -> list[str]:

@@ -4,40 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval
+import numpy as np
+
+from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
-from gradstats.stats.variance.signal_sq import is_resolved, signal_sq
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """The estimate, and the two squared norms that it divides by.
+    """The estimate as a quotient.
 
     Attributes:
-        cosine: ⟨E g, G⟩/(‖E g‖‖G‖).
-        signal: ‖E g‖².
-        target_signal: ‖G‖².
+        quotient: ⟨E g, G⟩ over ‖E g‖‖G‖.
     """
 
-    cosine: Estimate
-    signal: Estimate
-    target_signal: Estimate
+    quotient: FiellerRatio
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``; NaN where one of the norms is not resolved."""
-        if not (is_resolved(self.signal, confidence_level) and is_resolved(self.target_signal, confidence_level)):
-            return UNKNOWN
-        return self.cosine.with_interval(confidence_level)
+        """``(value, low, high)``, the ends between −1 and 1; no value where a norm is not resolved."""
+        if not self.quotient.is_known:
+            return np.nan, -1.0, 1.0
+        pieces = self.quotient.solution(confidence_level)
+        if self.quotient.is_bounded(confidence_level):
+            # What lies beyond ±1 by rounding, or by its error, is put at the end that it is nearest to.
+            low, high = (float(np.clip(end, -1.0, 1.0)) for end in pieces[0])
+            return self.quotient.value, low, high
+        return np.nan, *self.quotient.within(confidence_level, -1.0, 1.0)
 
 
 def cosine(gradient: GradientStatistics) -> Estimated:
     r""":math:`⟨E g, G⟩/(‖E g‖\,‖G‖)`, with G the expectation of the target: 1 for an estimator biased in scale alone.
 
     Cross-fitted: each prompt's gradient is multiplied by the target's of all *other* prompts, so that no completion is
-    paired with itself. The interval is a delete-one-prompt jackknife on the raw scale; NaN where one of the two norms
-    is not resolved.
+    paired with itself. The estimate may exceed 1 by its error. The interval is the Fieller set of the quotient, cut to
+    [−1, 1]; where the product of the norms is not resolved no value is given, and where one of them may be 0 the
+    interval is all of [−1, 1].
     """
     if gradient.target is None:
         return NOT_ESTIMATED
-    product = gradient.signal.root() * gradient.target.signal.root()
-    return Cosine((gradient.target.cross / product).estimate(), signal_sq(gradient), gradient.target.signal.estimate())
+    norms = gradient.signal.root() * gradient.target.signal.root()
+    return Cosine(fieller_ratio(gradient.target.cross, norms))

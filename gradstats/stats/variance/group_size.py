@@ -175,6 +175,7 @@ def equivalent_group_sizes(
             prompts_per_batch=None,
             n_resamples=1,
             deal_seed=0,
+            prompt_labels=np.zeros(0),
         )
 
     rloo = families.get("rloo")

@@ -14,8 +14,9 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Level, Weighting, unit_of
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.comparison import VarianceComparison, compare
+from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
+from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
-"""The variance relative to the reference's, at the same expected step along it."""
+"""The variance relative to the reference's, at the same expected step along the target."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval
+import numpy as np
+
+from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 from gradstats.stats.variance.ratio import ratio
-from gradstats.stats.variance.signal_sq import is_resolved, signal_sq
 
 
 @dataclass(frozen=True)
@@ -36,40 +38,51 @@ class OfEstimatedScale:
     """Where the coefficient is estimated from the same prompts.
 
     Attributes:
-        ratio: tr Cov over the reference's, over the square of the coefficient.
-        coefficient: ⟨E g, E r⟩/‖E r‖².
-        signal: ‖E g‖².
-        reference_signal: ‖E r‖².
+        root: its square root, √(tr Cov(g)/tr Cov(r)) over the coefficient, of either sign.
     """
 
-    ratio: Estimate
-    coefficient: Estimate
-    signal: Estimate
-    reference_signal: Estimate
+    root: FiellerRatio
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``; NaN where a signal, or the sign of the coefficient, is not resolved."""
-        low, high = self.coefficient.confidence_interval(confidence_level)
-        resolved = is_resolved(self.signal, confidence_level) and is_resolved(self.reference_signal, confidence_level)
-        if not (resolved and (low > 0 or high < 0)):
+        """``(value, low, high)``: a ray without a value where the coefficient is not resolved."""
+        pieces = self.root.solution(confidence_level)
+        if not pieces:
             return UNKNOWN
-        return self.ratio.with_interval(confidence_level)
+        low = min(0.0 if first <= 0.0 <= last else min(first**2, last**2) for first, last in pieces)
+        high = max(max(first**2, last**2) for first, last in pieces)
+        return self.root.value**2 if np.isfinite(high) else np.nan, low, high
 
 
 def matched_ratio(gradient: GradientStatistics) -> Estimated:
-    r""":math:`\frac{\mathrm{tr\,Cov}(g)/c²}{\mathrm{tr\,Cov}(r)}` with :math:`c = ⟨E g, E r⟩/‖E r‖²`, r the reference.
+    r""":math:`\frac{\mathrm{tr\,Cov}(g)/c²}{\mathrm{tr\,Cov}(r)/c_r²}` with :math:`c = ⟨E g, G⟩/‖G‖²` and
+    :math:`c_r = ⟨E r, G⟩/‖G‖²`, r the reference and G the expectation of the target.
 
-    The estimator is scaled so that its expected gradient projects with coefficient 1 on the reference's: neither its
-    scale nor its unit enters. Where both expectations are exact multiples of the true gradient (an own-sample mean
-    keeps (N−1)/N of it) that number is c and the interval is that of ``ratio``; otherwise c is estimated, the interval
-    is a delete-one-prompt jackknife on the log scale, and everything is NaN where c is not resolved.
+    Estimator and reference are scaled so that their expected gradients project with coefficient 1 on the target's:
+    neither scale nor unit enters. Where both expectations are exact multiples of the true gradient (an own-sample mean
+    keeps (N−1)/N of it, for completions drawn from the scored policy) these numbers are used, and the interval is that
+    of ``ratio``. Otherwise :math:`c_r/c = ⟨E r, G⟩/⟨E g, G⟩` is estimated, and the interval is the Fieller set of
+    :math:`\sqrt{\mathrm{tr\,Cov}(g)/\mathrm{tr\,Cov}(r)}\;⟨E r, G⟩ / ⟨E g, G⟩`, squared: a ray with an infinite upper
+    end, without a value, where the projection of E g on G is not resolved.
     """
     if gradient.reference is None:
         return NOT_ESTIMATED
     if gradient.known_coefficient is not None:
         return OfKnownScale(ratio(gradient), gradient.known_coefficient)
-    coefficient = gradient.reference.cross / gradient.reference.signal
-    matched = gradient.trace_cov / gradient.reference.trace_cov / (coefficient * coefficient)
-    return OfEstimatedScale(
-        matched.estimate("log"), coefficient.estimate(), signal_sq(gradient), gradient.reference.signal.estimate()
-    )
+    if gradient.target is None or gradient.reference_on_target is None:
+        return NOT_ESTIMATED
+    root = (gradient.trace_cov / gradient.reference.trace_cov).root()
+    return OfEstimatedScale(fieller_ratio(root * gradient.reference_on_target, gradient.target.cross))
+
+
+def matched_trace_cov(gradient: GradientStatistics) -> Statistic | None:
+    """Tr Cov at matched signal, up to a factor that all estimators share; None where the signal is not known.
+
+    It ranks estimators, of which ``matched_ratio`` gives each beside the reference alone.
+    """
+    if gradient.known_coefficient is not None:
+        known = gradient.known_coefficient
+        return None if known == 0.0 else gradient.trace_cov.scaled(known**-2)
+    if gradient.target is None or gradient.reference_on_target is None:
+        return None
+    coefficient = gradient.target.cross / gradient.reference_on_target
+    return gradient.trace_cov / (coefficient * coefficient)

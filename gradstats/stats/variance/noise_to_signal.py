@@ -6,31 +6,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradstats.stats.jackknife import UNKNOWN, Estimate, Interval
+from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.jackknife import Interval
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
-from gradstats.stats.variance.signal_sq import is_resolved, signal_sq
 
 
 @dataclass(frozen=True)
 class NoiseToSignal:
-    """The estimate, known by its inverse, which stays finite where the signal may be 0.
+    """The estimate as a quotient of variance and signal.
 
     Attributes:
-        inverse: ‖E g‖² over tr Cov.
-        signal: ‖E g‖².
+        quotient: tr Cov over ‖E g‖².
     """
 
-    inverse: Estimate
-    signal: Estimate
+    quotient: FiellerRatio
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``: the lower end alone where the signal is not resolved."""
-        low, high = self.inverse.confidence_interval(confidence_level)
-        if not high > 0:
-            return UNKNOWN
-        if not is_resolved(self.signal, confidence_level):
-            return np.nan, 1.0 / high, np.inf
-        return 1.0 / self.inverse.value, 1.0 / high, 1.0 / low if low > 0 else np.inf
+        """``(value, low, high)``: a ray without a value where the signal is not resolved."""
+        low, high = self.quotient.within(confidence_level, 0.0, np.inf)
+        return self.quotient.value if np.isfinite(high) else np.nan, low, high
 
 
 def noise_to_signal(gradient: GradientStatistics) -> NoiseToSignal:
@@ -39,7 +33,9 @@ def noise_to_signal(gradient: GradientStatistics) -> NoiseToSignal:
     So many groups have to be averaged until the noise of their mean is as large as the signal. It does not depend on
     the unit of the gradient. McCandlish et al., *An Empirical Model of Large-Batch Training*, 1812.06162.
 
-    The interval is that of the inverse (a delete-one-prompt jackknife on the raw scale), inverted. Where ‖E g‖² is not
-    resolved the value is NaN, its lower end given and its upper end infinite.
+    The interval is the Fieller set of the quotient where the signal is at least 0
+    (`gradstats.stats.fieller.FiellerRatio`, variances from a delete-one-prompt jackknife). Where the signal is not
+    resolved it is a ray with an infinite upper end, and no value is given. Where the estimated signal is negative
+    beyond its error no noise to signal is compatible with the data, and everything is NaN.
     """
-    return NoiseToSignal((gradient.signal / gradient.trace_cov).estimate(), signal_sq(gradient))
+    return NoiseToSignal(fieller_ratio(gradient.trace_cov, gradient.signal))

@@ -8,10 +8,15 @@ import numpy as np
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
+from gradstats.stats.variance.effective_prompts import FEW as FEW_PROMPTS
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.signal_sq import prompts_to_resolve
+
+# An estimate that is significant below so many standard errors is more than 10 % too large on average: a true effect of
+# 2.8 standard errors is significant with 80 % chance, and then exaggerated by 1.12.
+BARELY = 3.0
 
 
 def warnings_about(
@@ -49,9 +54,7 @@ def warnings_about(
     return notes
 
 
-def remarks_about(
-    pool: PooledCompletions, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]
-) -> list[str]:
+def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
     """How the table was made, where that is not the plain case."""
     notes = []
     groups = pool.groups
@@ -63,13 +66,29 @@ def remarks_about(
     exact = [f"{row.label} ({row.known_coefficient:.4g})" for row in rows if row.known_coefficient not in (None, 1.0)]
     if exact:
         notes.append(f"{JUDGED.name} uses the exactly known scale of E[ĝ] for {_listed(exact)}")
-    across = [estimator.label for estimator in estimators if estimator.across_groups]
-    if across:
-        are = "is a batch-level estimator" if len(across) == 1 else "are batch-level estimators"
+    if not pool.on_policy:
         notes.append(
-            f"{_listed(across)} {are}: measured in batches of {pool.batch_prompts} prompts, "
-            f"dealt {pool.n_resamples} times without replacement"
+            f"the completions were not drawn from the scored policy, so that no scale of E[ĝ] counts as known and "
+            f"{JUDGED.name} rests on estimated ones, except between estimators whose weights are proportional"
         )
+    if sizes.min() == 1 < sizes.max():
+        notes.append(
+            "some groups hold a single completion: bias and cosine are judged against rloo(singleton=reward), which "
+            "keeps the gradient of these prompts"
+        )
+    barely = [
+        row.label
+        for row in rows
+        if row.resolved(CONFIDENCE_LEVEL) and row.signal_sq.value < BARELY * row.signal_sq.stderr
+    ]
+    if barely:
+        notes.append(
+            f"‖E ĝ‖² is barely resolved for {_listed(barely)}: values that are shown only because an estimate happened "
+            "to be large enough are exaggerated on average (too large a signal, too low a noise_to_signal); rely on "
+            "the intervals"
+        )
+    notes += _about_deals(pool, [row for row in rows if row.n_deals is not None])
+    notes += _about_heavy_tails(pool, rows)
     probed = pool.scores.probed
     if probed is not None:
         notes.append(
@@ -85,6 +104,39 @@ def remarks_about(
     return notes
 
 
+def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
+    if not rows:
+        return []
+    are = "is a batch-level estimator" if len(rows) == 1 else "are batch-level estimators"
+    deals = sorted({row.n_deals for row in rows if row.n_deals is not None})
+    times = f"{deals[0]}" if len(deals) == 1 else f"{deals[0]} to {deals[-1]}"
+    left = max(row.share_of_deals for row in rows)
+    return [
+        f"{_listed([row.label for row in rows])} {are}: measured in batches of {pool.batch_prompts} prompts, dealt "
+        f"{times} times without replacement (bias_share is of such a batch as well); more deals "
+        f"would narrow the intervals by at most {_per_cent(left)}"
+    ]
+
+
+def _about_heavy_tails(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
+    few = [row for row in rows if row.n_effective_prompts < FEW_PROMPTS]
+    if not few:
+        return []
+    worst = min(few, key=lambda row: row.n_effective_prompts)
+    assert worst.most_influential is not None
+    return [
+        f"the variance of {_listed([row.label for row in few])} rests on few prompts (of {worst.label}, "
+        f"{pool.groups.n_prompts} prompts are worth {worst.n_effective_prompts:.0f}, and prompt "
+        f"{pool.prompt_labels[worst.most_influential]} counts most): below about {FEW_PROMPTS} effective prompts "
+        "intervals cover less than stated, those of trace_cov first; see docs/statistics.md"
+    ]
+
+
+def _per_cent(share_of_variance: float) -> str:
+    """By how much an interval narrows without a share of the squared standard error."""
+    return f"{100.0 * (1.0 - np.sqrt(max(1.0 - share_of_variance, 0.0))):.1f} %"
+
+
 def _about_signal(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> str:
     bounds = [prompts_to_resolve(row.signal_sq, n_prompts, CONFIDENCE_LEVEL) for row in unresolved]
     needed = max((bound for bound in bounds if np.isfinite(bound)), default=np.nan)
@@ -95,8 +147,8 @@ def _about_signal(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> st
     )
     return (
         f"‖E ĝ‖² is not resolved for {_listed([row.label for row in unresolved])} (the {CONFIDENCE_LEVEL:.0%} interval "
-        "reaches down to 0), so noise_to_signal is given by its lower end alone, and cosine and "
-        f"{JUDGED.name} are NaN unless the scale of E[ĝ] is known exactly: {more}"
+        "reaches down to 0), so noise_to_signal is given by its lower end alone, cosine without a value, and "
+        f"{JUDGED.name} by its lower end unless the scale of E[ĝ] is known exactly: {more}"
     )
 
 

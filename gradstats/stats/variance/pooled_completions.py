@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,12 +13,18 @@ from gradstats.config.defaults import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.jackknife import Statistic
-from gradstats.stats.variance.batch_moments import batch_moments, weighted_rows
+from gradstats.stats.variance.batch_moments import DealtDifferences, shuffled_deals, weighted_rows
 from gradstats.stats.variance.gradient_statistics import Beside, GradientStatistics
 from gradstats.stats.variance.group_moments import Groups, PromptMoments, cross_signal, prompt_moments
+from gradstats.stats.variance.matched_ratio import matched_trace_cov
 from gradstats.stats.variance.row import EstimatorVariance, row_of, silent_row
 from gradstats.stats.variance.score_vectors import Scores
 from gradstats.stats.variance.sketch_error import SketchError
+
+#: Deals of prompts into batches, where their number is chosen: from so many, doubled until the error that they leave
+#: is at most this share of the squared standard error, up to so many.
+FEWEST_DEALS, MOST_DEALS = 64, 512
+SMALL_DEAL_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,10 @@ class PooledCompletions:
         scores: their scores.
         sketch_error: for sketched or probed scores, estimates their error; None where inner products are exact.
         prompts_per_batch: as for `compare`.
-        n_resamples: how often prompts are dealt into batches for those.
+        n_resamples: how often prompts are dealt into batches for batch-level estimators; None chooses.
         deal_seed: for those deals, which are the same for all estimators.
+        prompt_labels: (prompts,) what each prompt is called.
+        on_policy: whether the completions were drawn from the scored policy, as far as it is recorded.
     """
 
     batch: Batch
@@ -39,8 +48,10 @@ class PooledCompletions:
     scores: Scores
     sketch_error: SketchError | None
     prompts_per_batch: int | None
-    n_resamples: int
+    n_resamples: int | None
     deal_seed: int
+    prompt_labels: np.ndarray
+    on_policy: bool = True
 
     @property
     def batch_prompts(self) -> int:
@@ -98,79 +109,131 @@ class PooledCompletions:
 
     def row(
         self, estimator: Weighting, reference_estimator: Weighting, reference: Weighted, target: Weighted
-    ) -> EstimatorVariance:
-        """All quantities of one estimator, relative to the reference and judged against the target."""
-        known = self._known_coefficient(estimator, reference_estimator)
-        if estimator.across_groups:
-            return self._batch_level_row(estimator, reference, target, known)
+    ) -> tuple[EstimatorVariance, Statistic | None]:
+        """All quantities of one estimator, relative to the reference and judged against the target.
+
+        The second is its variance at matched signal, as `matched_trace_cov` gives it.
+        """
         weighted = self.local(estimator)
         # Equal weights are one estimator under two names: share the moments, so that differences are exactly 0.
         for other in (target, reference):
             if other.moments is not None and np.array_equal(weighted.weights, other.weights):
                 weighted = other
-        moments = weighted.moments
         kept = np.bincount(self.groups.prompt, weights=weighted.kept) / self.groups.groups_per_prompt
-        if moments is None:
-            return silent_row(estimator.label, kept)
-        crosses = {
-            id(other): cross_signal(moments, other, self.sketch_error)
-            for other in _moments_of(reference, target).values()
-        }
-        gradient = GradientStatistics(
-            moments.trace_cov,
-            moments.signal,
-            kept,
-            self.error_prompts,
-            _beside(reference.moments, crosses),
-            _beside(target.moments, crosses),
-            1.0 if weighted is reference else known,
-            moments.within,
-        )
-        return row_of(estimator.label, gradient)
+        if estimator.across_groups:
+            self._require_two_batches(estimator)
+        elif weighted.moments is None:
+            return silent_row(estimator.label, kept), None
+        beside = _moments_of(reference, target)
+        known = self._known_coefficient(estimator, reference_estimator, weighted, reference)
+        reference_on_target = None
+        if reference.moments is not None and target.moments is not None:
+            reference_on_target = cross_signal(reference.moments, target.moments, self.sketch_error)
 
-    def _batch_level_row(
-        self, estimator: Weighting, reference: Weighted, target: Weighted, known: float | None
-    ) -> EstimatorVariance:
+        def gradient_of(trace_cov: Statistic, second: Statistic, signal: Statistic, crosses: Sequence[Statistic]):
+            by_identity = dict(zip(beside, crosses, strict=True))
+            return GradientStatistics(
+                trace_cov,
+                second,
+                signal,
+                kept,
+                self.error_prompts,
+                _beside(reference.moments, by_identity),
+                _beside(target.moments, by_identity),
+                reference_on_target,
+                known,
+                None if estimator.across_groups or weighted.moments is None else weighted.moments.within,
+            )
+
+        if estimator.across_groups:
+            return self._batch_level_row(estimator, weighted, tuple(beside.values()), gradient_of)
+        moments = weighted.moments
+        assert moments is not None
+        crosses = [cross_signal(moments, other, self.sketch_error) for other in beside.values()]
+        gradient = gradient_of(moments.trace_cov, moments.second_moment, moments.signal, crosses)
+        return row_of(estimator.label, gradient), matched_trace_cov(gradient)
+
+    def _require_two_batches(self, estimator: Weighting) -> None:
         n_prompts = self.groups.n_prompts
         if not 1 <= self.batch_prompts <= n_prompts // 2:
             raise ValueError(
                 f"prompts_per_batch={self.batch_prompts} must be between 1 and half the {n_prompts} prompts "
                 f"here: {estimator.label} is a batch-level estimator, whose variance needs two disjoint batches"
             )
-        others = _moments_of(reference, target)
-        moments = batch_moments(
-            lambda rows: self.weights(estimator, rows),
-            self.scores,
-            self.groups,
-            self.batch_prompts,
-            self.n_resamples,
-            np.random.default_rng(self.deal_seed),
-            tuple(others.values()),
-            self.sketch_error,
-        )
-        if not moments.kept_share.any():
-            return silent_row(estimator.label, moments.kept_share)
-        crosses = dict(zip(others, moments.crosses, strict=True))
-        gradient = GradientStatistics(
-            moments.trace_cov,
-            moments.signal,
-            moments.kept_share,
-            self.error_prompts,
-            _beside(reference.moments, crosses),
-            _beside(target.moments, crosses),
-            known,
-        )
-        return row_of(estimator.label, gradient)
 
-    def _known_coefficient(self, estimator: Weighting, reference: Weighting) -> float | None:
-        """E[ĝ] of one over E[ĝ] of the other, where both are known multiples of ∇J at every size here."""
+    def _batch_level_row(
+        self,
+        estimator: Weighting,
+        weighted: Weighted,
+        others: tuple[PromptMoments, ...],
+        gradient_of: Callable[..., GradientStatistics],
+    ) -> tuple[EstimatorVariance, Statistic | None]:
+        """The row of a batch-level estimator: all completions as one batch, and what dealt batches have beyond it."""
+        size, rng = self.batch_prompts, np.random.default_rng(self.deal_seed)
+        fixed, closed = weighted.weights, self._closed(weighted.moments, others)
+        if weighted.moments is None:
+            fixed = np.zeros_like(fixed)
+        dealt = DealtDifferences(
+            lambda rows: self.weights(estimator, rows), fixed, self.scores, self.groups, size, rng, others
+        )
+        while True:
+            more = self.n_resamples or max(FEWEST_DEALS, dealt.n_deals)
+            for prompts in shuffled_deals(rng, self.groups.n_prompts, size, more):
+                dealt.add(prompts)
+            kept = dealt.kept_share
+            if not kept.any():
+                return silent_row(estimator.label, kept), None
+            second, signal, *crosses = dealt.added_to(closed)
+            trace_cov = (second - signal).scaled(float(size))
+            # E‖G‖² of a batch is that of a group over B, plus (1 − 1/B)‖E g‖².
+            of_group = second.scaled(float(size)) - signal.scaled(size - 1.0)
+            gradient = replace(gradient_of(trace_cov, of_group, signal, crosses), kept=kept, prompts_per_batch=size)
+            row = row_of(estimator.label, gradient)
+            if self.n_resamples or dealt.n_deals >= MOST_DEALS or row.share_of_deals <= SMALL_DEAL_SHARE:
+                return replace(row, n_deals=dealt.n_deals), matched_trace_cov(gradient)
+
+    def _closed(self, moments: PromptMoments | None, others: tuple[PromptMoments, ...]) -> list[Statistic]:
+        """E‖G‖² of a batch, ‖E g‖² and crosses of weights that are fixed before completions are dealt into batches."""
+        if moments is None:
+            nothing = Statistic(0.0, np.zeros(self.groups.n_prompts))
+            return [nothing] * (2 + len(others))
+        size = float(self.batch_prompts)
+        second = moments.second_moment.scaled(1.0 / size) + moments.signal.scaled(1.0 - 1.0 / size)
+        return [second, moments.signal, *(cross_signal(moments, other, self.sketch_error) for other in others)]
+
+    def _known_coefficient(
+        self, estimator: Weighting, reference_estimator: Weighting, weighted: Weighted, reference: Weighted
+    ) -> float | None:
+        """E[ĝ] of one over E[ĝ] of the other, where it is known exactly.
+
+        Where the weights of one are a multiple of the other's, it is that number whatever the completions. Otherwise
+        both have to be known multiples of ∇J at every size here, which holds for completions drawn from the scored
+        policy.
+        """
+        if not estimator.across_groups:
+            multiple = _multiple(weighted.weights, reference.weights)
+            if multiple is not None:
+                return multiple
+        if not self.on_policy:
+            return None
         scales = []
         for size in {int(size) for size in self.groups.sizes}:
-            scale, of_reference = estimator.expected_scale(size), reference.expected_scale(size)
+            scale, of_reference = estimator.expected_scale(size), reference_estimator.expected_scale(size)
             if scale is None or of_reference is None or of_reference == 0.0:
                 return None
             scales.append((scale, of_reference))
         return scales[0][0] / scales[0][1] if len(set(scales)) == 1 else None
+
+
+def _multiple(weights: np.ndarray, of: np.ndarray) -> float | None:
+    """The factor between two sets of weights; None where they are not proportional."""
+    if weights.shape != of.shape or not (np.isfinite(weights).all() and np.isfinite(of).all()) or not of.any():
+        return None
+    largest = np.unravel_index(np.argmax(np.abs(of)), of.shape)
+    factor = float(weights[largest] / of[largest])
+    if not np.allclose(weights, factor * of, rtol=1e-12, atol=1e-14 * float(np.abs(weights).max())) or factor == 0.0:
+        return None
+    return factor
 
 
 def _token_weights(estimator: Weighting, batch: Batch) -> np.ndarray:

@@ -70,17 +70,7 @@ class TokenProbeError(SketchError):
             if shifts is not None
         ]
         influence = np.sum(influences, axis=0) if influences else None
-        return self._slopes(super().mean_cross(left[0][None], right[0][None]), along - along_known, influence)
-
-    def mean_cross(
-        self, first: Float[np.ndarray, "k m features"], second: Float[np.ndarray, "k m others"]
-    ) -> Float[np.ndarray, " slopes"]:
-        """`whole_cross` averaged over k deals, with pairs of rows of the same deal only."""
-        deals = [
-            self.whole_cross(rows, rows if second is first else others)
-            for rows, others in zip(first, second, strict=True)
-        ]
-        return np.mean(deals, axis=0)
+        return self._slopes(super().whole_cross(left[0], right[0]), along - along_known, influence)
 
     def _split(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
         """The known Z, the projections P and P^Z, and (rows, blocks, k) influences of blocks, if any."""

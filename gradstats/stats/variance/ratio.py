@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate
+from gradstats.stats.studentised import studentised_ratio
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
 
@@ -11,9 +12,9 @@ def ratio(gradient: GradientStatistics) -> Estimate:
 
     It falls with the scale of the estimator: one that shrinks its gradient by c has c² times the variance.
 
-    Both variances come from the same prompts. The interval is a delete-one-prompt jackknife of the ratio, hence paired,
-    on the log scale. NaN where the reference gives no completion any weight.
+    Both variances come from the same prompts, so that the interval is paired: a studentised bootstrap over prompts on
+    the log scale (`gradstats.stats.studentised`). NaN where the reference gives no completion any weight.
     """
     if gradient.reference is None:
         return NOT_ESTIMATED
-    return (gradient.trace_cov / gradient.reference.trace_cov).estimate("log")
+    return studentised_ratio(gradient.trace_cov, gradient.reference.trace_cov)

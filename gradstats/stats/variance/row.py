@@ -12,6 +12,7 @@ from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Interv
 from gradstats.stats.variance.between_prompt import between_prompt
 from gradstats.stats.variance.bias_share import bias_share
 from gradstats.stats.variance.cosine import cosine
+from gradstats.stats.variance.effective_prompts import most_influential_prompt, n_effective_prompts
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 from gradstats.stats.variance.kept_share import KeptShare, kept_share
 from gradstats.stats.variance.matched_ratio import matched_ratio
@@ -34,6 +35,11 @@ class EstimatorVariance:
         unit: what the gradient is measured in; see `gradstats.estimators.Estimator`.
         components: what the estimator is composed of, whatever its label.
         known_coefficient: what the expected gradient is of the reference's, where both are known exactly, else None.
+        n_effective_prompts: how many prompts of equal squared gradients the variance is worth.
+        most_influential: the number of the prompt without which trace_cov changes most; None without a gradient.
+        n_deals: how often prompts were dealt into batches; None for estimators that stay within their group.
+        share_of_deals: the share of the squared standard errors of trace_cov and ratio, whichever is larger, that more
+            deals would remove.
     """
 
     label: str
@@ -42,6 +48,10 @@ class EstimatorVariance:
     unit: str = SEQUENCE_SUM
     components: str = ""
     known_coefficient: float | None = None
+    n_effective_prompts: float = np.nan
+    most_influential: int | None = None
+    n_deals: int | None = None
+    share_of_deals: float = 0.0
     trace_cov: Estimate = NOT_ESTIMATED
     signal_sq: Estimate = NOT_ESTIMATED
     noise_to_signal: Estimated = NOT_ESTIMATED
@@ -75,6 +85,9 @@ def row_of(label: str, gradient: GradientStatistics) -> EstimatorVariance:
     return EstimatorVariance(
         label=label,
         known_coefficient=gradient.known_coefficient,
+        n_effective_prompts=n_effective_prompts(gradient),
+        most_influential=most_influential_prompt(gradient),
+        share_of_deals=_share_of_deals(gradient),
         trace_cov=trace_cov(gradient),
         signal_sq=signal_sq(gradient),
         noise_to_signal=noise_to_signal(gradient),
@@ -86,3 +99,12 @@ def row_of(label: str, gradient: GradientStatistics) -> EstimatorVariance:
         within_prompt=within_prompt(gradient),
         between_prompt=between_prompt(gradient),
     )
+
+
+def _share_of_deals(gradient: GradientStatistics) -> float:
+    statistics = [gradient.trace_cov]
+    if gradient.reference is not None:
+        relative = gradient.trace_cov.in_units_of_itself() - gradient.reference.trace_cov.in_units_of_itself()
+        statistics.append(relative)
+    shares = [one.variance_over_deals / one.variance() for one in statistics if one.variance_over_deals > 0]
+    return float(max(shares, default=0.0))

@@ -93,27 +93,15 @@ class SketchError:
         self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m e"]
     ) -> Float[np.ndarray, " *slopes"]:
         """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, without folds."""
-        deal = first[None]
-        return self.mean_cross(deal, deal if second is first else second[None])
-
-    def mean_cross(
-        self, first: Float[np.ndarray, "k m d"], second: Float[np.ndarray, "k m e"]
-    ) -> Float[np.ndarray, " *slopes"]:
-        """`whole_cross` averaged over k deals, with pairs of rows of the same deal only."""
-        # K = Σ_{m≠m'} (g_m h_m'ᵀ + h_m' g_mᵀ)/(2M(M−1)), averaged over the deals.
-        n_deals, m, _ = first.shape
-        pairs = 2.0 * n_deals * m * max(m - 1.0, 1.0)
+        # K = Σ_{m≠m'} (g_m h_m'ᵀ + h_m' g_mᵀ)/(2M(M−1)).
+        m = len(first)
+        pairs = 2.0 * m * max(m - 1.0, 1.0)
         forward = self._without_diagonal(first, second)
         backward = forward if second is first else self._without_diagonal(second, first)
-        trace = 2.0 * float(np.vdot(first.sum(axis=1), second.sum(axis=1)) - np.vdot(first, second))
+        trace = 2.0 * float(np.vdot(first.sum(axis=0), second.sum(axis=0)) - np.vdot(first, second))
         return (forward + backward - trace / self.dim * self.directions) / pairs
 
-    def _without_diagonal(self, first: Float[np.ndarray, "k m d"], second: Float[np.ndarray, "k m d"]) -> np.ndarray:
-        """Σ_{m≠m'} g_m h_m'ᵀ Z, summed over deals."""
-        flat = first.reshape(-1, first.shape[2])
-        along = second.reshape(flat.shape) @ self.directions
-        return first.sum(axis=1).T @ along.reshape(*first.shape[:2], -1).sum(axis=1) - flat.T @ along
-
-    def in_every_fold(self, whole: Float[np.ndarray, " *slopes"]) -> Float[np.ndarray, "f *slopes"]:
-        """A form that was not split by prompts: its error is estimated by ‖K‖_F², which is larger than ‖E K‖_F²."""
-        return np.broadcast_to(whole, (len(self._bounds) - 1, *whole.shape))
+    def _without_diagonal(self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m d"]) -> np.ndarray:
+        """Σ_{m≠m'} g_m h_m'ᵀ Z."""
+        along = second @ self.directions
+        return np.outer(first.sum(axis=0), along.sum(axis=0)) - first.T @ along

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.estimators.estimator import Weighting
-from gradstats.stats.variance.pooled_completions import PooledCompletions, Weighted
 from gradstats.stats.variance.quantities import JUDGED
-from gradstats.stats.variance.row import EstimatorVariance
 
 
 @runtime_checkable
@@ -24,62 +20,15 @@ class Comparison(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class PairedWithLowest:
-    """The completions of a comparison, kept to pair every estimator with the lowest one.
-
-    The intervals of a comparison are paired with its reference alone. That the lowest estimator is lower than another
-    one takes the interval of their own ratio, which is made here on demand, estimator by estimator.
-
-    Attributes:
-        pool: the completions and their scores.
-        estimators: the estimators compared.
-        target: what bias is judged against.
-    """
-
-    pool: PooledCompletions
-    estimators: tuple[Weighting, ...]
-    target: Weighted
-    _references: dict[str, Weighted] = field(default_factory=dict, repr=False, compare=False)
-    _rows: dict[tuple[str, str], EstimatorVariance] = field(default_factory=dict, repr=False, compare=False)
-
-    def all_above(self, frame: pd.DataFrame, best: str, confidence_level: float) -> bool | None:
-        """Whether every other estimator's paired interval lies above the lowest estimator.
-
-        Returns:
-            None for a batch-level estimator, with which nothing is paired.
-        """
-        by_label = {estimator.label: estimator for estimator in self.estimators}
-        if by_label[best].across_groups:
-            return None
-        # The closest comes first: the first tie settles the question.
-        # An estimator whose inputs were not measured has a row and no part in the comparison.
-        listed = [str(label) for label in frame.sort_values(JUDGED.name)["estimator"]]
-        others = [label for label in listed if label != best and label in by_label]
-        return all(
-            self._row(by_label, label, best).intervals(confidence_level)[JUDGED.name][1] > 1.0 for label in others
-        )
-
-    def _row(self, by_label: dict[str, Weighting], label: str, best: str) -> EstimatorVariance:
-        if best not in self._references:
-            self._references[best] = self.pool.local(by_label[best])
-        if (label, best) not in self._rows:
-            self._rows[label, best] = self.pool.row(
-                by_label[label], by_label[best], self._references[best], self.target
-            )
-        return self._rows[label, best]
-
-
-def lowest_beyond_doubt(frame: pd.DataFrame, paired: PairedWithLowest | None, confidence_level: float) -> str | None:
-    """Label of the estimator whose variance at matched signal is the lowest, where no paired interval leaves a tie."""
-    best = lowest(frame)
-    if best is None or len(frame) < 2 or frame["estimator"].duplicated().any():
+def lowest_beyond_doubt(frame: pd.DataFrame) -> str | None:
+    """Label of the only estimator in the best set of a comparison, where every row with a gradient is judged."""
+    values = frame[["trace_cov", JUDGED.name]].to_numpy(dtype=float)
+    # An estimator without a gradient, or whose inputs were not measured, has a row and no part in the comparison.
+    judged = bool((np.isfinite(values[:, 1]) | np.isnan(values[:, 0])).all())
+    if len(frame) < 2 or not judged or frame["estimator"].duplicated().any():
         return None
-    if best != frame.attrs.get("reference") and paired is not None:
-        above = paired.all_above(frame, best, confidence_level)
-        if above is not None:
-            return best if above else None
-    return best if clear_winner(frame) is not None else None
+    best = frame.loc[frame["in_best_set"].to_numpy(dtype=bool), "estimator"]
+    return str(best.iloc[0]) if len(best) == 1 else None
 
 
 def lowest(comparison: Comparison | pd.DataFrame) -> str | None:
@@ -119,6 +68,22 @@ def clear_winner(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> int
     if frame.attrs.get("reference") == best:
         return clear_winner(frame, frame)
     return at if len(frame) == 2 and _other_is_reference(frame, at) else None
+
+
+def best_rows(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> list[int]:
+    """Positions of the best set, as a frame gives it; without that column, of the row that is lowest beyond doubt.
+
+    Args:
+        frame: of a comparison.
+        paired: as for `clear_winner`, which then decides.
+    """
+    if paired is None and "in_best_set" in frame:
+        return [at for at, inside in enumerate(frame["in_best_set"]) if bool(inside)]
+    if paired is not None or "lowest_beyond_doubt" not in frame.attrs:
+        winner = clear_winner(frame, paired)
+        return [] if winner is None else [winner]
+    best = frame.attrs["lowest_beyond_doubt"]
+    return [] if best is None else [[str(name) for name in frame["estimator"]].index(best)]
 
 
 def frame_of(comparison: Comparison | pd.DataFrame, confidence_level: float | None) -> pd.DataFrame:

@@ -1,13 +1,16 @@
-"""Batch-level estimators against the closed form of group-level ones."""
+"""Batch-level estimators: against complete enumeration of the deals, and against group-level rows."""
 
 import dataclasses
+from itertools import permutations
 
 import numpy as np
 import pytest
 from comparison_batches import interleaved_batch, quiet_compare
 
 from gradstats import estimators as est
-from gradstats.stats import compare
+from gradstats.stats.variance.batch_moments import DealtDifferences, shuffled_deals
+from gradstats.stats.variance.group_moments import prompt_moments, split_into_groups
+from gradstats.stats.variance.score_vectors import Scores
 
 
 def batch_level(name):
@@ -17,31 +20,111 @@ def batch_level(name):
     return est.Estimator(definition, local.parameters)
 
 
-def test_batches_of_one_prompt_give_the_closed_form():
-    batch, scores = interleaved_batch([4, 3, 5] * 4, signal=1.0)
-    local = quiet_compare(batch, ["token_mean"], scores, reference="reinforce").to_frame()
-    dealt = quiet_compare(
-        batch, [batch_level("token_mean")], scores, reference="reinforce", prompts_per_batch=1, n_resamples=3
+def all_deals(n_prompts, prompts_per_batch):
+    """Every way to put the prompts into disjoint batches, in every order of batches."""
+    n_batches = n_prompts // prompts_per_batch
+    deals = set()
+    for order in permutations(range(n_prompts), n_batches * prompts_per_batch):
+        batches = [tuple(sorted(order[at : at + prompts_per_batch])) for at in range(0, len(order), prompts_per_batch)]
+        deals.add(tuple(batches))
+    return np.array(sorted(deals)).reshape(len(deals), -1)
+
+
+def enumerated(batch, scores, estimator, size):
+    """Second moment of a batch's gradient and ‖E g‖², averaged over every batch and every pair of disjoint ones."""
+    m = batch.n_groups
+    found = {}
+    for members in {tuple(sorted(order[:size])) for order in permutations(range(m), size)}:
+        rows = np.flatnonzero(np.isin(batch.group_index, members))
+        found[members] = estimator.weights(batch.select(rows)) @ scores[rows] / size
+    second = np.mean([gradient @ gradient for gradient in found.values()])
+    pairs = [found[a] @ found[b] for a in found for b in found if not set(a) & set(b)]
+    return second, np.mean(pairs)
+
+
+@pytest.mark.parametrize("name", ["batch_mean", "james_stein", "token_mean(scope=batch)"])
+@pytest.mark.parametrize(("n_prompts", "n_deals"), [(7, 630), (6, 90)])
+def test_all_deals_give_the_enumeration_and_its_delete_one_replicates(name, n_prompts, n_deals):
+    """Seven prompts in batches of two: one prompt is left out of each of the 630 deals."""
+    batch, scores = interleaved_batch([3, 2, 4, 2, 3, 2, 3][:n_prompts], dim=4, signal=0.5)
+    estimator = est.get(name)
+    groups = split_into_groups(batch.group_index, np.arange(len(batch.rewards)), None)
+    ordered = batch.select(groups.rows)
+    prepared = Scores(scores[groups.rows], None, False, None)
+    fixed = estimator.weights(ordered)
+    moments = prompt_moments(prepared.sequence, fixed, groups)
+    dealt = DealtDifferences(
+        lambda rows: estimator.weights(ordered.select(rows)), fixed, prepared, groups, 2, np.random.default_rng(0)
     )
-    number = [
-        c for c in local.columns if c not in ("estimator", "group_size", "unit") and not c.startswith("bias_share")
-    ]
-    np.testing.assert_allclose(dealt.to_frame()[number].astype(float), local[number].astype(float), rtol=1e-8)
-    assert "batches of 1 prompts, dealt 3 times" in " ".join(dealt.notes)
+    deals = all_deals(n_prompts, 2)
+    assert len(deals) == n_deals
+    dealt.add(deals)
+    second, signal = dealt.added_to([moments.second_moment.scaled(0.5) + moments.signal.scaled(0.5), moments.signal])
+    np.testing.assert_allclose([second.value, signal.value], enumerated(batch, scores, estimator, 2), rtol=1e-10)
+    for left_out in range(n_prompts):
+        rows = np.flatnonzero(batch.group_index != left_out)
+        expected = enumerated(batch.select(rows), scores[rows], estimator, 2)
+        np.testing.assert_allclose(
+            [second.replicates[left_out], signal.replicates[left_out]], expected, rtol=1e-10, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("group_size", [None, 2])
-def test_batches_of_several_prompts_agree_with_the_closed_form(group_size):
-    batch, scores = interleaved_batch([4] * 60, signal=1.0)
-    keywords = {"group_size": group_size, "reference": "reinforce"}
-    local = compare(batch, ["token_mean"], scores, **keywords).to_frame().iloc[0]
-    dealt = compare(batch, [batch_level("token_mean")], scores, prompts_per_batch=6, n_resamples=300, **keywords)
-    dealt = dealt.to_frame().iloc[0]
-    for quantity in ("trace_cov", "signal_sq", "ratio"):
-        assert dealt[quantity] == pytest.approx(local[quantity], rel=0.05), quantity
-        width = local[f"{quantity}_high"] - local[f"{quantity}_low"]
-        assert dealt[f"{quantity}_high"] - dealt[f"{quantity}_low"] == pytest.approx(width, rel=0.25), quantity
-    assert dealt["kept_share"] == pytest.approx(local["kept_share"], abs=0.01)
+def test_a_group_level_estimator_declared_batch_level_gets_its_own_row(group_size):
+    """Value and standard error to 1e-12, whatever the number of deals; a ratio of exactly 1 has no error."""
+    batch, scores = interleaved_batch([4] * 42, signal=1.0)
+    keywords = {"group_size": group_size, "n_resamples": 5, "prompts_per_batch": 10}
+    local, dealt = (
+        quiet_compare(batch, [each, "reinforce"], scores, **keywords).rows[0] for each in ("rloo", batch_level("rloo"))
+    )
+    for name in ("trace_cov", "signal_sq"):
+        mine, theirs = getattr(dealt, name), getattr(local, name)
+        assert mine.value == pytest.approx(theirs.value, rel=1e-12)
+        assert mine.stderr == pytest.approx(theirs.stderr, rel=1e-12)
+    assert dealt.ratio.value == pytest.approx(1.0, rel=1e-13)
+    assert dealt.ratio.stderr < 1e-13
+    assert dealt.ratio.confidence_interval(0.95) == pytest.approx((1.0, 1.0), rel=1e-13)
+    assert (dealt.n_deals, dealt.share_of_deals) == (5, pytest.approx(0.0, abs=1e-12))
+    different, alone = (
+        quiet_compare(batch, [each], scores, reference="reinforce", **keywords).rows[0]
+        for each in (batch_level("token_mean"), "token_mean")
+    )
+    assert different.ratio.stderr == pytest.approx(alone.ratio.stderr, rel=1e-10)
+
+
+def test_more_deals_leave_less_error_and_the_number_is_chosen_by_it():
+    batch, scores = interleaved_batch([4] * 40)
+    few, many = (quiet_compare(batch, ["batch_mean"], scores, n_resamples=number).rows[0] for number in (16, 512))
+    assert (few.n_deals, many.n_deals) == (16, 512)
+    assert many.share_of_deals < 0.3 * few.share_of_deals
+    chosen = quiet_compare(batch, ["batch_mean"], scores)
+    row = chosen.rows[0]
+    assert row.share_of_deals <= 0.01 or row.n_deals == 512
+    assert f"dealt {row.n_deals} times without replacement" in " ".join(chosen.notes)
+
+
+def test_the_scatter_of_few_deals_is_not_counted_as_spread_between_prompts():
+    """Standard errors from 32 deals agree with those from 1024 on average over seeds."""
+    batch, scores = interleaved_batch([4] * 40)
+    keywords = {"estimators": ["batch_mean(loo=True)"], "scores": scores, "prompts_per_batch": 5}
+    many = quiet_compare(batch, n_resamples=1024, **keywords).rows[0].ratio.stderr
+    few = [quiet_compare(batch, n_resamples=32, rng=seed, **keywords).rows[0].ratio.stderr for seed in range(12)]
+    assert np.sqrt(np.mean(np.square(few))) == pytest.approx(many, rel=0.15)
+
+
+def test_prompts_that_no_deal_holds_do_not_count_as_dropped_groups():
+    batch, scores = interleaved_batch([4] * 9)
+    row = quiet_compare(batch, ["constant(b=optimal)"], scores, prompts_per_batch=4, n_resamples=1).rows[0]
+    assert row.kept_share.value == 1.0
+
+
+def test_the_share_of_bias_is_that_of_the_batch_that_is_dealt():
+    """Batches of a quarter of the prompts, whose bias and variance belong together."""
+    batch, scores = interleaved_batch([4] * 80, signal=3.0)
+    dealt = quiet_compare(batch, [batch_level("grpo")], scores).to_frame().iloc[0]
+    local = quiet_compare(batch, ["grpo"], scores, prompts_per_batch=20).to_frame().iloc[0]
+    for end in ("", "_low", "_high"):
+        assert dealt[f"bias_share{end}"] == pytest.approx(local[f"bias_share{end}"], rel=1e-9)
 
 
 def test_a_batch_level_estimator_sees_whole_batches():
@@ -55,4 +138,11 @@ def test_a_batch_level_estimator_sees_whole_batches():
 
     definition = dataclasses.replace(local.definition, function=spy, across_groups=lambda parameters: True)
     quiet_compare(batch, [est.Estimator(definition, {})], scores, prompts_per_batch=8, n_resamples=2)
-    assert sizes == [(8, 32)] * 6
+    # All completions once, and two deals of three batches.
+    assert sizes == [(24, 96)] + [(8, 32)] * 6
+
+
+def test_deals_are_disjoint_batches():
+    deals = np.concatenate(list(shuffled_deals(np.random.default_rng(0), 11, 3, 70)))
+    assert deals.shape == (70, 9)
+    assert all(len(set(deal)) == 9 for deal in deals.tolist())

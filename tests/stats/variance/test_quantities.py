@@ -29,8 +29,16 @@ def comparison():
 
 def test_the_frame_holds_every_quantity_in_order_with_its_interval(comparison):
     ends = ("", "_low", "_high")
-    expected = ["estimator", "group_size", "unit", *(f"{one.name}{end}" for one in COMPARED for end in ends)]
-    assert list(comparison.to_frame().columns) == expected
+    expected = [
+        "estimator",
+        "group_size",
+        "unit",
+        "components",
+        *(f"{one.name}{end}" for one in COMPARED for end in ends),
+    ]
+    beside = ["ratio_simultaneous_low", "ratio_simultaneous_high", "in_best_set"]
+    beside += ["n_effective_prompts", "most_influential_prompt"]
+    assert list(comparison.to_frame().columns) == expected + beside
     components = comparison.variance_components()
     assert {f"{one.name}{end}" for one in VARIANCE_COMPONENTS for end in ends} <= set(components.columns)
 
@@ -67,11 +75,10 @@ def test_only_estimates_and_the_table_spell_a_quantity():
     """Everything that shows a quantity reads the table; what is left computes it or speaks of it in a sentence."""
     found = subprocess.run(["grep", "-rl", JUDGED.name, PACKAGE, "--include=*.py"], capture_output=True, text=True)
     assert {Path(path).name for path in found.stdout.split()} <= {
-        "quantities.py", "matched_ratio.py", "row.py", "comparison.py",
+        "quantities.py", "matched_ratio.py", "row.py", "comparison.py", "pooled_completions.py",
     }  # fmt: skip
 
 
 def test_a_comparison_is_pickled(comparison):
-    again = pickle.loads(pickle.dumps(comparison))  # without the completions that it holds
-    assert again.paired is None
+    again = pickle.loads(pickle.dumps(comparison))
     assert again.to_frame().equals(comparison.to_frame())

@@ -69,13 +69,6 @@ def test_folds_average_to_the_whole_and_give_the_expectation():
     assert np.mean(whole) > 1.2 * expected
 
 
-def test_a_form_without_folds_counts_in_full():
-    whole = RNG.normal(size=(4, 3))
-    probes = SketchError(4, 20, np.random.default_rng(0))
-    assert added_variance(probes.in_every_fold(whole)) == pytest.approx((whole**2).sum())
-    assert added_variance(whole[None]) == pytest.approx((whole**2).sum())
-
-
 def test_nothing_is_subtracted():
     assert added_variance(np.array([[1.0], [-1.0]])) == 0.0
 

@@ -28,7 +28,7 @@ def quiet(*arguments, **keywords):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize("level", [0.5, 0.95])
 def test_it_agrees_with_a_comparison_made_again_with_the_lowest_as_reference(seed, level):
     batch, scores = problem(seed)
     comparison = quiet(batch, ESTIMATORS, scores)
@@ -60,8 +60,7 @@ def test_no_verdict_on_several_group_sizes_or_a_single_row():
     assert quiet(batch, ["reinforce"], scores).lowest_beyond_doubt() is None
 
 
-def test_an_estimator_beyond_its_group_is_paired_with_nothing():
+def test_batch_level_estimators_are_compared_like_others():
     batch, scores = problem(noise=0.1)
-    comparison = quiet(batch, ["rloo", "reinforce", "batch_mean(loo=True)"], scores, n_resamples=8)
-    assert comparison.lowest() == "batch_mean(loo=True)"
-    assert comparison.lowest_beyond_doubt() is None
+    comparison = quiet(batch, ["rloo", "reinforce", "batch_mean(loo=True)"], scores, n_resamples=64)
+    assert comparison.lowest() == comparison.lowest_beyond_doubt() == "batch_mean(loo=True)"

@@ -1,0 +1,99 @@
+"""Studentised bootstrap over prompts, on the log scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.stats.jackknife import Estimate, Statistic, require_level
+
+N_RESAMPLES = 1999
+# Below this standard error a logarithm is known exactly, up to rounding.
+EXACT = 1e-12
+
+
+@dataclass(frozen=True)
+class StudentisedEstimate(Estimate):
+    """A number whose logarithm has the quantiles of a studentised bootstrap where these are wider than Student's.
+
+    Attributes:
+        draws: (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample without a spread.
+    """
+
+    draws: Float[np.ndarray, " resamples"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """The interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        half = (1.0 - require_level(confidence_level)) / 2.0
+        if self.stderr <= EXACT:
+            return self.value, self.value
+        return self.within(*np.nanquantile(self.draws, [half, 1.0 - half]), confidence_level)
+
+    def within(self, lower: float, upper: float, confidence_level: float) -> tuple[float, float]:
+        """The interval for two quantiles of the studentised deviation, or Student's where that is larger than both."""
+        if self.stderr <= EXACT:
+            return self.value, self.value
+        student = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees))
+        margin = max(abs(lower), abs(upper), student) * self.stderr
+        with np.errstate(over="ignore"):
+            return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
+
+
+@lru_cache(maxsize=2)
+def resampled_prompts(n_prompts: int) -> Float[np.ndarray, "resamples m"]:
+    """How often each prompt is drawn, in each resample of the prompts with replacement.
+
+    The same for every statistic of as many prompts, so that intervals are paired, and the same in every call, so that
+    they can be repeated.
+    """
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(n_prompts, np.full(n_prompts, 1.0 / n_prompts), size=N_RESAMPLES)
+    return counts.astype(np.float64)
+
+
+def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
+    r"""The ratio of two positive statistics, with a studentised bootstrap of its logarithm.
+
+    With :math:`a_m, b_m` the pseudo-values of the two, a resample that draws prompt m :math:`π_m` times has
+
+    .. math:: \log\frac{A^*}{B^*}, \qquad A^* = \tfrac1M\sum_m π_m a_m, \qquad
+        \mathrm{se}^{*2} = \frac{1}{M(M-1)}\sum_m π_m\Big(\frac{a_m}{A^*} - \frac{b_m}{B^*}\Big)²,
+
+    the delta method in closed form. The quantiles of the deviation of the logarithm over se* are multiplied with the
+    delete-one-prompt jackknife of log A/B, which counts a prompt of high leverage in full, together with the errors of
+    sketch, probes and deals. Of the two quantiles and Student's, the one that is largest in size serves both sides:
+    where a few prompts carry the variance, each of them is too small more often than too large. P. Hall, *The Bootstrap
+    and Edgeworth Expansion*, 1992.
+    """
+    m = len(numerator.replicates)
+    difference = numerator.in_units_of_itself() - denominator.in_units_of_itself()
+    variance = (numerator / denominator).logarithm().variance()
+    value = float(np.divide(numerator.value, denominator.value)) if denominator.value else np.nan
+    known = np.isfinite(variance) and numerator.value > 0 and denominator.value > 0 and m > 2
+    if not known:
+        return Estimate(value, np.nan, "log", m - 1.0)
+    # ψ = a/A − b/B is the influence on the logarithm. Everything is written with it and β = b/B, so that no
+    # difference of near-equal numbers is formed: a/A* − b/B* = (ψ − βψ*/β*)/(ψ* + β*).
+    influence = difference.pseudo_values
+    relative = denominator.in_units_of_itself().pseudo_values
+    columns = np.column_stack([influence, relative, influence**2, influence * relative, relative**2])
+    psi, beta, psi_sq, product, beta_sq = (resampled_prompts(m) @ columns / m).T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shift = psi / beta
+        squares = (psi_sq - 2.0 * shift * product + shift**2 * beta_sq) / (psi + beta) ** 2
+        draws = np.log1p(shift) / np.sqrt(np.maximum(squares, 0.0) / (m - 1.0))
+    # A resample without a spread, such as one prompt M times, says nothing.
+    draws[~np.isfinite(draws)] = np.nan
+    stderr = float(np.sqrt(variance))
+    if stderr > EXACT and np.isnan(draws).mean() > 0.5:
+        return Estimate(value, np.nan, "log", m - 1.0)
+    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws)

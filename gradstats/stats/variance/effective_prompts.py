@@ -1,0 +1,26 @@
+"""How many prompts a variance rests on, and which of them most."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradstats.stats.variance.gradient_statistics import GradientStatistics
+
+# Below so many effective prompts the coverage of the intervals was seen to fall short; see docs/statistics.md.
+FEW = 50
+
+
+def n_effective_prompts(gradient: GradientStatistics) -> float:
+    r""":math:`(\sum_m q_m)²/\sum_m q_m²` with :math:`q_m = ‖g_m‖²`, averaged over the groups of prompt m.
+
+    M prompts of equal squared gradients are worth M; where a few carry nearly all of the variance it is their number,
+    and intervals that rest on the central limit theorem over prompts are too narrow.
+    """
+    squares = gradient.second_moment.pseudo_values
+    total = float(np.sum(squares**2))
+    return float(np.sum(squares)) ** 2 / total if total > 0 else np.nan
+
+
+def most_influential_prompt(gradient: GradientStatistics) -> int:
+    """The number of the prompt without which ``trace_cov`` changes most."""
+    return int(np.argmax(np.abs(gradient.trace_cov.replicates - gradient.trace_cov.value)))

@@ -1,0 +1,62 @@
+"""The studentised bootstrap over prompts, against a loop and on heavy tails."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gradstats.stats.jackknife import mean_statistic
+from gradstats.stats.studentised import resampled_prompts, studentised_ratio
+
+
+def test_draws_are_those_of_a_loop():
+    rng = np.random.default_rng(0)
+    a, b = np.exp(rng.normal(size=(2, 15)))
+    found = studentised_ratio(mean_statistic(a), mean_statistic(b))
+    observed, draws = np.log(a.mean() / b.mean()), []
+    for counts in resampled_prompts(15):
+        drawn = np.repeat(np.arange(15), counts.astype(int))
+        x, y = a[drawn], b[drawn]
+        influence = x / x.mean() - y / y.mean()
+        draws.append((np.log(x.mean() / y.mean()) - observed) / np.sqrt((influence**2).sum() / (15 * 14)))
+    np.testing.assert_allclose(found.draws, draws, rtol=1e-9)
+    without = np.log((a.sum() - a) / (b.sum() - b))
+    assert found.stderr == pytest.approx(np.sqrt(14 / 15 * ((without - without.mean()) ** 2).sum()), rel=1e-12)
+    margin = np.abs(np.quantile(draws, [0.05, 0.95])).max() * found.stderr
+    assert margin > stats.t.ppf(0.95, 14) * found.stderr
+    expected = (found.value * np.exp(-margin), found.value * np.exp(margin))
+    assert found.confidence_interval(0.9) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_multiple_is_exact():
+    values = np.array([3.0, 1.0, 2.0, 7.0])
+    found = studentised_ratio(mean_statistic(0.25 * values), mean_statistic(values))
+    assert (found.value, found.confidence_interval(0.95)) == (0.25, (0.25, 0.25))
+
+
+def test_a_nearly_exact_ratio_keeps_its_digits():
+    rng = np.random.default_rng(0)
+    values = np.exp(rng.normal(size=40))
+    wiggle = rng.normal(size=40)
+    coarse, fine = (
+        studentised_ratio(mean_statistic(values * (1 + e * wiggle)), mean_statistic(values)) for e in (1e-4, 1e-8)
+    )
+    np.testing.assert_allclose(fine.draws, coarse.draws, rtol=1e-2, atol=1e-3)
+    assert fine.stderr == pytest.approx(1e-4 * coarse.stderr, rel=1e-3)
+
+
+def test_what_has_no_logarithm_has_no_interval():
+    found = studentised_ratio(mean_statistic(np.array([1.0, -2.0, 0.5, 0.2])), mean_statistic(np.ones(4)))
+    assert np.isnan(found.confidence_interval(0.95)).all()
+    two = studentised_ratio(mean_statistic(np.array([1.0, 2.0])), mean_statistic(np.ones(2)))
+    assert np.isnan(two.confidence_interval(0.95)).all()
+
+
+def test_it_covers_paired_ratios_of_lognormal_means():
+    """Sd of log 0.8 and 1.0, 100 prompts, 500 data sets: error of a share 0.01."""
+    rng, hits, truth = np.random.default_rng(3), 0, np.exp((1.0**2 - 0.8**2) / 2)
+    for _ in range(500):
+        common = 0.8 * rng.normal(size=100)
+        top = np.exp(common + 0.6 * rng.normal(size=100))
+        low, high = studentised_ratio(mean_statistic(top), mean_statistic(np.exp(common))).confidence_interval(0.95)
+        hits += low <= truth <= high
+    assert 0.93 <= hits / 500 <= 0.985

@@ -1,0 +1,45 @@
+"""The table of a comparison: levels, verdicts and the columns beside the quantities."""
+
+import numpy as np
+import pytest
+from comparison_batches import interleaved_batch, quiet_compare, sized_batch
+
+
+def test_verdicts_are_those_of_each_group_size():
+    batch, scores = sized_batch(n_prompts=60)
+    names = ["rloo", "reinforce", "grpo"]
+    frame = quiet_compare(batch, names, scores, group_size=[2, 4]).to_frame()
+    for position, size in enumerate((2, 4)):
+        alone = quiet_compare(batch, names, scores, group_size=size).to_frame()
+        for column in ("in_best_set", "n_effective_prompts", "most_influential_prompt"):
+            assert frame[column].iloc[3 * position : 3 * position + 3].tolist() == alone[column].tolist()
+
+
+def test_simultaneous_intervals_widen_with_the_level_and_hold_the_single_ones():
+    batch, scores = interleaved_batch([4] * 60)
+    result = quiet_compare(batch, ["rloo", "reinforce", "grpo"], scores)
+    narrow, wide = result.to_frame(0.5), result.to_frame(0.99)
+    for frame in (narrow, wide):
+        assert (frame["ratio_simultaneous_low"] <= frame["ratio_low"]).all()
+        assert (frame["ratio_simultaneous_high"] >= frame["ratio_high"]).all()
+    assert (wide["ratio_simultaneous_high"].iloc[1:] > narrow["ratio_simultaneous_high"].iloc[1:]).all()
+    assert wide["ratio_simultaneous_low"].iloc[0] == wide["ratio_simultaneous_high"].iloc[0] == 1.0
+
+
+def test_a_row_without_a_gradient_has_neither_verdict_nor_prompt():
+    batch, scores = interleaved_batch([4] * 20)
+    frame = quiet_compare(
+        batch.with_fields(rewards=np.ones(80)), ["rloo", "reinforce"], scores, reference="reinforce"
+    ).to_frame()
+    assert frame["in_best_set"].tolist() == [False, True]
+    assert frame["most_influential_prompt"].isna().tolist() == [True, False]
+    assert np.isnan(frame["n_effective_prompts"].iloc[0])
+    assert np.isnan(frame["ratio_simultaneous_low"].iloc[0])
+
+
+def test_the_interval_of_one_quantity():
+    batch, scores = interleaved_batch([4] * 20)
+    result = quiet_compare(batch, ["rloo", "reinforce"], scores)
+    np.testing.assert_array_equal(result.confidence_interval(0.9)[0], result.to_frame(0.9)["trace_cov_low"])
+    with pytest.raises(ValueError, match="quantity='in_best_set' is not estimated"):
+        result.confidence_interval(0.9, "in_best_set")
