@@ -160,7 +160,7 @@ def _experiment_of(path: Path, data: dict[str, Any], overrides: Sequence[str]) -
 
 
 def _settings_in(path: Path) -> dict[str, Any]:
-    """The settings that a file holds, as they stand there."""
+    """Return the settings of a file as written."""
     try:
         data = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

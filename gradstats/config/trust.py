@@ -87,7 +87,7 @@ def refuse_untrusted(
 
 
 def code_named_in(settings: Mapping[str, object]) -> Iterator[NamedCode]:
-    """The code that settings of an experiment name, whatever shape they have."""
+    """Return the code that settings of an experiment name, whatever shape they have."""
     for setting, value in (
         ("sampling.reward", _at(settings, "sampling", "reward")),
         ("prompts.source", _at(settings, "prompts", "source")),
@@ -123,7 +123,7 @@ def _words(value: object) -> Iterator[str]:
 
 
 def _values(value: object, name: str) -> Iterator[object]:
-    """The values of every key of a name, at any depth."""
+    """Return the values of every key of a name, at any depth."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             if key == name:

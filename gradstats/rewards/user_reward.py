@@ -32,7 +32,7 @@ class Answer(TypedDict, total=False):
 
 
 def user_reward(name: str, parameters: Mapping[str, object]) -> Callable[[str, Problem], float]:
-    """A reward that calls the user's function in the worker process.
+    """Return a reward that calls the user's function in the worker process.
 
     Args:
         name: ``"module:function"``, see :mod:`gradstats.system.user_code` for where modules are searched for.

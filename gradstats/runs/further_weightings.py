@@ -36,12 +36,12 @@ class ScoredTokens:
         return [values.astype(np.float64) for values in self.rollouts.tokens("sampler_logprobs")]
 
     def batch(self) -> Batch:
-        """The batch of what is known before the gradients are measured."""
+        """Return the batch of what is known before the gradients are measured."""
         return Batch.from_measurement(self)
 
 
 def possible_weightings(experiment: Experiment) -> tuple[str, ...]:
-    """The names of the weightings that the estimators of an experiment may need, in a fixed order."""
+    """Return the names of the weightings that the estimators of an experiment may need, in a fixed order."""
     section = experiment.variance
     chosen = [estimators.get(label) for label in (*section.estimators, section.reference)]
     recipes = [one for one in chosen if isinstance(one, Recipe) and one.level == "token"]
@@ -60,7 +60,7 @@ def needed_weightings(session: MeasuringSession, first: Rollouts, possible: tupl
 def weightings_of(
     session: MeasuringSession, rollouts: Rollouts, names: Iterable[str]
 ) -> dict[str, list[np.ndarray]] | None:
-    """The weightings of some completions, by name, one weight per token; None where none is asked for."""
+    """Return the weightings of some completions, by name, one weight per token; None where none is asked for."""
     names = tuple(names)
     if not names:
         return None

@@ -74,7 +74,7 @@ def _check_group_sizes(experiment: Experiment) -> None:
 
 
 def _not_measured(experiment: Experiment, chosen: Iterable[Estimator | Recipe]) -> Iterable[str]:
-    """A sentence for each estimator whose row will be NaN, with the reason."""
+    """Write a sentence for each estimator whose row will be NaN, with the reason."""
     measured = set(_ALWAYS)
     if experiment.measurement.token_probes:
         measured |= _OF_PROBES

@@ -94,7 +94,7 @@ def search_folders() -> list[Path]:
 
 
 def _folder_of(top: str, name: str, what: str) -> Path | None:
-    """The folder that holds a top-level module; None for an installed one.
+    """Return the folder that holds a top-level module; None for an installed one.
 
     Raises:
         UserCodeError: when the module belongs to Python or to this package, or does not exist.

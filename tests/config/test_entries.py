@@ -143,9 +143,8 @@ def test_an_experiment_file_has_the_names_and_defaults_of_the_sections(tmp_path)
     (tmp_path / "e.yaml").write_text("policy: {name: embedded}\nprompts: {source: embedded}\n")
     experiment = load_experiment(tmp_path / "e.yaml")
     schema = experiment_schema()
-    sections = {
-        name: field.annotation for name, field in Experiment.model_fields.items() if name not in ("name", "description")
-    }
+    others = {"name", "description", "behaviour_policy"}
+    sections = {name: field.annotation for name, field in Experiment.model_fields.items() if name not in others}
     assert set(sections.values()) == {*FUNCTIONS, FiguresSection}
     for name, section in sections.items():
         required = {"policy": {"name": "embedded"}, "prompts": {"source": "embedded"}}.get(name, {})
@@ -163,7 +162,7 @@ COMMANDS = {
     "sample": (SamplingSection, "gradstats.sample", ("embedded", "--prompts", "embedded", "--n", 2, "--out", "o")),
     "measure": (MeasurementSection, "gradstats.measure", ("embedded", "--rollouts", "r", "--out", "o")),
     "alpha": (LengthScalingSection, "gradstats.alpha_report", ("m",)),
-    "variance": (VarianceSection, "gradstats.compare", ("m",)),
+    "variance": (VarianceSection, "gradstats.stats.variance.available.compare_available", ("m",)),
     "figures": (FiguresSection, "gradstats.report.figures.draw_run", ("run",)),
 }
 

@@ -48,7 +48,7 @@ def weighting_names(recipe: Recipe) -> tuple[str, ...]:
 
 
 def weightings_by_name(names: Iterable[str], batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
-    """The weightings of some names of :func:`weighting_names`, whichever recipes combine them."""
+    """Return the weightings of some names of :func:`weighting_names`, whichever recipes combine them."""
     found: dict[str, np.ndarray] = {}
     for name in names:
         of_ratio = name.endswith(SIGNS)

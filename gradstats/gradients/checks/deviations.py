@@ -61,7 +61,7 @@ def of_norms(
 
 
 def of_sketches(result: ChunkResult, place: int, plain: PlainPass, dtype: torch.dtype) -> list[Deviation]:
-    """The engine's sketch against that of the plain pass, relative to its norm."""
+    """Return the engine's sketch against that of the plain pass, relative to its norm."""
     if result.sketches is None:
         return []
     found = []
@@ -76,7 +76,7 @@ def of_sketches(result: ChunkResult, place: int, plain: PlainPass, dtype: torch.
 
 
 def of_tokens(tokens: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray], dtype: torch.dtype) -> list[Deviation]:
-    """The quantities of a sequence's tokens."""
+    """Return the quantities of a sequence's tokens."""
     found = []
     for name, values in tokens.items():
         scale = max(float(np.abs(exact[name]).max(initial=0.0)), _LEAST_TOKEN[dtype])
@@ -86,7 +86,7 @@ def of_tokens(tokens: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray],
 
 
 def of_projection(sketch: CountSketch, plain: Sequence[PlainPass]) -> list[Deviation]:
-    """The sketches themselves: from their definition, and their inner products against the gradients' own.
+    """Compare sketches with their definition, and their inner products with those of the gradients.
 
     Every norm of a whole gradient is compared, and the inner products of the coordinates that were kept.
     """

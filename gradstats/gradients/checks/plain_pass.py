@@ -89,7 +89,7 @@ def plain_pass(
 
 
 def plain_tokens(policy: Policy, rollouts: Rollouts, row: int) -> dict[str, np.ndarray]:
-    """The token quantities of one sequence by a forward pass alone."""
+    """Return the token quantities of one sequence by a forward pass alone."""
     ids, n_prompt, _ = _encoded(rollouts, row, policy.device)
     with measuring_attention(policy, batched=False), torch.no_grad():
         logits, hidden = _forward(policy, ids, n_prompt)
@@ -98,7 +98,7 @@ def plain_tokens(policy: Policy, rollouts: Rollouts, row: int) -> dict[str, np.n
 
 
 def plain_sketch(sketch: CountSketch, coordinates: dict[str, np.ndarray]) -> np.ndarray:
-    """The sketch of some parameters' gradients, coordinate by coordinate from its definition."""
+    """Return the sketch of some parameters' gradients, coordinate by coordinate from its definition."""
     total = np.zeros(sketch.dim)
     for name, values in coordinates.items():
         packed, starts = signs_and_starts(sketch.seed, name, len(values), sketch.dim)
@@ -119,7 +119,7 @@ def _encoded(rollouts: Rollouts, row: int, device: torch.device) -> tuple[Tensor
 
 
 def _forward(policy: Policy, ids: Tensor, n_prompt: int) -> tuple[Tensor, np.ndarray]:
-    """The logits that predict the completion, (length, vocabulary), and the squared norms of what enters the head."""
+    """Return the logits that predict the completion, (length, vocabulary), and squared norms of the head's inputs."""
     seen: list[Tensor] = []
 
     def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -178,13 +178,13 @@ def check_result(
 
 
 def token_quantities(result: ChunkResult, place: int) -> dict[str, np.ndarray]:
-    """The recorded quantities of one sequence's completion tokens, by name."""
+    """Return the recorded quantities of one sequence's completion tokens, by name."""
     statistics = {name: getattr(result.statistics, name) for name in TokenStatistics._fields}
     return {name: result.chunk.ragged(values)[place] for name, values in statistics.items()}
 
 
 def one_block_each(selection: ParameterSelection) -> ParameterSelection:
-    """The same parameters, each in a block of its own."""
+    """Return the same parameters, each in a block of its own."""
     names = tuple(selection.parameters)
     return replace(selection, block_names=names, block_index={name: place for place, name in enumerate(names)})
 
@@ -196,7 +196,7 @@ def two_rows(rollouts: Rollouts) -> list[int]:
 
 
 def longest_row(rollouts: Rollouts) -> int:
-    """The row of the longest sequence."""
+    """Return the row of the longest sequence."""
     return int(np.argsort(_times(rollouts), kind="stable")[-1])
 
 

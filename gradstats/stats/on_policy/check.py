@@ -90,7 +90,7 @@ class OnPolicyCheck:
         return [name for name, pvalue in self.pvalues().items() if pvalue < level]
 
     def compatible_temperatures(self, confidence_level: float = VERDICT_LEVEL) -> tuple[float, float]:
-        """The temperatures of the sampler that its surprises do not exclude; see :class:`TemperatureTest`.
+        """Return the temperatures of the sampler that its surprises do not exclude; see :class:`TemperatureTest`.
 
         Relative to the scored temperature where that was not recorded. The tests share the level (Bonferroni), so that
         the scored temperature itself is only excluded where a test fails.

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 
 def holm(pvalues: Sequence[float]) -> Float[np.ndarray, " tests"]:
-    """Adjusted p-values: rejecting those below a level errs, under any dependence, at most that often.
+    """Adjust p-values so that rejecting those below a level errs, under any dependence, at most that often.
 
     The smallest of k is multiplied by k, the next by k − 1, and so on, without falling (Holm, Scandinavian Journal of
     Statistics 6, 1979).

@@ -16,7 +16,7 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
 
 
 def departures_of(sampler: Mapping[str, object], scorer_temperature: float | None) -> list[str]:
-    """Recorded settings with which a sampler does not draw from the scored distribution, as ``name=value``.
+    """List recorded settings with which a sampler does not draw from the scored distribution.
 
     A setting that was not recorded, or recorded as None, is not a departure.
     """

@@ -35,7 +35,7 @@ class TemperatureTest:
     degrees: float
 
     def compatible(self, confidence_level: float) -> tuple[float, float]:
-        """The lowest and the highest τ that is not excluded.
+        """Return the lowest and the highest τ that is not excluded.
 
         0 and infinity where nothing is excluded between 0.5 and 2; NaN where all of them are, or no token is uncertain.
 
