@@ -57,3 +57,18 @@ def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray,
     """
     width = batch.mask.shape[1] if max_tokens is None else max_tokens
     return 1.0 / (batch.group_sizes[batch.group_index] * width)
+
+
+@component("aggregation", "delta_l")
+def delta_l(batch: Batch, alpha: float = 1.0) -> Float[np.ndarray, "n"]:
+    """T_i^{−α}/Σ_j T_j^{−α}·Σ_t over the completions of the group: ΔL normalisation, 2509.07558.
+
+    The weights of least variance where that of a completion's gradient grows like T^α.
+
+    Args:
+        batch: the completions.
+        alpha: α; 0 is the plain mean over completions.
+    """
+    shares = batch.lengths.astype(np.float64) ** -alpha
+    totals = np.bincount(batch.group_index, weights=shares, minlength=batch.n_groups)
+    return shares / totals[batch.group_index]

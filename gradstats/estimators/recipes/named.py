@@ -88,4 +88,22 @@ RECIPES: dict[str, dict[str, str]] = {
         "bias": "biased in scale and direction (own sample)",
         "source": "Hao et al. 2025, 2505.23585",
     },
+    "gmpo": {
+        "display": "GMPO",
+        "advantage": "group_mean",
+        "scale": "group_std",
+        "ratio": "geometric_clip",
+        "aggregation": "sequence_mean",
+        "bias": "biased: by group spread and 1/T",
+        "source": "Zhao et al. 2025, 2507.20673",
+    },
+    "delta_l": {
+        "display": "ΔL",
+        "advantage": "group_mean",
+        "scale": "group_std",
+        "ratio": "token_clip",
+        "aggregation": "delta_l",
+        "bias": "biased: by group spread and T^{−α}",
+        "source": "2509.07558",
+    },
 }

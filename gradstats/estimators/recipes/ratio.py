@@ -77,6 +77,30 @@ def sequence_clip(
     return np.where(clipped, 0.0, ratio * advantages)
 
 
+@component("ratio", "geometric_clip", skip=3, level="token")
+def geometric_clip(
+    advantages: Float[np.ndarray, "n t"],
+    log_ratio: Float[np.ndarray, "n t"],
+    batch: Batch,
+    eps_low: float = 0.4,
+    eps_high: float = 0.4,
+) -> Float[np.ndarray, "n t"]:
+    r"""GMPO, 2507.20673: w = A·exp(mean_t of the clipped log ρ_t), and 0 for a clipped token.
+
+    With ``sequence_mean`` this is the gradient of mean_i A_i·(Π_t clipped ρ_t)^{1/T_i}.
+
+    Args:
+        advantages: A, (N, T).
+        log_ratio: log ρ, (N, T).
+        batch: the completions.
+        eps_low: tokens with A < 0 are clipped below log ρ = −ε_low.
+        eps_high: tokens with A > 0 are clipped above log ρ = ε_high.
+    """
+    clipped = np.where(advantages > 0, np.minimum(log_ratio, eps_high), np.maximum(log_ratio, -eps_low))
+    mean = np.where(batch.mask, clipped, 0.0).sum(axis=1) / batch.lengths
+    return np.where(clipped == log_ratio, exponential(mean)[:, None] * advantages, 0.0)
+
+
 @component("ratio", "sequence_product", skip=3)
 def sequence_product(
     advantages: Float[np.ndarray, "n t"],
