@@ -183,7 +183,7 @@ def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
 
 
 def _draw_simultaneous(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
-    """A thinner bar behind each row's, between the ends that hold for all rows together."""
+    """Return a thinner bar behind each row's, between the ends that hold for all rows together."""
     ends = [f"{quantity.name}_simultaneous_{end}" for end in ("low", "high")]
     if set(ends) <= set(frame):
         low, high = frame[ends].to_numpy(dtype=float).T

@@ -53,7 +53,7 @@ class FiellerRatio:
         return bool(self.is_known and self.denominator**2 > t_sq * self.denominator_variance)
 
     def solution(self, confidence_level: float) -> list[tuple[float, float]]:
-        """The set as one or two closed intervals, in order; empty where the statistics are not known.
+        """Return the set as one or two closed intervals, in order; empty where the statistics are not known.
 
         Raises:
             ValueError: for a level outside (0, 1).
@@ -75,7 +75,7 @@ class FiellerRatio:
         return [(-np.inf, float(self.value + (b + root) / a)), (float(self.value + (b - root) / a), np.inf)]
 
     def within(self, confidence_level: float, lowest: float, highest: float) -> tuple[float, float]:
-        """The ends of the set inside a parameter space; NaN where nothing of it is inside or it is not known."""
+        """Return the ends of the set inside a parameter space; NaN where nothing of it is inside or it is not known."""
         pieces = [(max(low, lowest), min(high, highest)) for low, high in self.solution(confidence_level)]
         pieces = [(low, high) for low, high in pieces if low <= high]
         return (pieces[0][0], pieces[-1][1]) if pieces else (np.nan, np.nan)
@@ -85,7 +85,7 @@ class FiellerRatio:
 
 
 def fieller_ratio(numerator: Statistic, denominator: Statistic) -> FiellerRatio:
-    """The ratio of two statistics of the same prompts."""
+    """Return the ratio of two statistics of the same prompts."""
     value = float(numerator.value / denominator.value) if denominator.value else np.nan
     contrast = numerator - denominator.scaled(value)
     first, second = contrast.variance(), denominator.variance()

@@ -140,7 +140,7 @@ class Statistic:
         )
 
     def in_units_of_itself(self) -> Statistic:
-        """The statistic divided by its value: its derivative is that of the logarithm."""
+        """Return the statistic divided by its value: its derivative is that of the logarithm."""
         return self.scaled(float(np.divide(1.0, self.value)) if self.value else np.nan)
 
     @property
@@ -150,7 +150,7 @@ class Statistic:
         return m * self.value - (m - 1.0) * self.replicates
 
     def variance(self) -> float:
-        r"""The squared standard error: jackknife, deals and sketch together.
+        r"""Return the squared standard error: jackknife, deals and sketch together.
 
         :math:`\frac{M-1}{M}\sum_m(θ_{(m)} - \bar θ_{(·)})²`, less what the replicates of a finite number of deals
         scatter, plus the variance of the value over deals, plus that of the sketch; NaN where a replicate is.
@@ -172,7 +172,7 @@ class Statistic:
         return 0.0 if self.dealt is None else float(np.sum(self.dealt[:, 0] ** 2))
 
     def estimate(self, scale: Literal["raw", "log"] = "raw") -> Estimate:
-        """The value with its standard error, of itself or of its logarithm.
+        """Return the value with its standard error, of itself or of its logarithm.
 
         A statistic whose value or any replicate cannot be put on the log scale has a standard error of NaN.
         """
@@ -182,7 +182,7 @@ class Statistic:
         return Estimate(self.value, stderr, scale, len(self.replicates) - 1.0)
 
     def logarithm(self) -> Statistic:
-        """The logarithm; NaN of what is not positive."""
+        """Return the logarithm; NaN of what is not positive."""
         with np.errstate(invalid="ignore", divide="ignore"):
             slope = float(np.divide(1.0, self.value))
             return Statistic(
@@ -195,7 +195,7 @@ class Statistic:
     def _combine(
         self, value: float, replicates: np.ndarray, slope: float, other: Statistic, other_slope: float
     ) -> Statistic:
-        """The statistic of that value whose derivative is slope·d(self) + other_slope·d(other)."""
+        """Return the statistic of that value whose derivative is slope·d(self) + other_slope·d(other)."""
         sketch = None
         if self.sketch is not None and other.sketch is not None:
             sketch = slope * self.sketch + other_slope * other.sketch

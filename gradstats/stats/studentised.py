@@ -28,7 +28,7 @@ class StudentisedEstimate(Estimate):
     draws: Float[np.ndarray, " resamples"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """The interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is.
+        """Return the interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is.
 
         Raises:
             ValueError: for a level outside (0, 1).
@@ -39,7 +39,7 @@ class StudentisedEstimate(Estimate):
         return self.within(*np.nanquantile(self.draws, [half, 1.0 - half]), confidence_level)
 
     def within(self, lower: float, upper: float, confidence_level: float) -> tuple[float, float]:
-        """The interval for two quantiles of the studentised deviation, or Student's where that is larger than both."""
+        """Return the interval for two quantiles of the studentised deviation, or Student's where larger than both."""
         if self.stderr <= EXACT:
             return self.value, self.value
         student = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees))
@@ -61,7 +61,7 @@ def resampled_prompts(n_prompts: int) -> Float[np.ndarray, "resamples m"]:
 
 
 def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
-    r"""The ratio of two positive statistics, with a studentised bootstrap of its logarithm.
+    r"""Return the ratio of two positive statistics, with a studentised bootstrap of its logarithm.
 
     With :math:`a_m, b_m` the pseudo-values of the two, a resample that draws prompt m :math:`π_m` times has
 
