@@ -12,11 +12,13 @@ import hashlib
 import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import tyro
 
 from gradstats.config.sections import FiguresSection
 from gradstats.report.figures import draw_run
+from gradstats.report.overlay import draw_overlay
 from gradstats.report.saved_results import BREAKDOWNS, read_results
 from gradstats.report.saved_tokens import FILES as TOKEN_FILES
 from gradstats.system.files import read_json, write_json
@@ -33,6 +35,8 @@ NUMBERS = {
 TAKEN = NUMBERS | {"manifest.json": "manifest.json", "experiment.yaml": "experiment.yaml"}
 DRAWN = (".pdf", ".png", ".svg", ".pgf")
 STAMP = "drawn_from.json"
+#: The runs of the published methods: on-policy, and drawn by an earlier checkpoint.
+ZOO = ("embedded_zoo", "embedded_zoo_stale")
 
 
 def take(run: Path, root: Path = HERE) -> Path:
@@ -61,6 +65,25 @@ def redraw(folder: Path, venue: str = "icml") -> list[Path]:
     paths = draw_run(read_results(folder), folder, FiguresSection.model_validate({"venue": venue}))
     figures = sorted(path.name for path in paths if path.suffix in DRAWN)
     write_json(folder / STAMP, {"figures": figures, "venue": venue, "numbers": _hashes(folder)})
+    return paths
+
+
+def redraw_zoo(root: Path = HERE, venue: str = "icml") -> list[Path]:
+    """Draw the published methods on-policy and stale on the same axes, once both runs are here; returns the paths."""
+    runs = [root / name for name in ZOO]
+    if not all((run / "variance.csv").exists() for run in runs):
+        return []
+    folder = root / "zoo"
+    folder.mkdir(exist_ok=True)
+    with TemporaryDirectory() as drawn:
+        style = FiguresSection.model_validate({"venue": venue})
+        drawn_paths = draw_overlay([read_results(run) for run in runs], Path(drawn), style)
+        paths = [folder / f"zoo{path.suffix}" for path in drawn_paths if path.stem == "variance"]
+        for path in paths:
+            shutil.copyfile(Path(drawn) / f"variance{path.suffix}", path)
+    write_json(folder / "manifest.json", {"runs": list(ZOO), "numbers": {run.name: _hashes(run) for run in runs}})
+    figures = sorted(path.name for path in paths if path.suffix in DRAWN)
+    write_json(folder / STAMP, {"figures": figures, "venue": venue, "numbers": {}})
     return paths
 
 
@@ -118,6 +141,8 @@ def main(take_run: Path | None = None, venue: str = "icml", check: bool = False)
     for folder in sorted(path.parent for path in HERE.glob("*/manifest.json") if _hashes(path.parent)):
         for path in redraw(folder, venue):
             print(path.relative_to(HERE.parent))
+    for path in redraw_zoo(HERE, venue):
+        print(path.relative_to(HERE.parent))
 
 
 if __name__ == "__main__":

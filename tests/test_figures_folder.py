@@ -69,3 +69,15 @@ def test_figures_without_table_record_or_manifest_are_named(figures, run_directo
 def test_an_unfinished_run_is_not_taken(figures, tmp_path):
     with pytest.raises(FileNotFoundError, match="is not a finished run: it has no manifest"):
         figures.take(tmp_path, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:the runs differ")
+def test_the_zoo_is_drawn_once_both_of_its_runs_are_there(figures, tmp_path):
+    save_run(tmp_path / "embedded_zoo", name="embedded_zoo")
+    assert figures.redraw_zoo(tmp_path) == []
+    save_run(tmp_path / "embedded_zoo_stale", name="embedded_zoo_stale")
+    paths = figures.redraw_zoo(tmp_path)
+    assert {path.name for path in paths} == {"zoo.csv", "zoo.pdf", "zoo.png"}
+    assert all(path.stat().st_size for path in paths)
+    assert set((tmp_path / "zoo" / "zoo.csv").read_text().splitlines()[0].split(",")) >= {"estimator", "run"}
+    assert not [problem for problem in figures.complaints(tmp_path) if "/zoo" in problem]
