@@ -170,3 +170,24 @@ def test_adapters_that_cannot_be_used_are_named(policy_folder, adapter_folder, t
         load_policy(folder)
     with pytest.raises(ConnectionError, match="the adapter 'nobody/lora@v1' is neither .*hf download nobody/lora "):
         load_policy(policy_folder, adapter="nobody/lora@v1")
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"\xff" * 64 + data[64:]])
+def test_damaged_weights_are_said_to_be_damaged(tmp_path, policy_folder, damage):
+    folder = copied(policy_folder, tmp_path / "damaged")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(damage(weights.read_bytes()))
+    with pytest.raises(OSError, match="the model folder .*damaged cannot be loaded, a file may be damaged: "):
+        load_policy(folder)
+
+
+@pytest.mark.parametrize("named", ["pytorch_model.bin", "../elsewhere.safetensors"])
+def test_an_index_that_leads_to_a_pickle_or_out_of_its_folder_is_refused(tmp_path, policy_folder, named):
+    folder = copied(policy_folder, tmp_path / "sharded")
+    index = {"metadata": {}, "weight_map": {"model.embed_tokens.weight": named}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"names {named}, which is not a file in safetensors beside it"):
+        load_policy(folder)
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(ValueError, match="the index .* is damaged"):
+        load_policy(folder)

@@ -1,0 +1,84 @@
+"""``--out``, for every command that has it: what the program did not write is still there afterwards."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from command_line import run
+
+COMMANDS = {
+    "sample": ["sample", "absent", "--prompts", "embedded"],
+    "measure": ["measure", "absent", "--rollouts", "RUN"],
+    "variance": ["variance", "RUN", "--n-resamples", "20"],
+    "ratios": ["ratios", "RUN"],
+    "report": ["report", "RUN"],
+    "figures": ["figures", "RUN", "--formats", "svg"],
+    "profile": ["profile", "RUN"],
+    "run": ["run", "embedded"],
+}
+#: Where a folder is what the command writes: only files of the same names are in its way.
+INTO_FOLDERS = {"figures"}
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def place(finished, tmp_path_factory):
+    """A run, and beside it a model, and files of a user's."""
+    root = tmp_path_factory.mktemp("place")
+    shutil.copytree(finished.run.path, root / "run")
+    (root / "model").mkdir()
+    (root / "model" / "config.json").write_text("{}")
+    (root / "model" / "model.safetensors").write_bytes(b"weights")
+    for name in ("notes", "notes.csv", "notes.md", "notes.tex", "notes.parquet", "length_scaling.svg"):
+        (root / name).write_text("years of work")
+    return root
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "target", [".", "run", "run/rollouts", "run/alpha.json", "model", "notes", "notes.csv", "/dev/null"]
+)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nothing_of_the_users_is_lost(place, monkeypatch, capsys, command, target):
+    before = contents(place)
+    words = [word.replace("RUN", str(place / "run")) for word in COMMANDS[command]]
+    out = place / target
+    if command == "profile" and target == "/dev/null":
+        pytest.skip("its files would have names of their own beside the device")
+    code, _, err = run(monkeypatch, capsys, *words, "--out", out)
+    after = contents(place)
+    assert {path: after.get(path) for path in before} == before
+    for path in after.keys() - before.keys():
+        path.unlink()
+    if command not in ("profile", *INTO_FOLDERS):
+        assert code == 1, err
+        assert not after.keys() - before.keys()
+        assert "Traceback" not in err
+        assert "gradstats:" in err
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("command", "name"), [("variance", "v.csv"), ("report", "r.html"), ("profile", "p"), ("figures", "f")]
+)
+def test_an_earlier_result_is_replaced_and_a_foreign_one_beside_it_is_not(place, monkeypatch, capsys, command, name):
+    words = [word.replace("RUN", str(place / "run")) for word in COMMANDS[command]]
+    for _ in range(2):
+        code, _, err = run(monkeypatch, capsys, *words, "--out", place / name)
+        assert code == 0, err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_result_of_other_settings_is_replaced_on_request_only(place, monkeypatch, capsys):
+    words = ["variance", place / "run", "--n-resamples", "20", "--out", place / "other.csv", "--estimators", "rloo"]
+    assert run(monkeypatch, capsys, *words)[0] == 0
+    first = (place / "other.csv").read_bytes()
+    code, _, err = run(monkeypatch, capsys, *words, "reinforce")
+    assert (code, (place / "other.csv").read_bytes()) == (1, first)
+    assert "holds a finished result with other numbers: replace it with --overwrite" in err
+    assert run(monkeypatch, capsys, *words, "reinforce", "--overwrite")[0] == 0
+    assert (place / "other.csv").read_bytes() != first
