@@ -95,8 +95,8 @@ def show_run(result: RunResult) -> None:
     rollouts = measured.rollouts
     n_prompts = len(set(rollouts.prompt_id))
     console.print(
-        f"{result.run.experiment.name}: {len(measured)} completions of {n_prompts} prompts by "
-        f"{measured.metadata['policy']['name']}, mean reward {rollouts.rewards.mean():.2f}, lengths "
+        f"{escape(result.run.experiment.name)}: {len(measured)} completions of {n_prompts} prompts by "
+        f"{escape(str(measured.metadata['policy']['name']))}, mean reward {rollouts.rewards.mean():.2f}, lengths "
         f"{rollouts.lengths.min()}–{rollouts.lengths.max()} (median {statistics.median(rollouts.lengths):.0f}), "
         f"{int(rollouts.truncated.sum())} cut off at the cap"
     )

@@ -95,7 +95,10 @@ def styled(figure_style: FiguresSection) -> Iterator[Callable[[], Figure]]:
     with mpl.rc_context(plots.style(figure_style.venue, figure_style.column, theme=figure_style.theme)):  # pyright: ignore[reportArgumentType]
         before = set(plt.get_fignums())
         try:
-            yield plt.gcf
+            with warnings.catch_warnings():
+                # An axis of ratios none of which is resolved: the notes of the comparison say so.
+                warnings.filterwarnings("ignore", message="Data has no positive values")
+                yield plt.gcf
         finally:
             for number in set(plt.get_fignums()) - before:
                 plt.close(number)

@@ -167,6 +167,6 @@ def _attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Resu
     """Return the result of an action; None, with the reason as a remark, where the data allow none."""
     try:
         return action()
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:  # the latter: a division 0/0, a number out of range
         run.remarks.append(f"{what}: {error}")
         return None

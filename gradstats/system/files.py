@@ -22,6 +22,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _QUOTED_FORMULA = r"^'(?=[=+\-@\t\r])"
 #: Entry of a JSON file that holds the digest of all others.
 CHECKSUM = "checksum"
+_SHA256 = "sha256:"
 
 
 @contextmanager
@@ -86,7 +87,7 @@ def write_json(path: str | os.PathLike[str], data: Mapping[str, object]) -> None
     """Write ``data`` as indented JSON with a checksum, whole or not at all (NaN is written as ``null``)."""
     entries = json.loads(to_json(data))
     with atomic_path(path) as partial:
-        partial.write_text(to_json(entries | {CHECKSUM: _checksum(entries)}) + "\n", encoding="utf-8")
+        partial.write_text(to_json(entries | {CHECKSUM: _SHA256 + _checksum(entries)}) + "\n", encoding="utf-8")
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -105,7 +106,9 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise ValueError(f"{os.fspath(path)} holds a JSON {type(entries).__name__} where names and values are expected")
     written = entries.pop(CHECKSUM, None)
-    if written is not None and written != _checksum(entries):
+    # Without its name a checksum would be taken for another entry.
+    nameless = written is None and any(str(value).startswith(_SHA256) for value in entries.values())
+    if nameless or (written is not None and str(written).removeprefix(_SHA256) != _checksum(entries)):
         raise ValueError(changed_sentence(path))
     return entries
 

@@ -78,6 +78,9 @@ def test_a_damaged_json_file_is_refused_by_name(tmp_path):
     path.write_text(text.replace("1.25", "1.75"))
     with pytest.raises(ValueError, match=r"data.json has changed since it was written, its checksum does not match"):
         read_json(path)
+    path.write_text(text.replace('"checksum"', '"chdcksum"'))
+    with pytest.raises(ValueError, match="has changed since it was written"):
+        read_json(path)
     path.write_text('{"a": 1.75}')  # of an earlier version
     assert read_json(path) == {"a": 1.75}
     for wrong in ("[1]", "3", '"x"', "null"):
