@@ -39,12 +39,13 @@ def test_shards_that_belong_elsewhere_are_refused(path):
         read_rollouts(rollouts)
     shutil.rmtree(measurement / "shard-00002")
     shard = read_measurement(measurement / "shard-00001")
+    own = shard.metadata["origin"] | {"shard": 2}
     for origin, sentence in (
         ({"run": "7"}, "it comes from another run"),
         ({"settings": "7"}, "it comes from a run with other settings"),
         (None, "it comes from another run"),
     ):
-        shard.metadata["origin"] = None if origin is None else shard.metadata["origin"] | {"shard": 2} | origin
+        shard.metadata["origin"] = None if origin is None else own | origin
         shard.save(measurement / "shard-00002", overwrite=True)
         with pytest.raises(ValueError, match=f"shard-00002 does not belong here, {sentence}"):
             load_measurement_of(path)
