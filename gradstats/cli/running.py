@@ -139,6 +139,7 @@ def measure(
     temperature: PolicyTemperature = None,
     dtype: PolicyDtype = None,
     policy_settings: PolicySettings = (),
+    allow_policy_mismatch: bool = False,
     progress: Progress = True,
     partial: Partial = False,
     overwrite: Overwrite = False,
@@ -151,6 +152,7 @@ def measure(
         rollouts_format: gradstats, trl (the Parquet files of log_completions) or verl (the JSONL files of
             trainer.rollout_data_dir), whose texts are tokenised with the policy's tokenizer.
         rollouts_options: options of the trainer's reader, as in reward=accuracy_reward max_completion_length=256.
+        allow_policy_mismatch: measure rollouts that other weights, another adapter or another tokenizer drew.
     """
     import gradstats
     from gradstats.measurement.disk_size import measured_bytes, require_space
@@ -175,7 +177,14 @@ def measure(
         known = {"policy": loaded.describe(), **settings.model_dump(include=compared)}
         refuse_to_replace_measurement(out, known, table, overwrite)
     require_space(out, measured_bytes(table, settings))
-    measured = gradstats.measure(loaded, table, **settings.arguments(), keep_in=shards_folder(out), progress=progress)
+    measured = gradstats.measure(
+        loaded,
+        table,
+        **settings.arguments(),
+        keep_in=shards_folder(out),
+        allow_policy_mismatch=allow_policy_mismatch,
+        progress=progress,
+    )
     measured.save(out, settings.token_dtype, overwrite=True)
     remove_shards(out)
     terminal.console.print(f"{len(measured)} sequences measured with {measured.metadata['engine']} → {out}")

@@ -14,11 +14,14 @@ from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
+from gradstats.policy.digests import refuse_other_policy
+from gradstats.policy.policy import as_policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.checksums import digest
 from gradstats.system.progress import ProgressReport, progress_bar
 from gradstats.system.shards import Shards
 
+_MISMATCH = "load the policy that drew them, or pass --allow-policy-mismatch (in Python allow_policy_mismatch=True)"
 #: Sequences that are measured together and written as one shard, where a call keeps its shards.
 SHARD_SIZE = 64
 
@@ -40,6 +43,7 @@ def measure(
     token_budget: int = TOKEN_BUDGET,
     memory_gib: float | None = None,
     keep_in: str | os.PathLike[str] | None = None,
+    allow_policy_mismatch: bool = False,
     progress: bool = True,
 ) -> Measurement:
     r"""Measure the gradient :math:`S_i = \sum_t \nabla_\theta \log\pi(y_{i,t})` of every rollout.
@@ -77,6 +81,7 @@ def measure(
             GiB, by default.
         keep_in: a folder in which sequences are kept, some at a time, as they are measured. The same call resumes an
             interrupted one from them; removing the folder afterwards is left to you.
+        allow_policy_mismatch: measure rollouts that other weights, another adapter or another tokenizer drew.
         progress: show a progress bar.
 
     Returns:
@@ -85,6 +90,7 @@ def measure(
 
     Raises:
         SelfCheckError: when the self-check fails.
+        PolicyMismatchError: when another policy drew the rollouts, as far as both have digests (a ValueError).
         UnsupportedModuleError: when the chosen engine does not know a module, which is named.
         ValueError: for an unknown engine, a pattern that matches no parameter, dropout that is on, token settings out
             of range, token ids outside the model's vocabulary, weights of a wrong length, a reference of another
@@ -110,6 +116,9 @@ def measure(
         "token_budget": token_budget,
         "memory_gib": memory_gib,
     }
+    policy = as_policy(policy)
+    if not allow_policy_mismatch:
+        refuse_other_policy(rollouts.metadata.get("policy"), policy.digests, "the rollouts", _MISMATCH)
     session = MeasuringSession.open(policy, rollouts, MeasurementSection(**options), reference_policy=reference_policy)
     with progress_bar("measuring", len(rollouts), shown=progress) as report:
         if keep_in is None:

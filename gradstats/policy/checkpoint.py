@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import warnings
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,11 @@ from gradstats.system.hub import commit_of, hub_problem
 
 if TYPE_CHECKING:
     from transformers import GgufConfig, PreTrainedTokenizerBase
+
+
+class ParametersError(ValueError):
+    """A checkpoint has other parameters than its architecture."""
+
 
 EMBEDDED = "embedded"
 EMBEDDED_FOLDER = Path(str(importlib.resources.files("gradstats"))) / "data" / "embedded_policy"
@@ -102,6 +108,33 @@ def refuse_pickled(name: str, folder: Path) -> None:
             f"the weights of {name} are pickled ({pickled[0]}), and a pickle may run code when it is read: convert "
             "them to safetensors, or pass allow_pickle=True if you trust their origin"
         )
+
+
+def weights_file(source: str, options: Mapping[str, str], checkpoint: str | None) -> Path:
+    """Where the weights of a local policy are: a folder, a GGUF file, or a checkpoint of the embedded policy."""
+    if checkpoint is not None:
+        return Path(source) / "checkpoints" / f"{checkpoint}.safetensors"
+    return Path(source) / options["gguf_file"] if "gguf_file" in options else Path(source)
+
+
+def refuse_other_parameters(name: str, report: Mapping[str, Collection[str]]) -> None:
+    """Refuse weights that are not those of the architecture: what is missing would be random.
+
+    Args:
+        name: the policy.
+        report: the loading info of ``from_pretrained``.
+
+    Raises:
+        ParametersError: naming the first parameter that is missing or unexpected.
+    """
+    for kind, words in (("missing_keys", "lack"), ("unexpected_keys", "hold")):
+        keys = sorted(report.get(kind, ()))
+        if keys:
+            remedy = "its values would be random" if kind == "missing_keys" else "which the architecture does not have"
+            raise ParametersError(
+                f"the weights of {name} {words} {keys[0]} ({len(keys)} of the parameters in all), {remedy}: load a "
+                "checkpoint of the architecture that its config.json names"
+            )
 
 
 def check_vocabulary(name: str, tokenizer: PreTrainedTokenizerBase, model: CausalModel) -> None:
@@ -202,6 +235,8 @@ def load_adapter(model: CausalModel, adapter: str, folder: Path) -> None:
 
 def load_error(name: str, source: str, error: Exception) -> Exception:
     """Return the error to raise when transformers could not load a policy: one sentence with the remedy."""
+    if isinstance(error, ParametersError):
+        return error
     reason = " ".join(str(error).split())
     if "trust_remote_code" in reason:
         return ValueError(

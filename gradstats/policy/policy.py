@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,9 +22,12 @@ from gradstats.policy.checkpoint import (
     load_adapter,
     load_error,
     locate,
+    refuse_other_parameters,
     refuse_pickled,
     unreachable,
+    weights_file,
 )
+from gradstats.policy.digests import tokenizer_digest, weights_digest
 from gradstats.policy.dtypes import DTYPES, dtype_name
 from gradstats.policy.embedded import load_checkpoint
 from gradstats.policy.model import CausalModel
@@ -46,6 +49,8 @@ class Policy:
         revision: the hub commit of the weights, where there is one.
         adapter: the source of the peft adapter on top of the weights, where there is one.
         base: the model under the adapter, where ``name`` is the adapter's.
+        digests: SHA-256 of the files of "weights" and "adapter" and of the "tokenizer", as far as they are local; empty
+            for a model that was made in Python.
     """
 
     model: CausalModel
@@ -55,6 +60,7 @@ class Policy:
     revision: str | None = None
     adapter: str | None = None
     base: str | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -128,7 +134,7 @@ class Policy:
                     "check its spelling in the model's documentation"
                 )
 
-    def describe(self) -> dict[str, str | int | float | None]:
+    def describe(self) -> dict[str, object]:
         """Return the description of the policy that a manifest records."""
         return {
             "name": self.name,
@@ -140,6 +146,7 @@ class Policy:
             "dtype": dtype_name(self.dtype),
             "device": str(self.device),
             "temperature": self.temperature,
+            "digests": dict(self.digests),
         }
 
 
@@ -226,7 +233,12 @@ def load_policy(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     cast("torch.nn.Module", model).to(device).eval()
     commit = getattr(model.config, "_commit_hash", None) or (revision if embedded or not local else None)
-    return Policy(model, tokenizer, name, temperature, commit, adapter, base)
+    digests = {"tokenizer": tokenizer_digest(tokenizer)}
+    weights = weights_file(source, options, revision if embedded else None) if local else None
+    for part, place in (("weights", weights), ("adapter", folder)):
+        if place is not None and (found := weights_digest(place)) is not None:
+            digests[part] = found
+    return Policy(model, tokenizer, name, temperature, commit, adapter, base, digests)
 
 
 def _load(
@@ -248,7 +260,10 @@ def _load(
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=trust_remote_code)
     else:
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **common, **of_weights)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source, dtype=DTYPES[dtype], output_loading_info=True, **common, **of_weights
+    )
+    refuse_other_parameters(source, report)
     return tokenizer, cast("CausalModel", model)
 
 

@@ -19,6 +19,8 @@ from gradstats.system.shards import PLAN, read_origin
 if TYPE_CHECKING:
     from gradstats.sampling.plan import SamplingPlan
 
+#: What to do where a run's policy is no longer what it was.
+RESTORE = "restore that policy, or choose another directory (--out)"
 #: Settings of a run directory that may grow.
 GROWING = ("prompts.n", "sampling.group_size")
 

@@ -9,7 +9,7 @@ from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.growth import read_plan
+from gradstats.runs.growth import RESTORE, read_plan
 from gradstats.runs.loading import experiment_policy
 from gradstats.system.checksums import FORMAT
 from gradstats.system.files import read_json, write_json
@@ -32,6 +32,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
     if complete.exists() and len(finished) == n_shards == read_json(complete).get("n_shards"):
         return
     from gradstats.gradients import MeasuringSession
+    from gradstats.policy.digests import refuse_other_policy
     from gradstats.runs.further_weightings import needed_weightings, possible_weightings, weightings_of
 
     with run.step("measuring"):
@@ -42,11 +43,9 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         rollouts = Rollouts.concatenate(tables)
         missing = [table for number, table in enumerate(tables) if number not in finished]
         require_space(run.measurement, sum(measured_bytes(table, section) for table in missing))
-        session = MeasuringSession.open(
-            experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {})),
-            rollouts,
-            section,
-        )
+        policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}))
+        refuse_other_policy(rollouts.metadata.get("policy"), policy.digests, f"the rollouts of {run.path}", RESTORE)
+        session = MeasuringSession.open(policy, rollouts, section)
         if missing:
             session.expect(Rollouts.concatenate(missing))
         # Shards of one measurement hold the same weightings: those of the first that was finished.

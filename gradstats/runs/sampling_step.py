@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.growth import grown_plan, read_plan, size_of
+from gradstats.runs.growth import RESTORE, grown_plan, read_plan, size_of
 from gradstats.runs.loading import sampling_plan
 from gradstats.runs.revisions import resolve_revisions
 from gradstats.system.files import read_json, write_json
@@ -19,6 +19,7 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
         if len(_shards(run).finished(n_shards)) == n_shards:
             return
     with run.step("sampling"):
+        from gradstats.policy.digests import refuse_other_policy
         from gradstats.sampling.draw_batches import draw_batches
         from gradstats.sampling.plan import warn_of_rollouts
 
@@ -26,6 +27,10 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
         revisions = read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment)
         plan = sampling_plan(run.experiment, revisions)
         plan.warn_overridden()
+        drawn = sorted(run.rollouts.glob("shard-*.parquet"))
+        if drawn:
+            recorded = read_rollouts(drawn[0]).metadata.get("policy")
+            refuse_other_policy(recorded, plan.policy.digests, f"the rollouts of {run.path}", RESTORE)
         plan = grown_plan(plan, run.rollouts, revisions, run.experiment)
         run.write_experiment()
         batches = draw_batches(plan, _shards(run), progress=progress, finish_current_shard=True)

@@ -51,6 +51,7 @@ ONLY_IN_PYTHON = {
     (MeasurementSection, "rollouts"): "they come from the sampling step",
     (MeasurementSection, "token_weights"): "arrays, one a completion",
     (MeasurementSection, "reference_policy"): "a model in memory",
+    (MeasurementSection, "allow_policy_mismatch"): "a run measures what it has drawn",
     (MeasurementSection, "keep_in"): "a run directory and the command line choose the folder",
     (MeasurementSection, "progress"): "says nothing of what is computed",
     (LengthScalingSection, "measured"): "it comes from the measuring step",

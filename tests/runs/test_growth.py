@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from safetensors.torch import load_file, save_file
 from small_runs import sampled_and_measured as run
 from small_runs import small_experiment
 
@@ -160,3 +161,19 @@ def test_problems_that_changed_keep_a_run_from_growing_and_it_stays_whole(experi
     run(experiment(), path)
     run(larger, path)
     assert len(read_measurement(path / "measurement")) == 12
+
+
+@pytest.mark.parametrize("unfinished", ["rollouts", "measurement"])
+def test_other_weights_under_the_same_path_are_refused(policy_folder, tmp_path, unfinished):
+    policy = shutil.copytree(policy_folder, tmp_path / "policy")
+    experiment = small_experiment(str(policy), tmp_path / "problems.jsonl")
+    run(experiment, tmp_path / "run")
+    weights = load_file(policy / "model.safetensors")
+    weights["model.norm.weight"][0] += 1e-3
+    save_file(weights, policy / "model.safetensors", metadata={"format": "pt"})
+    if unfinished == "measurement":
+        shutil.rmtree(tmp_path / "run" / "measurement" / "shard-00001")
+    else:
+        experiment = small_experiment(str(policy), tmp_path / "problems.jsonl", prompts={"n": 6})
+    with pytest.raises(ValueError, match="drawn by a policy with other weights .*: restore that policy, or choose"):
+        run(experiment, tmp_path / "run")
