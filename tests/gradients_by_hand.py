@@ -14,7 +14,7 @@ def moments_of(gradients):
     return prompt_moments(rows, np.ones(len(rows)), Groups(n, n, prompt, 0))
 
 
-def statistics_of(gradients, reference=None, target=None, *, known=None, prompts_per_batch=10, kept=None):
+def statistics_of(gradients, reference=None, target=None, *, known=None, scale=None, prompts_per_batch=10, kept=None):
     """What quantities are computed from, of gradients beside a reference's and a target's."""
     moments = moments_of(gradients)
 
@@ -35,6 +35,7 @@ def statistics_of(gradients, reference=None, target=None, *, known=None, prompts
         None if reference is None or target is None else cross_signal(moments_of(reference), moments_of(target)),
         known,
         moments.within,
+        scale,
     )
 
 

@@ -43,6 +43,7 @@ def save_run(folder, name="saved <run>", seed=0, **settings):
         "matched_ratio",
         "cosine",
         "bias_share",
+        "matched_bias_share",
         "kept_share",
     ):
         frame[column] = values.get(column, [0.5] * 4)

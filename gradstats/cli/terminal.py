@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gradstats.stats.tokens.proxy_quality import ProxyQuality
 
 _WIDE = 100  # columns; labels are broken into lines on a narrower terminal
+_WIDEST = 150  # from here on one variance table holds every column
 
 
 class _PipedConsole(Console):
@@ -150,26 +151,36 @@ def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = 
 
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
-    from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
+    from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, TARGETS, filled_in, shown_in
 
     attrs = frame.attrs
     level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
     title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("estimator", overflow="fold")
-    shown = shown_in("terminal")
-    for name in shown:
-        heading = QUANTITIES[name].heading.format(reference=attrs.get("reference", "reference"))
-        table.add_column(heading, justify="right", no_wrap=True)
-    several = len(frame["group_size"].dropna().unique()) > 1
-    for row in frame.to_dict("records"):
-        cells = [_with_interval(row, name) for name in shown]
-        label = str(row["estimator"])
-        if console.width < _WIDE:
-            label = label.replace("(", "\n(", 1).replace(", ", ",\n ")
-        group_size = f", N={row['group_size']:g}" if several else ""
-        table.add_row(escape(label + group_size), *cells)
-    console.print(table)
+    shown = [name for name in shown_in("terminal") if name in frame]
+    narrow = console.width < _WIDE
+    # Most terminals have room for three columns beside the names.
+    for names in [shown] if console.width >= _WIDEST else [shown[:3], shown[3:]]:
+        if not names:
+            continue
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("estimator", overflow="fold")
+        for name in names:
+            table.add_column(filled_in(QUANTITIES[name].heading, attrs), justify="right", no_wrap=True)
+        several = len(frame["group_size"].dropna().unique()) > 1
+        for row in frame.to_dict("records"):
+            label = str(row["estimator"])
+            if narrow:
+                label = label.replace("(", "\n(", 1).replace(", ", ",\n ")
+            group_size = f", N={row['group_size']:g}" if several else ""
+            table.add_row(escape(label + group_size), *(_with_interval(row, name) for name in names))
+        console.print(table)
+        title = None
+    if attrs.get("target") == "importance":
+        console.print(
+            f"cosine and matched bias against the {TARGETS['importance']} gradient; effective sample size "
+            f"{attrs['effective_sample_size']:.0f} [{attrs['effective_sample_size_low']:.0f}, "
+            f"{attrs['effective_sample_size_high']:.0f}]"
+        )
     if attrs.get("lowest_beyond_doubt") is not None:
         console.print(
             f"lowest {JUDGED.heading}: {escape(attrs['lowest_beyond_doubt'])}; every other estimator is excluded from "

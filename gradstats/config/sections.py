@@ -216,6 +216,11 @@ class VarianceSection(Section):
         "studied at the first.",
     )
     reference: str = Field(default="rloo", description="estimator that ratios are taken to.")
+    target: Literal["auto", "on_policy", "importance"] = Field(
+        default="auto",
+        description="what cosine and bias are judged against; auto weights by importance ratios where sampler and "
+        "scorer differ.",
+    )
     prompts_per_batch: Count | None = Field(
         default=None,
         description=f"prompts of a batch, for the share of bias ({PROMPTS_PER_BATCH} by default) and for batch-level "

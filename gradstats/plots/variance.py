@@ -23,7 +23,7 @@ from gradstats.plots.forest import (
 )
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, shown_in
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, filled_in, shown_in
 
 # Beside several panels there is room for shorter lines only.
 NARROW_LINE = 22
@@ -86,7 +86,7 @@ def plot_variance(
     set_rows(ax, labels)
     if frame.empty:
         draw_nothing(ax, "no estimators")
-    ax.set_xlabel(quantity.axis_label.format(reference=_reference(frame, reference)))
+    ax.set_xlabel(filled_in(quantity.axis_label, frame.attrs, reference))
     write_sentence(ax, sentence)
     return ax
 
@@ -134,7 +134,7 @@ def plot_variance_panels(
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
     for ax, quantity in zip(axes, quantities, strict=True):
         plot_variance(frame, ax=ax, value=quantity.name, reference=name)
-        ax.set_xlabel(quantity.panel_label.format(reference=name))
+        ax.set_xlabel(filled_in(quantity.panel_label, frame.attrs, name))
         # The first panel is the widest.
         plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2)
     set_rows(axes[0], labels)

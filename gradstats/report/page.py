@@ -15,7 +15,7 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import common_exponent, number_with_interval
 from gradstats.report.saved_results import SavedResults, read_results
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in, shown_in
 from gradstats.stats.variance.winner import best_rows
 from gradstats.system.files import atomic_path, to_json
 from gradstats.system.outputs import is_marked, refuse_foreign
@@ -198,7 +198,7 @@ def _variance(run: SavedResults) -> _VarianceTable | None:
     for name in shown:
         triples = [tuple(row) for row in frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)]
         exponent = common_exponent(triples)
-        heading = QUANTITIES[name].heading.format(reference=about.get("reference", "the reference"))
+        heading = filled_in(QUANTITIES[name].heading, about)
         columns.append(heading + (f" (×10^{exponent})" if exponent else ""))
         for at, (row, (value, low, high)) in enumerate(zip(rows, triples, strict=True)):
             key = value if math.isfinite(value) else low

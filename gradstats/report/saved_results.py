@@ -9,12 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
+import numpy as np
 import pandas as pd
 
 from gradstats.config.experiment import FiguresSection
 from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.report.saved_tokens import SavedTokens, read_tokens
 from gradstats.stats import LengthScalingFit, fit_length_scaling
+from gradstats.stats.variance.quantities import shown_in
 from gradstats.system.checksums import changed_sentence, file_digest
 from gradstats.system.files import read_csv, read_json, write_json
 
@@ -267,6 +269,9 @@ def _read_variance(path: Path) -> pd.DataFrame | None:
         return None
     frame = _read_csv(path / "variance.csv")
     frame.attrs |= _read_json(path / "variance.json") or {}
+    for name in (f"{quantity}{end}" for quantity in shown_in("page") for end in ("", "_low", "_high")):
+        if name not in frame:  # an earlier version did not estimate it
+            frame[name] = np.nan
     return frame
 
 

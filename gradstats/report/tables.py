@@ -15,7 +15,7 @@ from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval
 from gradstats.stats.length_scaling.fit import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, TARGETS, filled_in, shown_in
 from gradstats.stats.variance.winner import Comparison, best_rows, frame_of, lowest
 from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import MARK, is_marked, refuse_foreign, refuse_other_result, write_marked
@@ -163,12 +163,11 @@ def variance_table(
         rows = best_rows(frame, None if paired is None else frame_of(paired, confidence_level))
         bold = frozenset((row, list(columns).index(JUDGED.name)) for row in rows)
     about = frame.attrs
-    reference = about.get("reference", "the reference")
     return Table(
         caption=_variance_caption(about, columns, _bold_sentence(frame, paired is None, bool(bold))),
         heading="estimator",
         rows=tuple(_row_names(frame)),
-        columns={QUANTITIES[name].heading.format(reference=reference): _triples(frame, name) for name in columns},
+        columns={filled_in(QUANTITIES[name].heading, about): _triples(frame, name) for name in columns},
         source=frame,
         bold=bold,
         label="tab:variance",
@@ -291,8 +290,13 @@ def _variance_caption(about: Mapping[Hashable, object], columns: Sequence[str], 
         f"Variance of one prompt group's gradient, {level}intervals{n}{groups}; ratios "
         f"to {about.get('reference', 'the reference')} are paired."
     ]
-    if "bias_share" in columns and "prompts_per_batch" in about:
+    if {"bias_share", "matched_bias_share"} & set(columns) and "prompts_per_batch" in about:
         sentences.append(f"The share of bias is that of a batch of {about['prompts_per_batch']} prompts.")
+    if about.get("target") == "importance":
+        sentences.append(
+            f"Cosine and bias are judged against the {TARGETS['importance']} gradient of the scored policy; effective "
+            f"sample size {about['effective_sample_size']:.0f}."
+        )
     if JUDGED.name in columns:
         sentences.append(bold_sentence)
     return " ".join(sentences)

@@ -16,7 +16,7 @@ from gradstats.stats.variance.winner import clear_winner, lowest
 
 def frame(matched, low, high, reference="rloo", names=("rloo", "reinforce", "mine")):
     table = pd.DataFrame({"estimator": names[: len(matched)], "group_size": 4})
-    for column in ("trace_cov", "ratio", "matched_ratio", "cosine", "bias_share", "kept_share"):
+    for column in ("trace_cov", "ratio", "matched_ratio", "cosine", "matched_bias_share", "kept_share"):
         table[column], table[f"{column}_low"], table[f"{column}_high"] = matched, low, high
     table.attrs |= {
         "reference": reference,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import index
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,7 +24,7 @@ from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, spl
 from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.row import EstimatorVariance
-from gradstats.stats.variance.target import on_policy_target
+from gradstats.stats.variance.target import TargetChoice, choose_target, recorded_differences, target_of
 from gradstats.stats.variance.variance_comparison import GroupSplit, VarianceComparison
 
 
@@ -37,6 +38,7 @@ def compare(
     n_resamples: int | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
+    target: Literal["auto", "on_policy", "importance"] = "auto",
     scores_are_sketches: bool | None = None,
     **fields: ArrayLike | None,
 ) -> VarianceComparison:
@@ -51,13 +53,18 @@ def compare(
     - ``noise_to_signal``: their quotient, in units of groups (McCandlish et al., 1812.06162);
     - ``ratio``: trace_cov over the reference's;
     - ``matched_ratio``: the same after scaling both so that their expected gradients project with coefficient 1 on
-      that of `rloo`. Where both expectations are exact multiples of the true gradient (an own-sample mean keeps (N−1)/N
-      of it) that number is used, otherwise the coefficient is estimated;
-    - ``cosine``: between E g and the expected gradient of `rloo`, cross-fitted;
-    - ``bias_share``: :math:`‖E d‖²/(‖E d‖² + \mathrm{trace\_cov}/B)`, d = g − g(`rloo`): the share of the mean
-      squared error of a batch of B prompts that is bias. The unbiased ‖E d‖² may be negative, and so may the
-      share;
+      that of the target. Where both expectations are exact multiples of the true gradient (an own-sample mean keeps
+      (N−1)/N of it) that number is used, otherwise the coefficient is estimated;
+    - ``cosine``: between E g and the expected gradient of the target, cross-fitted;
+    - ``bias_share``: :math:`‖E d‖²/(‖E d‖² + \mathrm{trace\_cov}/B)`, d = g minus the target's: the share of the
+      mean squared error of a batch of B prompts that is bias; unbiased, so that it may be negative.
+      ``matched_bias_share`` is the same of g scaled onto the target;
     - ``kept_share``: the share of groups with any non-zero weight.
+
+    **Target.** `rloo` is unbiased for completions of the scored policy. For those of another one (an older checkpoint,
+    another temperature) the target is `rloo` with completions weighted by :math:`\prod_t π/π_{old}`: ``"auto"`` takes
+    it where their χ² exceeds 0.01 or recorded settings differ. Below an effective number of 50 completions, or where
+    the sampler cut off part of the distribution, what is judged against it is NaN (docs/statistics.md).
 
     Each is defined in the file of its name in `gradstats.stats.variance`. The best set holds the estimators that may
     have the lowest variance at matched signal.
@@ -105,6 +112,7 @@ def compare(
             that this leaves is small: 1 % of the squared standard errors, at most 512 times.
         rng: seed of the comparison, or a generator: for the deals into batches and for the estimate of the sketch's
             error.
+        target: what cosine and bias are judged against; ``"auto"``, ``"on_policy"`` or ``"importance"``.
         scores_are_sketches: whether ``scores`` are a random projection; by default True for a
             measurement's sketches and False for ``scores`` given here.
         **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array per completion or
@@ -131,7 +139,7 @@ def compare(
         >>> frame[["estimator", "ratio", "matched_ratio"]].round(3).to_numpy().tolist()
         [['rloo', 1.0, 1.0], ['group_mean', 0.563, 1.0], ['reinforce', 2.448, 2.448]]
     """
-    VarianceSection(prompts_per_batch=prompts_per_batch, n_resamples=n_resamples)  # checks their ranges
+    VarianceSection(prompts_per_batch=prompts_per_batch, n_resamples=n_resamples, target=target)  # checks them
     generator = np.random.default_rng(rng)
     chosen = [families.get(estimator) for estimator in estimators]
     if not chosen:
@@ -143,6 +151,7 @@ def compare(
         )
     sizes = _sizes(group_size)
     inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, [*chosen, base], fields)
+    judged = choose_target(target, inputs.batch, recorded_differences(measured_or_batch))
     inputs = inputs.with_settled_ratios()
     if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
         *chosen, base = [along_completions(estimator, inputs.batch) for estimator in (*chosen, base)]
@@ -151,10 +160,11 @@ def compare(
     by_size: list[_OfOneSize] = []
     for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
         groups = split_into_groups(prompts, inputs.order, size)
-        pool = _pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples)
-        by_size.append(_compared(pool, chosen, base))
+        pool = _pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples, judged)
+        by_size.append(_compared(pool, chosen, base, judged))
     splits, rows, warned, remarks, differences, labels = zip(*by_size, strict=True)
-    warned, remarks = _of_each_size(warned, sizes), _of_each_size(remarks, sizes)
+    warned = [*filter(None, [judged.missing]), *_of_each_size(warned, sizes)]
+    remarks = [*filter(None, [judged.remark]), *_of_each_size(remarks, sizes)]
     for note in warned:
         warnings.warn(note, UserWarning, stacklevel=2)
     return VarianceComparison(
@@ -163,6 +173,7 @@ def compare(
         reference=base.label,
         prompts_per_batch=pool.error_prompts,
         sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
+        target=judged,
         notes=(*warned, *remarks),
         differences=differences,
         prompt_labels=labels,
@@ -185,6 +196,7 @@ def _pooled(
     rng: np.random.Generator,
     prompts_per_batch: int | None,
     n_resamples: int | None,
+    target: TargetChoice,
 ) -> PooledCompletions:
     """The completions of one split, checked against what the estimators need."""
     if groups.n_prompts < 2:
@@ -202,7 +214,7 @@ def _pooled(
         n_resamples=n_resamples,
         deal_seed=int(rng.integers(2**63)),
         prompt_labels=inputs.batch.groups[groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]],
-        on_policy=inputs.on_policy,
+        on_policy=inputs.on_policy and target.kind == "on_policy" and target.agree,
     )
 
 
@@ -210,10 +222,12 @@ def _pooled(
 _OfOneSize = tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], PairwiseDifferences, np.ndarray]
 
 
-def _compared(pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting) -> _OfOneSize:
+def _compared(
+    pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting, judged: TargetChoice
+) -> _OfOneSize:
     """The comparison at one group size."""
     sizes = pool.groups.sizes
-    reference_weighted, target = pool.local(reference), on_policy_target(pool).weighted
+    reference_weighted, target = pool.local(reference), target_of(pool, judged).weighted
     if np.array_equal(target.weights, reference_weighted.weights):
         target = reference_weighted
     size = int(sizes[0]) if sizes.min() == sizes.max() else None

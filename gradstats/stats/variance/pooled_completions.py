@@ -143,6 +143,7 @@ class PooledCompletions:
                 reference_on_target,
                 known,
                 None if estimator.across_groups or weighted.moments is None else weighted.moments.within,
+                1.0 if weighted is target and not estimator.across_groups else self._known_scale(estimator),
             )
 
         if estimator.across_groups:
@@ -200,6 +201,13 @@ class PooledCompletions:
         size = float(self.batch_prompts)
         second = moments.second_moment.scaled(1.0 / size) + moments.signal.scaled(1.0 - 1.0 / size)
         return [second, moments.signal, *(cross_signal(moments, other, self.sketch_error) for other in others)]
+
+    def _known_scale(self, estimator: Weighting) -> float | None:
+        """E[ĝ] over ∇J, where it is known and the same at every size here: on-policy only."""
+        if not self.on_policy:
+            return None
+        scales = {estimator.expected_scale(int(size)) for size in self.groups.sizes}
+        return scales.pop() if len(scales) == 1 else None
 
     def _known_coefficient(
         self, estimator: Weighting, reference_estimator: Weighting, weighted: Weighted, reference: Weighted

@@ -7,6 +7,7 @@ appears everywhere once it has its entry below.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,8 @@ Place = Literal["paper", "page", "terminal", "panels"]
 class Quantity:
     """One column of a variance comparison, which has its ``_low`` and ``_high`` beside it.
 
-    In headings and labels ``{reference}`` stands for the label of the reference estimator.
+    In headings and labels ``{reference}`` stands for the label of the reference estimator, and ``{target}`` for what
+    bias and cosine are judged against; `filled_in` puts in both.
 
     Attributes:
         name: of the column.
@@ -90,16 +92,22 @@ COMPARED = (
     Quantity(
         name="cosine",
         heading="cosine",
-        axis_label="cosine to the unbiased gradient",
-        panel_label="cosine",
-        shown_in=("paper", "page", "panels"),
+        axis_label="cosine to the {target} gradient",
+        panel_label="cosine\n({target})",
+        shown_in=("paper", "page", "terminal", "panels"),
     ),
     Quantity(
         name="bias_share",
         heading="share of bias",
-        axis_label="share of bias in the mean squared error",
+        axis_label="share of bias in the mean squared error,\nagainst the {target} gradient",
         panel_label="share\nof bias",
-        shown_in=("paper", "page", "panels"),
+    ),
+    Quantity(
+        name="matched_bias_share",
+        heading="matched bias",
+        axis_label="share of bias in the mean squared error,\nat matched scale, against the {target} gradient",
+        panel_label="matched\nbias\n({target})",
+        shown_in=("paper", "page", "terminal", "panels"),
     ),
     Quantity(
         name="kept_share",
@@ -134,6 +142,22 @@ VARIANCE_COMPONENTS = (
 COMPONENT_LABEL = "component of tr Cov"
 
 QUANTITIES = {quantity.name: quantity for quantity in (*COMPARED, *VARIANCE_COMPONENTS)}
+
+#: What a target is called in labels and headings.
+TARGETS = {"on_policy": "on-policy", "importance": "importance-weighted"}
+
+
+def filled_in(text: str, attrs: Mapping[Hashable, object], reference: str | None = None) -> str:
+    """A heading or label with the names of reference and target.
+
+    Args:
+        text: with ``{reference}`` and ``{target}``.
+        attrs: of the frame of a comparison; a frame of an earlier version was judged on-policy.
+        reference: the name of the reference, if it is not that in ``attrs``.
+    """
+    name = attrs.get("reference", "the reference") if reference is None else reference
+    return text.format(reference=name, target=TARGETS[str(attrs.get("target", "on_policy"))])
+
 
 # A shrunken estimator has a low ratio and is no better for it, and a ratio of two units means nothing: only the
 # variance at matched signal decides which estimator is lowest, and it is what figures show by default.

@@ -15,6 +15,7 @@ from gradstats.stats.variance.cosine import cosine
 from gradstats.stats.variance.effective_prompts import most_influential_prompt, n_effective_prompts
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 from gradstats.stats.variance.kept_share import KeptShare, kept_share
+from gradstats.stats.variance.matched_bias_share import matched_bias_share
 from gradstats.stats.variance.matched_ratio import matched_ratio
 from gradstats.stats.variance.noise_to_signal import noise_to_signal
 from gradstats.stats.variance.quantities import COMPARED, VARIANCE_COMPONENTS
@@ -59,6 +60,7 @@ class EstimatorVariance:
     matched_ratio: Estimated = NOT_ESTIMATED
     cosine: Estimated = NOT_ESTIMATED
     bias_share: Estimated = NOT_ESTIMATED
+    matched_bias_share: Estimated = NOT_ESTIMATED
     within_prompt: Estimate = NOT_ESTIMATED
     between_prompt: Estimate = NOT_ESTIMATED
 
@@ -95,6 +97,7 @@ def row_of(label: str, gradient: GradientStatistics) -> EstimatorVariance:
         matched_ratio=matched_ratio(gradient),
         cosine=cosine(gradient),
         bias_share=bias_share(gradient),
+        matched_bias_share=matched_bias_share(gradient),
         kept_share=kept_share(gradient.kept),
         within_prompt=within_prompt(gradient),
         between_prompt=between_prompt(gradient),

@@ -1,20 +1,122 @@
-"""What bias and cosine are judged against."""
+"""What bias, cosine and matched variances are judged against: the gradient of the scored policy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from gradstats import estimators as families
-from gradstats.estimators import Batch
+from gradstats.estimators import Batch, recipes
+from gradstats.estimators.estimator import Weighting
+from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, sequence_log_ratios
+from gradstats.stats.measured import MeasuredRollouts
 from gradstats.stats.on_policy.check import departures_of
+from gradstats.stats.ratios.spread import RatioSpread, ratio_spread
 from gradstats.stats.variance.pooled_completions import PooledCompletions, Weighted
+from gradstats.stats.variance.quantities import JUDGED
+
+TargetKind = Literal["on_policy", "importance"]
+
+#: Below this effective number of completions nothing is judged against an importance-weighted target.
+FEWEST_EFFECTIVE_COMPLETIONS = 50.0
 
 # Ratios of whole completions that are worth less than this share of the completions are another policy's; rounding
 # between two engines leaves more.
 LEAST_SHARE = 0.95
+
+# Settings with which a sampler cannot draw some of what the scored policy can.
+_TRUNCATING = ("top_p", "top_k", "min_p")
+_LARGEST_LOG_RATIO = 700.0  # e^709.8 is the greatest double
+
+
+@dataclass(frozen=True)
+class TargetChoice:
+    """Which gradient estimators are judged against, decided once for all group sizes of a comparison.
+
+    Attributes:
+        kind: ``"on_policy"``, leave-one-out REINFORCE; or ``"importance"``, the same weighted by the ratio of whole
+            completions.
+        ratios: the spread of these ratios; None where the sampler's log-probabilities are not known.
+        missing: why nothing can be judged, as a sentence; None where it can.
+        remark: how the target was chosen, as a sentence; None in the plain case.
+        agree: whether sampler and scorer count as one policy.
+    """
+
+    kind: TargetKind
+    ratios: RatioSpread | None
+    missing: str | None
+    remark: str | None
+    agree: bool
+
+    def attributes(self, confidence_level: float) -> dict[str, object]:
+        """The entries of a frame's ``.attrs``; the effective sample size is NaN where ratios are not known."""
+        low, high = (np.nan, np.nan)
+        if self.ratios is not None:
+            low, high = self.ratios.effective_size_interval(confidence_level)
+        return {
+            "target": self.kind,
+            "effective_sample_size": np.nan if self.ratios is None else self.ratios.effective_sample_size.value,
+            "effective_sample_size_low": low,
+            "effective_sample_size_high": high,
+        }
+
+
+def recorded_differences(measured: object) -> list[str]:
+    """Recorded settings in which sampler and scorer differ, as ``name=value`` of the sampler."""
+    if not isinstance(measured, MeasuredRollouts):
+        return []
+    drawn = getattr(measured.rollouts, "metadata", None) or {}
+    scorer = (getattr(measured, "metadata", None) or {}).get("policy") or {}
+    found = departures_of(drawn.get("sampler") or {}, scorer.get("temperature"))
+    sampled_by = drawn.get("policy")
+    if isinstance(sampled_by, Mapping):
+        # The same weights may go by two names; a revision or an adapter is another policy.
+        for name in ("revision", "adapter"):
+            if name in sampled_by and name in scorer and sampled_by[name] != scorer[name]:
+                found.append(f"{name}={sampled_by[name]}")
+    return found
+
+
+def choose_target(
+    target: Literal["auto", "on_policy", "importance"], batch: Batch, differences: Sequence[str] = ()
+) -> TargetChoice:
+    r"""Decide what estimators are judged against.
+
+    ``auto`` takes the importance-weighted target where the :math:`χ²` of whole completions exceeds
+    `NEGLIGIBLE_CHI_SQUARED` or recorded settings differ, and otherwise stays on-policy: expectations under the two
+    policies then differ by at most :math:`\sqrt{χ²}` root mean squares of a group's gradient.
+
+    Args:
+        target: what the user asks for.
+        batch: the completions, with both log-probabilities where they are known.
+        differences: recorded settings in which sampler and scorer differ, as ``name=value``.
+
+    Raises:
+        ValueError: for ``"importance"`` without the log-probabilities of sampler and scorer.
+    """
+    ratios, overflow = None, False
+    if batch.old_logprobs is not None and batch.logprobs is not None:
+        logs = sequence_log_ratios(batch)
+        overflow = bool(logs.max() > _LARGEST_LOG_RATIO)
+        ratios = ratio_spread("product", logs, batch.group_index, batch.lengths)
+    elif target == "importance":
+        raise ValueError(
+            "target='importance' needs the log-probabilities of sampler and scorer at every counted token: sample with "
+            "an engine that records them, such as transformers or vllm, and measure"
+        )
+    far = ratios is not None and not ratios.chi_squared.value <= NEGLIGIBLE_CHI_SQUARED
+    agree = not far and not differences
+    if target == "on_policy" or (target == "auto" and agree):
+        return TargetChoice("on_policy", ratios, None, _about_on_policy(ratios, differences, agree), agree)
+    missing = _why_missing(ratios, differences, overflow)
+    return TargetChoice("importance", ratios, missing, _about_importance(ratios, differences, far), agree)
+
+
+#: Of completions about whose sampler nothing is known.
+ON_POLICY = TargetChoice("on_policy", None, None, None, True)
 
 
 @dataclass(frozen=True)
@@ -30,16 +132,90 @@ class Target:
     weighted: Weighted
 
 
-def on_policy_target(pool: PooledCompletions) -> Target:
-    """`rloo`, which is unbiased where completions were drawn from the scored policy.
+def target_of(pool: PooledCompletions, choice: TargetChoice) -> Target:
+    """The target on the completions of one split; without moments where nothing can be judged.
 
-    A group of one completion has no baseline, and `rloo` would leave it out; here it keeps its reward, so that the
-    expectation over all prompts is that of the objective.
+    Groups of one completion have no baseline: there it is the plain, or weighted, reward.
     """
-    sizes = pool.groups.sizes
-    label = "reinforce" if sizes.max() == 1 else "rloo" if sizes.min() > 1 else "rloo(singleton=reward)"
-    estimator = families.get(label)
+    estimator = _estimator(choice.kind, pool)
+    if choice.missing is not None:
+        empty = np.zeros(len(pool.batch.rewards))
+        return Target(estimator.label, Weighted(empty, np.zeros(pool.groups.n_groups, dtype=bool), None))
     return Target(estimator.label, pool.local(estimator))
+
+
+def _estimator(kind: TargetKind, pool: PooledCompletions) -> Weighting:
+    if kind == "importance":
+        return recipes.get("rloo_is", advantage="rloo(off_policy=True, singleton=reward)")
+    sizes = pool.groups.sizes
+    return families.get("reinforce" if sizes.max() == 1 else "rloo" if sizes.min() > 1 else "rloo(singleton=reward)")
+
+
+def _judged() -> str:
+    return f"cosine, shares of bias and the {JUDGED.heading}"
+
+
+def _why_missing(ratios: RatioSpread | None, differences: Sequence[str], overflow: bool) -> str | None:
+    truncating = [one for one in differences if one.partition("=")[0] in _TRUNCATING]
+    sampler = f"{_judged()} are NaN, since "
+    if truncating:
+        return (
+            f"{sampler}the sampler cut off part of the distribution ({', '.join(truncating)}), whose share no "
+            "importance weight brings back: draw with top_p=1, top_k=0, min_p=0, or judge against the gradient of "
+            "what was drawn (target='on_policy')"
+        )
+    if ratios is None:
+        return (
+            f"{sampler}the completions were drawn with {', '.join(differences)} and the sampler's log-probabilities "
+            "are not known: sample with an engine that records them, or judge against the gradient of what was drawn "
+            "(target='on_policy')"
+        )
+    size = ratios.effective_sample_size.value
+    if overflow:
+        return f"{sampler}ratios of whole completions overflow: score a policy closer to the one that sampled"
+    if size < FEWEST_EFFECTIVE_COMPLETIONS:
+        return (
+            f"{sampler}the effective sample size is {size:.1f} of {ratios.n} completions, and at least "
+            f"{FEWEST_EFFECTIVE_COMPLETIONS:g} are needed: score a policy closer to the sampler, or sample more"
+        )
+    return None
+
+
+def _about_on_policy(ratios: RatioSpread | None, differences: Sequence[str], agree: bool) -> str | None:
+    if ratios is None and agree:
+        return None
+    if not agree:
+        why = f"χ² of whole completions is {_short(ratios)}" if ratios is not None else ""
+        recorded = f"the sampler's settings differ ({', '.join(differences)})" if differences else ""
+        return (
+            f"judged against rloo as asked for, although {' and '.join(filter(None, (why, recorded)))}: rloo is then "
+            "not the gradient of the scored policy"
+        )
+    assert ratios is not None
+    return (
+        f"sampler and scorer count as one policy: χ² of whole completions is {_short(ratios)}, so that the expected "
+        f"gradient differs by at most {np.sqrt(ratios.chi_squared.value):.2g} root mean squares of a completion's"
+    )
+
+
+def _about_importance(ratios: RatioSpread | None, differences: Sequence[str], far: bool) -> str | None:
+    if ratios is None:
+        return None
+    low, high = ratios.effective_size_interval(0.95)
+    reasons = [f"χ² of whole completions is {_short(ratios)}"] if far else []
+    reasons += [f"the sampler's settings differ ({', '.join(differences)})"] if differences else []
+    because = f", since {' and '.join(reasons)}" if reasons else ""
+    return (
+        f"{_judged()} are judged against the importance-weighted gradient of the scored policy (rloo_is){because}; the "
+        f"effective sample size is {ratios.effective_sample_size.value:.0f} [{low:.0f}, {high:.0f}] of {ratios.n} "
+        "completions"
+    )
+
+
+def _short(ratios: RatioSpread | None) -> str:
+    assert ratios is not None
+    low, high = ratios.chi_squared.confidence_interval(0.95)
+    return f"{ratios.chi_squared.value:.2g} [{low:.2g}, {high:.2g}]"
 
 
 def drawn_from_the_scored_policy(

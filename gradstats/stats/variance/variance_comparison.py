@@ -15,6 +15,7 @@ from gradstats.stats.variance.best_set import PairwiseDifferences
 from gradstats.stats.variance.quantities import COMPARED, JUDGED
 from gradstats.stats.variance.ratio_simultaneous import ratio_simultaneous
 from gradstats.stats.variance.row import EstimatorVariance
+from gradstats.stats.variance.target import ON_POLICY, TargetChoice
 from gradstats.stats.variance.winner import lowest, lowest_beyond_doubt
 
 
@@ -45,6 +46,7 @@ class VarianceComparison:
         reference: label of the estimator in the denominator of ratios.
         prompts_per_batch: B in bias_share.
         sketch_dim: dimension of the random projection; None for exact scores.
+        target: what bias, cosine and matched variances are judged against.
         notes: what a reader of the table has to know, one sentence each.
         differences: the estimators of each group size, compared pair by pair.
         prompt_labels: what the prompts of each group size are called.
@@ -55,6 +57,7 @@ class VarianceComparison:
     reference: str
     prompts_per_batch: int
     sketch_dim: int | None
+    target: TargetChoice = field(default=ON_POLICY)
     notes: tuple[str, ...] = field(default=())
     differences: tuple[PairwiseDifferences, ...] = field(default=(), repr=False, compare=False)
     prompt_labels: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)
@@ -145,6 +148,7 @@ class VarianceComparison:
                 "group_size": np.nan if row.group_size is None else row.group_size,
                 "unit": row.unit,
                 "components": row.components,
+                "target": self.target.kind,
             }
             for quantity, (value, low, high) in quantities.items():
                 record |= {quantity: value, f"{quantity}_low": low, f"{quantity}_high": high}
@@ -158,6 +162,7 @@ class VarianceComparison:
             "n_groups": self.n_groups,
             "n_leftover": self.n_leftover,
             "sketch_dim": self.sketch_dim,
+            **self.target.attributes(confidence_level),
             "notes": list(self.notes),
         }
         return frame

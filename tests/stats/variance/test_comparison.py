@@ -128,12 +128,13 @@ def test_equals_brute_force(sizes, group_size):
 def test_columns_and_order():
     batch, scores = interleaved_batch([4] * 10)
     frame = quiet_compare(batch, [est.rloo(), "reinforce"], scores).to_frame()
-    quantities = [*QUANTITIES, "kept_share"]
+    quantities = [*QUANTITIES, "matched_bias_share", "kept_share"]
     expected = [
         "estimator",
         "group_size",
         "unit",
         "components",
+        "target",
         *[q + end for q in quantities for end in ("", "_low", "_high")],
     ]
     assert list(frame.columns)[: len(expected)] == expected

@@ -12,7 +12,7 @@ import pytest
 
 from gradstats.estimators import Batch
 from gradstats.stats import compare
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, VARIANCE_COMPONENTS, shown_in
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, VARIANCE_COMPONENTS, filled_in, shown_in
 
 PACKAGE = Path(__file__).parents[3] / "gradstats"
 
@@ -34,6 +34,7 @@ def test_the_frame_holds_every_quantity_in_order_with_its_interval(comparison):
         "group_size",
         "unit",
         "components",
+        "target",
         *(f"{one.name}{end}" for one in COMPARED for end in ends),
     ]
     beside = ["ratio_simultaneous_low", "ratio_simultaneous_high", "in_best_set"]
@@ -43,11 +44,16 @@ def test_the_frame_holds_every_quantity_in_order_with_its_interval(comparison):
     assert {f"{one.name}{end}" for one in VARIANCE_COMPONENTS for end in ends} <= set(components.columns)
 
 
-def test_labels_are_filled_in_with_the_reference_alone():
+def test_labels_are_filled_in_with_reference_and_target():
     for quantity in QUANTITIES.values():
         for text in (quantity.heading, quantity.axis_label, quantity.panel_label):
-            assert text.format(reference="rloo")
-        assert "\n" not in quantity.heading
+            assert "{" not in filled_in(text, {"reference": "rloo", "target": "importance"})
+
+
+def test_the_axis_says_what_cosine_and_bias_are_judged_against():
+    label = QUANTITIES["cosine"].axis_label
+    assert filled_in(label, {"target": "importance"}) == "cosine to the importance-weighted gradient"
+    assert filled_in(label, {}) == "cosine to the on-policy gradient"  # a frame of an earlier version
 
 
 def test_what_decides_has_no_unit():
@@ -58,8 +64,8 @@ def test_what_decides_has_no_unit():
 
 
 def test_what_is_shown_where():
-    assert shown_in("terminal") == ("trace_cov", "ratio", "matched_ratio")
-    assert shown_in("panels") == ("matched_ratio", "cosine", "bias_share")
+    assert shown_in("terminal") == ("trace_cov", "ratio", "matched_ratio", "cosine", "matched_bias_share")
+    assert shown_in("panels") == ("matched_ratio", "cosine", "matched_bias_share")
     assert set(shown_in("page")) - set(shown_in("paper")) == {"noise_to_signal"}
 
 
