@@ -76,7 +76,7 @@ def register(
     level: str = "sequence",
     needs: Sequence[str] = (),
     across_groups: bool = False,
-    expected_scale: float | int | None = None,
+    expected_scale: float | int | Callable[[int], float | None] | None = None,
     baseline: str = "user's own",
     scale: str = "–",
     bias: str = "not stated",
@@ -93,7 +93,8 @@ def register(
         needs: Batch fields that are required; a batch without them is refused with the remedy.
         across_groups: True when a group's advantages depend on other groups of the batch; its variance is then
             measured from whole batches.
-        expected_scale: c with E[ĝ] = c·∇J at every group size, where it is known (1.0: unbiased).
+        expected_scale: c with E[ĝ] = c·∇J at every group size, where it is known (1.0: unbiased), or a function
+            of the group size.
         baseline: what is subtracted, in words, for the table.
         scale: what the difference is divided by, in words, for the table.
         bias: what E[ĝ] is, in words, for the table.
@@ -135,7 +136,9 @@ def register(
                 level=cast("Level", level),
                 needs=lambda parameters: tuple(needs),
                 across_groups=_as_function(across_groups),
-                expected_scale=lambda group_size, parameters: expected_scale,
+                expected_scale=lambda group_size, parameters: (
+                    expected_scale(group_size) if callable(expected_scale) else expected_scale
+                ),
                 checked=False,
                 unit=_as_function(unit),
             )

@@ -32,6 +32,8 @@ def number_with_interval(value: float, low: float, high: float, *, exponent: int
         return rf"${ends[0]}$ to ${ends[1]}$" if latex else " to ".join(ends)
     # An estimate outside of what is possible, such as a negative share: its interval is cut, and says what is known.
     if value < low or value > high:
+        if low == high:
+            return _mathematics(_alone(low), latex)
         value, low, high = (math.nan, math.nan, high) if value < low else (math.nan, low, math.nan)
     if math.isnan(value):
         bound = _bound(low, high, markup)

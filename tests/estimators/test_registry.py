@@ -121,3 +121,12 @@ def test_table_has_a_row_for_each():
 def test_factories_keep_their_documentation():
     assert "2402.14740" in (estimators.rloo.__doc__ or "")
     assert estimators.rloo.__name__ == "rloo"
+
+
+@pytest.mark.usefixtures("clean_registry")
+def test_a_known_scale_may_be_a_function_of_the_group_size():
+    @estimators.register("own_mean", expected_scale=lambda size: (size - 1) / size)
+    def own_mean(batch):
+        return batch.rewards
+
+    assert estimators.get("own_mean").expected_scale(4) == 0.75

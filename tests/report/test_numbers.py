@@ -50,6 +50,7 @@ def test_powers_of_ten_are_shared_by_a_column():
 def test_an_estimate_outside_of_what_is_possible_is_a_bound():
     assert number_with_interval(-0.004, 0.0, 0.017) == "< 0.017"
     assert number_with_interval(1.004, 0.97, 1.0) == "> 0.97"
+    assert number_with_interval(1.004, 1.0, 1.0) == "1"
     assert number_with_interval(-0.004, 0.0, 0.017, markup="latex") == "$< 0.017$"
 
 

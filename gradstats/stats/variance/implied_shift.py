@@ -59,7 +59,8 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
             one that also divides, such as grpo, would have no meaning.
 
     Raises:
-        ValueError: for a token-level estimator, one that scales its advantages, or fewer than 3 prompts.
+        ValueError: for a token-level estimator, one that scales its advantages, fewer than 3 prompts, or a shift that
+            is 0 by construction.
 
     Example:
         >>> import gradstats as gs
@@ -78,6 +79,11 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
         )
     baseline = batch.rewards - chosen.advantages(batch)
     shift = np.bincount(batch.group_index, weights=baseline - batch.rewards) / batch.group_sizes
+    if chosen.across_groups and np.ptp(shift) > 0 and abs(shift.mean()) <= 1e-12 * np.abs(shift).max():
+        raise ValueError(
+            f"the shift of {chosen.label} is 0 by construction here: with groups of one size the mean over the batch "
+            "is that of the group means; choose a baseline of its own group"
+        )
     return ImpliedShift(chosen.label, mean_statistic(shift).estimate(), batch.n_groups)
 
 

@@ -56,3 +56,12 @@ def test_a_recipe_has_the_shift_of_its_advantage():
     assert implied_shift(batch, "recipe:opo").delta.value == pytest.approx(expected)
     with pytest.raises(ValueError, match="recipe:grpo does not subtract one baseline"):
         implied_shift(batch, "recipe:grpo")
+
+
+def test_a_shift_that_is_zero_by_construction_is_refused():
+    rng = np.random.default_rng(0)
+    batch = est.Batch(rng.integers(0, 2, 40), rng.integers(1, 50, 40), np.repeat(np.arange(10), 4))
+    with pytest.raises(ValueError, match="the shift of batch_mean is 0 by construction here"):
+        implied_shift(batch, "batch_mean")
+    uneven = batch.select(np.arange(40) != 3)
+    assert implied_shift(uneven, "batch_mean").delta.value != 0.0
