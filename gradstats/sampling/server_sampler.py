@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import warnings
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from gradstats.policy.model import vocabulary_size
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.retokenise import restore_tokens
 from gradstats.sampling.sampler import Completion
@@ -20,6 +22,8 @@ from gradstats.sampling.server_dialects import DIALECTS, Dialect
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
 
+# A log-probability may be above 0 by this much, by rounding.
+_ROUNDING = 1e-3
 _REFUSED = (400, 404, 415, 422)
 _LONGEST_PAUSE = 8.0  # seconds, as the client library's own
 
@@ -184,7 +188,7 @@ class ServerSampler:
             try:
                 with self._failures():
                     answer = self._ask(sent, max_tokens, seed, fields)
-                return self._read(answer, prompt)
+                return self._plausible(self._read(answer, prompt), max_tokens)
             except MalformedAnswerError:
                 if attempt == self.max_retries:
                     raise
@@ -219,6 +223,26 @@ class ServerSampler:
         if not tokens:  # only special tokens, which servers omit from the text
             tokens, logprobs, source = [self._stop_token or 0], None, "mismatch"
         return Completion(tokens, logprobs, reason, source)
+
+    def _plausible(self, completion: Completion, max_tokens: int) -> Completion:
+        """Refuse tokens that no server of this policy can have drawn.
+
+        Raises:
+            MalformedAnswerError: for more tokens than were asked for (and one that ended the completion), ids outside
+                the vocabulary, and log-probabilities that are above 0 or infinite.
+        """
+        size = vocabulary_size(self.policy.model)
+        faults = [f"the token id {token}" for token in completion.tokens if not 0 <= token < size]
+        values = completion.logprobs or []
+        faults += [f"the log-probability {value}" for value in values if value > _ROUNDING or math.isinf(value)]
+        if len(completion.tokens) > max_tokens + 1:
+            faults.append(f"{len(completion.tokens)} tokens where at most {max_tokens} were asked for")
+        if faults:
+            raise MalformedAnswerError(
+                f"the server at {self.base_url} answered with {faults[0]}: it serves another model, or is at fault; "
+                "finished shards are kept"
+            )
+        return completion
 
     def _tokens(
         self, choice: object, text: str, reason: str, count: int | None

@@ -17,7 +17,8 @@ from gradstats.rollouts.table import read_rollouts
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.engines import open_sampler
 from gradstats.sampling.sample import sample
-from gradstats.sampling.server_sampler import ServerSampler
+from gradstats.sampling.sampler import Completion
+from gradstats.sampling.server_sampler import MalformedAnswerError, ServerSampler
 
 pytest.importorskip("openai")
 PROBLEMS = [Problem("one", "abc", "x", "exact"), Problem("two", "q", "y", "exact")]
@@ -229,6 +230,23 @@ def failing(status, body, since=2):
 def test_each_failure_ends_in_its_sentence(policy, answer, kind, message):
     with serving(answer) as server, pytest.raises(kind, match=message):
         draw(policy, server)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"token_ids": [5, 2**40]}, "the token id 1099511627776"),
+        ({"token_ids": [5, -1]}, "the token id -1"),
+        ({"token_ids": [5] * 30}, "30 tokens where at most 4 were asked for"),
+        ({"token_ids": [5], "logprobs": {"token_logprobs": [0.5]}}, "the log-probability 0.5"),
+        ({"token_ids": [5], "logprobs": {"token_logprobs": [-1e999]}}, "the log-probability -inf"),
+    ],
+)
+def test_answers_that_the_policy_cannot_have_drawn_are_refused(policy, entry, message):
+    sampler = ServerSampler(policy, "http://localhost/v1", model="tiny", max_retries=0)
+    answered = Completion(entry["token_ids"], entry.get("logprobs", {}).get("token_logprobs"), "length", "engine")
+    with pytest.raises(MalformedAnswerError, match=f"answered with {message}: it serves another model"):
+        sampler._plausible(answered, 4)
 
 
 def test_a_failure_that_passes_is_repeated(policy):
