@@ -67,7 +67,7 @@ def refuse_other_policy(recorded: Mapping[str, Any] | None, digests: Mapping[str
 
 
 def _weights_in(folder: Path) -> list[Path]:
-    """The files of the first format that the folder has, in the order of their names."""
+    """List the files of the first format that the folder has, in the order of their names."""
     for pattern in _WEIGHTS:
         files = sorted(path for path in folder.glob(pattern) if path.name not in _OTHER_FILES)
         if files:
