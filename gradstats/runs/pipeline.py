@@ -96,7 +96,7 @@ def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress
     with run.step("regrading"):
         problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
         regrade_shards(path, problems, sampling.reward, progress)
-        warn_ungraded(read_rollouts(run.rollouts).metadata.get("grading"))
+        warn_ungraded(read_rollouts(run.rollouts, partial=True).metadata.get("grading"))
     # These are results of the old rewards; the new ones may allow fewer of them.
     remove_listed_results(path)
     if not is_measured(run):
