@@ -26,15 +26,16 @@ def compare_available(
     """Compare as :func:`gradstats.compare` does, with a row of NaN for each estimator whose inputs were not measured.
 
     Args:
-        measured: as for `compare`.
-        estimators: as for `compare`.
-        **options: the other arguments of `compare`.
+        measured: as for :func:`gradstats.compare`.
+        estimators: as for :func:`gradstats.compare`.
+        **options: the other arguments of :func:`gradstats.compare`.
 
     Returns:
         The comparison, rows in the order asked for; why a row is NaN is in its notes, and warned of.
 
     Raises:
-        ValueError: when nothing was measured for any of them, or for the reference; otherwise as `compare`.
+        ValueError: when nothing was measured for any of them, or for the reference; otherwise as
+            :func:`gradstats.compare`.
     """
     chosen = [families.get(estimator) for estimator in estimators]
     reasons = reasons_against(measured, chosen)

@@ -41,18 +41,22 @@ class DealtDifferences:
         \mathrm{tr\,Cov} = B\,\Big(E\Big[\frac1J\sum_j‖G_j‖²\Big] - ‖E\,\hat g‖²\Big),
 
     with expectations over all deals. Of weights that are fixed before the deal, such as those that the estimator gives
-    to all completions as one batch, these expectations have a closed form (`PromptMoments`). So the fixed weights are
-    dealt alike, and only the *difference* is averaged over deals; it is small, and 0 for an estimator that stays within
-    its group. Drawing without replacement matters: a prompt drawn twice would leak a sample's own reward into a
-    leave-one-out baseline.
+    to all completions as one batch, these expectations have a closed form: with :math:`E‖g‖²` and the U-statistic U of
+    :class:`PromptMoments`, :math:`E‖G_j‖² = \frac1B E‖g‖² + (1-\frac1B) U` and :math:`E⟨G_j, G_{j'}⟩ = U`. So the fixed
+    weights are dealt alike, and only the *difference* is averaged over deals; it is small, and 0 for an estimator that
+    stays within its group. Drawing without replacement matters: a prompt drawn twice would leak a sample's own reward
+    into a leave-one-out baseline.
 
     The replicate without prompt m leaves out, in every deal, the batch that holds m, and nothing in a deal that leaves
     m out already: what remains is a random deal of the other M − 1 prompts, so that the average over deals is the
-    statistic without m, and no correction is due.
+    statistic without m, and no correction is due. With :math:`x_d` the statistic of deal d and :math:`x_{d(m)}` that
+    without m's batch, over D deals,
+
+    .. math:: x_{(m)} = \frac1D\sum_d x_{d(m)} = \bar x + \frac1D\sum_{d\,∋\,m} (x_{d(m)} - x_d).
 
     Args:
         weights_of: positions within ``groups.rows`` → weights of that batch, (rows,) or (rows, T).
-        fixed: the weights of all completions that are dealt alike, as `Scores.weighted` takes them.
+        fixed: the weights of all completions that are dealt alike, (n,), (n, T) or (3, n, T).
         scores: scores in the order of ``groups.rows``.
         groups: the split into groups.
         prompts_per_batch: B, at most half the prompts.
@@ -112,6 +116,7 @@ class DealtDifferences:
         np.add.at(self._deals, folds, 1.0)
         places = (folds[:, None] * m + prompts).ravel()
         for row, ((value, without), (fixed_value, fixed_without)) in enumerate(zip(found, expected, strict=True)):
+            # x_d, and x_{d(m)} − x_d for every prompt m of the batch left out, both less those of the fixed weights.
             difference = value - fixed_value
             change = np.repeat(without - fixed_without - difference[:, None], self._size, axis=1)
             np.add.at(self._values[row], folds, difference)
@@ -131,6 +136,7 @@ class DealtDifferences:
             value, change = values.sum() / total, changes.sum(axis=0) / total
             dealt = None
             if n_folds > 1:
+                # (x_f − x̄)/√(F(F−1)) of each fold f of deals, whose sum of squares is the variance of the mean.
                 of_fold = values[used] / self._deals[used] - value
                 without = changes[used] / self._deals[used][:, None] - change + of_fold[:, None]
                 dealt = np.column_stack([of_fold, without]) / np.sqrt(n_folds * (n_folds - 1.0))
@@ -160,12 +166,13 @@ class DealtDifferences:
 
 
 def _of_rows(weights: np.ndarray, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
-    """The weights of some completions, of weights as `Scores.weighted` takes them."""
+    """Select the weights of some completions, from (n,), (n, T) or (3, n, T)."""
     return weights[:, rows] if weights.ndim == 3 else weights[rows]
 
 
 def _average_over_batches(prompts: Deals, prompts_per_batch: int, m: int) -> sparse.csr_array:
-    """The matrix that takes (M, D) means of prompts to the mean over the prompts of each batch."""
+    """Return the matrix that takes (M, D) means of prompts to the mean over the prompts of each batch."""
+    # H_j = (1/B) Σ_{m in batch j} h̄_m.
     n_batches = prompts.size // prompts_per_batch
     entries = np.full(prompts.size, 1.0 / prompts_per_batch)
     places = (np.repeat(np.arange(n_batches), prompts_per_batch), prompts.ravel())
@@ -175,10 +182,11 @@ def _average_over_batches(prompts: Deals, prompts_per_batch: int, m: int) -> spa
 def _mean_without_each(values: Float[np.ndarray, "k j"]) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k j"]]:
     total = values.sum(axis=1, keepdims=True)
     n = values.shape[1]
+    # (1/J) Σ_j x_j, and (Σ_j' x_j' − x_j)/(J − 1) without each.
     return total[:, 0] / n, (total - values) / (n - 1.0)
 
 
 def weighted_rows(weights: np.ndarray) -> Bool[np.ndarray, " n"]:
-    """Which completions have any non-zero weight, of weights as `Scores.weighted` takes them."""
+    """Which completions have any non-zero weight, from weights (n,), (n, T) or (3, n, T)."""
     nonzero = weights != 0
     return nonzero if weights.ndim == 1 else nonzero.any(axis=-1).reshape(-1, weights.shape[-2]).any(axis=0)

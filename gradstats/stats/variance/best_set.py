@@ -46,7 +46,7 @@ class PairwiseDifferences:
         return known & ~above.any(axis=1)
 
     def placed(self, places: Sequence[int], n: int) -> PairwiseDifferences:
-        """The same among n rows, of which those at other places are not known."""
+        """Return the same among n rows, of which those at other places are not known."""
         studentised = np.full((n, n), np.nan)
         studentised[np.ix_(places, places)] = self.studentised
         return PairwiseDifferences(studentised, self.largest)
@@ -87,7 +87,7 @@ def _is_positive(matched: Statistic) -> bool:
 
 
 def _largest(influences: list[Float[np.ndarray, " m"]]) -> Float[np.ndarray, " resamples"]:
-    """The largest |t*| of the means of influence values, resample by resample."""
+    """Return the largest |t*| of the means of influence values, resample by resample."""
     if not influences:
         return np.zeros(N_RESAMPLES)
     values = np.stack(influences, axis=1)

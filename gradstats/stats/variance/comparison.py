@@ -61,13 +61,14 @@ def compare(
       ``matched_bias_share`` is the same of g scaled onto the target;
     - ``kept_share``: the share of groups with any non-zero weight.
 
-    **Target.** `rloo` is unbiased for completions of the scored policy. For those of another one (an older checkpoint,
-    another temperature) the target is `rloo` with completions weighted by :math:`\prod_t π/π_{old}`: ``"auto"`` takes
-    it where their χ² exceeds 0.01 or recorded settings differ. Below an effective number of 50 completions, or where
-    the sampler cut off part of the distribution, what is judged against it is NaN (docs/statistics.md).
+    **Target.** ``rloo`` is unbiased for completions of the scored policy. For those of another one (an older
+    checkpoint, another temperature) the target is ``rloo`` with completions weighted by :math:`\prod_t π/π_{old}`:
+    ``"auto"`` takes it where their χ² exceeds 0.01 or recorded settings differ. Below an effective number of 50
+    completions, or where the sampler cut off part of the distribution, what is judged against it is NaN
+    (docs/statistics.md).
 
-    Each is defined in the file of its name in `gradstats.stats.variance`. The best set holds the estimators that may
-    have the lowest variance at matched signal.
+    Each is defined in the file of its name in :mod:`gradstats.stats.variance`. The best set holds the estimators that
+    may have the lowest variance at matched signal.
 
     **Intervals.** The prompt is the independent unit. Everything is a function of U-statistics over prompts, with
     delete-one-prompt replicates in closed form: Student intervals for trace_cov (on the log scale) and signal_sq, a
@@ -87,16 +88,17 @@ def compare(
 
     **Tokens.** Where random probes of the token scores were measured (``token_probes``), token-level estimators are
     compared from them: whole completions and heavy tokens through their sketches, the light rest through the probes
-    (`gradstats.stats.variance.probed_sums.ProbedTokens`). The error that all prompts share is estimated from the
-    spread over probes and added likewise. Weights that depend on token energies (`otb(energy="exact")`,
-    `causal_optimal`) are computed from three disjoint thirds of the probes, so that their noise does not count as the
+    (:class:`gradstats.stats.variance.probed_sums.ProbedTokens`). The error that all prompts share is estimated from the
+    spread over probes and added likewise. Weights that depend on token energies (``otb(energy="exact")``,
+    ``causal_optimal``) are computed from three disjoint thirds of the probes, so that their noise does not count as the
     estimator's.
 
     **Batch-level estimators** get batches of ``prompts_per_batch`` prompts dealt without replacement; their trace_cov
-    is B times that of the batch gradient, and so comparable with the others' (`DealtDifferences`).
+    is B times that of the batch gradient, and so comparable with the others'
+    (:class:`gradstats.stats.variance.batch_moments.DealtDifferences`).
 
     Args:
-        measured_or_batch: a measurement, or a `Batch` (then ``scores`` is needed).
+        measured_or_batch: a measurement, or a :class:`gradstats.estimators.Batch` (then ``scores`` is needed).
         estimators: labels of estimators, with parameters as in ``"length_weighted(alpha=0.8, loo=True)"``; or
             estimators or recipes themselves. Rows keep their order.
         scores: (N, D) scores of completions or (N, T, D) of tokens, in any coordinates that keep the
@@ -115,11 +117,11 @@ def compare(
         target: what cosine and bias are judged against; ``"auto"``, ``"on_policy"`` or ``"importance"``.
         scores_are_sketches: whether ``scores`` are a random projection; by default True for a
             measurement's sketches and False for ``scores`` given here.
-        **fields: further fields of the measurement's `Batch`, such as ``values`` for `gae` (one array per completion or
-            (N, T)) or ``greedy_rewards`` for `remax`.
+        **fields: further fields of the measurement's :class:`gradstats.estimators.Batch`, such as ``values`` for
+            ``gae`` (one array per completion or (N, T)) or ``greedy_rewards`` for ``remax``.
 
     Returns:
-        A `VarianceComparison`.
+        A :class:`gradstats.stats.VarianceComparison`.
 
     Raises:
         TypeError: for a Batch without scores, or further fields given with a Batch.
@@ -198,7 +200,7 @@ def _pooled(
     n_resamples: int | None,
     target: TargetChoice,
 ) -> PooledCompletions:
-    """The completions of one split, checked against what the estimators need."""
+    """Check the completions of one split against what the estimators need."""
     if groups.n_prompts < 2:
         raise ValueError(
             "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
@@ -225,7 +227,7 @@ _OfOneSize = tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], Pa
 def _compared(
     pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting, judged: TargetChoice
 ) -> _OfOneSize:
-    """The comparison at one group size."""
+    """Compare at one group size."""
     sizes = pool.groups.sizes
     reference_weighted, target = pool.local(reference), target_of(pool, judged).weighted
     if np.array_equal(target.weights, reference_weighted.weights):
@@ -242,7 +244,7 @@ def _compared(
 
 
 def _of_each_size(notes: Sequence[Sequence[str]], sizes: Sequence[int | None]) -> list[str]:
-    """The notes of all group sizes, each with its size where there are several; what holds for all is stated once."""
+    """Return the notes of all group sizes, each with its size where there are several; common ones only once."""
     if len(sizes) == 1:
         return list(notes[0])
     common = [note for note in notes[0] if all(note in others for others in notes)]

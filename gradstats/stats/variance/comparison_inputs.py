@@ -51,7 +51,7 @@ class ComparisonInputs:
     combined: tuple[str, ...] = ()
 
     def with_combined(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
-        """The inputs and the estimators, recipes whose weightings were measured as combinations of them."""
+        """Return inputs and estimators, with recipes whose weightings were measured as combinations of these."""
         if self.scores.ndim == 3 or self.probed is not None:
             return self, list(chosen)
         known = {
@@ -65,7 +65,7 @@ class ComparisonInputs:
         return replace(self, combined=combined), replaced
 
     def with_settled_ratios(self) -> ComparisonInputs:
-        """The same with every ratio exactly 1 where sampler and scorer differ by rounding only."""
+        """Set every ratio to exactly 1 where sampler and scorer differ by rounding only."""
         return replace(self, batch=without_negligible_ratios(self.batch))
 
     def refuse_unknown_token_scores(self, weightings: Sequence[Weighting]) -> None:
@@ -82,7 +82,7 @@ class ComparisonInputs:
                 raise ValueError(_unknown_token_scores(one, self.batch))
 
     def prepared(self, rows: Int[np.ndarray, " kept"]) -> Scores:
-        """The scores of some completions, in that order."""
+        """Return the scores of some completions, in that order."""
         scores = prepare_scores(self.scores, self.batch.mask, rows, self.sketched, self.batch.sq_norms, self.probed)
         if not self.combined:
             return scores
@@ -93,14 +93,14 @@ class ComparisonInputs:
         return replace(scores, tokens=sketches, tokens_surplus_sq=surplus if self.sketched else None)
 
     def sketch_error(self, n_prompts: int, rng: np.random.Generator) -> SketchError | None:
-        """The error of sketch and token probes; None where inner products are exact."""
+        """Return the error of sketch and token probes; None where inner products are exact."""
         dim = self.scores.shape[-1]
         if self.probed is not None:
             return TokenProbeError(dim, n_prompts, rng, self.probed.n_probes, self.sketched)
         return SketchError(dim, n_prompts, rng) if self.sketched else None
 
     def with_coordinates(self, groups: Groups, rng: np.random.Generator) -> tuple[Batch, Scores, SketchError | None]:
-        """The completions of a split in its order, their scores, and the error of these."""
+        """Return the completions of a split in its order, their scores, and the error of these."""
         scores, sketch_error = in_fewer_coordinates(
             self.prepared(groups.rows), self.sketch_error(groups.n_prompts, rng)
         )
@@ -114,12 +114,12 @@ def comparison_inputs(
     weightings: Sequence[Weighting] = (),
     fields: Mapping[str, ArrayLike | None] | None = None,
 ) -> ComparisonInputs:
-    """The completions, their sample order, their scores, and the projections of token scores.
+    """Return the completions, their sample order, their scores, and the projections of token scores.
 
     Args:
-        measured_or_batch: a measurement, or a `Batch` with ``scores``.
-        scores: as for `compare`.
-        scores_are_sketches: as for `compare`.
+        measured_or_batch: a measurement, or a :class:`gradstats.estimators.Batch` with ``scores``.
+        scores: as for :func:`gradstats.compare`.
+        scores_are_sketches: as for :func:`gradstats.compare`.
         weightings: what is compared: token scores are prepared only when one of them weights tokens.
         fields: further fields of a measurement's batch.
 
@@ -183,7 +183,7 @@ def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
 
 
 def _recorded_settings(measured: MeasuredGradients) -> tuple[Mapping[str, object], float | None]:
-    """Settings of the sampler, and the temperature of the scored distribution, where they are recorded."""
+    """Return settings of the sampler, and the temperature of the scored distribution, where they are recorded."""
     sampler = (getattr(measured.rollouts, "metadata", None) or {}).get("sampler") or {}
     scorer = (getattr(measured, "metadata", None) or {}).get("policy") or {}
     return sampler, scorer.get("temperature")

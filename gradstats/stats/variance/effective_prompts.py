@@ -22,5 +22,5 @@ def n_effective_prompts(gradient: GradientStatistics) -> float:
 
 
 def most_influential_prompt(gradient: GradientStatistics) -> int:
-    """The number of the prompt without which ``trace_cov`` changes most."""
+    """Return the number of the prompt without which ``trace_cov`` changes most."""
     return int(np.argmax(np.abs(gradient.trace_cov.replicates - gradient.trace_cov.value)))

@@ -51,7 +51,7 @@ class Groups:
 
 
 def shuffled_prompts(labels: np.ndarray, rng: np.random.Generator) -> Int[np.ndarray, " n"]:
-    """Number prompts from 0 at random, so that runs of consecutive numbers are random folds of prompts."""
+    """Assign numbers from 0 to prompts at random, so that runs of consecutive numbers are random folds of prompts."""
     numbers = np.unique(labels, return_inverse=True)[1]
     return rng.permutation(int(numbers.max()) + 1)[numbers]
 
@@ -138,7 +138,7 @@ def prompt_moments(
 
     With :math:`g_{mk} = \sum_{i \in (m,k)} w_i S_i` and M prompts, E‖g‖² is the mean of
     :math:`x_m = \frac{1}{K_m}\sum_k‖g_{mk}‖²`, whose replicate without prompt m is
-    :math:`(\sum_{m'} x_{m'} - x_m)/(M-1)`. ‖E g‖² is the U-statistic of `mean_over_pairs`.
+    :math:`(\sum_{m'} x_{m'} - x_m)/(M-1)`. ‖E g‖² is the U-statistic of :func:`mean_over_pairs`.
 
     Args:
         contributions: (n, D) score of each kept completion, in the order of ``groups.rows``.
@@ -159,6 +159,7 @@ def prompt_moments(
     squares = inner_products(gradients, gradients, signs)
     if surplus_sq is not None:
         squares = squares + np.bincount(groups.group, weights=weights**2 * surplus_sq, minlength=n_groups)
+    # x_m = (1/K_m) Σ_k ‖g_mk‖², and ḡ_m = (1/K_m) Σ_k g_mk.
     mean_squares = np.bincount(groups.prompt, weights=squares, minlength=n_prompts) / per_prompt
     share = 1.0 / per_prompt[groups.prompt]
     if n_groups == n_prompts:
@@ -169,6 +170,7 @@ def prompt_moments(
 
     slope = None
     if sketch_error is not None:
+        # C of E‖g‖² gives K = Σ_k g_k g_kᵀ/(M K_m); exact squares take Σ_i w_i² S_i S_iᵀ/(M K_m) out of it.
         slope = sketch_error.squares(gradients, share / n_prompts, groups.prompt)
         if surplus_sq is not None and exact_squares:
             row_share = share[groups.group] * weights**2 / n_prompts
@@ -208,7 +210,7 @@ def _within_prompt(
     sketch_error: SketchError | None,
     signs: Float[np.ndarray, " features"] | None,
 ) -> Statistic:
-    r"""The variance between groups of one prompt, averaged over the prompts that have two or more.
+    r"""Average the variance between groups of one prompt over the prompts that have two or more.
 
     :math:`\frac{1}{K-1}\sum_k‖g_k - \bar g‖²` with exact squares on the diagonal: a completion of group k enters
     :math:`g_k - \bar g` with the factor :math:`1 - 1/K` and the K−1 others with :math:`-1/K`, so that its square
@@ -217,6 +219,8 @@ def _within_prompt(
     """
     per_prompt = groups.groups_per_prompt
     several = per_prompt > 1
+    # v_m = Σ_k ‖g_k − ḡ‖²/(K_m − 1) + Σ_i (exact less sketched square)/K_m; its replicate is (Σ_m' v_m' − v_m)/(M₂ − 1)
+    # with M₂ the prompts that have two groups or more.
     squares = np.bincount(groups.prompt, weights=inner_products(deviations, deviations, signs))
     surplus = np.bincount(groups.prompt[groups.group], weights=diagonal) / per_prompt
     spread = np.where(several, squares / np.maximum(per_prompt - 1, 1) + surplus, 0.0)

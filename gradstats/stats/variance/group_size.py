@@ -45,7 +45,7 @@ class EquivalentGroupSize:
         return _size(self.inverse.value)
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """The interval of N', whose upper end may be infinite."""
+        """Return the interval of N', whose upper end may be infinite."""
         low, high = self.inverse.confidence_interval(confidence_level)
         return _size(high), _size(low)
 
@@ -63,7 +63,7 @@ class EquivalentGroupSize:
         return pd.DataFrame([row])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """The answer in words."""
+        """State the answer in words."""
         low, high = self.confidence_interval(confidence_level)
         return (
             f"{self.estimator} at N = {self.group_size} is as noisy as rloo at N = {self.value:.3g} [{low:.3g}, "
@@ -81,7 +81,7 @@ def equivalent_group_size(
     *,
     scores_are_sketches: bool | None = None,
 ) -> EquivalentGroupSize:
-    r"""Find the group size at which `rloo` is as noisy as an estimator at ``group_size`` completions.
+    r"""Find the group size at which ``rloo`` is as noisy as an estimator at ``group_size`` completions.
 
     The comparison is at the same total number of completions and of the within-prompt variance w, since the
     between-prompt variance does not shrink with the group. RLOO is a U-statistic of pairs, so that
@@ -92,13 +92,13 @@ def equivalent_group_size(
     coefficient 1.
 
     Args:
-        measured_or_batch: as in `compare`.
+        measured_or_batch: as in :func:`gradstats.compare`.
         estimator: label or object of a group-level estimator, a recipe included.
         group_size: N, at least 3 (groups of 2 are the second anchor); prompts with fewer than 2N completions are
             left out.
-        scores: as in `compare`.
+        scores: as in :func:`gradstats.compare`.
         rng: for estimating the sketch's error.
-        scores_are_sketches: as in `compare`.
+        scores_are_sketches: as in :func:`gradstats.compare`.
 
     Raises:
         ValueError: for a group size below 3, fewer than 3 prompts with 2N completions, a batch-level
@@ -130,7 +130,7 @@ def equivalent_group_sizes(
     *,
     scores_are_sketches: bool | None = None,
 ) -> list[EquivalentGroupSize]:
-    """`equivalent_group_size` of several estimators, compared with the same groups of `rloo`; arguments as there."""
+    """Find the :func:`equivalent_group_size` of several estimators from the same groups of ``rloo``."""
     chosen = [families.get(estimator) for estimator in estimators]
     for one in chosen:
         if one.across_groups:
@@ -214,7 +214,7 @@ def _within(pool: PooledCompletions, estimator: Weighting, size: int) -> Statist
 
 
 def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting) -> Statistic:
-    """The coefficient of E[ĝ] on RLOO's, which brings a gradient of another unit to RLOO's scale.
+    """Estimate the coefficient of E[ĝ] on RLOO's, which brings a gradient of another unit to RLOO's scale.
 
     Raises:
         ValueError: where the expected gradient of either is not resolved.

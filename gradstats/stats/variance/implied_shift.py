@@ -29,7 +29,7 @@ class ImpliedShift:
     n_prompts: int
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """The interval of δ."""
+        """Return the interval of δ."""
         return self.delta.confidence_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
@@ -39,7 +39,7 @@ class ImpliedShift:
         return pd.DataFrame([row])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """The answer in words."""
+        """State the answer in words."""
         low, high = self.confidence_interval(confidence_level)
         return (
             f"The baseline of {self.estimator} lies {self.delta.value:+.3g} [{low:.3g}, {high:.3g}] from the group "
@@ -48,13 +48,13 @@ class ImpliedShift:
 
 
 def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | Estimator | Recipe) -> ImpliedShift:
-    r"""The δ for which Asymmetric REINFORCE, A = R − (R̄ + δ), has the estimator's baseline on average.
+    r"""Find the δ for which Asymmetric REINFORCE, A = R − (R̄ + δ), has the estimator's baseline on average.
 
     A length-weighted baseline lies below the group mean where longer answers are less often right, which is what a
     negative δ does by hand (Arnal et al., 2506.20520). No gradient is needed.
 
     Args:
-        measured_or_batch: a measurement or a `Batch`.
+        measured_or_batch: a measurement or a :class:`gradstats.estimators.Batch`.
         estimator: a sequence-level estimator of the form R − baseline, or a recipe with such an advantage; the shift of
             one that also divides, such as grpo, would have no meaning.
 

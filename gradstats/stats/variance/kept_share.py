@@ -40,7 +40,7 @@ class KeptShare:
 
 
 def kept_share(kept: Float[np.ndarray, " prompts"]) -> KeptShare:
-    """The mean over prompts of the share of its groups with any non-zero weight.
+    """Estimate the mean over prompts of the share of its groups with any non-zero weight.
 
     A group has none where its rewards are all equal and the baseline subtracts their mean, or where a filter drops it.
 

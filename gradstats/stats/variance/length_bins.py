@@ -80,11 +80,11 @@ class LengthBins:
     def confidence_interval(
         self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "noise_to_signal"
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The interval of one quantity for every bin, ``(low, high)``."""
+        """Return the interval of one quantity for every bin, ``(low, high)``."""
         return self.comparison.confidence_interval(confidence_level, quantity)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row per bin: ``estimator, length_low, length_high, n_completions`` and what `compare` gives."""
+        """One row per bin: its lengths, ``n_completions``, and what :func:`gradstats.compare` gives."""
         frame = self.comparison.to_frame(confidence_level)
         frame.insert(1, "length_low", self.bins[:, 0])
         frame.insert(2, "length_high", self.bins[:, 1])
@@ -107,23 +107,23 @@ def variance_by_length(
 
     :math:`g_m = \sum_b g_m^b` with :math:`g_m^b = \sum_{i \in m,\, T_i \in b} w_i S_i`: the weights are those of the
     whole group, and completions of other lengths are left out of the sum. Each bin is then a gradient estimator in
-    itself, with the trace_cov, signal_sq and noise_to_signal of `compare`; ``ratio`` is its share of the trace_cov of
-    the whole (bins of one group covary, so that shares need not sum to 1).
+    itself, with the trace_cov, signal_sq and noise_to_signal of :func:`gradstats.compare`; ``ratio`` is its share of
+    the trace_cov of the whole (bins of one group covary, so that shares need not sum to 1).
 
     Args:
-        measured_or_batch: as in `compare`.
+        measured_or_batch: as in :func:`gradstats.compare`.
         estimator: whose gradient is split; a group-level one.
-        scores: as in `compare`.
+        scores: as in :func:`gradstats.compare`.
         n_bins: bins of about equally many completions; fewer where lengths tie.
-        group_size: as in `compare`.
+        group_size: as in :func:`gradstats.compare`.
         rng: for estimating the sketch's error.
-        scores_are_sketches: as in `compare`.
+        scores_are_sketches: as in :func:`gradstats.compare`.
 
     Returns:
-        A `LengthBins`; where a bin's signal is not resolved, its noise_to_signal is NaN with a lower end.
+        A :class:`LengthBins`; where a bin's signal is not resolved, its noise_to_signal is NaN with a lower end.
 
     Raises:
-        ValueError: for ``n_bins`` below 1, a batch-level estimator, and as in `compare`.
+        ValueError: for ``n_bins`` below 1, a batch-level estimator, and as in :func:`gradstats.compare`.
 
     Example:
         >>> import numpy as np

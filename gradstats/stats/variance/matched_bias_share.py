@@ -33,7 +33,7 @@ class MatchedBiasShare:
         return self._share(value), self._share(max(low, 0.0)), self._share(max(high, 0.0))
 
     def _share(self, bias_to_noise: float) -> float:
-        """The share, which grows with its argument down to the pole at −1/B."""
+        """Return the share, which grows with its argument down to the pole at −1/B."""
         scaled = bias_to_noise * self.prompts_per_batch
         return float(scaled / (scaled + 1.0)) if scaled > -1.0 else np.nan
 

@@ -34,8 +34,8 @@ def noise_to_signal(gradient: GradientStatistics) -> NoiseToSignal:
     the unit of the gradient. McCandlish et al., *An Empirical Model of Large-Batch Training*, 1812.06162.
 
     The interval is the Fieller set of the quotient where the signal is at least 0
-    (`gradstats.stats.fieller.FiellerRatio`, variances from a delete-one-prompt jackknife). Where the signal is not
-    resolved it is a ray with an infinite upper end, and no value is given. Where the estimated signal is negative
+    (:class:`gradstats.stats.fieller.FiellerRatio`, variances from a delete-one-prompt jackknife). Where the signal is
+    not resolved it is a ray with an infinite upper end, and no value is given. Where the estimated signal is negative
     beyond its error no noise to signal is compatible with the data, and everything is NaN.
     """
     return NoiseToSignal(fieller_ratio(gradient.trace_cov, gradient.signal))

@@ -22,7 +22,7 @@ BARELY = 3.0
 def warnings_about(
     pool: PooledCompletions, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]
 ) -> list[str]:
-    """What is NaN in the table, and why."""
+    """State what is NaN in the table, and why."""
     notes = []
     silent = [row.label for row in rows if row.kept_share.value == 0.0]
     if silent:

@@ -36,7 +36,7 @@ class PooledCompletions:
         groups: the split into groups of one prompt each.
         scores: their scores.
         sketch_error: for sketched or probed scores, estimates their error; None where inner products are exact.
-        prompts_per_batch: as for `compare`.
+        prompts_per_batch: as for :func:`gradstats.compare`.
         n_resamples: how often prompts are dealt into batches for batch-level estimators; None chooses.
         deal_seed: for those deals, which are the same for all estimators.
         prompt_labels: (prompts,) what each prompt is called.
@@ -62,11 +62,11 @@ class PooledCompletions:
 
     @property
     def error_prompts(self) -> int:
-        """Prompts in the batch whose mean squared error `bias_share` is a share of."""
+        """Prompts in the batch whose mean squared error ``bias_share`` is a share of."""
         return PROMPTS_PER_BATCH if self.prompts_per_batch is None else self.prompts_per_batch
 
     def weights(self, estimator: Weighting, rows: Int[np.ndarray, " rows"] | None = None) -> np.ndarray:
-        """The weights of all completions, or of some as a separate batch, as `Scores.weighted` takes them.
+        """Return the weights of all completions, or of some as a separate batch: (n,), (n, T) or (3, n, T).
 
         An estimator that uses token energies gets them from each third of the probes in turn.
         """
@@ -86,7 +86,7 @@ class PooledCompletions:
         return self.scores.probed.batches(self.batch)
 
     def local(self, estimator: Weighting) -> Weighted:
-        """The moments of an estimator that stays within its group."""
+        """Estimate the moments of an estimator that stays within its group."""
         weights = self.weights(estimator)
         kept = np.bincount(self.groups.group, weighted_rows(weights), self.groups.n_groups) > 0
         if not (kept.any() and np.isfinite(weights).all()):
@@ -112,7 +112,7 @@ class PooledCompletions:
     ) -> tuple[EstimatorVariance, Statistic | None]:
         """All quantities of one estimator, relative to the reference and judged against the target.
 
-        The second is its variance at matched signal, as `matched_trace_cov` gives it.
+        The second is its variance at matched signal, as :func:`matched_trace_cov` gives it.
         """
         weighted = self.local(estimator)
         # Equal weights are one estimator under two names: share the moments, so that differences are exactly 0.
@@ -169,7 +169,7 @@ class PooledCompletions:
         others: tuple[PromptMoments, ...],
         gradient_of: Callable[..., GradientStatistics],
     ) -> tuple[EstimatorVariance, Statistic | None]:
-        """The row of a batch-level estimator: all completions as one batch, and what dealt batches have beyond it."""
+        """Estimate a batch-level row: all completions as one batch, and what dealt batches have beyond it."""
         size, rng = self.batch_prompts, np.random.default_rng(self.deal_seed)
         fixed, closed = weighted.weights, self._closed(weighted.moments, others)
         if weighted.moments is None:
@@ -199,6 +199,7 @@ class PooledCompletions:
             nothing = Statistic(0.0, np.zeros(self.groups.n_prompts))
             return [nothing] * (2 + len(others))
         size = float(self.batch_prompts)
+        # E‖G‖² = E‖g‖²/B + (1 − 1/B)‖E g‖².
         second = moments.second_moment.scaled(1.0 / size) + moments.signal.scaled(1.0 - 1.0 / size)
         return [second, moments.signal, *(cross_signal(moments, other, self.sketch_error) for other in others)]
 
@@ -234,7 +235,7 @@ class PooledCompletions:
 
 
 def _multiple(weights: np.ndarray, of: np.ndarray) -> float | None:
-    """The factor between two sets of weights; None where they are not proportional."""
+    """Return the factor between two sets of weights; None where they are not proportional."""
     if weights.shape != of.shape or not (np.isfinite(weights).all() and np.isfinite(of).all()) or not of.any():
         return None
     largest = np.unravel_index(np.argmax(np.abs(of)), of.shape)
@@ -262,7 +263,7 @@ class Weighted:
 
 
 def _moments_of(*others: Weighted) -> dict[int, PromptMoments]:
-    """The moments of those that have any, each once, by identity."""
+    """Return the moments of those that have any, each once, by identity."""
     return {id(other.moments): other.moments for other in others if other.moments is not None}
 
 

@@ -11,16 +11,18 @@ from gradstats.stats.variance.sketch_error import N_FOLDS, SketchError
 
 
 class TokenProbeError(SketchError):
-    r"""Estimates the error of quadratic forms of the features that `ProbedTokens` makes of token scores.
+    r"""Estimates the error of quadratic forms of the features that
+    :class:`gradstats.stats.variance.probed_sums.ProbedTokens` makes of token scores.
 
     Along probe k a quadratic form of gradients takes the value :math:`q_k`, and what is estimated is the mean over K
     probes. The probes are shared by all prompts, so that a jackknife over prompts does not see the error of the mean
     in the *expectation* over prompts: its variance is :math:`\frac{1}{K}\mathrm{Var}_k(E\,q_k)`, estimated from the
     covariance over k of the :math:`q_k` of disjoint folds of prompts. This holds for probes of any distribution. The
-    sketched term of the form, ⟨Z_a, Z_b⟩, is estimated as in `SketchError`.
+    sketched term of the form, ⟨Z_a, Z_b⟩, is estimated as in
+    :class:`gradstats.stats.variance.sketch_error.SketchError`.
 
     Where weights were themselves estimated from the probes, the effect of each probe through the weights is added to
-    :math:`q_k`, as far as the features hold it (`ProbedTokens.influence`).
+    :math:`q_k`, as far as the features hold it (:meth:`gradstats.stats.variance.probed_sums.ProbedTokens.influence`).
 
     Each method returns an array (folds, directions) of linear slopes: first those of the sketch, then of blocks of
     probes, each the sum of its :math:`(q_k - \bar q)/\sqrt{K(K-1)}`.
@@ -73,7 +75,7 @@ class TokenProbeError(SketchError):
         return self._slopes(super().whole_cross(left[0], right[0]), along - along_known, influence)
 
     def _split(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """The known Z, the projections P and P^Z, and (rows, blocks, k) influences of blocks, if any."""
+        """Return the known Z, the projections P and P^Z, and (rows, blocks, k) influences of blocks, if any."""
         d, k = len(self.directions), self.n_probes
         shifts = vectors[:, 3 * d + 4 * k :] if vectors.shape[1] > 3 * d + 4 * k else None
         by_block = None if shifts is None else shifts.reshape(len(shifts), -1, k)
@@ -92,7 +94,7 @@ class TokenProbeError(SketchError):
 
 
 def probed_statistic(values: Float[np.ndarray, " m"], per_probe: Float[np.ndarray, "m k"] | None = None) -> Statistic:
-    r"""The mean over prompts of a quantity that is itself a mean over probes, with the error that all prompts share.
+    r"""Average over prompts a quantity that is itself a mean over probes, with the error that all prompts share.
 
     Args:
         values: one per prompt.

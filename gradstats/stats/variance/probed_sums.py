@@ -27,7 +27,7 @@ def probe_thirds(n_probes: int) -> list[Int[np.ndarray, " probes"]]:
 
 
 def probe_blocks(n_probes: int) -> list[list[Int[np.ndarray, " probes"]]]:
-    """The blocks that each third is divided into, at most ten."""
+    """Return the blocks that each third is divided into, at most ten."""
     return [
         np.array_split(third, min(len(third), MOST_BLOCKS)) if len(third) else [] for third in probe_thirds(n_probes)
     ]
@@ -87,7 +87,7 @@ class ProbedTokens:
 
     @property
     def signs(self) -> Float[np.ndarray, " features"]:
-        """The signature of the features that `sums` and `influence` give, deviations included."""
+        """The signature of the features that ``sums`` and :meth:`influence` give, deviations included."""
         d, k = self.whole.shape[1], self.n_probes
         blocks = sum(map(len, probe_blocks(k)))
         # Z̄, P̄, P̄^Z, two contrasts of Z, half-differences of P and of P^Z, and influences, which enter no product.
@@ -99,7 +99,7 @@ class ProbedTokens:
         whole: Float[np.ndarray, "kept d"],
         surplus_sq: Float[np.ndarray, " kept"] | None,
     ) -> ProbedTokens:
-        """The same for some completions, in that order, with their sketches and surplus squares as given."""
+        """Select some completions, in that order, with their sketches and surplus squares as given."""
         heavy, owner = self._heavy_of(rows)
         per_row = {name: getattr(self, name)[rows] for name in ("projections", "light", "proxy")}
         per_heavy = {name: getattr(self, name)[heavy] for name in ("position", "heavy", "heavy_sq")}
@@ -107,7 +107,7 @@ class ProbedTokens:
         return ProbedTokens(whole=whole, surplus_sq=surplus, owner=owner, **per_row, **per_heavy)
 
     def batches(self, batch: Batch) -> tuple[Batch, ...]:
-        """The batch with token energies and cross products as estimated from each third of the probes.
+        """Return the batch with token energies and cross products as estimated from each third of the probes.
 
         Raises:
             ValueError: for fewer than two probes a third.
@@ -182,6 +182,7 @@ class ProbedTokens:
         # Any c may be used for the exact squares. The middle weight of all tokens keeps the surplus small where a light
         # token has a huge weight and cS nearly cancels against heavy tokens.
         overall = np.stack([_middle_weight(third, proxy) for third in weights])
+        # ‖Σ_t w_t s_t‖² is off by c²(‖S‖² − ‖sketch of S‖²) + Σ_heavy (w_h − c)²(‖s_h‖² − ‖sketch of s_h‖²).
         of_whole = _across_thirds(overall) * self.surplus_sq[rows]
         of_heavy = _across_thirds(on_heavy - overall[:, owner]) * self.heavy_surplus_sq[heavy]
         return features, np.bincount(which, of_whole, n_sums) + np.bincount(which[owner], of_heavy, n_sums)
@@ -224,7 +225,7 @@ class ProbedTokens:
         return np.concatenate([known.mean(axis=0), *mean, *contrasts, *deviations], axis=1)
 
     def _batch(self, batch: Batch, probes: Int[np.ndarray, " probes"]) -> Batch:
-        """The batch with ‖s_t‖² and ⟨s_t, S⟩ of every token: along some probes, and of heavy tokens as measured."""
+        """Return the batch with ‖s_t‖² and ⟨s_t, S⟩ of every token: along some probes, heavy ones as measured."""
         # p_{t,k}² and p_{t,k} Σ_u p_{u,k}, averaged over these probes.
         some = self.projections[:, :, probes]
         energy = np.einsum("ntk,ntk->nt", some, some) / len(probes)
@@ -247,7 +248,7 @@ class ProbedTokens:
 def _middle_weight(
     weights: Float[np.ndarray, "rows t"], energy: Float[np.ndarray, "rows t"]
 ) -> Float[np.ndarray, " rows"]:
-    """The median over tokens of their weights, each counted with its energy; 0 where there is none.
+    """Return the median over tokens of their weights, each counted with its energy; 0 where there is none.
 
     A mean would follow the weight of a single token whose energy is overestimated.
     """
@@ -263,11 +264,12 @@ def _across_thirds(values: Float[np.ndarray, "thirds x"]) -> Float[np.ndarray, "
     """Products of a value with itself across different thirds of the probes, averaged; the square of a single one."""
     if len(values) == 1:
         return values[0] ** 2
+    # Σ_{f≠f'} x_f x_f'/(F(F−1)) = ((Σ_f x_f)² − Σ_f x_f²)/(F(F−1)).
     return (values.sum(axis=0) ** 2 - (values**2).sum(axis=0)) / (len(values) * (len(values) - 1.0))
 
 
 def probed_tokens(measured: MeasuredTokens, batch: Batch) -> ProbedTokens:
-    """The token scores of a measurement, as its probes, sketches and heavy tokens give them.
+    """Return the token scores of a measurement, as its probes, sketches and heavy tokens give them.
 
     Args:
         measured: a measurement with ``token_projections``, ``heavy_positions``, ``heavy_sq_norms``,

@@ -1,8 +1,8 @@
 """The table of estimated quantities: what each is called, how it is drawn, and whether it has a unit.
 
 Headings, axis labels, scales and landmarks of every table and figure are read from here. Each quantity is defined in
-the file of its name beside this one, is estimated for a row of the comparison by `gradstats.stats.variance.row`, and
-appears everywhere once it has its entry below.
+the file of its name beside this one, is estimated for a row of the comparison by :mod:`gradstats.stats.variance.row`,
+and appears everywhere once it has its entry below.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Quantity:
     """One column of a variance comparison, which has its ``_low`` and ``_high`` beside it.
 
     In headings and labels ``{reference}`` stands for the label of the reference estimator, and ``{target}`` for what
-    bias and cosine are judged against; `filled_in` puts in both.
+    bias and cosine are judged against; :func:`filled_in` puts in both.
 
     Attributes:
         name: of the column.
@@ -148,7 +148,7 @@ TARGETS = {"on_policy": "on-policy", "importance": "importance-weighted"}
 
 
 def filled_in(text: str, attrs: Mapping[Hashable, object], reference: str | None = None) -> str:
-    """A heading or label with the names of reference and target.
+    """Put the names of reference and target into a heading or label.
 
     Args:
         text: with ``{reference}`` and ``{target}``.
@@ -165,5 +165,5 @@ JUDGED = QUANTITIES["matched_ratio"]
 
 
 def shown_in(place: Place) -> tuple[str, ...]:
-    """The names of the quantities that a kind of table or figure shows by default, in order."""
+    """Return the names of the quantities that a kind of table or figure shows by default, in order."""
     return tuple(quantity.name for quantity in QUANTITIES.values() if place in quantity.shown_in)

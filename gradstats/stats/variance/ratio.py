@@ -13,7 +13,7 @@ def ratio(gradient: GradientStatistics) -> Estimate:
     It falls with the scale of the estimator: one that shrinks its gradient by c has c² times the variance.
 
     Both variances come from the same prompts, so that the interval is paired: a studentised bootstrap over prompts on
-    the log scale (`gradstats.stats.studentised`). NaN where the reference gives no completion any weight.
+    the log scale (:mod:`gradstats.stats.studentised`). NaN where the reference gives no completion any weight.
     """
     if gradient.reference is None:
         return NOT_ESTIMATED

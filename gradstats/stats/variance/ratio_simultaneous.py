@@ -11,7 +11,7 @@ from gradstats.stats.studentised import EXACT, StudentisedEstimate
 
 
 def ratio_simultaneous(ratios: Sequence[Estimate], confidence_level: float) -> list[tuple[float, float]]:
-    r"""An interval for each ``ratio``, such that all of them hold together at the stated level.
+    r"""Give each ``ratio`` an interval such that all of them hold together at the stated level.
 
     With :math:`t_e` the studentised deviation of the logarithm of ratio e, the interval of every ratio uses the upper
     quantile of :math:`\max_e t_e` and the lower one of :math:`\min_e t_e`, from the same resamples of the prompts

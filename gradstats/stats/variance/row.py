@@ -33,7 +33,7 @@ class EstimatorVariance:
         label: the estimator, with its parameters.
         kept_share: share of groups with any non-zero weight.
         group_size: completions per group; None when prompts have different numbers and all were used.
-        unit: what the gradient is measured in; see `gradstats.estimators.Estimator`.
+        unit: what the gradient is measured in; see :class:`gradstats.estimators.Estimator`.
         components: what the estimator is composed of, whatever its label.
         known_coefficient: what the expected gradient is of the reference's, where both are known exactly, else None.
         n_effective_prompts: how many prompts of equal squared gradients the variance is worth.
@@ -78,7 +78,7 @@ class EstimatorVariance:
 
 
 def silent_row(label: str, kept: Float[np.ndarray, " prompts"]) -> EstimatorVariance:
-    """The row of an estimator without a gradient: NaN but for the share of groups kept."""
+    """Return the row of an estimator without a gradient: NaN but for the share of groups kept."""
     return EstimatorVariance(label, kept_share(kept))
 
 

@@ -63,7 +63,7 @@ class Scores:
         return np.concatenate([self.sequence, along, along], axis=1)
 
     def weighted(self, weights: np.ndarray) -> Contributions:
-        """The scores under weights (n,), (n, T), or (3, n, T) where each third of the probes gives different ones."""
+        """Weight the scores by (n,), (n, T), or (3, n, T) where each third of the probes gives different weights."""
         if weights.ndim == 1:
             return Contributions(self.vectors, weights, self.surplus_sq)
         n = weights.shape[-2]

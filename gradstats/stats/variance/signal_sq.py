@@ -13,8 +13,8 @@ def signal_sq(gradient: GradientStatistics) -> Estimate:
     r""":math:`‖E g‖²` without bias: the mean of :math:`⟨g_m, g_{m'}⟩` over pairs of different prompts.
 
     May be negative and is never truncated. In the square of the gradient's unit. The interval is a delete-one-prompt
-    jackknife on the raw scale (`gradstats.stats.variance.u_statistic`): a bootstrap over prompts would duplicate them
-    and shift it by ``trace_cov``/M.
+    jackknife on the raw scale (:mod:`gradstats.stats.variance.u_statistic`): a bootstrap over prompts would duplicate
+    them and shift it by ``trace_cov``/M.
     """
     return gradient.signal.estimate()
 
@@ -25,7 +25,7 @@ def is_resolved(signal: Estimate, confidence_level: float) -> bool:
 
 
 def prompts_to_resolve(signal: Estimate, n_prompts: int, confidence_level: float) -> float:
-    r"""A lower bound on the number of prompts that resolves a signal.
+    r"""Bound from below the number of prompts that resolves a signal.
 
     The standard error of ‖E g‖² falls at most like 1/M, and the signal is at most the upper end of its
     interval; with four chances in five, the lower end is then above 0 from M·(t + 0.84)·se/upper prompts on.

@@ -30,7 +30,7 @@ class SketchError:
 
     Prompts have to be numbered at random, so that folds are alike. Each method returns an array (folds, D, R) of
     :math:`(K_f - \frac{\mathrm{tr} K_f}{D} I) Z\sqrt{2/(DR)}`: linear combinations of forms combine linearly, and
-    `added_variance` gives the variance they add.
+    :func:`gradstats.stats.jackknife.added_variance` gives the variance they add.
 
     Args:
         dim: D.
@@ -51,7 +51,7 @@ class SketchError:
         self._bounds = np.linspace(0, n_prompts, n_folds + 1).round().astype(int)
 
     def with_directions(self, directions: Float[np.ndarray, "c r"]) -> SketchError:
-        """The same in other coordinates, in which the vectors are then to be given as well."""
+        """Return the same in other coordinates, in which the vectors are then to be given as well."""
         other = copy(self)
         other.directions = directions
         return other
@@ -65,6 +65,7 @@ class SketchError:
         """For Σ_g share_g ‖v_g‖² of sketched vectors, each of a prompt, in the order of the prompts."""
         result = []
         for start, stop in pairwise(self._bounds):
+            # An estimate of Σ_g share_g ‖v_g‖² from one fold of M_f prompts: M/M_f times the sum over it.
             inside = slice(*np.searchsorted(prompts, [start, stop]))
             inverse_share = self._bounds[-1] / (stop - start)
             result.append(self.whole_squares(vectors[inside], inverse_share * shares[inside]))
@@ -93,7 +94,7 @@ class SketchError:
         self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m e"]
     ) -> Float[np.ndarray, " *slopes"]:
         """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, without folds."""
-        # K = Σ_{m≠m'} (g_m h_m'ᵀ + h_m' g_mᵀ)/(2M(M−1)).
+        # K = Σ_{m≠m'} (g_m h_m'ᵀ + h_m' g_mᵀ)/(2M(M−1)), and tr K = Σ_{m≠m'} ⟨g_m, h_m'⟩/(M(M−1)).
         m = len(first)
         pairs = 2.0 * m * max(m - 1.0, 1.0)
         forward = self._without_diagonal(first, second)
@@ -102,6 +103,6 @@ class SketchError:
         return (forward + backward - trace / self.dim * self.directions) / pairs
 
     def _without_diagonal(self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m d"]) -> np.ndarray:
-        """Σ_{m≠m'} g_m h_m'ᵀ Z."""
+        """Σ_{m≠m'} g_m h_m'ᵀ Z = (Σ_m g_m)(Σ_m h_mᵀ Z) − Σ_m g_m h_mᵀ Z."""
         along = second @ self.directions
         return np.outer(first.sum(axis=0), along.sum(axis=0)) - first.T @ along

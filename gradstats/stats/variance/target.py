@@ -52,7 +52,7 @@ class TargetChoice:
     agree: bool
 
     def attributes(self, confidence_level: float) -> dict[str, object]:
-        """The entries of a frame's ``.attrs``; the effective sample size is NaN where ratios are not known."""
+        """Return the entries of a frame's ``.attrs``; the effective sample size is NaN where ratios are not known."""
         low, high = (np.nan, np.nan)
         if self.ratios is not None:
             low, high = self.ratios.effective_size_interval(confidence_level)
@@ -65,7 +65,7 @@ class TargetChoice:
 
 
 def recorded_differences(measured: object) -> list[str]:
-    """Recorded settings in which sampler and scorer differ, as ``name=value`` of the sampler."""
+    """Name recorded settings in which sampler and scorer differ, as ``name=value`` of the sampler."""
     if not isinstance(measured, MeasuredRollouts):
         return []
     drawn = getattr(measured.rollouts, "metadata", None) or {}
@@ -86,8 +86,8 @@ def choose_target(
     r"""Decide what estimators are judged against.
 
     ``auto`` takes the importance-weighted target where the :math:`χ²` of whole completions exceeds
-    `NEGLIGIBLE_CHI_SQUARED` or recorded settings differ, and otherwise stays on-policy: expectations under the two
-    policies then differ by at most :math:`\sqrt{χ²}` root mean squares of a group's gradient.
+    :data:`NEGLIGIBLE_CHI_SQUARED` or recorded settings differ, and otherwise stays on-policy: expectations under the
+    two policies then differ by at most :math:`\sqrt{χ²}` root mean squares of a group's gradient.
 
     Args:
         target: what the user asks for.
@@ -133,7 +133,7 @@ class Target:
 
 
 def target_of(pool: PooledCompletions, choice: TargetChoice) -> Target:
-    """The target on the completions of one split; without moments where nothing can be judged.
+    """Return the target on the completions of one split; without moments where nothing can be judged.
 
     Groups of one completion have no baseline: there it is the plain, or weighted, reward.
     """

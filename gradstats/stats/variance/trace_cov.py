@@ -10,8 +10,8 @@ def trace_cov(gradient: GradientStatistics) -> Estimate:
     r""":math:`\mathrm{tr\,Cov}(g) = E‖g‖² - ‖E g‖²` of one group's gradient, over prompts and completions.
 
     With one group a prompt it is :math:`(\sum_m‖g_m‖² - ‖\sum_m g_m‖²/M)/(M-1)`; with several, the sum of
-    ``within_prompt`` and ``between_prompt`` (`gradstats.stats.variance.group_moments.PromptMoments`). In the square of
-    the gradient's unit. The mean over M prompts has the variance ``trace_cov``/M.
+    ``within_prompt`` and ``between_prompt`` (:class:`gradstats.stats.variance.group_moments.PromptMoments`). In the
+    square of the gradient's unit. The mean over M prompts has the variance ``trace_cov``/M.
 
     The interval is a delete-one-prompt jackknife on the log scale.
     """

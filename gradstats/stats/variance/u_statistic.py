@@ -11,7 +11,7 @@ def mean_over_pairs(
     second: Float[np.ndarray, "*k m e"],
     signs: Float[np.ndarray, " features"] | None = None,
 ) -> tuple[Float[np.ndarray, "*k"], Float[np.ndarray, "*k m"]]:
-    r"""The U-statistic of ⟨a_m, b_m'⟩ over ordered pairs m ≠ m', on all M units and without each of them.
+    r"""Compute the U-statistic of ⟨a_m, b_m'⟩ over ordered pairs m ≠ m', on all M units and without each of them.
 
     With :math:`A = \sum_m a_m` and :math:`B = \sum_m b_m`,
 
@@ -40,7 +40,7 @@ def mean_over_pairs(
 def in_dual(
     vectors: Float[np.ndarray, "*rows d"], signs: Float[np.ndarray, " features"] | None
 ) -> Float[np.ndarray, "*rows d"]:
-    """What to multiply vectors with for inner products of a signature, given for these coordinates or more."""
+    """Return what vectors are multiplied with for inner products of a signature of these coordinates or more."""
     return vectors if signs is None else vectors * signs[: vectors.shape[-1]]
 
 

@@ -38,7 +38,7 @@ class GroupSplit:
 
 @dataclass(frozen=True)
 class VarianceComparison:
-    """The variance, bias and cosine of several estimators; `.to_frame()` is the table.
+    """The variance, bias and cosine of several estimators; ``.to_frame()`` is the table.
 
     Attributes:
         rows: one entry per estimator, in the order asked for, group size by group size.
@@ -86,7 +86,7 @@ class VarianceComparison:
     def confidence_interval(
         self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "trace_cov"
     ) -> tuple[Float[np.ndarray, " estimators"], Float[np.ndarray, " estimators"]]:
-        """The interval of one quantity for every estimator, ``(low, high)``.
+        """Return the interval of one quantity for every estimator, ``(low, high)``.
 
         Raises:
             ValueError: for an unknown quantity, or a level outside (0, 1).

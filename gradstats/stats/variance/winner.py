@@ -75,7 +75,7 @@ def best_rows(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> list[i
 
     Args:
         frame: of a comparison.
-        paired: as for `clear_winner`, which then decides.
+        paired: as for :func:`clear_winner`, which then decides.
     """
     if paired is None and "in_best_set" in frame:
         return [at for at, inside in enumerate(frame["in_best_set"]) if bool(inside)]
@@ -87,7 +87,7 @@ def best_rows(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> list[i
 
 
 def frame_of(comparison: Comparison | pd.DataFrame, confidence_level: float | None) -> pd.DataFrame:
-    """The frame of a comparison, or the frame itself."""
+    """Return the frame of a comparison, or the frame itself."""
     if isinstance(comparison, pd.DataFrame):
         return comparison
     return comparison.to_frame() if confidence_level is None else comparison.to_frame(confidence_level)

@@ -7,7 +7,7 @@ from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
 
 def within_prompt(gradient: GradientStatistics) -> Estimate:
-    r"""The mean over prompts of :math:`\frac{1}{K-1}\sum_k‖g_{mk} - \bar g_m‖²`, over the K groups of a prompt.
+    r"""Average :math:`\frac{1}{K-1}\sum_k‖g_{mk} - \bar g_m‖²`, over the K groups of a prompt, over prompts.
 
     It falls as groups grow. In the square of the gradient's unit. The interval is a delete-one-prompt jackknife on the
     log scale; NaN where every prompt has a single group.
