@@ -31,7 +31,9 @@ from .stats import PolicyProfile as PolicyProfile
 from .stats import ProxyQuality as ProxyQuality
 from .stats import RatioDiagnostics as RatioDiagnostics
 from .stats import TokenProfile as TokenProfile
+from .stats import RatioPlan as RatioPlan
 from .stats import SamplerGap as SamplerGap
+from .stats import SignalPlan as SignalPlan
 from .stats import VarianceComparison as VarianceComparison
 from .stats import alpha_report as alpha_report
 from .stats import alpha_without_each_prompt as alpha_without_each_prompt
@@ -50,6 +52,8 @@ from .stats import length_scaling_by_block as length_scaling_by_block
 from .stats import local_slope as local_slope
 from .stats import mundlak_test as mundlak_test
 from .stats import plan_alpha as plan_alpha
+from .stats import plan_ratio as plan_ratio
+from .stats import plan_signal as plan_signal
 from .stats import profile_policy as profile_policy
 from .stats import sampler_gap as sampler_gap
 from .stats import variance_by_length as variance_by_length

@@ -122,26 +122,59 @@ def plan(
     half_width: float = 0.05,
     noise: float | None = None,
     length_spread: float | None = None,
+    estimator: str | None = None,
+    ratio: float | None = None,
+    reference: str = "rloo",
+    group_size: int | None = None,
+    signal: bool = False,
+    dry_run: bool = False,
     confidence_level: Level = CONFIDENCE_LEVEL,
     as_json: AsJson = False,
     partial: Partial = False,
 ) -> None:
-    """Plan how many sequences give α ± a half-width, from a pilot measurement or from noise and spread of lengths.
+    """Plan how many prompts give α ± a half-width, tell a ratio of variances from 1, or resolve the expected gradient.
 
     Args:
         pilot: a CSV file, a measurement folder or a run directory, as for ``gradstats alpha``.
         half_width: wanted half-width of the interval of α.
         noise: standard deviation of log‖S‖² about the line, instead of a pilot.
         length_spread: standard deviation of log T, instead of a pilot.
+        estimator: plan for the ratio of its variance to that of the reference, in place of α.
+        ratio: the ratio to be told from 1; the pilot's by default.
+        reference: the estimator in the denominator.
+        group_size: completions per group of the ratio; all by default.
+        signal: plan for ‖E ĝ‖² of the estimator to be resolved, in place of its ratio.
+        dry_run: load the policy of a run directory and time a trial of each step, for the hours.
     """
     import gradstats
-    from gradstats.runs.sources import load_points
+    from gradstats.runs.sources import load_measurement_of, load_points
 
-    fit = None if pilot is None else gradstats.fit_length_scaling(**load_points(pilot, partial=partial))
-    terminal.show_answer(
-        gradstats.plan_alpha(fit, half_width, confidence_level, noise=noise, length_spread=length_spread),
-        as_json,
-    )
+    if estimator is None:
+        if signal or ratio is not None:
+            raise ValueError("give --estimator with --ratio and --signal: which estimator is planned for?")
+        fit = None if pilot is None else gradstats.fit_length_scaling(**load_points(pilot, partial=partial))
+        answer = gradstats.plan_alpha(fit, half_width, confidence_level, noise=noise, length_spread=length_spread)
+    else:
+        if pilot is None:
+            raise ValueError("give a measurement folder or a run directory as the pilot of --estimator")
+        measured = load_measurement_of(pilot, partial=partial)
+        with warnings.catch_warnings():  # the plan says what is not resolved
+            warnings.simplefilter("ignore")
+            compared = gradstats.compare(measured, [reference, estimator], group_size=group_size, reference=reference)
+        length = float(measured.lengths.mean())
+        answer = (
+            gradstats.plan_signal(compared, estimator, confidence_level)
+            if signal
+            else gradstats.plan_ratio(compared, estimator, ratio, confidence_level, tokens_per_completion=length)
+        )
+    if dry_run:
+        from gradstats.config.experiment import load_experiment
+        from gradstats.runs.cost import estimate_cost
+
+        if pilot is None or not (pilot / "experiment.yaml").exists():
+            raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is none")
+        answer = answer.at_speed(estimate_cost(load_experiment(str(pilot / "experiment.yaml"))))
+    terminal.show_answer(answer, as_json)
 
 
 def group_size(

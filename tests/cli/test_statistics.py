@@ -92,7 +92,7 @@ def test_points_may_say_which_were_cut_off(monkeypatch, capsys, points):
 def test_plan(monkeypatch, capsys, points):
     code, out, _ = run(monkeypatch, capsys, "plan", points)
     assert code == 0
-    assert out.startswith("α ± 0.05 (95% interval) takes 870 sequences of 870 prompts")
+    assert out.startswith("α ± 0.05 (95% interval) takes 870 prompts [")
     _, out, _ = run(monkeypatch, capsys, "plan", "--noise", 1, "--length-spread", 0.5, "--half-width", 0.1, "--json")
     assert json.loads(out)["n"] == 387
     code, _, err = run(monkeypatch, capsys, "plan")
@@ -151,3 +151,21 @@ def test_a_run_ends_with_the_on_policy_verdict_beside_alpha(monkeypatch, capsys,
     assert "on-policy" in summary["sentences"][0]
     assert summary["sentences"][0] in out
     assert {"curvature", "without_truncated", "most_influential_prompt", "by_block", "mean_scaling"} <= set(summary)
+
+
+def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
+    words = ("plan", measured, "--estimator", "reinforce", "--group-size", 4)
+    code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5)
+    assert code == 0
+    assert out.startswith("a ratio of 1.5 of reinforce to rloo told from 1 (95% interval, in 80% of studies) takes ")
+    code, out, _ = run(monkeypatch, capsys, *words, "--signal")
+    assert code == 0
+    assert out.startswith("‖E ĝ‖² of reinforce resolved (95% interval above 0 in 80% of studies) takes ")
+    for wrong, message in (
+        (("plan", measured, "--ratio", 0.9), "give --estimator with --ratio and --signal"),
+        (("plan", "--estimator", "grpo"), "give a measurement folder or a run directory as the pilot of --estimator"),
+        (("plan", measured, "--dry-run"), "--dry-run needs a run directory with an experiment.yaml"),
+    ):
+        code, _, err = run(monkeypatch, capsys, *wrong)
+        assert code == 1
+        assert message in err

@@ -48,6 +48,10 @@ class RegressionLine:
             return float(self.regression.cr0(self._slope_contrast(), self.clusters)[0])
         return float(self._errors(self._slope_contrast(), method)[0][0])
 
+    def degrees(self) -> float:
+        """Degrees of freedom of the standard error by the default interval method."""
+        return float(self._errors(self._slope_contrast(), self.default_interval)[1][0])
+
     def slope_interval(
         self, level: float, method: str, n_resamples: int, rng: np.random.Generator
     ) -> tuple[float, float]:

@@ -40,6 +40,10 @@ class TheilSenLine:
         low, high = self.slope_interval(0.95, method, 0, np.random.default_rng(0))
         return (high - low) / (2.0 * float(stats.norm.ppf(0.975)))
 
+    def degrees(self) -> float:
+        """Degrees of freedom of the standard error by the default interval method."""
+        return float(self.clusters.max())
+
     def slope_interval(
         self, level: float, method: str, n_resamples: int, rng: np.random.Generator
     ) -> tuple[float, float]:

@@ -36,7 +36,7 @@ def test_a_plan_from_noise_and_spread_of_lengths():
     plan = plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5)
     assert plan.n == plan.n_prompts == 387
     assert plan.pilot_n_prompts is None
-    assert plan.sentence().startswith("α ± 0.1 (95% interval) takes 387 sequences of 387 prompts")
+    assert plan.sentence().startswith("α ± 0.1 (95% interval) takes 387 prompts; ")
     assert plan_alpha(half_width=0.1, noise=2.0, length_spread=1.0).n == 387
 
 

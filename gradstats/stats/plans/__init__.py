@@ -1,0 +1,1 @@
+"""How many prompts a question takes, from a pilot."""

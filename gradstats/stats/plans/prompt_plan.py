@@ -1,0 +1,140 @@
+"""What every plan states: prompts, completions, tokens and hours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, Self, runtime_checkable
+
+import numpy as np
+import pandas as pd
+
+#: The share of studies in which the planned size is enough.
+ASSURANCE = 0.8
+#: Plans above this are infinite for all purposes.
+MOST_PROMPTS = 10**12
+
+
+@runtime_checkable
+class Speed(Protocol):
+    """What a dry run says: seconds that a number of tokens takes."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of completions."""
+        ...
+
+    @property
+    def sampling_seconds(self) -> float:
+        """To draw them."""
+        ...
+
+    @property
+    def measuring_seconds(self) -> float:
+        """To differentiate them."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptPlan:
+    """The size that a question takes; whole numbers, infinite where no size is enough.
+
+    Attributes:
+        confidence_level: of the planned interval, and of the range of sizes.
+        n_prompts: prompts needed, if the pilot's estimates are exactly right.
+        n_prompts_low: lower end of the range of sizes that may be needed, as the pilot's estimates are uncertain.
+        n_prompts_high: upper end of it.
+        n_prompts_assured: prompts that are enough in 80 % of studies, over pilots and studies.
+        completions_per_prompt: as in the pilot.
+        tokens_per_completion: mean length in the pilot; NaN where it is not known.
+        pilot_n_prompts: prompts of the pilot; None without one.
+        seconds_per_token: of sampling and measuring, see :meth:`at_speed`; NaN where it is not known.
+    """
+
+    confidence_level: float
+    n_prompts: float
+    n_prompts_low: float
+    n_prompts_high: float
+    n_prompts_assured: float
+    completions_per_prompt: float
+    tokens_per_completion: float = math.nan
+    pilot_n_prompts: int | None = None
+    seconds_per_token: float = math.nan
+
+    @property
+    def n(self) -> float:
+        """Completions of ``n_prompts``."""
+        return self._completions(self.n_prompts)
+
+    @property
+    def n_assured(self) -> float:
+        """Completions of ``n_prompts_assured``."""
+        return self._completions(self.n_prompts_assured)
+
+    @property
+    def n_tokens(self) -> float:
+        """Tokens of ``n_assured`` completions of the pilot's mean length."""
+        return self.n_assured * self.tokens_per_completion
+
+    @property
+    def hours(self) -> float:
+        """Hours that ``n_tokens`` take to sample and to measure, at the speed of a dry run."""
+        return self.n_tokens * self.seconds_per_token / 3600.0
+
+    def at_speed(self, speed: Speed) -> Self:
+        """Return the same plan with its hours, from the cost that a dry run estimates."""
+        seconds = speed.sampling_seconds + speed.measuring_seconds
+        return replace(self, seconds_per_token=seconds / speed.n_tokens)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row."""
+        derived = {name: getattr(self, name) for name in ("n", "n_assured", "n_tokens", "hours")}
+        return pd.DataFrame([vars(self) | derived])
+
+    def sentence(self) -> str:
+        """The answer in words."""
+        size = f"{self._goal()} takes {_count(self.n_prompts)} prompts"
+        if self.pilot_n_prompts is not None:
+            size += (
+                f" [{_count(self.n_prompts_low)}, {_count(self.n_prompts_high)}] similar to the pilot's "
+                f"{self.pilot_n_prompts:,}"
+            )
+        if not np.isfinite(self.n_prompts_assured):
+            return f"{size}; the pilot is too small to name a size that is enough in {ASSURANCE:.0%} of studies."
+        cost = f"{_count(self.n_assured)} completions"
+        if np.isfinite(self.n_tokens):
+            cost += f", {_two_digits(self.n_tokens)} tokens"
+        if np.isfinite(self.hours):
+            cost += f", {self.hours:.2g} hours"
+        return f"{size}; {_count(self.n_prompts_assured)} ({cost}) are enough in {ASSURANCE:.0%} of studies."
+
+    def _goal(self) -> str:
+        raise NotImplementedError
+
+    def _completions(self, n_prompts: float) -> float:
+        return math.ceil(n_prompts * self.completions_per_prompt - 1e-9) if np.isfinite(n_prompts) else math.inf
+
+
+def smallest(enough: Callable[[int], bool], fewest: int = 3) -> float:
+    """Find the smallest number of prompts that is enough, if more are as well; infinite above a million million."""
+    if enough(fewest):
+        return fewest
+    low, high = fewest, 2 * fewest
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > MOST_PROMPTS:
+            return math.inf
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if np.isfinite(number) else "∞"
+
+
+def _two_digits(number: float) -> str:
+    rounded = round(number, 1 - math.floor(math.log10(number)))
+    return f"{rounded:,.0f}"

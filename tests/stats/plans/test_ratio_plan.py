@@ -1,0 +1,90 @@
+"""The number of prompts that tells a ratio from 1."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from comparison_batches import sized_batch
+from scipy import stats
+
+from gradstats.stats import compare, plan_ratio
+
+
+def pilot(ratio=0.87, stderr=0.1, n_prompts=400, level=0.95, **columns):
+    """A comparison whose ratio has that standard error of its logarithm."""
+    margin = stats.t.ppf(0.5 + level / 2, n_prompts - 1) * stderr
+    row = {
+        "estimator": "grpo",
+        "group_size": 4,
+        "ratio": ratio,
+        "ratio_low": ratio * np.exp(-margin),
+        "ratio_high": ratio * np.exp(margin),
+        **columns,
+    }
+    frame = pd.DataFrame([row])
+    frame.attrs = {"n_prompts": n_prompts, "n_groups": 2 * n_prompts, "reference": "rloo", "confidence_level": level}
+    return frame
+
+
+def test_the_size_by_hand():
+    """((1.96 + 0.8416)·0.1·√400/|log 0.87|)² = 1619 prompts with normal quantiles."""
+    plan = plan_ratio(pilot(), "grpo")
+    by_hand = ((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * 0.1 * 20 / abs(np.log(0.87))) ** 2
+    assert by_hand == pytest.approx(1619, abs=1)
+    assert by_hand < plan.n_prompts < by_hand + 6  # Student's quantile
+    assert plan.stderr_of_one == pytest.approx(2.0, rel=1e-9)
+    assert plan.completions_per_prompt == 8
+    assert plan.n == 8 * plan.n_prompts
+    assert plan.n_prompts_low < plan.n_prompts < plan.n_prompts_assured < plan.n_prompts_high
+    assert plan.sentence().startswith(
+        "a ratio of 0.87 of grpo to rloo told from 1 (95% interval, in 80% of studies) takes"
+    )
+
+
+def test_the_range_is_that_of_the_variance_of_the_pilot():
+    plan = plan_ratio(pilot(), "grpo")
+    for size, tail in ((plan.n_prompts_low, 0.975), (plan.n_prompts_high, 0.025)):
+        assert size / plan.n_prompts == pytest.approx(399 / stats.chi2.ppf(tail, 399), rel=0.01)
+    few = plan_ratio(pilot(n_effective_prompts=12.0), "grpo")
+    assert few.n_prompts == plan.n_prompts
+    assert few.n_prompts_high / few.n_prompts == pytest.approx(11 / stats.chi2.ppf(0.025, 11), rel=0.01)
+
+
+def test_the_assured_size_is_enough_in_four_of_five_studies():
+    """Pilots of 12 prompts, each planning a study whose true standard error is σ/√M: exact normal theory."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(400):
+        stderr = 0.2 * np.sqrt(rng.chisquare(11) / 11)
+        n = plan_ratio(pilot(stderr=stderr, n_prompts=12), "grpo", 0.7).n_prompts_assured
+        true = 0.2 * np.sqrt(12 / n)
+        z = abs(rng.normal(np.log(0.7), true)) / (true * np.sqrt(rng.chisquare(n - 1) / (n - 1)))
+        found.append(z > stats.t.ppf(0.975, n - 1))
+    assert np.mean(found) == pytest.approx(0.8, abs=0.06)
+
+
+def test_a_closer_ratio_takes_more_and_the_level_matters():
+    assert plan_ratio(pilot(), "grpo", 0.9).n_prompts > 1.5 * plan_ratio(pilot(), "grpo", 0.87).n_prompts
+    inverse = plan_ratio(pilot(), "grpo", 1 / 0.87)
+    assert inverse.n_prompts == plan_ratio(pilot(), "grpo").n_prompts
+    assert plan_ratio(pilot(level=0.8), "grpo").n_prompts == pytest.approx(inverse.n_prompts, abs=1)
+    assert plan_ratio(pilot(), "grpo", confidence_level=0.99).n_prompts > inverse.n_prompts
+
+
+def test_a_comparison_is_a_pilot():
+    batch, scores = sized_batch(n_prompts=40)
+    compared = compare(batch, ["rloo", "reinforce", "group_mean"], scores, group_size=4)
+    plan = plan_ratio(compared, "reinforce", tokens_per_completion=30.0)
+    assert plan.completions_per_prompt == 8
+    assert plan.n_tokens == 30.0 * plan.n_assured
+    with pytest.raises(ValueError, match="ratio of 'rloo' has no interval of any width"):
+        plan_ratio(compared, "rloo")
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="estimator='rlo' has 0 rows in the pilot and one is needed"):
+        plan_ratio(pilot(), "rlo")
+    with pytest.raises(ValueError, match="ratio=1 must be positive and not 1, for example 0.87"):
+        plan_ratio(pilot(), "grpo", 1.0)
+    with pytest.raises(ValueError, match="quantity='cosine' is not a ratio to be planned"):
+        plan_ratio(pilot(), "grpo", quantity="cosine")
+    with pytest.raises(ValueError, match="confidence_level=2 must lie between 0 and 1"):
+        plan_ratio(pilot(), "grpo", confidence_level=2.0)
