@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -26,12 +26,12 @@ class Speed(Protocol):
         ...
 
     @property
-    def sampling_seconds(self) -> float:
+    def sampling_seconds(self) -> int | float:
         """To draw them."""
         ...
 
     @property
-    def measuring_seconds(self) -> float:
+    def measuring_seconds(self) -> int | float:
         """To differentiate them."""
         ...
 
@@ -53,36 +53,36 @@ class PromptPlan:
     """
 
     confidence_level: float
-    n_prompts: float
-    n_prompts_low: float
-    n_prompts_high: float
-    n_prompts_assured: float
+    n_prompts: int | float
+    n_prompts_low: int | float
+    n_prompts_high: int | float
+    n_prompts_assured: int | float
     completions_per_prompt: float
     tokens_per_completion: float = math.nan
     pilot_n_prompts: int | None = None
     seconds_per_token: float = math.nan
 
     @property
-    def n(self) -> float:
+    def n(self) -> int | float:
         """Completions of ``n_prompts``."""
         return self._completions(self.n_prompts)
 
     @property
-    def n_assured(self) -> float:
+    def n_assured(self) -> int | float:
         """Completions of ``n_prompts_assured``."""
         return self._completions(self.n_prompts_assured)
 
     @property
-    def n_tokens(self) -> float:
+    def n_tokens(self) -> int | float:
         """Tokens of ``n_assured`` completions of the pilot's mean length."""
         return self.n_assured * self.tokens_per_completion
 
     @property
-    def hours(self) -> float:
+    def hours(self) -> int | float:
         """Hours that ``n_tokens`` take to sample and to measure, at the speed of a dry run."""
         return self.n_tokens * self.seconds_per_token / 3600.0
 
-    def at_speed(self, speed: Speed) -> Self:
+    def at_speed(self, speed: Speed) -> PromptPlan:
         """Return the same plan with its hours, from the cost that a dry run estimates."""
         seconds = speed.sampling_seconds + speed.measuring_seconds
         return replace(self, seconds_per_token=seconds / speed.n_tokens)
@@ -112,11 +112,11 @@ class PromptPlan:
     def _goal(self) -> str:
         raise NotImplementedError
 
-    def _completions(self, n_prompts: float) -> float:
+    def _completions(self, n_prompts: int | float) -> int | float:
         return math.ceil(n_prompts * self.completions_per_prompt - 1e-9) if np.isfinite(n_prompts) else math.inf
 
 
-def smallest(enough: Callable[[int], bool], fewest: int = 3) -> float:
+def smallest(enough: Callable[[int], bool], fewest: int = 3) -> int | float:
     """Find the smallest number of prompts that is enough, if more are as well; infinite above a million million."""
     if enough(fewest):
         return fewest
@@ -131,10 +131,10 @@ def smallest(enough: Callable[[int], bool], fewest: int = 3) -> float:
     return high
 
 
-def _count(number: float) -> str:
+def _count(number: int | float) -> str:
     return f"{number:,.0f}" if np.isfinite(number) else "∞"
 
 
-def _two_digits(number: float) -> str:
+def _two_digits(number: int | float) -> str:
     rounded = round(number, 1 - math.floor(math.log10(number)))
     return f"{rounded:,.0f}"

@@ -108,7 +108,7 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
     assured = signal - float(stats.t.ppf(ASSURANCE, row.signal_sq.degrees)) * row.signal_sq.stderr
     z, z_80 = float(stats.norm.ppf(0.5 + level / 2.0)), float(stats.norm.ppf(ASSURANCE))
 
-    def needed(of: float) -> float:
+    def needed(of: float) -> int | float:
         if not of > 0:
             return math.inf
         first = 4.0 * linear * (of / signal if signal > 0 else 1.0)
@@ -130,7 +130,7 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
         n_prompts_low=needed(high),
         n_prompts_high=needed(low),
         n_prompts_assured=needed(assured),
-        completions_per_prompt=len(batch) / pilot.n_prompts,
+        completions_per_prompt=len(batch.rewards) / pilot.n_prompts,
         tokens_per_completion=float(batch.lengths.mean()),
         pilot_n_prompts=pilot.n_prompts,
     )

@@ -74,7 +74,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="several group sizes, or was pickled: compare at one group size"):
         plan_signal(several, "rloo")
     silent = compare(
-        batch.with_fields(rewards=np.ones(len(batch))), ["reinforce", "rloo"], scores, reference="reinforce"
+        batch.with_fields(rewards=np.ones(len(batch.rewards))), ["reinforce", "rloo"], scores, reference="reinforce"
     )
     with pytest.raises(ValueError, match="no interval of ‖E g‖² for 'rloo' from at least 4 prompts"):
         plan_signal(silent, "rloo")
