@@ -83,7 +83,7 @@ def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
     for column in ("length", "sq_norm"):
         if column not in frame:
             raise ValueError(f"{path} has no column {column!r} (it has {', '.join(map(str, frame))})")
-        if not np.issubdtype(frame[column].dtype, np.number):
+        if frame[column].dtype.kind not in "iuf":
             raise ValueError(f"the column {column!r} of {path} holds something that is not a number")
         if np.isinf(values := frame[column].to_numpy(dtype=float)).any():
             row = int(np.flatnonzero(np.isinf(values))[0])

@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 from scipy import stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.plans.prompt_plan import ASSURANCE, PromptPlan, smallest
-from gradstats.stats.variance.comparison import VarianceComparison
+from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,39 +37,12 @@ class SignalPlan(PromptPlan):
         )
 
 
-def pair_components(
-    gram: Float[np.ndarray, "m m"],
-) -> tuple[float, float, float]:
-    r"""Estimate the mean of ⟨g_m, g_l⟩ over pairs of prompts, and the two parts of its variance.
-
-    With :math:`h(m, l) = ⟨g_m, g_l⟩`, s its mean, :math:`ζ = \mathrm{Cov}(h(m, l), h(m, k))` and
-    :math:`δ = \mathrm{Var}\,h - 2ζ`, the mean over the pairs of M prompts has the variance
-    :math:`\frac{4ζ}{M} + \frac{2δ}{M(M-1)}` (Hoeffding, Annals of Mathematical Statistics 19, 1948). Each product of
-    means is an average over distinct prompts, so that none of the three is biased by squares.
-
-    Args:
-        gram: inner products of the prompts' gradients; its diagonal is not used.
-
-    Returns:
-        s, ζ and δ.
-    """
-    m = len(gram)
-    pairs = np.array(gram, dtype=np.float64)
-    np.fill_diagonal(pairs, 0.0)
-    rows, total, squares = pairs.sum(axis=1), float(pairs.sum()), float((pairs**2).sum())
-    triples = float(rows @ rows) - squares  # Σ h(m, l) h(m, k) over l ≠ k
-    quadruples = total**2 - 4.0 * triples - 2.0 * squares  # Σ h(m, l) h(k, j) over four distinct prompts
-    mean_sq = quadruples / (m * (m - 1.0) * (m - 2.0) * (m - 3.0))
-    linear = triples / (m * (m - 1.0) * (m - 2.0)) - mean_sq
-    variance = squares / (m * (m - 1.0)) - mean_sq
-    return total / (m * (m - 1.0)), linear, variance - 2.0 * linear
-
-
 def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: float = CONFIDENCE_LEVEL) -> SignalPlan:
     r"""Compute how many prompts put the interval of ‖E g‖² above 0, from a pilot comparison.
 
-    The estimate varies by :math:`4ζ/M + 2δ/M²` (:func:`pair_components`), of which the jackknife counts the second part
-    twice. The signal s is resolved in 80 % of studies of M prompts where
+    The estimate varies by :math:`4ζ/M + 2δ/M²` (`gradstats.stats.variance.signal_components.SignalComponents`; a part
+    whose estimate is negative counts as 0), of which the jackknife counts the second part twice. The signal s is
+    resolved in 80 % of studies of M prompts where
     :math:`z\sqrt{4ζ/M + 4δ/M²} + z_{0.8}\sqrt{4ζ/M + 2δ/M²} \le s`; ζ is taken in proportion to s. The range is that
     over the pilot's interval of s, and reaches to infinity where that does to 0; the assured size is that for the lower
     end of its one-sided 80 % interval.
@@ -90,19 +62,15 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
         raise ValueError(
             f"estimator={estimator!r} is not in the pilot: choose from {', '.join(row.label for row in pilot.rows)}"
         )
-    if pilot.paired is None:
-        raise ValueError("the pilot compares several group sizes, or was pickled: compare at one group size")
-    chosen = next(one for one in pilot.paired.estimators if one.label == estimator)
-    moments = None if chosen.across_groups else pilot.paired.pool.local(chosen).moments
-    if moments is None or not np.isfinite(row.signal_sq.stderr) or pilot.n_prompts < 4:
+    if len(pilot.splits) > 1:
+        raise ValueError("the pilot compares several group sizes: compare at one group size")
+    parts = row.signal_components
+    if parts is None or not np.isfinite(row.signal_sq.stderr):
         raise ValueError(
             f"the pilot has no interval of ‖E g‖² for {estimator!r} from at least 4 prompts: choose a group-level "
             "estimator with weights that are not all 0, or measure more prompts"
         )
-    signs = 1.0 if moments.signs is None else moments.signs
-    means = moments.means[:, : moments.means.shape[1] if moments.signs is None else len(moments.signs)]
-    _, linear, quadratic = pair_components((means * signs) @ means.T)
-    linear, quadratic = max(linear, 0.0), max(quadratic, 0.0)
+    linear, quadratic = max(parts.linear, 0.0), max(parts.quadratic, 0.0)
     signal = row.signal_sq.value
     low, high = row.signal_sq.confidence_interval(level)
     assured = signal - float(stats.t.ppf(ASSURANCE, row.signal_sq.degrees)) * row.signal_sq.stderr
@@ -119,7 +87,6 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
 
         return smallest(enough)
 
-    batch = pilot.paired.pool.batch
     return SignalPlan(
         estimator=estimator,
         signal_sq=signal,
@@ -130,7 +97,7 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
         n_prompts_low=needed(high),
         n_prompts_high=needed(low),
         n_prompts_assured=needed(assured),
-        completions_per_prompt=len(batch.rewards) / pilot.n_prompts,
-        tokens_per_completion=float(batch.lengths.mean()),
+        completions_per_prompt=pilot.splits[0].n_completions / pilot.n_prompts,
+        tokens_per_completion=pilot.splits[0].mean_length,
         pilot_n_prompts=pilot.n_prompts,
     )

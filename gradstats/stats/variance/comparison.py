@@ -238,7 +238,10 @@ def _compared(
         row, at_matched_signal = pool.row(estimator, reference, reference_weighted, target)
         rows.append(replace(row, group_size=size, unit=unit_of(estimator), components=composition_of(estimator)))
         matched.append(at_matched_signal)
-    split = GroupSplit(size, pool.groups.n_prompts, pool.groups.n_groups, pool.groups.n_leftover)
+    groups, lengths = pool.groups, pool.batch.lengths
+    split = GroupSplit(
+        size, groups.n_prompts, groups.n_groups, groups.n_leftover, len(groups.rows), float(lengths.mean())
+    )
     warned, remarks = warnings_about(pool, rows, estimators), remarks_about(pool, rows)
     return split, rows, warned, remarks, pairwise_differences(matched), pool.prompt_labels
 

@@ -19,6 +19,7 @@ from gradstats.stats.variance.group_moments import Groups, PromptMoments, cross_
 from gradstats.stats.variance.matched_ratio import matched_trace_cov
 from gradstats.stats.variance.row import EstimatorVariance, row_of, silent_row
 from gradstats.stats.variance.score_vectors import Scores
+from gradstats.stats.variance.signal_components import signal_components
 from gradstats.stats.variance.sketch_error import SketchError
 
 #: Deals of prompts into batches, where their number is chosen: from so many, doubled until the error that they leave
@@ -152,7 +153,9 @@ class PooledCompletions:
         assert moments is not None
         crosses = [cross_signal(moments, other, self.sketch_error) for other in beside.values()]
         gradient = gradient_of(moments.trace_cov, moments.second_moment, moments.signal, crosses)
-        return row_of(estimator.label, gradient), matched_trace_cov(gradient)
+        components = signal_components(moments.means, moments.signs)
+        row = replace(row_of(estimator.label, gradient), signal_components=components)
+        return row, matched_trace_cov(gradient)
 
     def _require_two_batches(self, estimator: Weighting) -> None:
         n_prompts = self.groups.n_prompts

@@ -20,6 +20,7 @@ from gradstats.stats.variance.matched_ratio import matched_ratio
 from gradstats.stats.variance.noise_to_signal import noise_to_signal
 from gradstats.stats.variance.quantities import COMPARED, VARIANCE_COMPONENTS
 from gradstats.stats.variance.ratio import ratio
+from gradstats.stats.variance.signal_components import SignalComponents
 from gradstats.stats.variance.signal_sq import is_resolved, signal_sq
 from gradstats.stats.variance.trace_cov import trace_cov
 from gradstats.stats.variance.within_prompt import within_prompt
@@ -41,6 +42,8 @@ class EstimatorVariance:
         n_deals: how often prompts were dealt into batches; None for estimators that stay within their group.
         share_of_deals: the share of the squared standard errors of trace_cov and ratio, whichever is larger, that more
             deals would remove.
+        signal_components: the parts of the variance of signal_sq, for a plan; None at batch level and for fewer than 4
+            prompts.
     """
 
     label: str
@@ -53,6 +56,7 @@ class EstimatorVariance:
     most_influential: int | None = None
     n_deals: int | None = None
     share_of_deals: float = 0.0
+    signal_components: SignalComponents | None = None
     trace_cov: Estimate = NOT_ESTIMATED
     signal_sq: Estimate = NOT_ESTIMATED
     noise_to_signal: Estimated = NOT_ESTIMATED

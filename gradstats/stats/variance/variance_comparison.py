@@ -28,12 +28,16 @@ class GroupSplit:
         n_prompts: prompts that fill at least one group, the independent units.
         n_groups: number of groups.
         n_leftover: completions that filled no group.
+        n_completions: completions in groups.
+        mean_length: their tokens, on average.
     """
 
     group_size: int | None
     n_prompts: int
     n_groups: int
     n_leftover: int
+    n_completions: int
+    mean_length: float
 
 
 @dataclass(frozen=True)

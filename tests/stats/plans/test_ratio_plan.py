@@ -3,10 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-from comparison_batches import sized_batch
+from comparison_batches import quiet_compare, sized_batch
 from scipy import stats
 
-from gradstats.stats import compare, plan_ratio
+from gradstats.stats import plan_ratio
 
 
 def pilot(ratio=0.87, stderr=0.1, n_prompts=400, level=0.95, **columns):
@@ -50,15 +50,15 @@ def test_the_range_is_that_of_the_variance_of_the_pilot():
 
 
 def test_the_assured_size_is_enough_in_four_of_five_studies():
-    """Pilots of 12 prompts, each planning a study whose true standard error is σ/√M: exact normal theory."""
-    rng, found = np.random.default_rng(0), []
-    for _ in range(400):
-        stderr = 0.2 * np.sqrt(rng.chisquare(11) / 11)
+    """Pilots of 12 prompts at the quantiles of their χ², each planning a study whose power is a noncentral t's."""
+    found = []
+    for quantile in (np.arange(40) + 0.5) / 40:
+        stderr = 0.2 * np.sqrt(stats.chi2.ppf(quantile, 11) / 11)
         n = plan_ratio(pilot(stderr=stderr, n_prompts=12), "grpo", 0.7).n_prompts_assured
-        true = 0.2 * np.sqrt(12 / n)
-        z = abs(rng.normal(np.log(0.7), true)) / (true * np.sqrt(rng.chisquare(n - 1) / (n - 1)))
-        found.append(z > stats.t.ppf(0.975, n - 1))
-    assert np.mean(found) == pytest.approx(0.8, abs=0.06)
+        apart = -np.log(0.7) / (0.2 * np.sqrt(12 / n))
+        found.append(stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, apart))
+    assert np.mean(found) == pytest.approx(0.8, abs=0.01)
+    assert min(found) < 0.7
 
 
 def test_a_closer_ratio_takes_more_and_the_level_matters():
@@ -71,7 +71,7 @@ def test_a_closer_ratio_takes_more_and_the_level_matters():
 
 def test_a_comparison_is_a_pilot():
     batch, scores = sized_batch(n_prompts=40)
-    compared = compare(batch, ["rloo", "reinforce", "group_mean"], scores, group_size=4)
+    compared = quiet_compare(batch, ["rloo", "reinforce", "group_mean"], scores, group_size=4)
     plan = plan_ratio(compared, "reinforce", tokens_per_completion=30.0)
     assert plan.completions_per_prompt == 8
     assert plan.n_tokens == 30.0 * plan.n_assured
