@@ -160,12 +160,12 @@ def plan(
         measured = load_measurement_of(pilot, partial=partial)
         with warnings.catch_warnings():  # the plan says what is not resolved
             warnings.simplefilter("ignore")
-            compared = gradstats.compare(measured, [reference, estimator], group_size=group_size, reference=reference)
-        length = float(measured.lengths.mean())
+            compared = gradstats.compare(measured, [estimator], group_size=group_size, reference=reference)
+        label, length = compared.rows[0].label, compared.splits[0].mean_length
         answer = (
-            gradstats.plan_signal(compared, estimator, confidence_level)
+            gradstats.plan_signal(compared, label, confidence_level)
             if signal
-            else gradstats.plan_ratio(compared, estimator, ratio, confidence_level, tokens_per_completion=length)
+            else gradstats.plan_ratio(compared, label, ratio, confidence_level, tokens_per_completion=length)
         )
     if dry_run:
         from gradstats.config.experiment import load_experiment

@@ -40,9 +40,9 @@ class SignalPlan(PromptPlan):
 def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: float = CONFIDENCE_LEVEL) -> SignalPlan:
     r"""Compute how many prompts put the interval of ‖E g‖² above 0, from a pilot comparison.
 
-    The estimate varies by :math:`4ζ/M + 2δ/M²` (`gradstats.stats.variance.signal_components.SignalComponents`; a part
-    whose estimate is negative counts as 0), of which the jackknife counts the second part twice. The signal s is
-    resolved in 80 % of studies of M prompts where
+    The estimate varies by :math:`4ζ/M + 2δ/M²`, of which the jackknife counts the second part twice; see
+    :class:`gradstats.stats.variance.signal_components.SignalComponents`. A part whose estimate is negative counts as 0.
+    The signal s is resolved in 80 % of studies of M prompts where
     :math:`z\sqrt{4ζ/M + 4δ/M²} + z_{0.8}\sqrt{4ζ/M + 2δ/M²} \le s`; ζ is taken in proportion to s. The range is that
     over the pilot's interval of s, and reaches to infinity where that does to 0; the assured size is that for the lower
     end of its one-sided 80 % interval.
