@@ -98,7 +98,7 @@ def plan_alpha(
         return quantile * of_one * math.sqrt(factor / n_prompts) <= half_width
 
     def quotient(n_prompts: int) -> float:
-        """The quantile of (study's variance)/(pilot's variance)."""
+        """Return the quantile of (study's variance)/(pilot's variance)."""
         ahead = n_prompts * degrees_of_one
         if np.isfinite(degrees):
             return float(stats.f.ppf(ASSURANCE, ahead, degrees))

@@ -93,7 +93,7 @@ class PromptPlan:
         return pd.DataFrame([vars(self) | derived])
 
     def sentence(self) -> str:
-        """The answer in words."""
+        """Put the answer in words."""
         size = f"{self._goal()} takes {_count(self.n_prompts)} prompts"
         if self.pilot_n_prompts is not None:
             size += (
