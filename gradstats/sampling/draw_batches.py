@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradstats.rollouts.table import Rollouts
+from gradstats.sampling.kept_answers import keeping_answers
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.system.progress import progress_bar
 from gradstats.system.shards import Shards
@@ -26,7 +27,11 @@ def draw_batches(
             report.completions(drawn.rewards, drawn.lengths, before=True)
 
         def draw(batch: int) -> Rollouts:
-            drawn = plan.draw(batch, report.tokens)
+            if shards is None:
+                drawn = plan.draw(batch, report.tokens)
+            else:
+                with keeping_answers(plan.sampler, shards.folder / f".answers-{batch:05d}.json"):
+                    drawn = plan.draw(batch, report.tokens)
             report.completions(drawn.rewards, drawn.lengths)
             return drawn
 

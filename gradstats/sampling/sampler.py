@@ -60,3 +60,10 @@ class Sampler(Protocol):
             Completions in the order of ``prompts``.
         """
         ...
+
+
+@runtime_checkable
+class KeepsAnswers(Protocol):
+    """A sampler whose completions cost money or waiting: it keeps them by request until its batch is complete."""
+
+    kept: dict[str, Completion]

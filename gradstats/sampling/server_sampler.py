@@ -8,9 +8,9 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from gradstats.sampling.sampler import Completion
 from gradstats.sampling.server_dialects import DIALECTS, Dialect
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
+from gradstats.system.checksums import digest
 
 # A log-probability may be above 0 by this much, by rounding.
 _ROUNDING = 1e-3
@@ -57,6 +58,7 @@ class ServerSampler:
         timeout_seconds: time limit of one answer.
         max_retries: how often a request is repeated after a temporary failure.
         api_key: the key, or None to use OPENAI_API_KEY from the environment; local servers need none.
+        kept: answers to the requests of a batch that is not complete, see :mod:`gradstats.sampling.kept_answers`.
     """
 
     policy: Policy
@@ -67,6 +69,7 @@ class ServerSampler:
     timeout_seconds: float = 600.0
     max_retries: int = 5
     api_key: str | None = None
+    kept: dict[str, Completion] = field(default_factory=dict, repr=False)
     own_seeds = True
 
     def __post_init__(self) -> None:
@@ -108,7 +111,11 @@ class ServerSampler:
         sent = [self._prompt(prompt) for prompt in prompts]
         fields = dict(self.dialect.fields(settings, self._stop_tokens))
         keep_logprobs = self._keep_logprobs(settings)
-        done: dict[int, Completion] = {}
+        about = [asdict(settings), self.describe()]
+        requests = [digest([prompt, int(seed), about]) for prompt, seed in zip(prompts, seeds, strict=False)]
+        done = {row: self.kept[request] for row, request in enumerate(requests) if request in self.kept}
+        for completion in done.values():
+            on_tokens(len(completion.tokens))
         pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="completions")
         try:
             waiting = {
@@ -116,17 +123,26 @@ class ServerSampler:
                     self._complete, sent[row], prompts[row], settings.max_new_tokens, int(seeds[row]), fields
                 ): row
                 for row in range(len(prompts))
+                if row not in done
             }
             for future in as_completed(waiting):
-                completion = future.result()
-                if not keep_logprobs:
-                    completion = replace(completion, logprobs=None)
-                done[waiting[future]] = completion
+                completion = done[waiting[future]] = self._kept(future, keep_logprobs, requests[waiting[future]])
                 on_tokens(len(completion.tokens))
+        except BaseException:
+            for future, row in waiting.items():
+                if future.done() and not future.cancelled() and future.exception() is None:
+                    self._kept(future, keep_logprobs, requests[row])
+            raise
         finally:
             # Also on an error or Ctrl-C: cancel the requests that have not been sent.
             pool.shutdown(wait=False, cancel_futures=True)
         return [done[row] for row in range(len(prompts))]
+
+    def _kept(self, future: Future[Completion], keep_logprobs: bool, request: str) -> Completion:
+        """Keep an answer that has arrived, and return it."""
+        completion = future.result()
+        self.kept[request] = completion if keep_logprobs else replace(completion, logprobs=None)
+        return self.kept[request]
 
     @cached_property
     def served_model(self) -> str:

@@ -294,11 +294,13 @@ def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp
 
     problems = tmp_path / "problems.jsonl"
     problems.write_text("\n".join(json.dumps({"prompt": "ab" * k, "answer": "x"}) for k in range(1, 5)))
-    broken = {"from": 4}
+    broken, answered = {"from": 5}, []  # the first two complete a shard, the third is of the next
 
     def answer(request, number):
         if number >= broken["from"]:
             return 500, {"error": {"message": "gone"}}
+        if request["max_tokens"] > 1:  # else it finds the dialect
+            answered.append((request["seed"], str(request["prompt"])))
         return 200, completion("abcdefgh"[: 1 + request["seed"] % 8], "length")
 
     with serving(answer) as server:
@@ -316,8 +318,11 @@ def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp
             sample_shards(run, progress=False)
         kept = {path.name: path.read_bytes() for path in run.rollouts.glob("*.parquet")}
         assert list(kept) == ["shard-00000.parquet"]
+        assert [path.name for path in run.rollouts.glob(".answers*")] == [".answers-00001.json"]
         broken["from"] = 10**6
         sample_shards(run, progress=False)
+        assert len(answered) == len(set(answered)) == 8  # no answer is asked for twice
+        assert not list(run.rollouts.glob(".answers*"))
         assert {name: (run.rollouts / name).read_bytes() for name in kept} == kept
         whole = RunDirectory.open(tmp_path / "whole", experiment)
         sample_shards(whole, progress=False)
