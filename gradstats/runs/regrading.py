@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from gradstats.runs.growth import answers_digest, read_plan, rounds_of, write_pl
 from gradstats.system.checksums import changed_sentence, file_digest
 from gradstats.system.files import atomic_path, read_json, write_json
 from gradstats.system.progress import progress_bar
-from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
+from gradstats.system.shards import PLAN, Shards, n_planned, read_origin, shard_path
 
 if TYPE_CHECKING:
     from gradstats.prompts import Problem
@@ -91,12 +92,18 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
 
 
 def finish_regrading(path: Path) -> None:
-    """Write the rewards of a pending change, if there is one, into every shard of rollouts and measurement."""
+    """Write the rewards of a pending change, if there is one, into every shard of rollouts and measurement.
+
+    Raises:
+        ValueError: when the change or its table is damaged, or names a file that is not one of the run's.
+    """
     pending = path / "regraded" / "pending.json"
     if not pending.exists():
         return
     change = read_json(pending)
-    rewards_file = pending.with_name(Path(change["table"]).name)
+    folder = path / "rollouts"
+    _refuse_other_places(change, folder, pending)
+    rewards_file = pending.with_name(change["table"])
     if "checksum_of_table" in change and change["checksum_of_table"] != file_digest(rewards_file):
         raise ValueError(changed_sentence(rewards_file))
     table = pd.read_parquet(rewards_file)
@@ -106,7 +113,6 @@ def finish_regrading(path: Path) -> None:
         for file in stored:
             if file.exists():
                 _rewrite(file, rewards, {"reward": change["reward"], "grading": counts})
-    folder = path / "rollouts"
     rounds = zip(rounds_of(folder), change["answers"], strict=True)
     again = [replace(one, answers=answers) for one, answers in rounds]
     write_plan(folder, again, read_plan(folder).get("revisions", {}), read_origin(folder))
@@ -135,6 +141,17 @@ def refuse_half_regraded(path: Path) -> None:
     """
     if (path / "regraded" / "pending.json").exists():
         raise ValueError(f"scoring {path} again was interrupted: finish it with `gradstats regrade {path}`")
+
+
+def _refuse_other_places(change: dict[str, Any], folder: Path, pending: Path) -> None:
+    """Refuse a change that names anything but the run's own shards and a table beside it: received files may lie."""
+    shards = {shard_path(folder, number, "").name for number in range(n_planned(read_plan(folder), folder / PLAN))}
+    for name in sorted(set(change["tallies"]) - shards):
+        raise ValueError(f"{pending} names {name!r}, which is not a shard of the run: restore it from a copy")
+    if not re.fullmatch(r"rewards-\d{5,}\.parquet", change["table"], re.ASCII):
+        raise ValueError(
+            f"{pending} names {change['table']!r}, which is not a table of rewards: restore it from a copy"
+        )
 
 
 def _problem(by_name: dict[str, Problem], name: str, text: str) -> Problem:

@@ -20,7 +20,7 @@ from gradstats.runs import regrading
 from gradstats.runs.analysis import RunResult
 from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.runs.sources import load_measurement_of, load_rollouts_of
-from gradstats.system.files import remove_path
+from gradstats.system.files import remove_path, write_json
 
 mpl.use("Agg")
 
@@ -157,6 +157,42 @@ def test_an_interrupted_regrading_is_finished_by_what_comes_next(finished, no_mo
     assert frame["reward"].tolist() == [consonants(text, None) for text in frame["completion_text"]]
     pd.testing.assert_frame_equal(frame, measured)
     assert len(regrading.read_regradings(path)) == 1
+
+
+@pytest.mark.parametrize("name", ["../mine", "/{folder}/mine", "../../mine", "mine", "shard-00003", "./shard-00000"])
+def test_a_received_change_writes_to_the_shards_of_its_run_only(finished, tmp_path, name):
+    """Each name leads to rollouts that scoring would change, were they a shard."""
+    _, path = finished
+    name = name.format(folder=tmp_path).replace("//", "/")
+    target = path / "rollouts" / f"{name}.parquet"
+    if not target.exists():
+        shutil.copy(path / "rollouts" / "shard-00000.parquet", target)
+    before = target.read_bytes()
+    with pytest.raises(ValueError, match=f"pending.json names {name!r}, which is not a shard of the run"):
+        pending_change(path, tallies={name: {}})
+    assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["../rewards-00000.parquet", "..", "rollouts.parquet", "", "rewards-00000.parquet\n"])
+def test_a_received_change_reads_its_own_table_only(finished, name):
+    _, path = finished
+    with pytest.raises(ValueError, match=r"pending.json names '.*', which is not a table of rewards"):
+        pending_change(path, table=name)
+
+
+def pending_change(path, **entries):
+    """Finish a change of all rewards to 7, in which some entries are replaced."""
+    changes = path / "regraded"
+    changes.mkdir()
+    table = read_rollouts(path / "rollouts").frame[["prompt_id", "sample_id"]].assign(reward=7.0)
+    table.to_parquet(changes / "rewards-00000.parquet", index=False)
+    change = {
+        "table": "rewards-00000.parquet", "tallies": {"shard-00000": {}}, "old_reward": "a", "reward": "b",
+        "n_changed": 1, "setting": "exact",
+        "answers": [one.answers for one in regrading.rounds_of(path / "rollouts")],
+    } | entries  # fmt: skip
+    write_json(changes / "pending.json", change)
+    regrading.finish_regrading(path)
 
 
 def test_answers_that_were_mended_count_and_the_run_can_grow_again(finished, no_analysis):
