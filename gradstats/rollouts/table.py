@@ -256,7 +256,10 @@ def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rol
         about = table.schema.metadata or {}
         packed = about.get(_METADATA_KEY)
         metadata = {} if packed is None else json.loads(packed)
-        changed = _CHECKSUM_KEY in about and about[_CHECKSUM_KEY] != table_digest(table, packed or b"").encode()
+        if _CHECKSUM_KEY in about:
+            changed = about[_CHECKSUM_KEY] != table_digest(table, packed or b"").encode()
+        else:  # format 1 had none
+            changed = about.get(_FORMAT_KEY, b"1") != b"1"
         columns = {name: table.column(name).to_pylist() for name in table.column_names if name in SCHEMA}
     except (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError) as error:
         raise ValueError(f"the rollouts file {path} cannot be read as Parquet ({error}): write it again") from error
@@ -355,6 +358,6 @@ def _token_ids(name: str, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         if tokens and not 0 <= min(tokens) <= max(tokens) < _MOST_IDS:
             wrong = min(tokens) if min(tokens) < 0 else max(tokens)
             raise ValueError(
-                f"{name} of row {row} hold {wrong}, which is no token id: ids are from 0 to {_MOST_IDS - 1}"
+                f"{name} of row {row} hold {wrong}, which is not a token id: ids are from 0 to {_MOST_IDS - 1}"
             )
     return ids

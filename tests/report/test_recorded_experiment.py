@@ -19,7 +19,8 @@ def test_it_is_read_back_and_a_change_is_refused(tmp_path):
     assert is_recorded_experiment(path)
     assert read_recorded_experiment(path).prompts.seed == 3
     text = path.read_bytes()
-    for changed in (text.replace(b"seed: 3", b"seed: 7"), text.replace(b"name", b"\xffame", 1)):
+    renamed = text.replace(b"sha256", b"sha257")
+    for changed in (text.replace(b"seed: 3", b"seed: 7"), text.replace(b"name", b"\xffame", 1), renamed):
         path.write_bytes(changed)
         with pytest.raises(ValueError, match="has changed since it was written, its checksum does not match"):
             read_recorded_experiment(path)

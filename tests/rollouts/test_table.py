@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from gradstats.rollouts.table import Rollouts, read_rollouts
@@ -64,6 +65,8 @@ def test_a_folder_of_shards_reads_in_the_order_of_their_names(tmp_path):
     [
         ({"completion_tokens": [[], [7]]}, r"row 0 \(prompt_id 'a', sample_id 0\) has no completion tokens"),
         ({"prompt_tokens": [[1], []]}, "row 1 .* has no prompt tokens"),
+        ({"completion_tokens": [[5, -1], [7]]}, "completion_tokens of row 0 hold -1, which is not a token id: ids are"),
+        ({"prompt_tokens": [[1], [2**40]]}, "prompt_tokens of row 1 hold 1099511627776, which is not a token id: ids"),
         ({"rewards": [1.0, float("nan")]}, "row 1 .* has a reward that is not finite"),
         ({"rewards": [1.0]}, "reward has 1 entries but prompt_ids has 2"),
         ({"completion_mask": [[True], [True]]}, "row 0 .* completion_mask of another length"),
@@ -93,6 +96,17 @@ def test_a_truncated_file_is_never_read_as_whole(tmp_path):
     table().to_parquet(path)
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(ValueError, match=r"rollouts\.parquet cannot be read as Parquet"):
+        read_rollouts(path)
+
+
+def test_a_checksum_that_lost_its_name_is_noticed(tmp_path):
+    path = tmp_path / "rollouts.parquet"
+    table().to_parquet(path)
+    stored = pq.read_table(path)
+    about = stored.schema.metadata
+    about[b"gradstats_checksun"] = about.pop(b"gradstats_checksum")
+    pq.write_table(stored.replace_schema_metadata(about), path)
+    with pytest.raises(ValueError, match=r"rollouts\.parquet has changed since it was written"):
         read_rollouts(path)
 
 
