@@ -41,6 +41,9 @@ def test_alpha_as_json_and_by_prompt(monkeypatch, capsys, points):
     [
         ("length,norm\n1,2\n", "has no column 'sq_norm' (it has length, norm)"),
         ("length,sq_norm\n1,2\n2,x\n3,4\n", "the column 'sq_norm' of"),
+        ("length,sq_norm\n1,2\n2,inf\n3,4\n", "has the sq_norm inf: give a finite number, or drop it"),
+        ("length,sq_norm\n1,2\n-inf,3\n3,4\n", "has the length -inf: give a finite number, or drop it"),
+        ("length,sq_norm,truncated\n1,2,no\n2,3,perhaps\n", "has truncated='perhaps': write true or false"),
         ("length,sq_norm\n5,2\n5,3\n6,4\n", "lengths hold 2 distinct value(s)"),
         ("", "cannot be read as CSV"),
     ],
@@ -82,9 +85,11 @@ def test_alpha_by_another_interval(monkeypatch, capsys, points):
     assert "method='rank' is not available here for a fit by 'ols': choose from t, hc3, cluster, bootstrap" in err
 
 
-def test_points_may_say_which_were_cut_off(monkeypatch, capsys, points):
+@pytest.mark.parametrize("words", [("False", "True"), ("no", "yes"), ("No ", "YES"), ("0", "1"), ("0.0", "1.0")])
+def test_points_may_say_which_were_cut_off(monkeypatch, capsys, points, words):
     frame = pd.read_csv(points)
-    frame.assign(truncated=np.arange(len(frame)) < 4).to_csv(points, index=False)
+    cut_off = np.arange(len(frame)) < 4
+    frame.assign(truncated=np.array(words)[cut_off.astype(int)]).to_csv(points, index=False)
     _, out, _ = run(monkeypatch, capsys, "alpha", points)
     assert "4 of 29 completions were cut off at the cap" in out
 

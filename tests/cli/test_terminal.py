@@ -40,6 +40,15 @@ def test_an_error_is_one_line_in_which_brackets_are_text(monkeypatch, capsys):
     assert err == "gradstats: the value [bold]1[/] is wrong\nnote: [x] is left out\n"
 
 
+def test_control_characters_of_ids_do_not_reach_the_terminal(monkeypatch, capsys):
+    """They could clear the screen, hide a line or turn the direction of reading."""
+    monkeypatch.setattr(terminal, "_errors", Console(stderr=True, highlight=False, soft_wrap=True))
+    terminal.fail("the problems no longer hold \x1b[2Jp1\x07")
+    terminal.note("\x9b31mp2\u202e\r is left out")
+    err = capsys.readouterr().err
+    assert err == ("gradstats: the problems no longer hold \\x1b[2Jp1\\x07\nnote: \\x9b31mp2\\u202e\\r is left out\n")
+
+
 def test_warnings_of_the_library_become_remarks_once(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "_errors", Console(stderr=True, highlight=False, soft_wrap=True))
     with terminal.warnings_as_notes():

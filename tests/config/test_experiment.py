@@ -54,6 +54,17 @@ def test_a_misspelt_setting_of_a_file_gets_a_hint(tmp_path):
         load_experiment(tmp_path / "e.yaml")
 
 
+@pytest.mark.parametrize(
+    "name", ["../up", "a/b", "a\\\\b", "C:run", ".hidden", "..", "", " ", "a\\x1b[31m", "a\\u202e"]
+)
+def test_a_run_is_named_for_one_folder(tmp_path, name):
+    (tmp_path / "e.yaml").write_text(f'name: "{name}"\npolicy: {{name: x}}\nprompts: {{source: y}}\n')
+    with pytest.raises(
+        ValueError, match=r"e\.yaml has wrong settings: name.*: it must be a name for a folder: not empty"
+    ):
+        load_experiment(tmp_path / "e.yaml")
+
+
 def test_the_command_prints_the_schema(monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "list", "schema")
     assert code == 0

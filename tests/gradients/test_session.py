@@ -37,6 +37,15 @@ def test_token_ids_of_another_vocabulary_are_refused():
         gradients.measure(tiny_model("qwen2"), rollouts, progress=False)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_said_to_be_so(value):
+    model = tiny_model("qwen2")
+    model.model.layers[1].mlp.up_proj.weight.data[3, 2] = value
+    sentence = r"the weights of .* hold NaN or infinity \(model\.layers\.1\.mlp\.up_proj\.weight\): load an intact"
+    with pytest.raises(ValueError, match=sentence):
+        gradients.measure(model, ragged_rollouts(2), progress=False)
+
+
 @pytest.mark.parametrize(
     "error",
     [

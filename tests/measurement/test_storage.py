@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import ragged_rollouts, tiny_model
@@ -54,6 +56,20 @@ def test_a_measurement_reads_back_as_it_was(tmp_path):
     read = read_measurement(tmp_path / "whole")
     assert_same(read, measured)
     assert read.metadata == measured.metadata
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path):
+    """A limit on the size of files is what a test can have for a full disk."""
+    resource = pytest.importorskip("resource")
+    measured = replace(measured_by_hand(5), sketches=np.ones((5, 50_000), dtype=np.float32))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"the measurement cannot be written to .*whole \(.*\): free some space"):
+            measured.save(tmp_path / "whole")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_shards_reads_as_one_measurement(tmp_path):

@@ -41,6 +41,14 @@ def test_a_missing_gguf_file_is_named():
         load_policy("absent.gguf")
 
 
+@pytest.mark.parametrize("content", [b"", b"GGUF" + bytes(40), b"\x00\xff" * 500])
+def test_a_damaged_gguf_file_is_said_to_be_damaged(tmp_path, content):
+    pytest.importorskip("gguf")
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(OSError, match=r"the GGUF file .*model\.gguf cannot be loaded, a file may be damaged: "):
+        load_policy(tmp_path / "model.gguf")
+
+
 def test_an_unreachable_hub_gives_the_remedy(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConnectionError, match=r"neither a local folder nor .*hf download nobody/nothing --local-dir"):
@@ -179,6 +187,14 @@ def test_damaged_weights_are_said_to_be_damaged(tmp_path, policy_folder, damage)
     weights.write_bytes(damage(weights.read_bytes()))
     with pytest.raises(OSError, match="the model folder .*damaged cannot be loaded, a file may be damaged: "):
         load_policy(folder)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"\xff" * 64 + data[64:]])
+def test_a_damaged_adapter_is_said_to_be_damaged(adapter_folder, damage):
+    weights = adapter_folder[0] / "adapter_model.safetensors"
+    weights.write_bytes(damage(weights.read_bytes()))
+    with pytest.raises(ValueError, match=r"the adapter .* does not fit the model .* \(or it is damaged\)"):
+        load_policy(adapter_folder[0])
 
 
 @pytest.mark.parametrize("named", ["pytorch_model.bin", "../elsewhere.safetensors"])
