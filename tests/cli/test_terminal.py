@@ -107,7 +107,8 @@ def test_the_variance_table_names_group_sizes_and_the_lowest(printed):
     frame.attrs["lowest_beyond_doubt"] = "rloo"
     text = printed(terminal.show_variance, frame)
     assert "rloo, N=2" in text
-    assert f"lowest {QUANTITIES['matched_ratio'].heading}: rloo; paired intervals against every other" in text
+    heading = QUANTITIES["matched_ratio"].heading
+    assert f"lowest {heading}: rloo; every other estimator is excluded from the best set" in text
 
 
 def test_labels_are_broken_on_a_narrow_terminal(printed):
