@@ -287,7 +287,7 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
         for interval in offered_by(scenario, method, n)
     ]
     columns = ["n", "scenario", "method", "interval"]
-    return pd.DataFrame(cells, columns=columns).merge(table, on=columns)[list(table)]
+    return pd.DataFrame(cells, columns=columns).merge(table, on=columns).reindex(columns=table.columns)
 
 
 def main(what: str = "all", replications: int = 2000, keep_slow: bool = False) -> None:
@@ -308,7 +308,7 @@ def main(what: str = "all", replications: int = 2000, keep_slow: bool = False) -
         if keep_slow:
             saved = pd.read_csv(FOLDER / "coverage_alpha.csv")
             kept = [slow(row["method"], row["interval"]) for row in saved.to_dict("records")]
-            tables.append(saved[kept])
+            tables.append(saved.loc[kept])
         _write(
             [in_order(pd.concat([table for table in tables if len(table)], ignore_index=True))], "coverage_alpha.csv"
         )

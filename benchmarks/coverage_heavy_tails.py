@@ -12,6 +12,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -194,8 +195,8 @@ def main(minutes: float = 6.0, replications: int = 300, sizes: tuple[int, ...] =
             key = (population.name, size)
             done = 0
             if len(total):
-                mine = total[(total["population"] == population.name) & (total["n_prompts"] == size)]
-                done = int(mine["data_sets"].max()) if len(mine) else 0
+                mine = (total["population"] == population.name) & (total["n_prompts"] == size)
+                done = int(total["data_sets"].to_numpy(dtype=float)[mine.to_numpy()].max(initial=0.0))
             if done >= replications or time.process_time() > 60.0 * minutes:
                 continue
             if key not in truths:
@@ -204,7 +205,9 @@ def main(minutes: float = 6.0, replications: int = 300, sizes: tuple[int, ...] =
             block.insert(0, "population", population.name)
             block.insert(1, "n_prompts", size)
             columns = ["population", "n_prompts", "estimator", "quantity"]
-            total = pd.concat([total, block]).groupby(columns, sort=False).sum(numeric_only=True).reset_index()
+            # pandas declares that such sums may be scalars.
+            grouped: Any = pd.concat([total, block]).groupby(columns, sort=False)
+            total = grouped.sum(numeric_only=True).reset_index()
             with atomic_path(TABLE) as partial:
                 total.to_csv(partial, index=False, float_format="%.6g", lineterminator="\n")
             advanced = True

@@ -260,9 +260,11 @@ def _load(
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=trust_remote_code)
     else:
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
-    model, report = AutoModelForCausalLM.from_pretrained(
+    # transformers does not declare that it returns a pair here.
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         source, dtype=DTYPES[dtype], output_loading_info=True, **common, **of_weights
     )
+    model, report = loaded
     refuse_other_parameters(source, report)
     return tokenizer, cast("CausalModel", model)
 

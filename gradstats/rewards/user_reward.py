@@ -81,6 +81,6 @@ def _score(name: str, folders: list[str], parameters: dict[str, object], complet
     fields = json.loads(json.dumps(asdict(problem), default=str))
     question = ("gradstats.rewards.user_reward:score", name, folders, parameters, completion, fields)
     answer: Answer = PROCESS.call(*question, seconds=_CALL_SECONDS)
-    if "value" not in answer:
-        raise TypeError(f"it returned {answer['other']}, which is not a number")
-    return answer["value"]
+    if "value" in answer:
+        return answer["value"]
+    raise TypeError(f"it returned {answer.get('other')}, which is not a number")

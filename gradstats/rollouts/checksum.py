@@ -29,10 +29,10 @@ def _add(sha: Any, column: pa.ChunkedArray) -> None:
     """Add a column: which entries are missing, how long each is, and the values."""
     sha.update(column.is_valid().to_numpy().tobytes())
     if pa.types.is_list(column.type):
-        sha.update(pc.fill_null(pc.list_value_length(column), -1).to_numpy().tobytes())
-        _add(sha, pa.chunked_array(pc.list_flatten(column)))
+        sha.update(pc.fill_null(pc.call_function("list_value_length", [column]), -1).to_numpy().tobytes())
+        _add(sha, pa.chunked_array(pc.call_function("list_flatten", [column])))
     elif pa.types.is_string(column.type):
-        sha.update(pc.fill_null(pc.binary_length(column), -1).to_numpy().tobytes())
+        sha.update(pc.fill_null(pc.call_function("binary_length", [column]), -1).to_numpy().tobytes())
         for text in column.to_pylist():
             sha.update((text or "").encode())
     else:

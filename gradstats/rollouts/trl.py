@@ -49,6 +49,17 @@ def read_trl_completions(
         FileNotFoundError: when there is no such file, or none in the folder.
         ValueError: for a file that cannot be read, a missing column, a reward that is neither named nor unique, or a
             step that the files do not hold.
+
+    Example:
+        >>> import tempfile, warnings
+        >>> import gradstats as gs
+        >>> path = Path(tempfile.mkdtemp()) / "completions_00001.parquet"
+        >>> texts = {"prompt": ["1 + 1 ="] * 2, "completion": [" 2", " 3"]}
+        >>> pd.DataFrame(texts | {"step": 1, "accuracy": [1.0, 0.0], "advantage": [1.0, -1.0]}).to_parquet(path)
+        >>> with warnings.catch_warnings(action="ignore"):  # what the file does not record
+        ...     rollouts = gs.read_trl_completions(path, gs.load_policy("embedded").tokenizer)
+        >>> rollouts.rewards.tolist(), len(set(rollouts.prompt_id))
+        ([1.0, 0.0], 1)
     """
     files = dump_files(Path(path), "*.parquet", "TRL's completions (completions_*.parquet)")
     frames = []

@@ -13,7 +13,7 @@ from gradstats.stats import compare, equivalent_group_sizes, variance_by_length
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import VarianceSection
-    from gradstats.estimators import Estimator
+    from gradstats.estimators.estimator import Weighting
     from gradstats.measurement.measurement import Measurement
 
 
@@ -64,7 +64,7 @@ def _equivalent(measured: Measurement, section: VarianceSection, size: int) -> p
     return pd.concat([answer.to_frame(section.confidence_level) for answer in answers], ignore_index=True)
 
 
-def _local(section: VarianceSection) -> list[Estimator]:
+def _local(section: VarianceSection) -> list[Weighting]:
     """Return the estimators that stay within their group and weight whole completions."""
     chosen = [estimators.get(label) for label in section.estimators]
     return [one for one in chosen if one.level == "sequence" and not one.across_groups]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from gradstats.runs.directory import is_run_directory
 from gradstats.runs.regrading import refuse_half_regraded
 from gradstats.system.files import read_csv
 from gradstats.system.outputs import has_columns, refuse_foreign
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def load_rollouts_of(path: Path, *, partial: bool = False) -> Rollouts:
@@ -92,14 +89,16 @@ def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
             )
     groups = frame["prompt_id"].to_numpy() if "prompt_id" in frame else None
     points = {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
-    return points | ({"truncated": _yes_or_no(frame["truncated"], path)} if "truncated" in frame else {})
+    if "truncated" not in frame:
+        return points
+    return points | {"truncated": _yes_or_no("truncated", frame["truncated"].to_numpy(), path)}
 
 
-def _yes_or_no(column: pd.Series, path: Path) -> np.ndarray:
+def _yes_or_no(column: str, cells: np.ndarray, path: Path) -> np.ndarray:
     """Return a column of flags in any of the ways in which tables write them."""
     words = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
-    flags = [words.get(str(cell).strip().lower()) for cell in column]
+    flags = [words.get(str(cell).strip().lower()) for cell in cells]
     if None in flags:
         row = flags.index(None)
-        raise ValueError(f"row {row + 1} of {path} has {column.name}={column.iloc[row]!r}: write true or false")
+        raise ValueError(f"row {row + 1} of {path} has {column}={cells[row]!r}: write true or false")
     return np.array(flags, dtype=bool)

@@ -135,6 +135,23 @@ def profile_policy(measured: MeasuredProfile) -> PolicyProfile:
 
     Raises:
         ValueError: for fewer than 3 distinct lengths, 2 prompts, or a measurement without sketches.
+
+    Example:
+        >>> import warnings
+        >>> import pandas as pd
+        >>> import gradstats as gs
+        >>> lengths, sq_norms = [2, 4, 4, 8, 2, 16], np.array([1.0, 4.0, 2.0, 8.0, 2.0, 7.0])
+        >>> rollouts = gs.Rollouts.from_sequences(
+        ...     [[1]] * 6, [[2] * length for length in lengths], [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], list("aabbcc")
+        ... )
+        >>> scores, nothing = np.diag(np.sqrt(sq_norms)), [np.zeros(length) for length in lengths]
+        >>> measured = gs.Measurement(
+        ...     rollouts, pd.DataFrame({"all": sq_norms}), scores, nothing, nothing, nothing, nothing
+        ... )
+        >>> with warnings.catch_warnings(action="ignore"):  # three prompts are too few for intervals
+        ...     profile = gs.profile_policy(measured)
+        >>> profile.median_length, round(profile.effective_share, 3)  # 24² / (6 · 138)
+        (4.0, 0.696)
     """
     masks = measured.rollouts.masks
     entropy = [values[mask] for values, mask in zip(measured.entropy, masks, strict=True)]

@@ -36,7 +36,8 @@ class StudentisedEstimate(Estimate):
         half = (1.0 - require_level(confidence_level)) / 2.0
         if self.stderr <= EXACT:
             return self.value, self.value
-        return self.within(*np.nanquantile(self.draws, [half, 1.0 - half]), confidence_level)
+        lower, upper = (float(np.nanquantile(self.draws, level)) for level in (half, 1.0 - half))
+        return self.within(lower, upper, confidence_level)
 
     def within(self, lower: float, upper: float, confidence_level: float) -> tuple[float, float]:
         """Return the interval for two quantiles of the studentised deviation, or Student's where larger than both."""

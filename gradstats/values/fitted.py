@@ -82,6 +82,15 @@ def fit_values(
 
     Raises:
         ValueError: for fewer prompts than folds, or fewer than 2 folds.
+
+    Example:
+        >>> import gradstats as gs
+        >>> rollouts = gs.Rollouts.from_sequences(
+        ...     [[5]] * 6, [[7, 8, 9], [9, 8]] * 3, rewards=[1.0, 0.0] * 3, prompt_ids=list("abcdef")
+        ... )
+        >>> fitted = gs.fit_values(gs.load_policy("embedded"), rollouts, n_folds=2, progress=False)
+        >>> [len(values) for values in fitted.values], fitted.n_folds
+        ([3, 2, 3, 2, 3, 2], 2)
     """
     states = hidden_states(policy_or_model, rollouts, token_budget=token_budget, progress=progress)
     return fit_values_to(

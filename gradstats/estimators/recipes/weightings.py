@@ -75,7 +75,7 @@ def token_weightings(
     batch = Batch.from_measurement(measured)
     widths = [len(mask) for mask in measured.rollouts.masks]
     found: dict[str, list[np.ndarray]] = {}
-    for recipe in map(get, estimators):
+    for recipe in (get(estimator) for estimator in estimators):
         if isinstance(recipe, Recipe) and recipe.level == "token":
             for name, values in weightings(recipe, batch).items():
                 found[name] = [row[:width] for row, width in zip(values, widths, strict=True)]

@@ -25,6 +25,19 @@ def length_scaling_by_block(
         The rows of :meth:`gradstats.stats.LengthScalingFit.to_frame` with a column ``block`` in front (``"total"``
         last) and ``share_of_sq_norm``, the block's share of Σ‖S‖². A block whose gradient vanishes on some sequence has
         no logarithm and gets NaN.
+
+    Example:
+        >>> import numpy as np, pandas as pd
+        >>> import gradstats as gs
+        >>> lengths = np.array([10, 15, 20, 30, 40, 60])
+        >>> rollouts = gs.Rollouts.from_sequences(
+        ...     [[5]] * 6, [[1] * length for length in lengths], rewards=[1.0, 0.0] * 3, prompt_ids=list("abcdef")
+        ... )
+        >>> norms = pd.DataFrame({"layer 0": lengths**1.0, "layer 1": lengths**1.6})  # exponents of 0.5 and 0.8
+        >>> nothing = [np.zeros(length) for length in lengths]
+        >>> measured = gs.Measurement(rollouts, norms, None, nothing, nothing, nothing, nothing)
+        >>> gs.length_scaling_by_block(measured)[["block", "alpha"]].round(2).to_numpy().tolist()
+        [['layer 0', 0.5], ['layer 1', 0.8], ['total', 0.76]]
     """
     by_block = measured.sq_norms_by_block
     columns = {str(name): by_block[name].to_numpy(dtype=float) for name in by_block}

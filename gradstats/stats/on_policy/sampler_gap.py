@@ -161,6 +161,23 @@ def sampler_gap(measured: MeasuredSampler) -> SamplerGap:
 
     Raises:
         ValueError: when the sampler recorded none.
+
+    Example:
+        >>> import numpy as np, pandas as pd
+        >>> import gradstats as gs
+        >>> likely = np.random.default_rng(0).random((40, 8)) < 0.9  # tokens of a coin, drawn at 0.9 and scored at 0.8
+        >>> drawn, scored = np.log(np.where(likely, 0.9, 0.1)), np.log(np.where(likely, 0.8, 0.2))
+        >>> rollouts = gs.Rollouts.from_sequences(
+        ...     [[5]] * 40, likely.astype(int).tolist(), rewards=[1.0] * 40, prompt_ids=np.arange(40) // 4,
+        ...     sampler_logprobs=list(drawn),
+        ... )
+        >>> nothing = [np.zeros(8)] * 40
+        >>> measured = gs.Measurement(
+        ...     rollouts, pd.DataFrame({"all": np.ones(40)}), None, list(scored), nothing, nothing, nothing
+        ... )
+        >>> gap = gs.sampler_gap(measured)
+        >>> round(gap.mean_token_ratio.value, 3), round(gap.effective_sample_size, 1), gap.off_policy
+        (1.038, 15.7, True)
     """
     if measured.old_logprobs is None or not any(np.isfinite(values).any() for values in measured.old_logprobs):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How many prompts a variance rests on, and which of them most."""
+"""How many prompts a variance rests on."""
 
 from __future__ import annotations
 
@@ -19,8 +19,3 @@ def n_effective_prompts(gradient: GradientStatistics) -> float:
     squares = gradient.second_moment.pseudo_values
     total = float(np.sum(squares**2))
     return float(np.sum(squares)) ** 2 / total if total > 0 else np.nan
-
-
-def most_influential_prompt(gradient: GradientStatistics) -> int:
-    """Return the number of the prompt without which ``trace_cov`` changes most."""
-    return int(np.argmax(np.abs(gradient.trace_cov.replicates - gradient.trace_cov.value)))

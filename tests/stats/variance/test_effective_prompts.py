@@ -5,14 +5,13 @@ import pytest
 from comparison_batches import interleaved_batch, quiet_compare
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.effective_prompts import most_influential_prompt, n_effective_prompts
+from gradstats.stats.variance.effective_prompts import n_effective_prompts
 
 
 def test_equal_gradients_are_worth_their_number_and_one_that_dominates_is_worth_one():
     assert n_effective_prompts(statistics_of(along(1, -1, 1, -1))) == pytest.approx(4.0, rel=1e-12)
     heavy = statistics_of(along(1e-3, 1e3, -1e-3, 1e-3))
     assert n_effective_prompts(heavy) == pytest.approx(1.0, rel=1e-9)
-    assert most_influential_prompt(heavy) == 1
 
 
 def test_several_groups_of_a_prompt_count_once():
