@@ -80,7 +80,7 @@ def along_completions(estimator: Weighting, batch: Batch) -> Weighting:
 
     ReMax with a terminal reward is an example: its baseline is one number per prompt.
     """
-    if estimator.level != "token" or any(getattr(batch, need) is None for need in estimator.needs):
+    if estimator.level != "token" or any(not batch.has(need) for need in estimator.needs):
         return estimator
     candidate = AlongCompletions(estimator)
     try:

@@ -12,11 +12,25 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
+from gradstats.estimators.batch_fields import (
+    checked_column,
+    checked_groups,
+    checked_lengths,
+    checked_mask,
+    is_ragged,
+    pad_ragged,
+    sequence_field,
+    token_field,
+    width,
+)
+from gradstats.rollouts.schema import SCHEMA
+
 BATCH_TOKEN_FIELDS = (
     "token_rewards",
     "logprobs",
     "old_logprobs",
     "ref_logprobs",
+    "entropy",
     "sum_pi_squared",
     "values",
     "token_energy",
@@ -28,14 +42,18 @@ HOW_TO_GET = {
     "logprobs": "measure the policy, or pass the log-probabilities of the scored policy",
     "old_logprobs": "record the sampler's log-probabilities when sampling",
     "ref_logprobs": "measure with reference_policy=…",
+    "entropy": "measure the policy (it is the entropy of π at every position)",
     "sum_pi_squared": "measure the policy (it is Σ_v π(v)² at every position)",
     "values": "pass the value of the state before each token (a value head's, or means of completions)",
     "greedy_rewards": "sample with greedy=True, which adds one greedy completion per prompt, or pass its reward",
+    "truncated": "record why each completion ended (the column finish_reason of the rollouts), or pass truncated=…",
     "sq_norms": "measure the squared gradient norm ‖S_i‖² of each completion",
     "token_energy": "measure with token_probes=…",
     "token_cross": "measure with token_probes=… (it is ⟨s_t, S⟩ at every position)",
     "importance": "pass ρ = π/π_old at every position",
 }
+#: What the name of a need begins with that is a column of the user's own, as in "column:salience".
+COLUMN = "column:"
 
 
 @runtime_checkable
@@ -96,14 +114,18 @@ class Batch:
         logprobs: log π(y_t) under the scored policy, (N, T).
         old_logprobs: log π_old(y_t) under the policy that sampled, (N, T).
         ref_logprobs: log π_ref(y_t) under the reference of a KL term, (N, T).
+        entropy: the entropy of that distribution at each position, in nats, (N, T).
         sum_pi_squared: Σ_v π(v)² at each position, of the same distribution as ``logprobs``, (N, T).
         values: V(s_t), the value of the state *before* token t, (N, T). NaN marks positions inside a step
             (only ``vine`` accepts them).
         greedy_rewards: the reward of the greedy completion of the same prompt, (N,).
+        truncated: whether the completion was cut off at the cap of new tokens, (N,).
         sq_norms: ‖S_i‖², (N,).
         token_energy: ‖s_{i,t}‖², (N, T). Unbiased estimates may be negative.
         token_cross: ⟨s_{i,t}, S_i⟩, (N, T).
         importance: ρ_{i,t}, (N, T), used by ``otb`` when present.
+        columns: columns of your own by name, (N,) of anything or (N, T) of numbers, for estimators of your own;
+            :meth:`from_measurement` takes those that the rollouts have besides their standard ones.
 
     Raises:
         ValueError: on shapes that disagree, an empty batch, lengths below 1, masks that disagree with the
@@ -128,13 +150,16 @@ class Batch:
     logprobs: Float[np.ndarray, "n t"] | None
     old_logprobs: Float[np.ndarray, "n t"] | None
     ref_logprobs: Float[np.ndarray, "n t"] | None
+    entropy: Float[np.ndarray, "n t"] | None
     sum_pi_squared: Float[np.ndarray, "n t"] | None
     values: Float[np.ndarray, "n t"] | None
     greedy_rewards: Float[np.ndarray, "n"] | None
+    truncated: Bool[np.ndarray, "n"] | None
     sq_norms: Float[np.ndarray, "n"] | None
     token_energy: Float[np.ndarray, "n t"] | None
     token_cross: Float[np.ndarray, "n t"] | None
     importance: Float[np.ndarray, "n t"] | None
+    columns: Mapping[str, np.ndarray]
     group_labels: np.ndarray = field(init=False, repr=False)
     group_index: Int[np.ndarray, "n"] = field(init=False, repr=False)
 
@@ -155,47 +180,59 @@ class Batch:
         token_energy: ArrayLike | None = None,
         token_cross: ArrayLike | None = None,
         importance: ArrayLike | None = None,
+        entropy: ArrayLike | None = None,
+        truncated: ArrayLike | None = None,
+        columns: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         per_token = {
             "token_rewards": token_rewards,
             "logprobs": logprobs,
             "old_logprobs": old_logprobs,
             "ref_logprobs": ref_logprobs,
+            "entropy": entropy,
             "sum_pi_squared": sum_pi_squared,
             "values": values,
             "token_energy": token_energy,
             "token_cross": token_cross,
             "importance": importance,
         }
-        reward_array = _sequence_field("rewards", rewards, None)
+        reward_array = sequence_field("rewards", rewards, None)
         n = reward_array.size
-        length_array = _lengths(lengths, n)
-        group_array = _groups(groups, n)
-        mask_array = _mask(mask, length_array, _width(per_token, length_array))
+        length_array = checked_lengths(lengths, n)
+        group_array = checked_groups(groups, n)
+        mask_array = checked_mask(mask, length_array, width(per_token, length_array))
         labels, index = np.unique(group_array, return_inverse=True)
-        checked: dict[str, np.ndarray | None] = {
+        checked: dict[str, np.ndarray | dict[str, np.ndarray] | None] = {
             "rewards": reward_array,
             "lengths": length_array,
             "groups": group_array,
             "mask": mask_array,
             "group_labels": labels,
             "group_index": index.reshape(-1),
+            "truncated": None if truncated is None else sequence_field("truncated", truncated, n) != 0,
+            "columns": {
+                name: checked_column(name, value, mask_array) for name, value in dict(columns or {}).items()
+            },
         }
         for name, value in per_token.items():
-            checked[name] = None if value is None else _token_field(name, value, mask_array)
+            checked[name] = None if value is None else token_field(name, value, mask_array)
         for name, value in (("greedy_rewards", greedy_rewards), ("sq_norms", sq_norms)):
-            checked[name] = None if value is None else _sequence_field(name, value, n)
+            checked[name] = None if value is None else sequence_field(name, value, n)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
     @classmethod
-    def from_measurement(cls, measured: MeasuredCompletions, **given: ArrayLike | Sequence[np.ndarray] | None) -> Batch:
+    def from_measurement(
+        cls,
+        measured: MeasuredCompletions,
+        **given: ArrayLike | Sequence[np.ndarray] | Mapping[str, ArrayLike] | None,
+    ) -> Batch:
         """Build the batch of a measurement: its rollouts' rewards and prompts, and every field it measured.
 
         Args:
             measured: anything with ``.rollouts`` and, where measured, ``.sq_norms`` and the ragged ``.logprobs``,
-                ``.old_logprobs``, ``.ref_logprobs``, ``.sum_pi_squared``, ``.token_energy``, ``.token_cross``: one
-                array per completion, one value per token.
+                ``.old_logprobs``, ``.ref_logprobs``, ``.entropy``, ``.sum_pi_squared``, ``.token_energy``,
+                ``.token_cross``: one array per completion, one value per token.
             **given: further fields of the Batch (``greedy_rewards``, ``values``, …), which replace measured ones;
                 token fields as (N, T) or as one array per completion.
 
@@ -208,8 +245,8 @@ class Batch:
         """
         rollouts = measured.rollouts
         masks = rollouts.masks
-        mask = _pad_ragged("mask", masks, masks).astype(bool)
-        collected: dict[str, ArrayLike | Sequence[np.ndarray] | None] = {
+        mask = pad_ragged("mask", masks, masks).astype(bool)
+        collected: dict[str, ArrayLike | Sequence[np.ndarray] | Mapping[str, ArrayLike] | None] = {
             "rewards": rollouts.rewards,
             "lengths": mask.sum(axis=1),
             "groups": rollouts.prompt_id,
@@ -217,19 +254,28 @@ class Batch:
             "sq_norms": getattr(measured, "sq_norms", None),
         }
         if "token_rewards" in rollouts.frame:
-            collected["token_rewards"] = _pad_ragged("token_rewards", rollouts.tokens("token_rewards"), masks)
+            collected["token_rewards"] = pad_ragged("token_rewards", rollouts.tokens("token_rewards"), masks)
         for name in BATCH_TOKEN_FIELDS:
             rows = _measured_rows(measured, name)
             if rows is not None and (name != "old_logprobs" or _all_known(rows, masks)):
-                collected[name] = _pad_ragged(name, rows, masks)
+                collected[name] = pad_ragged(name, rows, masks)
         if "greedy_reward" in rollouts.frame:
             collected["greedy_rewards"] = rollouts.frame["greedy_reward"].to_numpy(dtype=np.float64)
+        if "finish_reason" in rollouts.frame:
+            collected["truncated"] = (rollouts.frame["finish_reason"] == "length").to_numpy()
+        collected["columns"] = {
+            str(name): pad_ragged(str(name), [np.asarray(row) for row in column], masks)
+            if is_ragged(column, masks)
+            else column.to_numpy()
+            for name, column in rollouts.frame.items()
+            if name not in SCHEMA
+        }
         known = {entry.name for entry in fields(cls) if entry.init}
         for name, value in given.items():
             if name not in known:
                 raise TypeError(f"{name!r} is not a field of a Batch: choose from {', '.join(sorted(known))}")
             if name in BATCH_TOKEN_FIELDS and isinstance(value, Sequence) and np.ndim(value[0]) == 1:
-                value = _pad_ragged(name, [np.asarray(row) for row in value], masks)
+                value = pad_ragged(name, [np.asarray(row) for row in value], masks)
             collected[name] = value
         return cls(**collected)  # pyright: ignore[reportArgumentType]  # the constructor checks every field
 
@@ -243,19 +289,25 @@ class Batch:
         """The number of completions of each group."""
         return np.bincount(self.group_index, minlength=self.n_groups)
 
+    def has(self, need: str) -> bool:
+        """Whether a field, or a column named as "column:salience", is present."""
+        if need.startswith(COLUMN):
+            return need.removeprefix(COLUMN) in self.columns
+        return getattr(self, need) is not None
+
     def require(self, needs: Iterable[str], name: object) -> None:
         """Raise unless every field that an estimator needs is present.
 
         Args:
-            needs: names of Batch fields.
+            needs: names of Batch fields, and of columns as in "column:salience".
             name: the estimator that needs them, or its name, for the message.
 
         Raises:
             ValueError: naming each missing field and how to get it.
         """
-        missing = [need for need in needs if getattr(self, need) is None]
+        missing = [need for need in needs if not self.has(need)]
         if missing:
-            remedies = "; ".join(f"{need}: {HOW_TO_GET[need]}" for need in missing)
+            remedies = "; ".join(f"{need}: {how_to_get(need)}" for need in missing)
             raise ValueError(f"{name} needs {' and '.join(missing)}, which this batch lacks ({remedies})")
 
     def select(self, keep: np.ndarray) -> Batch:
@@ -274,7 +326,7 @@ class Batch:
         chosen: dict[str, np.ndarray | None] = {
             entry.name: None if (value := getattr(self, entry.name)) is None else value[keep]
             for entry in fields(self)
-            if entry.init
+            if entry.init and entry.name != "columns"
         }
         if not self.rewards[keep].size:
             raise ValueError("keep picks no completion: a batch needs at least one")
@@ -283,11 +335,20 @@ class Batch:
         selected = object.__new__(Batch)
         for name, value in chosen.items():
             object.__setattr__(selected, name, value)
+        object.__setattr__(selected, "columns", {name: value[keep] for name, value in self.columns.items()})
         return selected
 
-    def with_fields(self, **changes: ArrayLike | None) -> Batch:
+    def with_fields(self, **changes: ArrayLike | Mapping[str, ArrayLike] | None) -> Batch:
         """Return a copy with some fields replaced; the copy is checked like a new Batch."""
         return replace(self, **changes)
+
+
+def how_to_get(need: str) -> str:
+    """Return how a batch comes by a field or column that an estimator needs."""
+    if need.startswith(COLUMN):
+        name = need.removeprefix(COLUMN)
+        return f"give the rollouts' frame a column {name!r}, or the batch columns={{{name!r}: …}}"
+    return HOW_TO_GET[need]
 
 
 def _measured_rows(measured: MeasuredCompletions, name: str) -> Sequence[np.ndarray] | None:
@@ -304,91 +365,3 @@ def _measured_rows(measured: MeasuredCompletions, name: str) -> Sequence[np.ndar
 def _all_known(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> bool:
     """Whether the log-probability of every counted token was recorded; some samplers leave out the last."""
     return all(not np.isnan(row[mask]).any() for row, mask in zip(rows, masks, strict=True))
-
-
-def _pad_ragged(name: str, rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> Float[np.ndarray, "n t"]:
-    """Rows of one value per token as one right-padded array."""
-    widths = [len(mask) for mask in masks]
-    if [len(row) for row in rows] != widths:
-        raise ValueError(f"the measurement's {name} does not have one value per completion token")
-    padded = np.zeros((len(widths), max(widths)))
-    padded[np.arange(max(widths)) < np.array(widths)[:, None]] = np.concatenate(rows)
-    return padded
-
-
-def _sequence_field(name: str, value: ArrayLike, n: int | None) -> Float[np.ndarray, "n"]:
-    array = np.array(value, dtype=np.float64)
-    if array.ndim != 1 or (n is not None and array.size != n):
-        raise ValueError(f"{name} has shape {array.shape}, expected ({'N' if n is None else n},)")
-    if array.size == 0:
-        raise ValueError(f"{name} is empty: a batch needs at least one completion")
-    bad = np.flatnonzero(~np.isfinite(array))
-    if bad.size:
-        remedy = "leave those completions out of both batch and gradients, or give them a value"
-        first = f"the first, {array[bad[0]]}, at completion {bad[0]}"
-        raise ValueError(f"{name} holds {bad.size} values that are not finite ({first}): {remedy}")
-    return array
-
-
-def _groups(value: ArrayLike, n: int) -> np.ndarray:
-    array = np.asarray(value)
-    if array.shape != (n,):
-        remedy = "give one group per completion"
-        raise ValueError(f"groups has shape {array.shape}, but rewards has shape ({n},): {remedy}")
-    return array
-
-
-def _width(per_token: Mapping[str, ArrayLike | None], lengths: np.ndarray) -> int:
-    """T: the width of the first token field given, or the greatest length."""
-    widths = [np.shape(value)[1] for value in per_token.values() if value is not None and np.ndim(value) == 2]
-    return widths[0] if widths else int(lengths.max())
-
-
-def _lengths(value: ArrayLike, n: int) -> Int[np.ndarray, "n"]:
-    array = np.asarray(value)
-    if array.shape != (n,):
-        raise ValueError(f"lengths has shape {array.shape}, but rewards has shape ({n},)")
-    if not np.all(np.isfinite(array)) or np.any(array != np.floor(array)):
-        raise ValueError("lengths must be whole numbers of tokens")
-    bad = np.flatnonzero(array < 1)
-    if bad.size:
-        raise ValueError(
-            f"lengths must be at least 1, got {array[bad[0]]} at completion {bad[0]}: drop empty completions"
-        )
-    return array.astype(np.int64)
-
-
-def _mask(value: ArrayLike | None, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"]:
-    if value is None:
-        if width < lengths.max():
-            raise ValueError(f"lengths reaches {lengths.max()}, but the token fields are only {width} wide: pad them")
-        return np.arange(width) < lengths[:, None]
-    mask = np.asarray(value)
-    if mask.ndim != 2 or len(mask) != lengths.size:
-        raise ValueError(f"mask has shape {mask.shape}, expected ({lengths.size}, T)")
-    if not np.all((mask == 0) | (mask == 1)):
-        raise ValueError("mask must hold only True and False (or 1 and 0)")
-    mask = mask.astype(bool)
-    bad = np.flatnonzero(mask.sum(axis=1) != lengths)
-    if bad.size:
-        first = bad[0]
-        raise ValueError(
-            f"mask counts {mask[first].sum()} tokens at completion {first}, but lengths is "
-            f"{lengths[first]} there: lengths must be the sum of the mask"
-        )
-    return mask
-
-
-def _token_field(name: str, value: ArrayLike, mask: np.ndarray) -> Float[np.ndarray, "n t"]:
-    array = np.array(value, dtype=np.float64)
-    if array.shape != mask.shape:
-        raise ValueError(f"{name} has shape {array.shape}, but the mask has shape {mask.shape}")
-    allowed = np.isfinite(array) | (np.isnan(array) if name == "values" else False)
-    bad = np.argwhere(mask & ~allowed)
-    if bad.size:
-        row, column = bad[0]
-        raise ValueError(
-            f"{name} holds {len(bad)} values that are not finite at counted tokens "
-            f"(the first at completion {row}, position {column})"
-        )
-    return np.where(mask, array, 0.0)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.config.labels import read_label
-from gradstats.estimators.batch import HOW_TO_GET, Batch
+from gradstats.estimators.batch import COLUMN, HOW_TO_GET, Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Definition, Estimator, Level
 from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, suggest
 from gradstats.estimators.user_estimator import user_definition
@@ -90,7 +90,8 @@ def register(
     Args:
         name: the name under which :func:`gradstats.estimators.get` finds it.
         level: "sequence" when it returns (N,), "token" when it returns (N, T).
-        needs: Batch fields that are required; a batch without them is refused with the remedy.
+        needs: Batch fields that are required; a batch without them is refused with the remedy. A column of your own
+            is named as in ``"column:salience"`` and read as ``batch.columns["salience"]``.
         across_groups: True when a group's advantages depend on other groups of the batch; its variance is then
             measured from whole batches.
         expected_scale: c with E[ĝ] = c·∇J at every group size, where it is known (1.0: unbiased), or a function
@@ -117,7 +118,7 @@ def register(
         >>> estimators.get("half_reward").advantages(estimators.Batch([1, 0], [3, 5], ["a", "a"]))
         array([0.5, 0. ])
     """
-    unknown = [need for need in needs if need not in HOW_TO_GET]
+    unknown = [need for need in needs if need not in HOW_TO_GET and not need.startswith(COLUMN)]
     if unknown:
         remedy = suggest(unknown[0], list(HOW_TO_GET))
         raise ValueError(f"needs names {unknown[0]!r}, which is not an optional field of Batch: {remedy}")

@@ -9,13 +9,13 @@ from typing import TypeVar
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
 from gradstats.estimators import Estimator, Recipe
-from gradstats.estimators.batch import HOW_TO_GET
+from gradstats.estimators.batch import COLUMN, how_to_get
 from gradstats.rewards.grading import Grader
 
 Result = TypeVar("Result")
 
 #: Fields of a Batch that every run has.
-_ALWAYS = {"logprobs", "old_logprobs", "sum_pi_squared", "sq_norms", "token_rewards", "importance"}
+_ALWAYS = {"logprobs", "old_logprobs", "entropy", "truncated", "sum_pi_squared", "sq_norms", "token_rewards", "importance"}
 _OF_PROBES = {"token_energy", "token_cross"}
 
 
@@ -81,9 +81,9 @@ def _not_measured(experiment: Experiment, chosen: Iterable[Estimator | Recipe]) 
     if experiment.sampling.greedy:
         measured.add("greedy_rewards")
     for one in chosen:
-        missing = [need for need in one.needs if need not in measured]
+        missing = [need for need in one.needs if need not in measured and not need.startswith(COLUMN)]
         if missing:
-            remedies = "; ".join(f"{need}: {HOW_TO_GET.get(need, 'give it to compare')}" for need in missing)
+            remedies = "; ".join(f"{need}: {how_to_get(need)}" for need in missing)
             yield (
                 f"{one.label} needs {' and '.join(missing)}, which this run will not measure, so its row will be NaN "
                 f"({remedies})"
