@@ -1,7 +1,6 @@
 """Rewards → weights: baselines, token-level advantages and whole recipes.
 
-Every estimator is a factory of this module (``estimators.rloo()``), found by name with :func:`get`. The order
-of the imports is the order of :func:`names` and of :func:`table`.
+Every estimator is a factory of this module, found by name with :func:`get`; :func:`names` has the order of the imports.
 """
 
 # isort: off
@@ -22,6 +21,7 @@ from gradstats.estimators.baselines.shrinkage import james_stein
 from gradstats.estimators.baselines.whitening import reinforce_pp, reinforce_pp_baseline
 
 # one advantage per token
+from gradstats.estimators.baselines.discounted import discounted
 from gradstats.estimators.baselines.greedy import remax
 from gradstats.estimators.baselines.token_baseline import causal_optimal, otb, otb_turns
 from gradstats.estimators.baselines.value_baseline import gae, vine
@@ -33,8 +33,8 @@ from gradstats.estimators.by_label import get
 from gradstats.estimators.recipes.weightings import token_weightings
 
 __all__ = [
-    "Batch", "Estimator", "Recipe", "asymmetric", "batch_mean", "causal_optimal", "constant", "dr_grpo", "gae",
-    "get", "group_mean", "grpo", "james_stein", "kimi", "length_weighted", "max_rl", "names", "norm_weighted",
+    "Batch", "Estimator", "Recipe", "asymmetric", "batch_mean", "causal_optimal", "constant", "discounted", "dr_grpo",
+    "gae", "get", "group_mean", "grpo", "james_stein", "kimi", "length_weighted", "max_rl", "names", "norm_weighted",
     "optimal_constant", "otb", "otb_turns", "pass_at_k", "recipes", "register", "reinforce", "reinforce_pp",
     "reinforce_pp_baseline", "remax", "rloo", "table", "token_mean", "token_weightings", "vine",
 ]  # fmt: skip

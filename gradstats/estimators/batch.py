@@ -210,9 +210,7 @@ class Batch:
             "group_labels": labels,
             "group_index": index.reshape(-1),
             "truncated": None if truncated is None else sequence_field("truncated", truncated, n) != 0,
-            "columns": {
-                name: checked_column(name, value, mask_array) for name, value in dict(columns or {}).items()
-            },
+            "columns": {name: checked_column(name, value, mask_array) for name, value in dict(columns or {}).items()},
         }
         for name, value in per_token.items():
             checked[name] = None if value is None else token_field(name, value, mask_array)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
-
 
 #: What to do about an infinite value of a field.
 REMEDIES = {
@@ -37,6 +36,7 @@ def pad_ragged(name: str, rows: Sequence[np.ndarray], masks: Sequence[np.ndarray
 
 
 def sequence_field(name: str, value: ArrayLike, n: int | None) -> Float[np.ndarray, "n"]:
+    """Return one finite number per completion, (N,); N is not checked where it is None."""
     array = np.array(value, dtype=np.float64)
     if array.ndim != 1 or (n is not None and array.size != n):
         raise ValueError(f"{name} has shape {array.shape}, expected ({'N' if n is None else n},)")
@@ -51,6 +51,7 @@ def sequence_field(name: str, value: ArrayLike, n: int | None) -> Float[np.ndarr
 
 
 def checked_groups(value: ArrayLike, n: int) -> np.ndarray:
+    """Return one group per completion."""
     array = np.asarray(value)
     if array.shape != (n,):
         remedy = "give one group per completion"
@@ -58,7 +59,7 @@ def checked_groups(value: ArrayLike, n: int) -> np.ndarray:
     return array
 
 
-def is_ragged(column: Sequence[object], masks: Sequence[np.ndarray]) -> bool:
+def is_ragged(column: Iterable[object], masks: Sequence[np.ndarray]) -> bool:
     """Whether a column holds a list of one number per token for every completion."""
     return all(
         isinstance(row, list | tuple | np.ndarray)
@@ -92,6 +93,7 @@ def width(per_token: Mapping[str, ArrayLike | None], lengths: np.ndarray) -> int
 
 
 def checked_lengths(value: ArrayLike, n: int) -> Int[np.ndarray, "n"]:
+    """Return numbers of counted tokens, at least 1 each."""
     array = np.asarray(value)
     if array.shape != (n,):
         raise ValueError(f"lengths has shape {array.shape}, but rewards has shape ({n},)")
@@ -106,6 +108,7 @@ def checked_lengths(value: ArrayLike, n: int) -> Int[np.ndarray, "n"]:
 
 
 def checked_mask(value: ArrayLike | None, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"]:
+    """Return which tokens count; without a mask the first of each completion."""
     if value is None:
         if width < lengths.max():
             raise ValueError(f"lengths reaches {lengths.max()}, but the token fields are only {width} wide: pad them")
@@ -127,6 +130,7 @@ def checked_mask(value: ArrayLike | None, lengths: np.ndarray, width: int) -> Bo
 
 
 def token_field(name: str, value: ArrayLike, mask: np.ndarray) -> Float[np.ndarray, "n t"]:
+    """Return one finite number per counted token, 0 elsewhere."""
     array = np.array(value, dtype=np.float64)
     if array.shape != mask.shape:
         raise ValueError(f"{name} has shape {array.shape}, but the mask has shape {mask.shape}")
@@ -134,7 +138,9 @@ def token_field(name: str, value: ArrayLike, mask: np.ndarray) -> Float[np.ndarr
     bad = np.argwhere(mask & ~allowed)
     if bad.size:
         row, column = bad[0]
-        remedy = REMEDIES.get((name, float(array[row, column])), "give those tokens a value, or leave the completion out")
+        remedy = REMEDIES.get(
+            (name, float(array[row, column])), "give those tokens a value, or leave the completion out"
+        )
         raise ValueError(
             f"{name} holds {len(bad)} values that are not finite at counted tokens "
             f"(the first, {array[row, column]}, at completion {row}, position {column}): {remedy}"

@@ -63,6 +63,16 @@ RULES: dict[str, Rule] = {
     "max_tokens": POSITIVE,
     "beta": NOT_NEGATIVE,
     "kind": _one_of("k1", "k2", "k3"),
+    "max": POSITIVE,
+    "cache": POSITIVE,
+    "share": SHARE,
+    "threshold": NOT_NEGATIVE,
+    "rescale": SWITCH,
+    "dynamic_sampling": SWITCH,
+    "low": POSITIVE,
+    "high": POSITIVE,
+    "over": _one_of("mean", "sum", "max"),
+    "baseline": (lambda value: isinstance(value, str) and bool(value), "the label of an estimator"),
 }
 
 

@@ -164,6 +164,24 @@ def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> np.
     return fill(batch, advantage)
 
 
+def discounted(batch: Batch, baseline: str = "rloo", gamma: float = 1.0) -> np.ndarray:
+    """Σ_{u≥t} γ^{u−t} r_u − γ^{T−t} b_i, with b_i the mean reward of the group, without sample i for "rloo"."""
+
+    def advantage(i: int, t: int) -> float:
+        tokens = counted(batch, i)
+        others = [j for j in members(batch, i, loo=False) if j != i or baseline == "group_mean"]
+        alone = len(members(batch, i, loo=False)) == 1
+        mean = batch.rewards[i] if alone else sum(batch.rewards[j] for j in others) / len(others)
+        total = 0.0
+        for place in range(tokens.index(t), len(tokens)):
+            last = batch.rewards[i] if tokens[place] == tokens[-1] else 0.0
+            reward = last if batch.token_rewards is None else batch.token_rewards[i, tokens[place]]
+            total += gamma ** (place - tokens.index(t)) * reward
+        return total - gamma ** (len(tokens) - 1 - tokens.index(t)) * mean
+
+    return fill(batch, advantage)
+
+
 NAIVE_TOKEN_ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
     "remax": remax,
     "reinforce_pp": reinforce_pp,
@@ -172,4 +190,5 @@ NAIVE_TOKEN_ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
     "otb": otb,
     "otb_turns": otb_turns,
     "causal_optimal": causal_optimal,
+    "discounted": discounted,
 }

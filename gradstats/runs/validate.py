@@ -15,7 +15,16 @@ from gradstats.rewards.grading import Grader
 Result = TypeVar("Result")
 
 #: Fields of a Batch that every run has.
-_ALWAYS = {"logprobs", "old_logprobs", "entropy", "truncated", "sum_pi_squared", "sq_norms", "token_rewards", "importance"}
+_ALWAYS = {
+    "logprobs",
+    "old_logprobs",
+    "entropy",
+    "truncated",
+    "sum_pi_squared",
+    "sq_norms",
+    "token_rewards",
+    "importance",
+}
 _OF_PROBES = {"token_energy", "token_cross"}
 
 

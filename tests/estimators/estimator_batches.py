@@ -45,6 +45,8 @@ def batches(draw: st.DrawFn, smallest: int = 1, holes: bool = True) -> Batch:
         logprobs=np.log(rng.uniform(0.05, 0.95, size=shape)),
         old_logprobs=np.log(rng.uniform(0.05, 0.95, size=shape)),
         ref_logprobs=np.log(rng.uniform(0.05, 0.95, size=shape)),
+        entropy=rng.exponential(size=shape),
+        truncated=rng.integers(0, 2, size=n),
         sum_pi_squared=rng.uniform(0.9, 1.0, size=shape),
         values=rng.normal(size=shape),
         greedy_rewards=rng.integers(0, 2, size=n).astype(float),

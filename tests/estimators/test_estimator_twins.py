@@ -47,6 +47,7 @@ TOKEN_CASES = {
     "vine": grid(k=(9, 3)),
     "otb": grid(energy=("logit", "exact"), zero_tail=BOTH, loo=BOTH),
     "otb_turns": grid(energy=("logit", "exact"), zero_tail=BOTH, loo=BOTH),
+    "discounted": grid(baseline=("rloo", "group_mean"), gamma=(1.0, 0.9, 0.0)),
     "causal_optimal": grid(loo=BOTH, scope=("group", "batch")),
 }
 

@@ -1,4 +1,4 @@
-"""The components of a recipe other than its advantage: scale, ratio, aggregation, KL, filter."""
+"""The components of a recipe other than its advantage: scale, ratio, aggregation, KL, filter, reward, mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradstats.estimators.estimator import SEQUENCE_SUM, Level
 from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, suggest
 from gradstats.estimators.parametrised import Parametrised
 
-Kind = Literal["scale", "ratio", "aggregation", "kl", "filter"]
+Kind = Literal["scale", "ratio", "aggregation", "kl", "filter", "reward", "mask"]
 
 #: The component of each kind that a recipe has unless it names another: it leaves the plain sum as it is.
 DEFAULT_COMPONENTS: dict[Kind, str] = {
@@ -21,6 +21,8 @@ DEFAULT_COMPONENTS: dict[Kind, str] = {
     "aggregation": SEQUENCE_SUM,
     "kl": "none",
     "filter": "none",
+    "reward": "none",
+    "mask": "none",
 }
 
 
@@ -36,6 +38,8 @@ class ComponentDefinition:
         level: "token" when it makes weights differ between the tokens of a completion.
         needs: Batch fields that it requires.
         across_groups: whether it is batch-level, that is, uses other groups than the prompt's, given its parameters.
+        of_ratios: whether it does nothing where every ratio is 1.
+        fixed: whether what it does to a completion is the same in every batch, given its parameters.
         unit: what a scale divides by, and what an aggregation measures gradients in, given its parameters.
     """
 
@@ -47,6 +51,8 @@ class ComponentDefinition:
     needs: tuple[str, ...]
     across_groups: Callable[[Parameters], bool]
     unit: Callable[[Parameters], str]
+    of_ratios: bool = False
+    fixed: Callable[[Parameters], bool] = lambda parameters: True
 
 
 class Component(Parametrised[ComponentDefinition]):
@@ -74,12 +80,23 @@ def component(
     needs: tuple[str, ...] = (),
     across_groups: Callable[[Parameters], bool] = lambda parameters: False,
     unit: Callable[[Parameters], str] | None = None,
+    of_ratios: bool = False,
+    fixed: Callable[[Parameters], bool] = lambda parameters: True,
 ) -> Callable[[Callable[..., object]], Callable[..., Component]]:
     """Register a component and turn its function into the factory of that name."""
 
     def decorate(function: Callable[..., object]) -> Callable[..., Component]:
         definition = ComponentDefinition(
-            kind, name, function, skip, level, needs, across_groups, unit or (lambda parameters: name)
+            kind,
+            name,
+            function,
+            skip,
+            level,
+            needs,
+            across_groups,
+            unit or (lambda parameters: name),
+            of_ratios,
+            fixed,
         )
         COMPONENTS[kind][name] = definition
 

@@ -1,9 +1,11 @@
-r"""Which groups count: DAPO's dynamic sampling drops those whose rewards are all equal."""
+r"""Which completions count: DAPO's dynamic sampling drops groups whose rewards are all equal, and its overlong
+filtering completions that were cut off.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from gradstats.estimators.baselines.grouping import reduce_by_group
 from gradstats.estimators.batch import Batch
@@ -11,14 +13,35 @@ from gradstats.estimators.recipes.components import component
 
 
 @component("filter", "none")
-def none(batch: Batch) -> Bool[np.ndarray, "groups"]:
-    """Every group."""
-    return np.ones(batch.n_groups, dtype=bool)
+def none(batch: Batch) -> Bool[np.ndarray, "n"]:
+    """Every completion."""
+    return np.ones(batch.rewards.size, dtype=bool)
 
 
 @component("filter", "dynamic_sampling")
-def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "groups"]:
+def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "n"]:
     """Keep groups whose rewards are not all equal. DAPO, 2503.14476, draws other prompts for the rest."""
-    greatest = reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, np.maximum)
-    least = reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, np.minimum)
+    return _differing(batch.rewards, batch)[batch.group_index]
+
+
+@component("filter", "mask_truncated", needs=("truncated",))
+def mask_truncated(batch: Batch, dynamic_sampling: bool = False, rescale: bool = False) -> Bool[np.ndarray, "n"]:
+    """Drop completions that were cut off at the cap of new tokens: DAPO's overlong filtering, 2503.14476, section 3.4.
+
+    Their rewards stay in the baselines of the others, as in TRL's ``mask_truncated_completions``. The gradient loses
+    what the longest completions contribute, and is biased by it.
+
+    Args:
+        batch: the completions, with ``truncated``.
+        dynamic_sampling: also drop groups whose rewards are all equal, as DAPO does.
+        rescale: whether the aggregation's denominators count only what is kept; by default they count everything.
+    """
+    assert batch.truncated is not None
+    kept = ~batch.truncated
+    return kept & _differing(batch.rewards, batch)[batch.group_index] if dynamic_sampling else kept
+
+
+def _differing(rewards: Float[np.ndarray, "n"], batch: Batch) -> Bool[np.ndarray, "groups"]:
+    greatest = reduce_by_group(rewards, batch.group_index, batch.n_groups, np.maximum)
+    least = reduce_by_group(rewards, batch.group_index, batch.n_groups, np.minimum)
     return greatest > least

@@ -37,6 +37,7 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
     Raises:
         KeyError: for an unknown recipe or component, with the nearest known one.
         TypeError: for a parameter that no component takes, or one that is required and missing.
+        ValueError: for a parameter outside its range; the recipe and the component are named.
 
     Example:
         >>> from gradstats.estimators import Batch, recipes
@@ -67,10 +68,13 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
     built = {}
     for kind, value in chosen.items():
         parameters = {key: overrides[key] for key in takers.get(kind, {}) if key in overrides}
-        if kind == "advantage":
-            built[kind] = registry.get_estimator(value, **parameters)
-        else:
-            built[kind] = get_component(kind, value, **parameters)  # type: ignore[arg-type]  # kinds of DEFAULT_COMPONENTS
+        try:
+            if kind == "advantage":
+                built[kind] = registry.get_estimator(value, **parameters)
+            else:
+                built[kind] = get_component(kind, value, **parameters)  # type: ignore[arg-type]  # kinds of DEFAULT_COMPONENTS
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{label}: {error}") from None
     return Recipe(**built, name=base, written=label)
 
 
@@ -129,7 +133,10 @@ def table() -> pd.DataFrame:
     for name in names():
         row = _row(name, {})
         definition = registry.get_definition(read_label(row["advantage"])[0])
-        needs = ", ".join(definition.needs(registry.default_parameters(definition))) or "rewards"
+        fields = list(definition.needs(registry.default_parameters(definition)))
+        if "mask" in row:
+            fields += COMPONENTS["mask"][read_label(row["mask"])[0]].needs
+        needs = ", ".join(fields) or "rewards"
         if "ratio" in row:
             needs += ", logprobs and old_logprobs off-policy"
         scale = row.get("scale", definition.scale)
@@ -142,13 +149,19 @@ def table() -> pd.DataFrame:
                 "ratio and clip unit": _ratio_unit(row.get("ratio", DEFAULT_COMPONENTS["ratio"])),
                 "length handling": row.get("aggregation", DEFAULT_COMPONENTS["aggregation"]),
                 "KL placement": row.get("kl", DEFAULT_COMPONENTS["kl"]),
-                "filter": row.get("filter", DEFAULT_COMPONENTS["filter"]),
+                "filter": _filters(row),
                 "needs": needs,
                 "bias": row.get("bias", definition.bias),
                 "source": row.get("source", definition.source),
             }
         )
     return pd.DataFrame(rows)
+
+
+def _filters(row: dict[str, str]) -> str:
+    """Return what is left out of the loss: groups or completions, and tokens."""
+    stated = [row[kind] for kind in ("filter", "mask") if kind in row]
+    return "; ".join(stated) or DEFAULT_COMPONENTS["filter"]
 
 
 def published() -> pd.DataFrame:

@@ -57,6 +57,17 @@ RECIPES: dict[str, dict[str, str]] = {
         "bias": "biased: by group spread and 1/ΣT",
         "source": "Yu et al. 2025, 2503.14476",
     },
+    "dapo_top_entropy": {
+        "display": "DAPO, top 20 % entropy",
+        "advantage": "group_mean",
+        "scale": "group_std",
+        "ratio": "token_clip(eps_high=0.28)",
+        "aggregation": "token_mean",
+        "filter": "dynamic_sampling",
+        "mask": "top_entropy",
+        "bias": "biased: by group spread, 1/ΣT, and without the other tokens",
+        "source": "Wang et al. 2025, 2506.01939",
+    },
     "gspo": {
         "display": "GSPO",
         "advantage": "group_mean",

@@ -1,4 +1,4 @@
-r"""A Recipe: advantage, scale, ratio, aggregation, KL and filter composed into weights of token scores."""
+r"""A Recipe: an advantage and its components, from scale to mask, composed into weights of token scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from gradstats.estimators.ratios import log_ratios
 from gradstats.estimators.recipes import aggregation as _aggregation  # noqa: F401  # registers components
 from gradstats.estimators.recipes import filter as _filter  # noqa: F401
 from gradstats.estimators.recipes import kl as _kl  # noqa: F401
+from gradstats.estimators.recipes import mask as _mask  # noqa: F401
 from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401
+from gradstats.estimators.recipes import reward as _reward  # noqa: F401
 from gradstats.estimators.recipes import scale as _scale  # noqa: F401
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, get_component
 from gradstats.estimators.registry import get_estimator
@@ -26,6 +28,8 @@ CUSTOM = "custom"
 
 #: What the names of a ratio component's two weightings end with, for positive and negative advantages.
 SIGNS = ("[+]", "[-]")
+#: What stands between the name of a weighting and the mask that it is under.
+BESIDE = " · "
 
 
 @dataclass(frozen=True, init=False)
@@ -45,7 +49,9 @@ class Recipe:
         ratio: "none", "token_clip", "sequence_clip", "sequence_product", "clipped_weight", "log_ratio_penalty".
         aggregation: "sequence_sum", "sequence_mean", "token_mean", "constant".
         kl: "none", "in_reward", "in_loss".
-        filter: "none", "dynamic_sampling".
+        filter: "none", "dynamic_sampling", "mask_truncated".
+        reward: "none", "soft_overlong".
+        mask: "none", "top_entropy", "reject_tokens", "reject_completions".
         name: the recipe's name.
         written: the label it was found by; None for one composed of components.
 
@@ -60,6 +66,8 @@ class Recipe:
     aggregation: Component
     kl: Component
     filter: Component
+    reward: Component
+    mask: Component
     name: str
     written: str | None = field(default=None, compare=False)
 
@@ -73,6 +81,8 @@ class Recipe:
         filter: Component | str = DEFAULT_COMPONENTS["filter"],
         name: str = CUSTOM,
         written: str | None = None,
+        reward: Component | str = DEFAULT_COMPONENTS["reward"],
+        mask: Component | str = DEFAULT_COMPONENTS["mask"],
     ) -> None:
         object.__setattr__(self, "advantage", get_estimator(advantage))
         object.__setattr__(self, "scale", get_component("scale", scale))
@@ -80,13 +90,15 @@ class Recipe:
         object.__setattr__(self, "aggregation", get_component("aggregation", aggregation))
         object.__setattr__(self, "kl", get_component("kl", kl))
         object.__setattr__(self, "filter", get_component("filter", filter))
+        object.__setattr__(self, "reward", get_component("reward", reward))
+        object.__setattr__(self, "mask", get_component("mask", mask))
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "written", written)
 
     @property
     def components(self) -> tuple[Component, ...]:
         """Everything but the advantage."""
-        return self.scale, self.ratio, self.aggregation, self.kl, self.filter
+        return self.scale, self.ratio, self.aggregation, self.kl, self.filter, self.reward, self.mask
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -135,7 +147,8 @@ class Recipe:
     @property
     def needs(self) -> tuple[str, ...]:
         """The optional fields of the Batch that are required; ``old_logprobs`` is used where present."""
-        return tuple(dict.fromkeys((*self.advantage.needs, *self.kl.definition.needs)))
+        needs = [need for entry in self.components for need in entry.definition.needs]
+        return tuple(dict.fromkeys((*self.advantage.needs, *needs)))
 
     @property
     def unit(self) -> str:
@@ -152,7 +165,8 @@ class Recipe:
         plain = (
             self.aggregation.name == SEQUENCE_SUM
             and self.ratio.label in ("none", "sequence_product")  # ρ = 1 on-policy
-            and all(entry.name == "none" for entry in (self.scale, self.kl, self.filter))
+            and all(entry.name == "none" for entry in (self.scale, self.kl, self.filter, self.reward))
+            and (self.mask.name == "none" or self.mask.definition.of_ratios)
         )
         return self.advantage.expected_scale(group_size) if plain else None
 
@@ -162,7 +176,7 @@ class Recipe:
         The others have weight 0 in :meth:`weights`. A trainer draws other prompts in their place: to measure
         that, leave them out of the batch and report the fraction that was kept.
         """
-        return self.filter(batch)
+        return np.bincount(batch.group_index, weights=self.filter(batch), minlength=batch.n_groups) > 0
 
     def token_weights(self, batch: Batch) -> Float[np.ndarray, "n t"]:
         """w_{i,t}: the weight of every token score in the gradient of its group, 0 where masked out.
@@ -171,23 +185,55 @@ class Recipe:
             ValueError: when the batch lacks a field.
         """
         batch.require(self.needs, self.label)
-        rewarded, loss_weights = self.kl(batch)
+        rewarded, loss_weights = self.kl(self._rewarded(batch))
         advantages = self._scaled(rewarded)
         if advantages.ndim == 1:
             advantages = np.where(batch.mask, advantages[:, None], 0.0)
         log_ratio = np.zeros(batch.mask.shape) if self.ratio.name == "none" else log_ratios(batch, self.label)
         weights = self.ratio(advantages, log_ratio, batch) + loss_weights
-        return np.where(batch.mask, weights * self.factor(batch)[:, None], 0.0)
+        return np.where(self.mask(batch), weights * self.factor(batch)[:, None], 0.0)
 
     def factor(self, batch: Batch) -> Float[np.ndarray, "n"]:
         """Return what aggregation and filter multiply the weights of each completion's tokens by."""
-        return self.aggregation(batch) * self.kept_groups(batch)[batch.group_index]
+        kept = self.filter(batch)
+        counted = batch.mask
+        if self.filter.parameters.get("rescale"):
+            counted = counted & kept[:, None]
+        if self.mask.parameters.get("rescale"):
+            counted = counted & self.mask(batch)
+        if np.array_equal(counted, batch.mask):
+            return self.aggregation(batch) * kept
+        rows = np.flatnonzero(counted.any(axis=1))
+        factor = np.zeros(batch.rewards.size)
+        if rows.size:
+            rest = batch.select(rows).with_fields(mask=counted[rows], lengths=counted[rows].sum(axis=1))
+            # Sums over the batch are divided by the groups that it had, whether anything of them is left or not.
+            lost = batch.n_groups / rest.n_groups if self.aggregation.across_groups else 1.0
+            factor[rows] = self.aggregation(rest) * lost
+        return factor * kept
+
+    def _rewarded(self, batch: Batch) -> Batch:
+        """The batch with what the reward component adds, on the last counted token where rewards are per token."""
+        if self.reward.name == "none":
+            return batch
+        added = self.reward(batch)
+        token_rewards = batch.token_rewards
+        if token_rewards is not None:
+            token_rewards = token_rewards.copy()
+            last = batch.mask.shape[1] - 1 - batch.mask[:, ::-1].argmax(axis=1)
+            token_rewards[np.arange(len(added)), last] += added
+        return batch.with_fields(rewards=batch.rewards + added, token_rewards=token_rewards)
 
     @property
     def pattern_names(self) -> tuple[str, str]:
-        """The names of :meth:`ratio_patterns`; two recipes with the same ratio component share them."""
+        """The names of :meth:`ratio_patterns`; two recipes with the same ratio and mask share them."""
         positive, negative = SIGNS
-        return f"{self.ratio.label}{positive}", f"{self.ratio.label}{negative}"
+        pattern = self.masked_name(self.ratio.label)
+        return f"{pattern}{positive}", f"{pattern}{negative}"
+
+    def masked_name(self, name: str) -> str:
+        """Return the name of a weighting under this recipe's mask."""
+        return name if self.mask.name == "none" else f"{name}{BESIDE}{self.mask.label}"
 
     def ratio_patterns(self, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
         """Return what the ratio component multiplies positive and negative advantages by, token by token.
@@ -197,7 +243,11 @@ class Recipe:
         """
         ones = np.where(batch.mask, 1.0, 0.0)
         log_ratio = log_ratios(batch, self.label)
-        patterns = (self.ratio(ones, log_ratio, batch), -self.ratio(-ones, log_ratio, batch))
+        kept = self.mask(batch)
+        patterns = (
+            np.where(kept, pattern, 0.0)
+            for pattern in (self.ratio(ones, log_ratio, batch), -self.ratio(-ones, log_ratio, batch))
+        )
         return dict(zip(self.pattern_names, patterns, strict=True))
 
     def advantages(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
@@ -207,7 +257,7 @@ class Recipe:
             ValueError: when the batch lacks a field.
         """
         batch.require(self.needs, self.label)
-        return self._scaled(self.kl(batch)[0])
+        return self._scaled(self.kl(self._rewarded(batch))[0])
 
     def _scaled(self, rewarded: Batch) -> np.ndarray:
         return self.scale(self.advantage.advantages(rewarded), rewarded)
@@ -220,7 +270,9 @@ class Recipe:
         """
         weights = self.token_weights(batch)
         ratio_level = "sequence" if batch.old_logprobs is None else self.ratio.definition.level
-        if "token" in (self.advantage.level, self.kl.definition.level, ratio_level):
+        settled = self.mask.definition.of_ratios and batch.old_logprobs is None
+        mask_level = "sequence" if settled else self.mask.definition.level
+        if "token" in (self.advantage.level, self.kl.definition.level, ratio_level, mask_level):
             return weights
         return weights[np.arange(len(weights)), batch.mask.argmax(axis=1)]
 

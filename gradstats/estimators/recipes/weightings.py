@@ -22,28 +22,35 @@ from jaxtyping import Float
 from gradstats.estimators.batch import Batch, MeasuredCompletions
 from gradstats.estimators.by_label import get
 from gradstats.estimators.estimator import Level, Weighting
-from gradstats.estimators.recipes.recipe import SIGNS, Recipe
+from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS
+from gradstats.estimators.recipes.recipe import BESIDE, SIGNS, Recipe
 
 
 def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
-    """Return the weightings that a recipe combines, by name; none for one with an advantage for each token.
+    """Return the weightings that a recipe combines, by name; none for one with an advantage for each token or a
+    mask that depends on the batch.
 
     Raises:
         ValueError: when the batch lacks a field.
     """
-    if recipe.advantage.level == "token":
+    if not _measurable(recipe):
         return {}
     patterns = recipe.ratio_patterns(batch)
     if recipe.kl.definition.level == "token":
-        patterns[recipe.kl.label] = recipe.kl(batch)[1]
+        patterns[recipe.masked_name(recipe.kl.label)] = np.where(recipe.mask(batch), recipe.kl(batch)[1], 0.0)
     return {name: np.where(batch.mask, values, 0.0) for name, values in patterns.items()}
+
+
+def _measurable(recipe: Recipe) -> bool:
+    """Whether the weightings are the same in every batch: neither advantages by token nor a mask by quantiles."""
+    return recipe.advantage.level != "token" and recipe.mask.definition.fixed(recipe.mask.parameters)
 
 
 def weighting_names(recipe: Recipe) -> tuple[str, ...]:
     """Return the names of :func:`weightings`."""
-    if recipe.advantage.level == "token":
+    if not _measurable(recipe):
         return ()
-    of_kl = (recipe.kl.label,) if recipe.kl.definition.level == "token" else ()
+    of_kl = (recipe.masked_name(recipe.kl.label),) if recipe.kl.definition.level == "token" else ()
     return (*recipe.pattern_names, *of_kl)
 
 
@@ -52,7 +59,9 @@ def weightings_by_name(names: Iterable[str], batch: Batch) -> dict[str, Float[np
     found: dict[str, np.ndarray] = {}
     for name in names:
         of_ratio = name.endswith(SIGNS)
-        recipe = Recipe("rloo", ratio=name[: -len(SIGNS[0])]) if of_ratio else Recipe("rloo", kl=name)
+        pattern, _, mask = (name[: -len(SIGNS[0])] if of_ratio else name).partition(BESIDE)
+        mask = mask or DEFAULT_COMPONENTS["mask"]
+        recipe = Recipe("rloo", ratio=pattern, mask=mask) if of_ratio else Recipe("rloo", kl=pattern, mask=mask)
         found[name] = weightings(recipe, batch)[name]
     return found
 
@@ -142,5 +151,6 @@ class ByWeightings:
         coefficients[:, self.names.index(positive)] = np.maximum(advantages, 0.0) * factor
         coefficients[:, self.names.index(negative)] += np.minimum(advantages, 0.0) * factor
         if self.recipe.kl.definition.level == "token":
-            coefficients[:, self.names.index(self.recipe.kl.label)] = factor
+            name = self.recipe.masked_name(self.recipe.kl.label)
+            coefficients[:, self.names.index(name)] = factor
         return coefficients

@@ -74,6 +74,8 @@ def without_clip(recipe: Recipe) -> Recipe:
         aggregation=recipe.aggregation,
         kl=recipe.kl,
         filter=recipe.filter,
+        reward=recipe.reward,
+        mask=recipe.mask,
         name=recipe.name,
     )
 

@@ -90,6 +90,6 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
 def _subtracts_a_baseline(estimator: Estimator | Recipe) -> bool:
     """Whether each completion's advantage is its reward less one baseline."""
     if isinstance(estimator, Recipe):
-        plain = estimator.scale.name == "none" and estimator.kl.name != "in_reward"
+        plain = estimator.scale.name == "none" and estimator.kl.name != "in_reward" and estimator.reward.name == "none"
         return plain and _subtracts_a_baseline(estimator.advantage)
     return estimator.level == "sequence" and estimator.definition.scale == "–"

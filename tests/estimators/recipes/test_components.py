@@ -26,7 +26,7 @@ def test_a_label_gives_the_component_with_its_parameters():
 
 def test_a_component_acts_on_its_data_with_its_parameters():
     batch = Batch([2, 0, 1, 1], [1, 1, 1, 1], ["a", "a", "b", "b"])
-    assert_array_equal(get_component("filter", "dynamic_sampling")(batch), [True, False])
+    assert_array_equal(get_component("filter", "dynamic_sampling")(batch), [True, True, False, False])
     # two completions in a group, of at most ten tokens
     assert_allclose(get_component("aggregation", "constant(max_tokens=10)")(batch), [1 / 20] * 4)
 

@@ -50,7 +50,7 @@ def test_the_table_of_recipes_is_what_the_papers_say():
 
 def test_every_recipe_composes_and_has_a_row():
     batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"], logprobs=-np.ones((4, 3)),
-                  sum_pi_squared=np.full((4, 3), 0.5), values=np.zeros((4, 3)), greedy_rewards=np.ones(4),
+                  entropy=np.ones((4, 3)), sum_pi_squared=np.full((4, 3), 0.5), values=np.zeros((4, 3)), greedy_rewards=np.ones(4),
                   sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)))  # fmt: skip
     table = recipes.table()
     assert list(table["name"]) == recipes.names()
@@ -78,6 +78,8 @@ def test_overrides():
         "aggregation": "sequence_mean",
         "kl": "none",
         "filter": "none",
+        "reward": "none",
+        "mask": "none",
     }
     kimi = recipes.get("kimi_k15", tau=0.5)
     assert (kimi.advantage.parameters["tau"], kimi.ratio.parameters["tau"]) == (0.5, 0.5)
@@ -161,3 +163,10 @@ def test_the_published_methods_are_labels():
 def test_bad_calls(call, error: type, message: str):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_value_out_of_range_names_the_recipe():
+    with pytest.raises(ValueError, match=r"^recipe:kimi_k15\(tau=-1\): estimator kimi: tau must be .* above 0, got -1"):
+        recipes.get("recipe:kimi_k15(tau=-1)")
+    with pytest.raises(ValueError, match=r"^recipe:grpo\(eps_high=-1\): ratio token_clip: eps_high must be"):
+        recipes.get("grpo", eps_high=-1)
