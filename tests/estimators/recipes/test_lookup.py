@@ -50,7 +50,8 @@ def test_the_table_of_recipes_is_what_the_papers_say():
 
 def test_every_recipe_composes_and_has_a_row():
     batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"], logprobs=-np.ones((4, 3)),
-                  entropy=np.ones((4, 3)), sum_pi_squared=np.full((4, 3), 0.5), values=np.zeros((4, 3)), greedy_rewards=np.ones(4),
+                  entropy=np.ones((4, 3)), sum_pi_squared=np.full((4, 3), 0.5),
+                  values=np.zeros((4, 3)), greedy_rewards=np.ones(4),
                   sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)))  # fmt: skip
     table = recipes.table()
     assert list(table["name"]) == recipes.names()
