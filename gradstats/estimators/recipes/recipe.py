@@ -213,7 +213,7 @@ class Recipe:
         return factor * kept
 
     def _rewarded(self, batch: Batch) -> Batch:
-        """The batch with what the reward component adds, on the last counted token where rewards are per token."""
+        """Return the batch with what the reward component adds, on the last token where rewards are per token."""
         if self.reward.name == "none":
             return batch
         added = self.reward(batch)
