@@ -44,7 +44,7 @@ def test_a_notebook_runs(name, tmp_path, monkeypatch):
     assert any("image/png" in output.get("data", {}) for output in outputs)
     text = "".join(output.get("text", "") for output in outputs)
     if name == EXPECTED[0]:
-        assert "published points: α = 0.789 [0.475, 1.102]" in text
+        assert "published points: α = 0.789 [0.474, 1.103]" in text
         assert "embedded policy (stand-in): α = " in text or "R1-Distill-1.5B: α = " in text
     if name == EXPECTED[2]:
         assert r"\toprule" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import numpy as np
@@ -69,9 +70,11 @@ def test_its_variance_is_the_same(path, monkeypatch, capsys):
     assert code == 0
     assert "rloo" in out
     frame = gs.compare(load_measurement_of(path), saved["estimator"].tolist()).to_frame()
-    for column in ("group_size", "trace_cov", "ratio", "ratio_low", "matched_ratio", "bias_share"):
-        # A share of bias that is 0 may be a rounding error away from it.
-        np.testing.assert_allclose(frame[column], saved[column], rtol=1e-5, atol=1e-9, err_msg=column)
+    for column in ("group_size", "trace_cov", "ratio", "matched_ratio", "bias_share"):
+        # What version 0.1 left out may be known now. A share of bias that is 0 may be a rounding error away from it.
+        known = saved[column].notna()
+        assert known.any()
+        np.testing.assert_allclose(frame[column][known], saved[column][known], rtol=1e-5, atol=1e-9, err_msg=column)
 
 
 @pytest.mark.parametrize("command", ["figures", "report"])
@@ -93,7 +96,9 @@ def test_the_same_experiment_samples_and_measures_nothing(path):
     assert len(result.measured) == 16
     for name, frame in saved.items():
         again = pd.read_csv(path / "tables" / f"{name}.csv")
-        pd.testing.assert_frame_equal(again[list(frame)], frame, rtol=1e-5, obj=name)
+        # Intervals of what divides by the signal are Fieller sets since; version 0.1 left them out.
+        columns = [column for column in frame if not column.startswith("cosine")]
+        pd.testing.assert_frame_equal(again[columns], frame[columns], rtol=1e-5, obj=name)
 
 
 def test_a_shard_that_is_missing_is_all_that_would_be_measured(path, monkeypatch):
@@ -112,7 +117,7 @@ def test_a_shard_that_is_missing_is_all_that_would_be_measured(path, monkeypatch
             asked.append(rollouts.sample_id.tolist())
             return gs.read_measurement(SAVED / "measurement" / "shard-00001")
 
-    monkeypatch.setattr("gradstats.runs.measuring_step.experiment_policy", lambda *_: None)
+    monkeypatch.setattr("gradstats.runs.measuring_step.experiment_policy", lambda *_: SimpleNamespace(digests={}))
     monkeypatch.setattr("gradstats.gradients.MeasuringSession", Session)
     run_experiment(load_experiment(path / "experiment.yaml"), path, progress=False)
     assert asked == [16, gs.read_rollouts(SAVED / "rollouts" / "shard-00001.parquet").sample_id.tolist()]

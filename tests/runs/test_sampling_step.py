@@ -36,6 +36,7 @@ def test_only_the_missing_shard_is_drawn_again_with_the_same_completions(experim
     run = RunDirectory.open(tmp_path / "run", experiment)
     sample_shards(run, progress=False)
     complete = json.loads((run.rollouts / "complete.json").read_text())
+    assert complete.pop("checksum").startswith("sha256:")
     assert complete == {"n_shards": 4, "n_completions": 24, "n": None, "group_size": 4}
     (run.rollouts / "shard-00002.parquet").unlink()
     (run.rollouts / "complete.json").unlink()

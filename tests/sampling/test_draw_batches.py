@@ -28,7 +28,8 @@ class Plan(SamplingPlan):
 
 @pytest.fixture
 def shards(tmp_path):
-    return Shards.resume(tmp_path / "shards", {}, ".parquet", read_rollouts, Rollouts.to_parquet)
+    with Shards.resume(tmp_path / "shards", {}, ".parquet", read_rollouts, Rollouts.to_parquet) as shards:
+        yield shards
 
 
 def rewards(batches):

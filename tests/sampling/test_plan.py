@@ -66,7 +66,7 @@ def length_reward(completion, problem):
     return len(completion) + len(problem.prompt) / 10
 
 
-@pytest.mark.filterwarnings("ignore:the model's generation_config")
+@pytest.mark.filterwarnings("ignore:the model's generation_config", "ignore:cosine, shares of bias")
 def test_greedy_completions_reach_remax_from_sampling_to_comparison(policy, tmp_path):
     rollouts = sample(
         policy, RISING, group_size=3, max_new_tokens=6, temperature=1.3, batch_size=4, reward=length_reward,
@@ -88,7 +88,7 @@ def test_greedy_completions_reach_remax_from_sampling_to_comparison(policy, tmp_
     assert np.isfinite(table.set_index("estimator").loc["remax", "trace_cov"])
 
 
-@pytest.mark.filterwarnings("ignore:the model's generation_config")
+@pytest.mark.filterwarnings("ignore:the model's generation_config", "ignore:cosine, shares of bias")
 def test_greedy_completions_leave_the_sampled_ones_alone(policy):
     options = {"group_size": 4, "max_new_tokens": 6, "batch_size": 8, "reward": length_reward, "progress": False}
     plain, greedy = sample(policy, RISING, **options), sample(policy, RISING, greedy=True, **options)

@@ -22,6 +22,7 @@ LABELS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:whitened advantages are NaN:RuntimeWarning")
 @FEW
 @given(batch=batches())
 @pytest.mark.parametrize("label", LABELS)
