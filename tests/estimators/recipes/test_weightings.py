@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from estimator_batches import batches
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from numpy.testing import assert_allclose
 
 from gradstats.estimators import Batch, Recipe, recipes
@@ -22,11 +22,11 @@ LABELS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:whitened advantages are NaN:RuntimeWarning")
 @FEW
 @given(batch=batches())
 @pytest.mark.parametrize("label", LABELS)
 def test_the_combination_is_the_weight_of_every_token(batch: Batch, label: str):
+    assume(batch.lengths.sum() > 1)  # the variance over tokens that whitening divides by
     recipe = recipes.get(label)
     patterns = weightings(recipe, batch)
     assert tuple(patterns) == weighting_names(recipe)
