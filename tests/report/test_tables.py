@@ -143,7 +143,7 @@ def test_alpha_table_states_n_level_and_method():
     lengths = np.exp(rng.normal(5, 0.5, 40))
     fit = fit_length_scaling(lengths=lengths, sq_norms=lengths**1.6 * np.exp(rng.normal(0, 0.3, 40)))
     table = alpha_table({"my_run": fit}, confidence_level=0.9)
-    assert "90% intervals (ols, t interval)" in table.caption
+    assert "90% intervals (ols, cluster interval)" in table.caption
     assert "of 40 prompts" in table.caption
     low, high = fit.confidence_interval(0.9)
     assert number_with_interval(fit.alpha, low, high, markup="latex") in table.to_latex()

@@ -216,7 +216,7 @@ def _pooled(
         n_resamples=n_resamples,
         deal_seed=int(rng.integers(2**63)),
         prompt_labels=inputs.batch.groups[groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]],
-        on_policy=inputs.on_policy and target.kind == "on_policy" and target.agree,
+        on_policy=target.kind == "on_policy" and target.agree,
     )
 
 

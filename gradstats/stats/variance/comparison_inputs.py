@@ -23,7 +23,6 @@ from gradstats.stats.variance.probed_sums import ProbedTokens, probed_tokens
 from gradstats.stats.variance.reduced_coordinates import in_fewer_coordinates
 from gradstats.stats.variance.score_vectors import Scores, prepare_scores
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.stats.variance.target import drawn_from_the_scored_policy
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class ComparisonInputs:
         probed: token scores projected on random probes; None where they were not measured or are not needed.
         weighted: further weightings that were measured, by name.
         combined: the names of those that estimators of the comparison combine.
-        on_policy: whether the completions were drawn from the scored policy, as far as it is recorded.
     """
 
     batch: Batch
@@ -46,7 +44,6 @@ class ComparisonInputs:
     scores: np.ndarray
     sketched: bool
     probed: ProbedTokens | None
-    on_policy: bool = True
     weighted: Mapping[str, WeightedGradients] = field(default_factory=dict)
     combined: tuple[str, ...] = ()
 
@@ -135,19 +132,13 @@ def comparison_inputs(
             raise TypeError(f"give {', '.join(fields)} to the Batch itself: batch.with_fields({next(iter(fields))}=…)")
         batch = measured_or_batch
         return ComparisonInputs(
-            batch,
-            np.arange(len(batch.rewards)),
-            np.asarray(scores),
-            bool(scores_are_sketches),
-            None,
-            drawn_from_the_scored_policy(batch),
+            batch, np.arange(len(batch.rewards)), np.asarray(scores), bool(scores_are_sketches), None
         )
     measured = measured_or_batch
     batch = Batch.from_measurement(measured, **fields)
     order = np.argsort(np.asarray(measured.rollouts.sample_id), kind="stable")
-    on_policy = drawn_from_the_scored_policy(batch, *_recorded_settings(measured))
     if scores is not None:
-        return ComparisonInputs(batch, order, np.asarray(scores), bool(scores_are_sketches), None, on_policy)
+        return ComparisonInputs(batch, order, np.asarray(scores), bool(scores_are_sketches), None)
     if measured.sketches is None:
         raise ValueError(
             "the measurement holds no sketches, which inner products of gradients need: measure with sketch_dim, for "
@@ -168,7 +159,7 @@ def comparison_inputs(
         for name, gradients in getattr(measured, "weighted", {}).items()
         if gradients.sketches is not None
     }
-    return ComparisonInputs(batch, order, np.asarray(measured.sketches), sketched, probed, on_policy, weighted)
+    return ComparisonInputs(batch, order, np.asarray(measured.sketches), sketched, probed, weighted)
 
 
 def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
@@ -180,10 +171,3 @@ def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
             f"token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], measured)"
         )
     return f"{sentence}: pass scores=(N, T, D), or measure with token_probes=… so that token scores are known"
-
-
-def _recorded_settings(measured: MeasuredGradients) -> tuple[Mapping[str, object], float | None]:
-    """Return settings of the sampler, and the temperature of the scored distribution, where they are recorded."""
-    sampler = (getattr(measured.rollouts, "metadata", None) or {}).get("sampler") or {}
-    scorer = (getattr(measured, "metadata", None) or {}).get("policy") or {}
-    return sampler, scorer.get("temperature")

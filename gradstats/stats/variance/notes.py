@@ -68,8 +68,8 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
         notes.append(f"{JUDGED.name} uses the exactly known scale of E[ĝ] for {_listed(exact)}")
     if not pool.on_policy:
         notes.append(
-            f"the completions were not drawn from the scored policy, so that no scale of E[ĝ] counts as known and "
-            f"{JUDGED.name} rests on estimated ones, except between estimators whose weights are proportional"
+            "scales of E[ĝ] are known for completions of the scored policy, judged against rloo; here they are not "
+            f"used, and {JUDGED.name} rests on estimated ones, except between estimators whose weights are proportional"
         )
     if sizes.min() == 1 < sizes.max():
         notes.append(

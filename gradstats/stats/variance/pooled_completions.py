@@ -41,7 +41,7 @@ class PooledCompletions:
         n_resamples: how often prompts are dealt into batches for batch-level estimators; None chooses.
         deal_seed: for those deals, which are the same for all estimators.
         prompt_labels: (prompts,) what each prompt is called.
-        on_policy: whether the completions were drawn from the scored policy, as far as it is recorded.
+        on_policy: whether the target is ∇J whose multiples are known: completions of the scored policy, judged as such.
     """
 
     batch: Batch

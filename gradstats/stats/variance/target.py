@@ -23,10 +23,6 @@ TargetKind = Literal["on_policy", "importance"]
 #: Below this effective number of completions nothing is judged against an importance-weighted target.
 FEWEST_EFFECTIVE_COMPLETIONS = 50.0
 
-# Ratios of whole completions that are worth less than this share of the completions are another policy's; rounding
-# between two engines leaves more.
-LEAST_SHARE = 0.95
-
 # Settings with which a sampler cannot draw some of what the scored policy can.
 _TRUNCATING = ("top_p", "top_k", "min_p")
 _LARGEST_LOG_RATIO = 700.0  # e^709.8 is the greatest double
@@ -216,26 +212,3 @@ def _short(ratios: RatioSpread | None) -> str:
     assert ratios is not None
     low, high = ratios.chi_squared.confidence_interval(0.95)
     return f"{ratios.chi_squared.value:.2g} [{low:.2g}, {high:.2g}]"
-
-
-def drawn_from_the_scored_policy(
-    batch: Batch, sampler: Mapping[str, object] | None = None, scorer_temperature: float | None = None
-) -> bool:
-    r"""Whether sampler and scorer agree, as far as it is known.
-
-    They do not where recorded settings differ, or where the ratios of whole completions,
-    :math:`ρ_i = π(y_i)/π_{old}(y_i)`, are not nearly 1: where
-    :math:`(\sum_i ρ_i)²/\sum_i ρ_i²` falls below 95 % of the completions.
-
-    Args:
-        batch: the completions, with ``logprobs`` and ``old_logprobs`` where these are known.
-        sampler: recorded settings of the sampler.
-        scorer_temperature: of the scored distribution, where it is recorded.
-    """
-    if departures_of(sampler or {}, scorer_temperature):
-        return False
-    if batch.logprobs is None or batch.old_logprobs is None:
-        return True
-    log_ratios = np.where(batch.mask, batch.logprobs - batch.old_logprobs, 0.0).sum(axis=1)
-    ratios = np.exp(log_ratios - log_ratios.max())
-    return bool(ratios.sum() ** 2 >= LEAST_SHARE * len(ratios) * np.sum(ratios**2))

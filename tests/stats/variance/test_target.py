@@ -9,6 +9,7 @@ import pytest
 from comparison_batches import interleaved_batch, quiet_compare
 
 from gradstats import estimators as est
+from gradstats.estimators import Batch
 from gradstats.stats import compare
 from gradstats.stats.variance.target import choose_target, recorded_differences
 from tests.off_policy import TOKEN_RATIOS, ImportanceWeighted, turned_policy
@@ -86,6 +87,36 @@ def test_a_known_scale_is_not_used_off_policy():
     assert [row.known_coefficient for row in comparison.rows] == [None, pytest.approx(2 / 3)]
     on_policy = quiet_compare(BATCH.with_fields(old_logprobs=None), ["reinforce", "group_mean"], SCORES)
     assert [row.known_coefficient for row in on_policy.rows] == [1.0, pytest.approx(2 / 3)]
+
+
+def test_with_drift_the_matched_ratio_covers_what_enumeration_gives():
+    """Taking both estimators as unbiased would report the plain ratio, 1.54, where 0.475 is true."""
+    exact = {name: POLICY.moments(est.get(name), 3) for name in ("rloo", "reinforce")}
+    plain = exact["reinforce"].trace_cov / exact["rloo"].trace_cov
+    truth = exact["reinforce"].matched_trace_cov / exact["rloo"].matched_trace_cov
+    row = quiet_compare(BATCH, ["reinforce"], SCORES).to_frame(0.999).iloc[0]
+    assert row["matched_ratio_low"] < truth < row["matched_ratio_high"] < 1 < row["ratio_low"] < plain
+    known = quiet_compare(BATCH.with_fields(old_logprobs=None), ["reinforce"], SCORES).to_frame(0.999).iloc[0]
+    assert known["matched_ratio_low"] > 2 * truth
+
+
+def singletons_and_fours(seed=0):
+    """150 groups of one completion and 150 of four, with scores of mean 0 that point along the reward."""
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(300), [1] * 150 + [4] * 150)
+    rewards = (rng.random(750) < 0.5).astype(float)
+    scores = rng.normal(size=(750, 4)) + 3.0 * (rewards - 0.5)[:, None] * np.eye(4)[0]
+    return Batch(rewards, rng.integers(3, 60, 750), groups), scores
+
+
+def test_among_uneven_groups_with_singletons_the_target_is_unbiased():
+    """`rloo` alone is 0 where there is nobody to compare with, and would give unbiased REINFORCE a share of 0.9."""
+    batch, scores = singletons_and_fours()
+    comparison = quiet_compare(batch, ["reinforce", "rloo"], scores)
+    frame = comparison.to_frame().set_index("estimator")
+    assert frame.loc["reinforce", "bias_share_low"] <= 0 < frame.loc["reinforce", "bias_share_high"] < 0.2
+    assert frame.loc["rloo", "bias_share_low"] > 0.9  # half of the gradient is missing
+    assert any("judged against rloo(singleton=reward)" in note for note in comparison.notes)
 
 
 def slightly_off(chi_squared: float):
