@@ -1,6 +1,7 @@
 """How often the 95 % intervals cover the truth: of α on simulated lengths, of variances on an enumerated policy.
 
-Writes figures/statistics/coverage_alpha.csv and coverage_variance.csv, and the tables of docs/statistics.md from them.
+Writes figures/statistics/coverage_alpha.csv and coverage_variance.csv, and the tables of docs/statistics.md from them
+and from the files of coverage_heavy_tails.py and statistics.py.
 ``tests/stats/test_coverage.py`` checks the same simulations against their bands.
 """
 
@@ -48,6 +49,8 @@ MEAN_METHODS = ("gamma", "ppml")
 # (completions per group, prompts)
 VARIANCE_SIZES = ((2, 30), (2, 100), (3, 100), (4, 100), (4, 400))
 ESTIMATORS = ("reinforce", "rloo", "grpo", "token_mean", "length_weighted(alpha=0.8, loo=True)")
+#: Further rows where few prompts carry the variance.
+BATCH_LEVEL = ("batch_mean", "james_stein", "constant(b=optimal)")
 
 
 def methods_of(scenario: str) -> list[str]:
@@ -262,14 +265,60 @@ def variance_table(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def heavy_tails_table(table: pd.DataFrame) -> str:
+    """The range over estimators of each quantity's coverage, by population and number of prompts, as Markdown."""
+    table = table.assign(coverage=table["covered"] / table["data_sets"])
+    across = table["estimator"].isin(BATCH_LEVEL)
+    # What is relative to the reference is exact for the reference itself.
+    alone = table["quantity"].isin(["trace_cov", "noise_to_signal", "in_best_set"])
+    shown = table.loc[alone | (table["estimator"] != "rloo")]
+    columns = {f"`{name}`": (name, False) for name in ("trace_cov", "ratio")}
+    columns |= {"`ratio`, batch-level": ("ratio", True), "all ratios together": ("ratio_simultaneous", False)}
+    columns |= {f"`{name}`": (name, False) for name in ("noise_to_signal", "matched_ratio", "cosine", "bias_share")}
+    columns |= {"lowest in the best set": ("in_best_set", False)}
+    lines = [
+        f"| population | prompts | effective prompts | data sets | {' | '.join(columns)} |",
+        "|---|---|---|---|" + "---|" * len(columns),
+    ]
+    for (prompts, population), rows in shown.groupby(["n_prompts", "population"], sort=False):
+        cells = [
+            _range(rows.loc[(rows["quantity"] == quantity) & (across.loc[rows.index] == batch_level), "coverage"])
+            for quantity, batch_level in columns.values()
+        ]
+        n = rows["data_sets"].iloc[0]
+        worth = f"{rows['effective'].iloc[0] / n:.0f}"
+        lines.append(f"| {population} | {prompts} | {worth} | {n} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _range(coverage: pd.Series) -> str:
+    ends = [f"{coverage.min():.2f}", f"{coverage.max():.2f}"]
+    return "–".join(dict.fromkeys(ends))
+
+
+def speed_table(table: pd.DataFrame) -> str:
+    """Processor seconds and memory of `compare` by the size of the problem, as Markdown."""
+    columns = ["n", "dimension", "deals", "cpu_seconds", "peak_mib"]
+    lines = ["| sequences | dimension | deals | processor seconds | peak MiB |", "|---|---|---|---|---|"]
+    for n, dimension, deals, seconds, memory in table[columns].drop_duplicates(columns[:3]).to_numpy().tolist():
+        lines.append(f"| {n:g} | {dimension:g} | {deals:g} | {seconds:.1f} | {memory:.0f} |")
+    return "\n".join(lines)
+
+
 def _marked(coverage: float) -> str:
     text = f"{coverage:.3f}"
     return text if BAND[0] <= coverage <= BAND[1] else f"**{text}**"
 
 
 def page_with_tables(page: str) -> str:
-    """The page with both tables between their markers."""
-    for name, write_table in (("coverage_alpha", alpha_table), ("coverage_variance", variance_table)):
+    """The page with each table between its markers."""
+    tables = {
+        "coverage_alpha": alpha_table,
+        "coverage_variance": variance_table,
+        "coverage_heavy_tails": heavy_tails_table,
+        "speed": speed_table,
+    }
+    for name, write_table in tables.items():
         before, rest = page.split(f"<!-- {name} -->\n")
         after = rest.split(f"<!-- /{name} -->")[1]
         table = write_table(pd.read_csv(FOLDER / f"{name}.csv"))

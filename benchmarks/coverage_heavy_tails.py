@@ -2,7 +2,8 @@
 
 Data sets are drawn from finite populations of prompts, with replacement, so that what is estimated is known exactly:
 three with lognormal norms (standard deviation of log‖S‖² about its line 0.8, 1.4 and 2.0), and the measured one of
-benchmarks/data. Writes figures/statistics/coverage_heavy_tails.csv after every block of data sets and resumes from it.
+benchmarks/data. Writes figures/statistics/coverage_heavy_tails.csv after every block of data sets and resumes from it;
+``python benchmarks/coverage.py --what page`` puts it into docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import tyro
-from coverage import heavy_tailed_population
+from coverage import BATCH_LEVEL, heavy_tailed_population
 from jaxtyping import Float, Int
 
 from gradstats.estimators import Batch
@@ -26,7 +27,6 @@ from gradstats.system.files import atomic_path
 
 TABLE = Path(__file__).parents[1] / "figures" / "statistics" / "coverage_heavy_tails.csv"
 LOCAL = ("rloo", "reinforce", "grpo", "token_mean", "length_weighted(alpha=0.8, loo=True)")
-BATCH_LEVEL = ("batch_mean", "james_stein", "constant(b=optimal)")
 ESTIMATORS = (*LOCAL, *BATCH_LEVEL)
 QUANTITIES = ("trace_cov", "ratio", "noise_to_signal", "matched_ratio", "cosine", "bias_share")
 LEVEL = 0.95

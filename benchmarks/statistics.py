@@ -1,9 +1,10 @@
 """Time and memory of `gradstats.compare`: 16 estimators on sketches, and how both grow.
 
 Writes figures/statistics/speed.csv and docs/statistics_speed.png. Each case runs in a separate process, so that
-peak memory is that of the case. Group-level estimators have closed-form jackknife intervals and draw nothing;
-``n_resamples`` is how often prompts are dealt into batches for the two batch-level estimators. Run it with
-``python -P``, so that its folder does not hide the standard library's ``statistics``.
+peak memory is that of the case. Group-level estimators have closed-form replicates and no deals; ``n_resamples`` is how
+often prompts are dealt into batches for the two batch-level estimators, None as `compare` chooses, and 0 replaces these
+two by group-level ones. Bootstrap and simultaneous intervals are included. Run it with ``python -P``, so that its
+folder does not hide the standard library's ``statistics``, and ``python benchmarks/coverage.py --what page`` after it.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ GROUP_LEVEL = (
     "kimi(tau=0.5)",
 )
 BATCH_LEVEL = ("batch_mean", "james_stein")
-BASE = {"n": 1000, "dimension": 4096, "n_resamples": 256}
-GROWTH = {
+BASE: dict[str, int | None] = {"n": 1000, "dimension": 4096, "n_resamples": None}
+GROWTH: dict[str, tuple[int | None, ...]] = {
     "n": (250, 500, 1000, 2000),
-    "dimension": (1024, 4096, 8192),
-    "n_resamples": (0, 64, 256, 1000, 2000),
+    "dimension": (1024, 4096, 16384),
+    "n_resamples": (0, 64, 256, None, 1000),
 }
 
 
-def measure(n: int, dimension: int, n_resamples: int) -> dict[str, float]:
-    """Seconds and MiB of one comparison of 16 estimators, none of them batch-level when n_resamples is 0."""
+def measure(n: int, dimension: int, n_resamples: int | None) -> dict[str, float]:
+    """Seconds and MiB of one comparison of 16 estimators, and how often prompts were dealt for it."""
     import resource
 
     from gradstats.estimators import Batch
@@ -62,12 +63,14 @@ def measure(n: int, dimension: int, n_resamples: int) -> dict[str, float]:
         np.arange(n) // PER_PROMPT,
         sq_norms=np.einsum("nd,nd->n", sketches, sketches).astype(float),
     )
-    estimators = [*GROUP_LEVEL, *(BATCH_LEVEL if n_resamples else ("max_rl", "asymmetric(delta=-0.2)"))]
+    estimators = [*GROUP_LEVEL, *(("max_rl", "asymmetric(delta=-0.2)") if n_resamples == 0 else BATCH_LEVEL)]
     start, cpu = time.perf_counter(), time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        compare(batch, estimators, sketches, scores_are_sketches=True, n_resamples=n_resamples).to_frame()
+        table = compare(batch, estimators, sketches, scores_are_sketches=True, n_resamples=n_resamples or None)
+        table.to_frame()
     return {
+        "deals": max(row.n_deals or 0 for row in table.rows),
         "seconds": time.perf_counter() - start,
         "cpu_seconds": time.process_time() - cpu,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0,
@@ -83,13 +86,15 @@ def main(case: str | None = None) -> None:
     if case is not None:
         print(json.dumps(measure(**json.loads(case))))
         return
-    rows = []
+    rows, measured = [], {}
     for axis, values in GROWTH.items():
         for value in values:
             settings = BASE | {axis: value}
-            command = [sys.executable, "-P", __file__, "--case", json.dumps(settings)]
-            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            rows.append({"growth_in": axis, **settings, **json.loads(output)})
+            key = json.dumps(settings)
+            if key not in measured:
+                command = [sys.executable, "-P", __file__, "--case", key]
+                measured[key] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            rows.append({"growth_in": axis, **settings, **measured[key]})
             print(rows[-1], flush=True)
     draw(pd.DataFrame(rows))
 
@@ -102,14 +107,19 @@ def draw(table: pd.DataFrame) -> None:
     from gradstats import plots
     from gradstats.system.files import atomic_path
 
-    labels = {"n": "sequences", "dimension": "sketch dimension", "n_resamples": "deals into batches"}
+    labels = {
+        "n": ("n", "sequences"),
+        "dimension": ("dimension", "sketch dimension"),
+        "n_resamples": ("deals", "deals into batches"),
+    }
     with mpl.rc_context(plots.style("icml", "full", height=1.9)):  # pyright: ignore[reportArgumentType]
         fig, axes = plt.subplots(1, len(GROWTH), sharey=True)
         for ax, axis in zip(axes, GROWTH, strict=True):
-            rows = table[table["growth_in"] == axis]
-            ax.plot(rows[axis], rows["cpu_seconds"], marker="o")
+            column, label = labels[axis]
+            rows = table[table["growth_in"] == axis].sort_values(column)
+            ax.plot(rows[column], rows["cpu_seconds"], marker="o")
             ax.axhline(5.0, color="0.5", linewidth=0.8, linestyle=":")
-            ax.set_xlabel(labels[axis])
+            ax.set_xlabel(label)
         axes[0].set_ylabel("processor seconds,\n16 estimators")
         axes[0].set_ylim(0.0, 1.1 * table["cpu_seconds"].max())
         with atomic_path(TABLE) as partial:

@@ -24,6 +24,7 @@ from gradstats.plots.forest import (
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, filled_in, shown_in
+from gradstats.stats.variance.winner import rows_in_best_set
 
 # Beside several panels there is room for shorter lines only.
 NARROW_LINE = 22
@@ -40,8 +41,9 @@ def plot_variance(
 ) -> Axes:
     """Draw one row per estimator with its interval.
 
-    Where the frame has simultaneous intervals of the value (``ratio_simultaneous_low`` and ``_high``), they are drawn
-    as a thin bar behind the wide one. A row whose value could not be resolved is drawn as the side of its interval that
+    Where the frame has simultaneous intervals of the value (columns ``…_simultaneous_low`` and ``_high``), they are
+    drawn as a thin bar behind the wide one; beside the variance at matched signal the names of the best set
+    (``in_best_set``) are bold. A row whose value could not be resolved is drawn as the side of its interval that
     is known (an arrow), or says so in words; it is never left out. Where the value has a unit, rows in another unit
     than the reference's are left out, and a sentence above the axes names them.
 
@@ -84,6 +86,8 @@ def plot_variance(
         _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height))
     _draw(ax, frame, quantity)
     set_rows(ax, labels)
+    if quantity is JUDGED:
+        _mark_best_set(ax, frame)
     if frame.empty:
         draw_nothing(ax, "no estimators")
     ax.set_xlabel(filled_in(quantity.axis_label, frame.attrs, reference))
@@ -138,6 +142,8 @@ def plot_variance_panels(
         # The first panel is the widest.
         plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2)
     set_rows(axes[0], labels)
+    if JUDGED in quantities:
+        _mark_best_set(axes[0], frame)
     for ax in axes[1:]:
         ax.tick_params(labelleft=False)
     if axes:
@@ -170,26 +176,35 @@ def row_labels(frame: pd.DataFrame, longest: int = LONGEST_LINE) -> list[str]:
 
 def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
     estimates = frame[[f"{quantity.name}{end}" for end in ("", "_low", "_high")]].to_numpy(dtype=float)
+    together = _simultaneous(frame, quantity)
     if quantity.logarithmic:
         ax.set_xscale("log")
     if quantity.landmark is not None and len(frame):
         draw_landmark(ax, quantity.landmark)
-    ax.set_xlim(*forest_limits(estimates.ravel(), quantity.logarithmic, quantity.landmark))
+    shown = np.concatenate([estimates.ravel(), together.ravel()])
+    ax.set_xlim(*forest_limits(shown, quantity.logarithmic, quantity.landmark))
+    colors = []
     for row, (label, estimate) in enumerate(zip(frame["estimator"], estimates, strict=True)):
         color, marker = estimator_appearance(str(label))
+        colors.append(color)
         draw_row(ax, float(row), (estimate[0], estimate[1], estimate[2]), color, marker)
-    _draw_simultaneous(ax, frame, quantity)
+    known = np.flatnonzero(~np.isnan(together).any(axis=1))
+    low, high = np.clip(together[known], *ax.get_xlim()).T
+    ax.hlines(known, low, high, colors=[colors[row] for row in known], linewidth=0.6, zorder=1.5)
     plain_ticks(ax, quantity.logarithmic)
 
 
-def _draw_simultaneous(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
-    """Return a thinner bar behind each row's, between the ends that hold for all rows together."""
+def _simultaneous(frame: pd.DataFrame, quantity: Quantity) -> np.ndarray:
+    """Return the ends that hold for all rows together, (rows, 2); NaN where the frame has none."""
     ends = [f"{quantity.name}_simultaneous_{end}" for end in ("low", "high")]
-    if set(ends) <= set(frame):
-        low, high = frame[ends].to_numpy(dtype=float).T
-        rows = np.arange(len(frame), dtype=float)
-        known = np.isfinite(low) & np.isfinite(high)
-        ax.hlines(rows[known], low[known], high[known], color="0.45", linewidth=0.6, zorder=1.5)
+    return frame[ends].to_numpy(dtype=float) if set(ends) <= set(frame) else np.full((len(frame), 2), np.nan)
+
+
+def _mark_best_set(ax: Axes, frame: pd.DataFrame) -> None:
+    if "in_best_set" in frame:
+        labels = ax.get_yticklabels()
+        for row in rows_in_best_set(frame):
+            labels[row].set_fontweight("bold")
 
 
 def _reference(frame: pd.DataFrame, reference: str | None) -> str:

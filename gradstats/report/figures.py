@@ -263,7 +263,8 @@ FIGURES = (
     ),
     RunFigure(
         "variance",
-        "Variance of each estimator relative to the reference, at matched signal, with intervals.",
+        "Variance of each estimator relative to the reference, at matched signal. Wide bars: intervals of single rows; "
+        "thin bars: intervals that hold together. Bold: the best set, which holds the lowest at this level.",
         lambda run: run.variance,
         lambda run, table: plots.plot_variance(table, sort=True),
     ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from jaxtyping import Float
 from scipy import stats
 
 from gradstats.stats.jackknife import Statistic, require_level
+from gradstats.stats.studentised import EXACT, studentised_means
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class FiellerRatio:
         covariance: that of e and D.
         denominator_variance: the variance of D.
         degrees: degrees of freedom of t.
+        influence: (M,) the pseudo-values of e, one a prompt.
     """
 
     value: float
@@ -40,6 +43,17 @@ class FiellerRatio:
     covariance: float
     denominator_variance: float
     degrees: float
+    influence: Float[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether N is a known multiple of D, up to rounding."""
+        return bool(self.contrast_variance <= (EXACT * self.value * self.denominator) ** 2)
+
+    @property
+    def draws(self) -> Float[np.ndarray, " resamples"]:
+        """The studentised deviations of e over resamples of the prompts; NaN for a resample without a spread."""
+        return studentised_means(self.influence[:, None])[:, 0]
 
     @property
     def is_known(self) -> bool:
@@ -52,13 +66,17 @@ class FiellerRatio:
         t_sq = self._t_sq(confidence_level)
         return bool(self.is_known and self.denominator**2 > t_sq * self.denominator_variance)
 
-    def solution(self, confidence_level: float) -> list[tuple[float, float]]:
+    def solution(self, confidence_level: float, quantile: float = 0.0) -> list[tuple[float, float]]:
         """Return the set as one or two closed intervals, in order; empty where the statistics are not known.
+
+        Args:
+            confidence_level: of the set.
+            quantile: takes the place of t where it is larger.
 
         Raises:
             ValueError: for a level outside (0, 1).
         """
-        t_sq = self._t_sq(confidence_level)
+        t_sq = max(self._t_sq(confidence_level), quantile**2)
         if not self.is_known:
             return []
         # aδ² − 2bδ + c ≤ 0 for δ = ψ − r, of which δ = 0 is always a solution.
@@ -98,4 +116,6 @@ def fieller_ratio(numerator: Statistic, denominator: Statistic) -> FiellerRatio:
     elif not (np.isfinite(first) and np.isfinite(second)):
         covariance = np.nan
     degrees = len(numerator.replicates) - 1.0
-    return FiellerRatio(value, denominator.value, float(first), covariance, float(second), degrees)
+    return FiellerRatio(
+        value, denominator.value, float(first), covariance, float(second), degrees, contrast.pseudo_values
+    )

@@ -61,6 +61,18 @@ def resampled_prompts(n_prompts: int) -> Float[np.ndarray, "resamples m"]:
     return counts.astype(np.float64)
 
 
+def studentised_means(influences: Float[np.ndarray, "m k"]) -> Float[np.ndarray, "resamples k"]:
+    """Return t* of the mean of each column in each resample of the prompts; NaN for a resample without a spread."""
+    m = len(influences)
+    values = influences - influences.mean(axis=0)
+    counts = resampled_prompts(m)
+    means, squares = counts @ values / m, counts @ values**2 / m
+    with np.errstate(invalid="ignore", divide="ignore"):
+        draws = means / np.sqrt(np.maximum(squares - means**2, 0.0) / (m - 1.0))
+    draws[~np.isfinite(draws)] = np.nan
+    return draws
+
+
 def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     r"""Return the ratio of two positive statistics, with a studentised bootstrap of its logarithm.
 

@@ -73,6 +73,43 @@ def test_at_matched_signal_unless_asked_otherwise():
     np.testing.assert_array_equal(points, frame["matched_ratio"])
 
 
+def with_verdict(n=4):
+    """A table with simultaneous intervals and a best set; the last row was not judged, the third is a ray."""
+    frame = table(n)
+    frame["matched_ratio_simultaneous_low"] = 0.7 * frame["matched_ratio"]
+    frame["matched_ratio_simultaneous_high"] = 1.5 * frame["matched_ratio"]
+    frame.loc[2, ["matched_ratio", "matched_ratio_high"]] = [np.nan, np.inf]
+    frame.loc[2, "matched_ratio_simultaneous_high"] = np.inf
+    frame.loc[3, "matched_ratio_simultaneous_low"] = frame.loc[3, "matched_ratio_simultaneous_high"] = np.nan
+    frame["in_best_set"] = [True, False, False, None]
+    return frame
+
+
+def test_single_and_simultaneous_intervals_are_bars_of_two_widths():
+    frame = with_verdict()
+    ax = plot_variance(frame)
+    (thin,) = ax.collections
+    ends = frame[["matched_ratio_simultaneous_low", "matched_ratio_simultaneous_high"]].to_numpy()[:3]
+    ends[2, 1] = ax.get_xlim()[1]
+    np.testing.assert_allclose([path[:, 0] for path in thin.get_segments()], ends)
+    assert [path[0, 1] for path in thin.get_segments()] == [0, 1, 2]
+    wide = [line for line in ax.lines if list(line.get_ydata()) == [0, 0]]
+    assert wide[0].get_linewidth() > 1.5 * thin.get_linewidths()[0]
+    np.testing.assert_array_equal(thin.get_edgecolor()[0][:3], mpl.colors.to_rgb(wide[0].get_color()))
+    left, right = ax.get_xlim()
+    assert left < ends[:, 0].min()
+    assert right > ends[:2].max()
+
+
+def test_the_best_set_is_bold_where_it_is_judged():
+    frame = with_verdict()
+    for ax in (plot_variance(frame), plot_variance_panels(frame, sort=False)[0]):
+        assert [label.get_fontweight() == "bold" for label in ax.get_yticklabels()] == [True, False, False, False]
+    weights = {label.get_fontweight() for label in plot_variance(frame, value="cosine").get_yticklabels()}
+    assert "bold" not in weights
+    assert plot_variance(frame, sort=True).get_yticklabels()[-1].get_fontweight() != "bold"
+
+
 def test_takes_a_result():
     class Result:
         def to_frame(self):

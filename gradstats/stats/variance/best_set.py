@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from gradstats.stats.jackknife import Statistic, require_level
-from gradstats.stats.studentised import N_RESAMPLES, resampled_prompts
+from gradstats.stats.studentised import N_RESAMPLES, studentised_means
 
 # Logarithms of variances that differ by less are the same: what is left is rounding, or a constant such as the ε of a
 # division, which no one would choose an estimator by.
@@ -29,6 +29,10 @@ class PairwiseDifferences:
     studentised: Float[np.ndarray, "e e"]
     largest: Float[np.ndarray, " resamples"]
 
+    def known(self, judged: Bool[np.ndarray, " e"]) -> Bool[np.ndarray, " e"]:
+        """Which of the judged estimators have a variance at matched signal to compare."""
+        return judged & np.isfinite(np.diag(self.studentised))
+
     def best_set(self, judged: Bool[np.ndarray, " e"], confidence_level: float) -> Bool[np.ndarray, " e"]:
         """Whether each estimator belongs to the set that holds the truly lowest one, at this level.
 
@@ -41,7 +45,7 @@ class PairwiseDifferences:
             confidence_level: of the set.
         """
         level = require_level(confidence_level)
-        known = judged & np.isfinite(np.diag(self.studentised))
+        known = self.known(judged)
         above = self.studentised[:, known] > (np.nanquantile(self.largest, level) if known.sum() > 1 else np.inf)
         return known & ~above.any(axis=1)
 
@@ -90,12 +94,5 @@ def _largest(influences: list[Float[np.ndarray, " m"]]) -> Float[np.ndarray, " r
     """Return the largest |t*| of the means of influence values, resample by resample."""
     if not influences:
         return np.zeros(N_RESAMPLES)
-    values = np.stack(influences, axis=1)
-    values = values - values.mean(axis=0)
-    m = len(values)
-    counts = resampled_prompts(m)
-    means, squares = counts @ values / m, counts @ values**2 / m
-    with np.errstate(invalid="ignore", divide="ignore"):
-        draws = np.abs(means) / np.sqrt(np.maximum(squares - means**2, 0.0) / (m - 1.0))
-    draws[~np.isfinite(draws)] = 0.0
-    return draws.max(axis=1)
+    draws = np.abs(studentised_means(np.stack(influences, axis=1)))
+    return np.nan_to_num(draws, nan=0.0).max(axis=1)

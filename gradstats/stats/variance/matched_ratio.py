@@ -8,6 +8,7 @@ import numpy as np
 
 from gradstats.stats.fieller import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic
+from gradstats.stats.studentised import StudentisedEstimate
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 from gradstats.stats.variance.ratio import ratio
 
@@ -26,9 +27,17 @@ class OfKnownScale:
 
     def with_interval(self, confidence_level: float) -> Interval:
         """``(value, low, high)``; NaN for an expected gradient of 0."""
+        return self._scaled(*self.ratio.with_interval(confidence_level))
+
+    def within(self, lower: float, upper: float, confidence_level: float) -> Interval:
+        """The same for two quantiles of the studentised deviation, or Student's where larger than both."""
+        if not isinstance(self.ratio, StudentisedEstimate):
+            return UNKNOWN
+        return self._scaled(self.ratio.value, *self.ratio.within(lower, upper, confidence_level))
+
+    def _scaled(self, value: float, low: float, high: float) -> Interval:
         if self.coefficient == 0.0:
             return UNKNOWN
-        value, low, high = self.ratio.with_interval(confidence_level)
         factor = self.coefficient**-2
         return value * factor, low * factor, high * factor
 
@@ -45,7 +54,11 @@ class OfEstimatedScale:
 
     def with_interval(self, confidence_level: float) -> Interval:
         """``(value, low, high)``: a ray without a value where the coefficient is not resolved."""
-        pieces = self.root.solution(confidence_level)
+        return self.within(0.0, 0.0, confidence_level)
+
+    def within(self, lower: float, upper: float, confidence_level: float) -> Interval:
+        """The same for two quantiles of the studentised deviation, or Student's where larger than both."""
+        pieces = self.root.solution(confidence_level, max(abs(lower), abs(upper)))
         if not pieces:
             return UNKNOWN
         low = min(0.0 if first <= 0.0 <= last else min(first**2, last**2) for first, last in pieces)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Interval
 from gradstats.stats.variance.best_set import PairwiseDifferences
+from gradstats.stats.variance.matched_ratio_simultaneous import matched_ratio_simultaneous
 from gradstats.stats.variance.quantities import COMPARED, JUDGED
 from gradstats.stats.variance.ratio_simultaneous import ratio_simultaneous
 from gradstats.stats.variance.row import EstimatorVariance
@@ -113,9 +114,10 @@ class VarianceComparison:
         """One row per estimator: ``estimator, group_size, unit, components``, each quantity with ``_low``, ``_high``.
 
         Then follow ``ratio_simultaneous_low`` and ``ratio_simultaneous_high``, between which the ratios of all rows of
-        a group size lie at once; ``in_best_set``, whether the estimator may have the lowest variance at matched signal
-        (rows without a matched ratio are not judged, and not in the set); ``n_effective_prompts``, how many prompts of
-        equal squared gradients the variance is worth; and ``most_influential_prompt``, without which it changes most.
+        a group size lie at once, and the same of ``matched_ratio``; ``in_best_set``, whether the estimator may have the
+        lowest variance at matched signal (None for rows without a matched ratio, which are not judged);
+        ``n_effective_prompts``, how many prompts of equal squared gradients the variance is worth; and
+        ``most_influential_prompt``, without which it changes most.
         ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
 
         Raises:
@@ -128,16 +130,20 @@ class VarianceComparison:
     def _frame(self, confidence_level: float) -> pd.DataFrame:
         frame = self._table([row.intervals(confidence_level) for row in self.rows], confidence_level)
         judged = np.isfinite(frame[JUDGED.name].to_numpy(dtype=float))
-        ends: list[tuple[float, float]] = []
-        best, influential = [], []
+        ends: dict[str, list[tuple[float, float]]] = {"ratio": [], JUDGED.name: []}
+        best: list[bool | None] = []
+        influential = []
         for differences, labels in zip(self.differences, self.prompt_labels, strict=True):
             rows = slice(len(best), len(best) + len(differences.studentised))
-            ends += ratio_simultaneous([row.ratio for row in self.rows[rows]], confidence_level)
-            best += differences.best_set(judged[rows], confidence_level).tolist()
-            places = [row.most_influential for row in self.rows[rows]]
+            of_size = self.rows[rows]
+            ends["ratio"] += ratio_simultaneous([row.ratio for row in of_size], confidence_level)
+            ends[JUDGED.name] += matched_ratio_simultaneous([row.matched_ratio for row in of_size], confidence_level)
+            inside, known = differences.best_set(judged[rows], confidence_level), differences.known(judged[rows])
+            best += [bool(one) if is_known else None for one, is_known in zip(inside, known, strict=True)]
+            places = [row.most_influential for row in of_size]
             influential += [None if place is None else labels[place] for place in places]
-        frame["ratio_simultaneous_low"] = [low for low, _ in ends]
-        frame["ratio_simultaneous_high"] = [high for _, high in ends]
+        for name, intervals in ends.items():
+            frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = np.array(intervals).T
         frame["in_best_set"] = best
         frame["n_effective_prompts"] = [row.n_effective_prompts for row in self.rows]
         frame["most_influential_prompt"] = influential

@@ -27,8 +27,13 @@ def lowest_beyond_doubt(frame: pd.DataFrame) -> str | None:
     judged = bool((np.isfinite(values[:, 1]) | np.isnan(values[:, 0])).all())
     if len(frame) < 2 or not judged or frame["estimator"].duplicated().any():
         return None
-    best = frame.loc[frame["in_best_set"].to_numpy(dtype=bool), "estimator"]
-    return str(best.iloc[0]) if len(best) == 1 else None
+    best = rows_in_best_set(frame)
+    return str(frame["estimator"].iloc[best[0]]) if len(best) == 1 else None
+
+
+def rows_in_best_set(frame: pd.DataFrame) -> list[int]:
+    """Positions of the rows whose ``in_best_set`` is true; what is missing there was not judged."""
+    return np.flatnonzero(frame["in_best_set"].eq(True)).tolist()
 
 
 def lowest(comparison: Comparison | pd.DataFrame) -> str | None:
@@ -78,7 +83,7 @@ def best_rows(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> list[i
         paired: as for :func:`clear_winner`, which then decides.
     """
     if paired is None and "in_best_set" in frame:
-        return [at for at, inside in enumerate(frame["in_best_set"]) if bool(inside)]
+        return rows_in_best_set(frame)
     if paired is not None or "lowest_beyond_doubt" not in frame.attrs:
         winner = clear_winner(frame, paired)
         return [] if winner is None else [winner]

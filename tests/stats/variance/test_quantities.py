@@ -37,8 +37,8 @@ def test_the_frame_holds_every_quantity_in_order_with_its_interval(comparison):
         "target",
         *(f"{one.name}{end}" for one in COMPARED for end in ends),
     ]
-    beside = ["ratio_simultaneous_low", "ratio_simultaneous_high", "in_best_set"]
-    beside += ["n_effective_prompts", "most_influential_prompt"]
+    beside = [f"{name}_simultaneous_{end}" for name in ("ratio", "matched_ratio") for end in ("low", "high")]
+    beside += ["in_best_set", "n_effective_prompts", "most_influential_prompt"]
     assert list(comparison.to_frame().columns) == expected + beside
     components = comparison.variance_components()
     assert {f"{one.name}{end}" for one in VARIANCE_COMPONENTS for end in ends} <= set(components.columns)
@@ -82,6 +82,7 @@ def test_only_estimates_and_the_table_spell_a_quantity():
     found = subprocess.run(["grep", "-rl", JUDGED.name, PACKAGE, "--include=*.py"], capture_output=True, text=True)
     assert {Path(path).name for path in found.stdout.split()} <= {
         "quantities.py", "matched_ratio.py", "row.py", "comparison.py", "pooled_completions.py",
+        "matched_ratio_simultaneous.py", "variance_comparison.py",
     }  # fmt: skip
 
 

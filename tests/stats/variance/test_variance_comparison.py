@@ -1,8 +1,13 @@
 """The table of a comparison: levels, verdicts and the columns beside the quantities."""
 
+from io import StringIO
+
 import numpy as np
+import pandas as pd
 import pytest
 from comparison_batches import interleaved_batch, quiet_compare, sized_batch
+
+from gradstats.stats.variance.winner import lowest_beyond_doubt
 
 
 def test_verdicts_are_those_of_each_group_size():
@@ -20,8 +25,9 @@ def test_simultaneous_intervals_widen_with_the_level_and_hold_the_single_ones():
     result = quiet_compare(batch, ["rloo", "reinforce", "grpo"], scores)
     narrow, wide = result.to_frame(0.5), result.to_frame(0.99)
     for frame in (narrow, wide):
-        assert (frame["ratio_simultaneous_low"] <= frame["ratio_low"]).all()
-        assert (frame["ratio_simultaneous_high"] >= frame["ratio_high"]).all()
+        for name in ("ratio", "matched_ratio"):
+            assert (frame[f"{name}_simultaneous_low"] <= frame[f"{name}_low"]).all()
+            assert (frame[f"{name}_simultaneous_high"] >= frame[f"{name}_high"]).all()
     assert (wide["ratio_simultaneous_high"].iloc[1:] > narrow["ratio_simultaneous_high"].iloc[1:]).all()
     assert wide["ratio_simultaneous_low"].iloc[0] == wide["ratio_simultaneous_high"].iloc[0] == 1.0
 
@@ -31,7 +37,8 @@ def test_a_row_without_a_gradient_has_neither_verdict_nor_prompt():
     frame = quiet_compare(
         batch.with_fields(rewards=np.ones(80)), ["rloo", "reinforce"], scores, reference="reinforce"
     ).to_frame()
-    assert frame["in_best_set"].tolist() == [False, True]
+    assert frame["in_best_set"].tolist() == [None, True]
+    assert lowest_beyond_doubt(frame) == lowest_beyond_doubt(pd.read_csv(StringIO(frame.to_csv()))) == "reinforce"
     assert frame["most_influential_prompt"].isna().tolist() == [True, False]
     assert np.isnan(frame["n_effective_prompts"].iloc[0])
     assert np.isnan(frame["ratio_simultaneous_low"].iloc[0])

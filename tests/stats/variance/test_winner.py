@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from gradstats.estimators import Batch
 from gradstats.stats import compare
-from gradstats.stats.variance.winner import clear_winner, lowest
+from gradstats.stats.variance.winner import best_rows, clear_winner, lowest
 
 ESTIMATORS = ["rloo", "reinforce", "constant(b=0.5)", "constant(b=5)"]
 
@@ -64,3 +65,8 @@ def test_batch_level_estimators_are_compared_like_others():
     batch, scores = problem(noise=0.1)
     comparison = quiet(batch, ["rloo", "reinforce", "batch_mean(loo=True)"], scores, n_resamples=64)
     assert comparison.lowest() == comparison.lowest_beyond_doubt() == "batch_mean(loo=True)"
+
+
+def test_a_row_that_was_not_judged_is_not_in_the_best_set():
+    frame = pd.DataFrame({"estimator": ["rloo", "mine", "other"], "in_best_set": [True, None, np.nan]})
+    assert best_rows(frame) == [0]
