@@ -34,7 +34,7 @@ def ratio_simultaneous(ratios: Sequence[Estimate], confidence_level: float) -> l
 def largest_deviations(
     draws: Sequence[Float[np.ndarray, " resamples"]], confidence_level: float
 ) -> tuple[float, float]:
-    """The lower quantile of the smallest and the upper one of the largest of several studentised deviations.
+    """Return the lower quantile of the smallest and the upper one of the largest of several studentised deviations.
 
     Args:
         draws: of each, from the same resamples; without any, both quantiles are 0.
