@@ -30,7 +30,7 @@ class OfKnownScale:
         return self._scaled(*self.ratio.with_interval(confidence_level))
 
     def within(self, lower: float, upper: float, confidence_level: float) -> Interval:
-        """The same for two quantiles of the studentised deviation, or Student's where larger than both."""
+        """Return the same for two quantiles of the studentised deviation, or Student's where larger than both."""
         if not isinstance(self.ratio, StudentisedEstimate):
             return UNKNOWN
         return self._scaled(self.ratio.value, *self.ratio.within(lower, upper, confidence_level))
@@ -57,7 +57,7 @@ class OfEstimatedScale:
         return self.within(0.0, 0.0, confidence_level)
 
     def within(self, lower: float, upper: float, confidence_level: float) -> Interval:
-        """The same for two quantiles of the studentised deviation, or Student's where larger than both."""
+        """Return the same for two quantiles of the studentised deviation, or Student's where larger than both."""
         pieces = self.root.solution(confidence_level, max(abs(lower), abs(upper)))
         if not pieces:
             return UNKNOWN
