@@ -158,10 +158,9 @@ def show_variance(frame: pd.DataFrame) -> None:
     title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
     shown = [name for name in shown_in("terminal") if name in frame]
     narrow = console.width < _WIDE
-    # Most terminals have room for three columns beside the names.
-    for names in [shown] if console.width >= _WIDEST else [shown[:3], shown[3:]]:
-        if not names:
-            continue
+    at_once = len(shown) if console.width >= _WIDEST else 2 if narrow else 3  # columns next to whole names
+    for first in range(0, len(shown), at_once):
+        names = shown[first : first + at_once]
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("estimator", overflow="fold")
         for name in names:

@@ -44,7 +44,8 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         missing = [table for number, table in enumerate(tables) if number not in finished]
         require_space(run.measurement, sum(measured_bytes(table, section) for table in missing))
         policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}))
-        refuse_other_policy(rollouts.metadata.get("policy"), policy.digests, f"the rollouts of {run.path}", RESTORE)
+        if not run.experiment.behaviour_policy:  # whose weights are meant to differ
+            refuse_other_policy(rollouts.metadata.get("policy"), policy.digests, f"the rollouts of {run.path}", RESTORE)
         session = MeasuringSession.open(policy, rollouts, section)
         if missing:
             session.expect(Rollouts.concatenate(missing))

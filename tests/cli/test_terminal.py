@@ -112,10 +112,14 @@ def test_the_variance_table_names_group_sizes_and_the_lowest(printed):
 
 
 def test_labels_are_broken_on_a_narrow_terminal(printed):
-    text = printed(terminal.show_variance, variance_frame(), width=90)
-    assert [line.split()[0] for line in text.splitlines() if "alpha" in line] == [
-        "(alpha=0.8,"
-    ] * 2  # a table each of variance and of bias
+    frame = variance_frame()
+    text = printed(terminal.show_variance, frame, width=80)
+    first = [line.split()[0] for line in text.splitlines() if line.strip()]
+    tables = first.count("estimator")
+    assert tables == 3  # two columns at a time
+    assert first.count("(alpha=0.8,") == tables
+    for label in frame["estimator"]:
+        assert first.count(label.partition("(")[0]) == tables, label  # no name is broken
 
 
 def test_alpha_with_its_sentences(printed):
