@@ -19,6 +19,7 @@ class Plan(SamplingPlan):
     def __init__(self):
         object.__setattr__(self, "rows", [[(batch, 0), (batch, 1)] for batch in range(3)])
         object.__setattr__(self, "drawn", [])
+        object.__setattr__(self, "sampler", SimpleNamespace(own_seeds=True, describe=dict, draw=list))
 
     def draw(self, batch, on_tokens=lambda count: None):
         self.drawn.append(batch)
