@@ -43,6 +43,7 @@ KNOWN = (
     "recipe:gmpo",
     "recipe:delta_l",
     "recipe:dapo_top_entropy",
+    "discounted",
 )
 
 # Places kept for names to come, so that adding one does not move the unknown ones.

@@ -49,8 +49,7 @@ def _read(path: Path) -> dict[str, Completion]:
 
 def _completion(entry: dict[str, object]) -> Completion:
     """Restore a completion; JSON has no NaN."""
-    completion = Completion(**entry)  # pyright: ignore[reportArgumentType]
-    if completion.logprobs is None:
-        return completion
-    logprobs = [math.nan if value is None else value for value in completion.logprobs]
-    return Completion(completion.tokens, logprobs, completion.finish_reason, completion.token_source)
+    logprobs = entry["logprobs"]
+    if isinstance(logprobs, list):
+        entry = entry | {"logprobs": [math.nan if value is None else value for value in logprobs]}
+    return Completion(**entry)  # pyright: ignore[reportArgumentType]

@@ -13,7 +13,7 @@ from gradstats.stats.variance.ratio_simultaneous import largest_deviations
 def matched_ratio_simultaneous(matched: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
     r"""Return an interval for each ``matched_ratio``, such that all of them hold together at the stated level.
 
-    As for `gradstats.stats.variance.ratio_simultaneous`: where the scale is known it is that of ``ratio``, times the
+    As for ``ratio_simultaneous``: where the scale is known it is that of ``ratio``, times the
     scale. Where it is estimated, the Fieller set with the quantile of the largest deviation in place of Student's,
     where the deviation of that row is the one of :math:`N - \hat ψD`, studentised. Rows that are known exactly take no
     part; what is not estimated is NaN.

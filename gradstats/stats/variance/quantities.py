@@ -106,7 +106,7 @@ COMPARED = (
         name="matched_bias_share",
         heading="matched bias",
         axis_label="share of bias in the mean squared error,\nat matched scale, against the {target} gradient",
-        panel_label="matched\nbias\n({target})",
+        panel_label="matched\nbias",
         shown_in=("paper", "page", "terminal", "panels"),
     ),
     Quantity(
