@@ -62,7 +62,12 @@ def redraw(folder: Path, venue: str = "icml") -> list[Path]:
         table = f"{Path(name).stem}.csv"
         for old in (Path(name).name, *([] if table in NUMBERS else [table])):
             (folder / old).unlink(missing_ok=True)
-    paths = draw_run(read_results(folder), folder, FiguresSection.model_validate({"venue": venue}))
+    paths = []
+    with TemporaryDirectory() as drawn:
+        for path in draw_run(read_results(folder), Path(drawn), FiguresSection.model_validate({"venue": venue})):
+            if path.name not in NUMBERS:  # the numbers that figures are drawn from stay as they are
+                shutil.copyfile(path, folder / path.name)
+            paths.append(folder / path.name)
     figures = sorted(path.name for path in paths if path.suffix in DRAWN)
     write_json(folder / STAMP, {"figures": figures, "venue": venue, "numbers": _hashes(folder)})
     return paths
