@@ -300,7 +300,7 @@ def speed_table(table: pd.DataFrame) -> str:
     """Processor seconds and memory of `compare` by the size of the problem, as Markdown."""
     columns = ["n", "dimension", "deals", "cpu_seconds", "peak_mib"]
     lines = ["| sequences | dimension | deals | processor seconds | peak MiB |", "|---|---|---|---|---|"]
-    for n, dimension, deals, seconds, memory in table[columns].drop_duplicates(columns[:3]).to_numpy().tolist():
+    for n, dimension, deals, seconds, memory in table[columns].drop_duplicates(columns[:3]).to_numpy().tolist():  # pyright: ignore[reportCallIssue, reportArgumentType]
         lines.append(f"| {n:g} | {dimension:g} | {deals:g} | {seconds:.1f} | {memory:.0f} |")
     return "\n".join(lines)
 

@@ -116,7 +116,7 @@ def draw(table: pd.DataFrame) -> None:
         fig, axes = plt.subplots(1, len(GROWTH), sharey=True)
         for ax, axis in zip(axes, GROWTH, strict=True):
             column, label = labels[axis]
-            rows = table[table["growth_in"] == axis].sort_values(column)
+            rows = table[table["growth_in"] == axis].sort_values(column)  # pyright: ignore[reportCallIssue, reportArgumentType]
             ax.plot(rows[column], rows["cpu_seconds"], marker="o")
             ax.axhline(5.0, color="0.5", linewidth=0.8, linestyle=":")
             ax.set_xlabel(label)

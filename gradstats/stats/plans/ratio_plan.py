@@ -138,7 +138,8 @@ def _standard_errors_apart(level: float, degrees: float) -> float:
     at = (np.arange(_NODES) + 0.5) / _NODES
     spread = np.sqrt(stats.chi2.ppf(at, degrees) / degrees)
     z = float(stats.norm.ppf(0.5 + level / 2.0))
-    return float(optimize.brentq(lambda c: float(stats.norm.cdf(c * spread - z).mean()) - ASSURANCE, 0.0, 1e3))
+    root = optimize.brentq(lambda c: float(stats.norm.cdf(c * spread - z).mean()) - ASSURANCE, 0.0, 1e3)
+    return float(root)  # pyright: ignore[reportArgumentType]  # a pair only with full_output
 
 
 def _completions_per_prompt(about: dict[Any, Any], row: pd.Series) -> float:

@@ -97,7 +97,7 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
         n_prompts_low=needed(high),
         n_prompts_high=needed(low),
         n_prompts_assured=needed(assured),
-        completions_per_prompt=pilot.splits[0].n_completions / pilot.n_prompts,
-        tokens_per_completion=pilot.splits[0].mean_length,
+        completions_per_prompt=pilot.splits[0].n_completions / pilot.n_prompts,  # pyright: ignore[reportGeneralTypeIssues]
+        tokens_per_completion=pilot.splits[0].mean_length,  # pyright: ignore[reportGeneralTypeIssues]
         pilot_n_prompts=pilot.n_prompts,
     )
