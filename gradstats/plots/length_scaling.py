@@ -51,7 +51,7 @@ def plot_length_scaling(
         >>> points = gs.data.load("gloeckle2026")
         >>> ax = gs.plot_length_scaling(gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm))
         >>> ax.get_xscale(), ax.get_legend_handles_labels()[1]
-        ('log', ['$\\alpha$ = 0.79 [0.48, 1.10]'])
+        ('log', ['$\\alpha$ = 0.79 [0.47, 1.10]'])
     """
     if ax is None:
         _, ax = plt.subplots()

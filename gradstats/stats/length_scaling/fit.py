@@ -241,7 +241,7 @@ def fit_length_scaling(
         >>> points = gs.data.load("gloeckle2026")
         >>> fit = gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)
         >>> round(fit.alpha, 4), round(fit.alpha_stderr, 3)
-        (0.7887, 0.153)
+        (0.7887, 0.139)
         >>> low, high = fit.confidence_interval(0.95, "t")
         >>> round(low, 3), round(high, 3)
         (0.475, 1.102)

@@ -86,7 +86,7 @@ def mundlak_test(fit: LengthScalingFit) -> MundlakTest:
         >>> sq_norms = lengths * (1.0 + groups)  # α is ½ within prompts
         >>> test = gs.mundlak_test(gs.fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups))
         >>> round(test.alpha_within, 3), round(test.alpha_between, 3)
-        (0.5, 0.73)
+        (0.5, 0.735)
     """
     x, y = np.log(fit.lengths), np.log(fit.sq_norms)
     means = (np.bincount(fit.clusters, weights=x) / np.bincount(fit.clusters))[fit.clusters]
