@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import compare, fit_length_scaling, mundlak_test
-from gradstats.stats.length_scaling.fit import METHODS
+from gradstats.stats.length_scaling.alpha import METHODS
 from gradstats.system.files import atomic_path
 
 POPULATION = Path(__file__).parent / "data" / "heavy_tailed_population.safetensors"

@@ -10,7 +10,7 @@ from matplotlib.typing import ColorType
 from gradstats import data
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.plots.forest import plain_ticks
-from gradstats.stats.length_scaling.fit import LengthScalingFit
+from gradstats.stats.length_scaling.alpha import LengthScalingFit
 
 CURVE_POINTS = 200
 CUT_OFF = "cut off at the cap"

@@ -13,7 +13,7 @@ import pandas as pd
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval
-from gradstats.stats.length_scaling.fit import LengthScalingFit
+from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, TARGETS, filled_in, shown_in
 from gradstats.stats.variance.winner import Comparison, best_rows, frame_of, lowest

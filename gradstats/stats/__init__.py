@@ -1,10 +1,11 @@
 """How the gradient grows with length, and how noisy each estimator is, with intervals."""
 
 from gradstats.stats.length_reward import LengthRewardCorrelation, length_reward_correlation
+from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.alpha_report import AlphaReport, alpha_report
 from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
-from gradstats.stats.length_scaling.diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
-from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
+from gradstats.stats.length_scaling.curvature import CurvatureTest, curvature_test
+from gradstats.stats.length_scaling.most_influential_prompt import alpha_without_each_prompt
 from gradstats.stats.length_scaling.mundlak import MundlakTest, mundlak_test
 from gradstats.stats.on_policy.check import OnPolicyCheck, check_on_policy
 from gradstats.stats.on_policy.sampler_gap import SamplerGap, sampler_gap
@@ -17,7 +18,11 @@ from gradstats.stats.tokens.profiles import concentration, drift_along, local_sl
 from gradstats.stats.tokens.proxy_quality import ProxyQuality, proxy_quality
 from gradstats.stats.tokens.token_profile import TokenProfile
 from gradstats.stats.variance.comparison import compare
-from gradstats.stats.variance.group_size import EquivalentGroupSize, equivalent_group_size, equivalent_group_sizes
+from gradstats.stats.variance.equivalent_group_size import (
+    EquivalentGroupSize,
+    equivalent_group_size,
+    equivalent_group_sizes,
+)
 from gradstats.stats.variance.implied_shift import ImpliedShift, implied_shift
 from gradstats.stats.variance.length_bins import LengthBins, variance_by_length
 from gradstats.stats.variance.variance_comparison import VarianceComparison

@@ -67,6 +67,18 @@ class Estimate:
         with np.errstate(over="ignore"):
             return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
 
+    def pvalue(self, expected: float = 0.0, *, only_above: bool = False) -> float:
+        """Return the two-sided p-value of an expected value by Student's distribution, on the scale of the value.
+
+        Args:
+            expected: the value under the hypothesis.
+            only_above: whether only larger estimates count against it; a smaller one then has a p-value of 1.
+        """
+        if self.stderr == 0.0:
+            return float(np.isclose(self.value, expected))
+        t = (self.value - expected) / self.stderr
+        return min(2.0 * float(stats.t.sf(t if only_above else abs(t), self.degrees)), 1.0)
+
     def with_interval(self, confidence_level: float) -> Interval:
         """``(value, low, high)``."""
         return (self.value, *self.confidence_interval(confidence_level))

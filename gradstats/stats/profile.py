@@ -11,7 +11,8 @@ from jaxtyping import Float
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.weighted_mean import optimal_constant
-from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
+from gradstats.stats.effective_sample_size import effective_sample_size
+from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile
 from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.variance_comparison import VarianceComparison
@@ -189,7 +190,7 @@ def profile_policy(measured: MeasuredProfile) -> PolicyProfile:
         share_above_half_nat=float(np.concatenate(choices).mean()),
         tokens_with_choice=float(np.mean([chosen.sum() for chosen in choices])),
         log_residual_sd=float(np.sqrt(residuals @ residuals / (pooled.n - 2))),
-        effective_share=float(sq_norms.sum() ** 2 / (len(sq_norms) * (sq_norms @ sq_norms))),
+        effective_share=effective_sample_size(sq_norms) / len(sq_norms),
         top16_share=float(np.mean(shares)) if shares else float("nan"),
         wrong_over_right=_mean(sq_norms[~right]) / _mean(sq_norms[right]),
         optimal_constant_ratio=optimal_ratio,

@@ -26,7 +26,7 @@ from gradstats.config.sections import (
     SamplingSection,
     VarianceSection,
 )
-from gradstats.stats.length_scaling.fit import METHODS
+from gradstats.stats.length_scaling.alpha import METHODS
 
 FUNCTIONS = {
     PolicySection: gradstats.load_policy,

@@ -62,3 +62,15 @@ def test_what_has_no_logarithm_has_no_interval():
 def test_a_level_that_is_not_a_probability_is_refused(level):
     with pytest.raises(ValueError, match=f"^confidence_level={level:g} must lie between 0 and 1, for example 0.95$"):
         mean_of(X).estimate().confidence_interval(level)
+
+
+def test_pvalue_is_that_of_students_test():
+    values = np.random.default_rng(1).normal(0.3, 1.0, 20)
+    estimate = mean_of(values).estimate()
+    expected = stats.ttest_1samp(values, 0.1)
+    assert estimate.pvalue(0.1) == pytest.approx(expected.pvalue)
+    below = 2.0 * float(estimate.value)  # the estimate is smaller than what is expected
+    assert estimate.pvalue(below, only_above=True) == 1.0
+    assert estimate.pvalue(below) < 1.0
+    exact = Estimate(1.0, 0.0, "raw", 10.0)
+    assert (exact.pvalue(1.0), exact.pvalue(0.0)) == (1.0, 0.0)

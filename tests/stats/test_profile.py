@@ -8,7 +8,7 @@ import pytest
 
 from gradstats.measurement import Measurement
 from gradstats.rollouts import Rollouts
-from gradstats.stats.length_scaling.fit import fit_length_scaling
+from gradstats.stats.length_scaling.alpha import fit_length_scaling
 from gradstats.stats.profile import CHOICE, HEAVIEST, LONG, PROFILE_QUANTITIES, heaviest_share, profile_policy
 from gradstats.stats.variance.comparison import compare
 

@@ -11,9 +11,10 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
-from gradstats.stats.length_scaling.diagnostics import CurvatureTest, alpha_without_each_prompt, curvature_test
-from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
+from gradstats.stats.length_scaling.curvature import CurvatureTest, curvature_test
+from gradstats.stats.length_scaling.most_influential_prompt import alpha_without_each_prompt
 from gradstats.stats.length_scaling.mundlak import MundlakTest, mundlak_test
 from gradstats.stats.length_scaling.regression_lines import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
@@ -45,7 +46,7 @@ class AlphaReport:
         uncut_fit: the fit without completions that were cut off at the cap; None where none was, or too few remain.
         curvature: whether one power law fits; None with too few lengths or prompts.
         within_between: whether α within prompts equals α between them; None without prompts that vary in length.
-        influence: frame of :func:`gradstats.stats.length_scaling.diagnostics.alpha_without_each_prompt`; None where it
+        influence: frame of :func:`gradstats.alpha_without_each_prompt`; None where it
             would take too many refits.
         by_block: frame of :func:`gradstats.stats.length_scaling_by_block`; None for bare points, or a single block.
         energy_fit: α of the summed token energies; None where they were not measured.
@@ -222,7 +223,7 @@ def alpha_report(
 def _named_influence(
     fit: LengthScalingFit, measured: MeasuredNorms | None, groups: ArrayLike | None
 ) -> pd.DataFrame | None:
-    """:func:`gradstats.stats.length_scaling.diagnostics.alpha_without_each_prompt`, with the names of the prompts."""
+    """:func:`gradstats.alpha_without_each_prompt`, with the names of the prompts."""
     frame = _or_none(lambda: alpha_without_each_prompt(fit))
     groups = groups if measured is None else measured.rollouts.prompt_id
     if frame is None or groups is None:

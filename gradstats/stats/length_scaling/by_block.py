@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.stats.length_scaling.fit import LengthScalingFit, fit_length_scaling
+from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
 from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
 

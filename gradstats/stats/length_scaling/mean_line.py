@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
+from gradstats.stats.length_scaling.r_squared import squared_correlation
 from gradstats.stats.length_scaling.regression import LeastSquares
 from gradstats.stats.length_scaling.regression_lines import RegressionLine
 
@@ -67,11 +68,10 @@ def _mean_line(
     bread = np.linalg.inv(design.T @ (design * (root**2)[:, None]))
     working = LeastSquares(design * root[:, None], coefficients, (target - mean) / mean ** (power / 2.0), bread)
     slope = float(coefficients[1])
-    spread = target.std() * mean.std()
     return RegressionLine(
         slope=slope,
         intercept=float(coefficients[0]) - slope * centre + shift,
-        r_squared=float(np.corrcoef(target, mean)[0, 1] ** 2) if spread > 0 else float("nan"),
+        r_squared=squared_correlation(target, mean),
         centre=centre,
         regression=working,
         clusters=clusters,

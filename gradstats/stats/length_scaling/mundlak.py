@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.stats.jackknife import require_level
-from gradstats.stats.length_scaling.fit import LengthScalingFit
+from gradstats.stats.jackknife import Estimate
+from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.length_scaling.regression import least_squares
 
 
@@ -36,8 +35,7 @@ class MundlakTest:
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval of the difference."""
-        margin = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees)) * self.stderr
-        return self.difference - margin, self.difference + margin
+        return Estimate(self.difference, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row: both exponents, their difference with its interval and the p-value."""
@@ -99,9 +97,6 @@ def mundlak_test(fit: LengthScalingFit) -> MundlakTest:
             f"lengths, and prompts that differ in length; {n_varied} prompt(s) have: sample more completions per prompt"
         )
     regression = least_squares(np.column_stack([np.ones_like(x), deviations, means - means.mean()]), y)
-    stderr, degrees = regression.cr2(np.array([[0.0, -0.5, 0.5]]), fit.clusters)
     within, between = (float(slope) / 2.0 for slope in regression.coefficients[1:])
-    difference = between - within
-    t = np.divide(abs(difference), stderr[0])
-    pvalue = float(2.0 * stats.t.sf(t, degrees[0]))
-    return MundlakTest(within, between, difference, float(stderr[0]), float(degrees[0]), pvalue)
+    difference = regression.contrast(np.array([0.0, -0.5, 0.5]), fit.clusters)
+    return MundlakTest(within, between, difference.value, difference.stderr, difference.degrees, difference.pvalue())

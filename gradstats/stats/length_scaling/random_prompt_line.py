@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import optimize
 
+from gradstats.stats.length_scaling.r_squared import r_squared
 from gradstats.stats.length_scaling.regression import least_squares
 from gradstats.stats.length_scaling.regression_lines import RegressionLine
 
@@ -40,13 +41,10 @@ def random_prompt_line(
 
     fit = least_squares(np.column_stack([kept[clusters], transformed(x - centre)]), transformed(y))
     slope, intercept = float(fit.coefficients[1]), float(fit.coefficients[0]) - float(fit.coefficients[1]) * centre
-    deviations = y - y.mean()
-    total = float(deviations @ deviations)
-    unexplained = y - intercept - slope * x
     return RegressionLine(
         slope=slope,
         intercept=intercept,
-        r_squared=1.0 - float(unexplained @ unexplained) / total if total > 0 else float("nan"),
+        r_squared=r_squared(y - intercept - slope * x, y - y.mean()),
         centre=centre,
         regression=fit,
         clusters=clusters,

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from gradstats.stats.jackknife import Estimate
+
 EIGENVALUE_FLOOR = 1e-10
 
 
@@ -109,6 +111,16 @@ class LeastSquares:
         degrees = np.full(len(contrasts), np.nan)
         np.divide(trace**2, trace_sq, out=degrees, where=trace_sq > 0)
         return np.sqrt(variance.sum(axis=1)), degrees
+
+    def contrast(self, contrast: Float[np.ndarray, " k"], clusters: Int[np.ndarray, " n"]) -> Estimate:
+        """Estimate one linear combination of the coefficients, with the error and degrees of freedom of :meth:`cr2`.
+
+        Args:
+            contrast: (k,) the factors of the coefficients.
+            clusters: (n,) cluster of each row, numbered from 0.
+        """
+        stderr, degrees = self.cr2(contrast[None], clusters)
+        return Estimate(float(contrast @ self.coefficients), float(stderr[0]), "raw", float(degrees[0]))
 
     def without_each(self, clusters: Int[np.ndarray, " n"]) -> Float[np.ndarray, "g k"]:
         r"""Return the coefficients without each cluster in turn: :math:`β̂ - (XᵀX - X_gᵀX_g)^{-1} X_gᵀ e_g`.

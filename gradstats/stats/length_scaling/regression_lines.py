@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from scipy import stats
 
 from gradstats.stats.length_scaling.bootstrap import bootstrap_t_quantiles
+from gradstats.stats.length_scaling.r_squared import r_squared
 from gradstats.stats.length_scaling.regression import LeastSquares, least_squares
 
 REGRESSION_INTERVALS = ("t", "hc3", "cluster", "bootstrap")
@@ -152,7 +153,7 @@ def within_prompt_line(
     return RegressionLine(
         slope=slope,
         intercept=float(y.mean() - slope * x.mean()),
-        r_squared=_r_squared(fit.residuals, from_mean_y),
+        r_squared=r_squared(fit.residuals, from_mean_y),
         centre=float(x.mean()),
         regression=fit,
         clusters=clusters,
@@ -166,7 +167,7 @@ def _line(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[
     return RegressionLine(
         slope=slope,
         intercept=float(fit.coefficients[0]) - slope * centre,
-        r_squared=_r_squared(fit.residuals, y - y.mean()),
+        r_squared=r_squared(fit.residuals, y - y.mean()),
         centre=centre,
         regression=fit,
         clusters=clusters,
@@ -175,8 +176,3 @@ def _line(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[
 
 def _prompt_means(values: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]) -> np.ndarray:
     return np.bincount(clusters, weights=values) / np.bincount(clusters)
-
-
-def _r_squared(residuals: np.ndarray, deviations: np.ndarray) -> float:
-    total = float(deviations @ deviations)
-    return 1.0 - float(residuals @ residuals) / total if total > 0 else float("nan")

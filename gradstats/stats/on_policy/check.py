@@ -7,19 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
-from scipy import stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, require_level
+from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy
+from gradstats.stats.on_policy.energy_ratio import energy_ratio
 from gradstats.stats.on_policy.holm import holm
+from gradstats.stats.on_policy.mean_score_sq import mean_score_sq
 from gradstats.stats.on_policy.settings import SAMPLER_SETTINGS, departures_of
+from gradstats.stats.on_policy.surprise import excess_of, surprise
 from gradstats.stats.on_policy.temperature import TemperatureTest, temperature_test
-from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
-from gradstats.stats.variance.group_moments import prompt_moments, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.probe_error import probed_statistic
-from gradstats.stats.variance.sketch_error import SketchError
 
 FEWEST_ENERGY_PROMPTS = 10.0
 # On-policy samples are called off-policy in at most one of a hundred studies.
@@ -78,7 +75,7 @@ class OnPolicyCheck:
             if np.isfinite(getattr(self, name).stderr)
             and (name != "energy_ratio" or self.energy_prompts >= FEWEST_ENERGY_PROMPTS)
         }
-        raw = [_pvalue(estimate, EXPECTED[name], name == "mean_score_sq") for name, estimate in tested.items()]
+        raw = [estimate.pvalue(EXPECTED[name], only_above=name == "mean_score_sq") for name, estimate in tested.items()]
         return dict(zip(tested, holm(raw).tolist(), strict=True))
 
     def failures(self, confidence_level: float = VERDICT_LEVEL) -> list[str]:
@@ -220,59 +217,17 @@ def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator 
     n_prompts = int(prompts.max()) + 1
     if n_prompts < 3:
         raise ValueError(f"the on-policy check needs at least 3 prompts, got {n_prompts}: measure more")
-    masks = rollouts.masks
-    by_token = [
-        -(np.asarray(logprob, dtype=np.float64)[mask] + np.asarray(entropy, dtype=np.float64)[mask])
-        for logprob, entropy, mask in zip(measured.logprobs, measured.entropy, masks, strict=True)
-    ]
-    excess = _prompt_mean(np.array([float(np.sum(d)) for d in by_token]), prompts)
-    ratio, energy_prompts = NOT_ESTIMATED, np.inf
-    if has_token_energies(measured):
-        energies, along = summed_energy(measured)
-        by_prompt = np.bincount(prompts, energies) / np.bincount(prompts)
-        energy_prompts = float(by_prompt.sum() ** 2 / np.sum(by_prompt**2))
-        ratio = (
-            _prompt_mean(np.asarray(measured.sq_norms), prompts) / _prompt_mean(energies, prompts, along)
-        ).estimate()
+    excess = excess_of(measured)
+    ratio, energy_prompts = energy_ratio(measured, prompts)
     scorer = measured.metadata.get("policy") or {}
     recorded = rollouts.metadata.get("sampler") or {}
     return OnPolicyCheck(
-        surprise=excess.estimate(),
-        mean_score_sq=_mean_score(measured, prompts, np.random.default_rng(rng)),
+        surprise=surprise(excess, prompts),
+        mean_score_sq=mean_score_sq(measured, prompts, np.random.default_rng(rng)),
         energy_ratio=ratio,
         sampler={name: recorded[name] for name in SAMPLER_SETTINGS if name in recorded},
         scorer_temperature=scorer.get("temperature"),
         n_prompts=n_prompts,
         energy_prompts=energy_prompts,
-        temperatures=temperature_test(by_token, prompts),
+        temperatures=temperature_test(excess, prompts),
     )
-
-
-def _pvalue(estimate: Estimate, expected: float, only_above: bool) -> float:
-    """Of a value, two-sided; 1 where only larger ones count and it is smaller."""
-    if estimate.stderr == 0.0:
-        return float(np.isclose(estimate.value, expected))
-    t = (estimate.value - expected) / estimate.stderr
-    return min(2.0 * float(stats.t.sf(t if only_above else abs(t), estimate.degrees)), 1.0)
-
-
-def _mean_score(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"], rng: np.random.Generator) -> Estimate:
-    if measured.sketches is None:
-        return NOT_ESTIMATED
-    groups = split_into_groups(shuffled_prompts(prompts, rng), np.arange(len(prompts)), None)
-    scores = np.asarray(measured.sketches, dtype=np.float64)[groups.rows]
-    weights = 1.0 / groups.sizes[groups.group]
-    sketch_error = SketchError(scores.shape[1], groups.n_prompts, rng)
-    return prompt_moments(scores, weights, groups, None, sketch_error).signal.estimate()
-
-
-def _prompt_mean(
-    values: Float[np.ndarray, " n"], prompts: Int[np.ndarray, " n"], along: Float[np.ndarray, "n k"] | None = None
-) -> Statistic:
-    """Return the mean over prompts of their completions' means; ``along`` holds the same quantity along each probe."""
-    sizes = np.bincount(prompts)
-    per_probe = None
-    if along is not None:
-        per_probe = np.zeros((len(sizes), along.shape[1]))
-        np.add.at(per_probe, prompts, along / sizes[prompts][:, None])
-    return probed_statistic(np.bincount(prompts, weights=values) / sizes, per_probe)

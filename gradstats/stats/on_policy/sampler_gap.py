@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredSampler
 from gradstats.stats.on_policy.settings import SAMPLER_SETTINGS, departures_of
@@ -211,7 +212,7 @@ def sampler_gap(measured: MeasuredSampler) -> SamplerGap:
             mean_token_ratio=token_mean(np.exp),
             sequence_kl=sequence_mean(-totals),
             sequence_distance=sequence_mean(np.maximum(1.0 - np.exp(totals), 0.0)),
-            effective_sample_size=_effective_sample_size(totals[whole]),
+            effective_sample_size=_of_whole(totals[whole]),
             n_tokens=sum(gap.size for gap in known),
             n_unknown=sum(gap.size for gap in gaps) - sum(gap.size for gap in known),
             n_sequences=int(whole.sum()),
@@ -227,11 +228,9 @@ def _total(gap: Float[np.ndarray, " t"]) -> float:
     return float(gap.sum())
 
 
-def _effective_sample_size(log_ratios: Float[np.ndarray, " n"]) -> float:
-    if not log_ratios.size:
-        return np.nan
-    ratios = np.exp(log_ratios - log_ratios.max())
-    return float(ratios.sum() ** 2 / np.sum(ratios**2))
+def _of_whole(log_ratios: Float[np.ndarray, " n"]) -> float:
+    """Return the effective sample size, which does not depend on the scale of the ratios; they may overflow."""
+    return effective_sample_size(np.exp(log_ratios - log_ratios.max())) if log_ratios.size else np.nan
 
 
 def _ratio(sums: ArrayLike, counts: ArrayLike, prompts: np.ndarray) -> Estimate:

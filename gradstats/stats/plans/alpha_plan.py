@@ -10,7 +10,7 @@ from scipy import stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
-from gradstats.stats.length_scaling.fit import LengthScalingFit
+from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.plans.prompt_plan import ASSURANCE, PromptPlan, smallest
 
 

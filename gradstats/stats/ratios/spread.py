@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from gradstats.stats.effective_sample_size import effective_sample_size_of_means
 from gradstats.stats.jackknife import Estimate, Statistic, mean_statistic
 
 
@@ -95,7 +96,7 @@ def ratio_spread(
             mean=mean.estimate(),
             variance=_positive(variance),
             chi_squared=_positive(chi_squared),
-            effective_sample_size=_positive((first * first / second).scaled(float(n))),
+            effective_sample_size=_positive(effective_sample_size_of_means(first, second, n)),
         )
 
 

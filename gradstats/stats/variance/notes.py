@@ -8,7 +8,7 @@ import numpy as np
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
-from gradstats.stats.variance.effective_prompts import FEW as FEW_PROMPTS
+from gradstats.stats.variance.n_effective_prompts import FEW as FEW_PROMPTS
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.row import EstimatorVariance

@@ -12,12 +12,12 @@ from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Interv
 from gradstats.stats.variance.between_prompt import between_prompt
 from gradstats.stats.variance.bias_share import bias_share
 from gradstats.stats.variance.cosine import cosine
-from gradstats.stats.variance.effective_prompts import n_effective_prompts
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 from gradstats.stats.variance.kept_share import KeptShare, kept_share
 from gradstats.stats.variance.matched_bias_share import matched_bias_share
 from gradstats.stats.variance.matched_ratio import matched_ratio
 from gradstats.stats.variance.most_influential_prompt import most_influential_prompt
+from gradstats.stats.variance.n_effective_prompts import n_effective_prompts
 from gradstats.stats.variance.noise_to_signal import noise_to_signal
 from gradstats.stats.variance.quantities import COMPARED, VARIANCE_COMPONENTS
 from gradstats.stats.variance.ratio import ratio

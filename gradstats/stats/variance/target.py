@@ -13,7 +13,7 @@ from gradstats.estimators import Batch, recipes
 from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, sequence_log_ratios
 from gradstats.stats.measured import MeasuredRollouts
-from gradstats.stats.on_policy.check import departures_of
+from gradstats.stats.on_policy.settings import departures_of
 from gradstats.stats.ratios.spread import RatioSpread, ratio_spread
 from gradstats.stats.variance.pooled_completions import PooledCompletions, Weighted
 from gradstats.stats.variance.quantities import JUDGED

@@ -10,7 +10,7 @@ import pytest
 from gradstats import data
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats import alpha_report, fit_length_scaling
-from gradstats.stats.length_scaling.fit import METHODS
+from gradstats.stats.length_scaling.alpha import METHODS
 from gradstats.system.files import to_json
 
 POINTS = data.load("gloeckle2026")

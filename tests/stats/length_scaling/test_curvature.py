@@ -1,15 +1,11 @@
-"""Curvature, and the influence of single prompts."""
+"""The curvature of the line."""
 
 import numpy as np
 import pytest
 import statsmodels.api as sm
 from power_laws import curved_power_law
 
-from gradstats.stats import (
-    alpha_without_each_prompt,
-    curvature_test,
-    fit_length_scaling,
-)
+from gradstats.stats import curvature_test, fit_length_scaling
 
 
 def test_curvature_equals_the_quadratic_regression():
@@ -36,16 +32,3 @@ def test_a_bend_is_found_and_a_power_law_is_not_one():
 def test_curvature_needs_lengths_and_prompts():
     with pytest.raises(ValueError, match="at least 4 distinct lengths and 3 prompts, got 3 and 3"):
         curvature_test(fit_length_scaling(lengths=[1, 2, 3], sq_norms=[1, 2, 3]))
-
-
-def test_influence_is_refitting_without_each_prompt():
-    lengths, sq_norms, groups = curved_power_law(n_prompts=8)
-    sq_norms[groups == 5] *= np.array([1e-5, 1.0, 1e5])[np.argsort(np.argsort(lengths[groups == 5]))]
-    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups)
-    frame = alpha_without_each_prompt(fit)
-    assert frame["prompt"].iloc[0] == 5
-    assert sorted(frame["prompt"]) == list(range(8))
-    rest = groups != 5
-    alone = fit_length_scaling(lengths=lengths[rest], sq_norms=sq_norms[rest], groups=groups[rest])
-    assert frame["alpha"].iloc[0] == pytest.approx(alone.alpha)
-    assert frame["change"].iloc[0] == pytest.approx(alone.alpha - fit.alpha)

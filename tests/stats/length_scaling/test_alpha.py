@@ -10,7 +10,7 @@ from scipy import stats
 
 from gradstats import data
 from gradstats.stats import fit_length_scaling
-from gradstats.stats.length_scaling.fit import METHODS
+from gradstats.stats.length_scaling.alpha import METHODS
 
 POINTS = data.load("gloeckle2026")
 

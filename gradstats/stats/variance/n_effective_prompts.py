@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
 # Below so many effective prompts the coverage of the intervals was seen to fall short; see docs/statistics.md.
@@ -16,6 +15,4 @@ def n_effective_prompts(gradient: GradientStatistics) -> float:
     M prompts of equal squared gradients are worth M; where a few carry nearly all of the variance it is their number,
     and intervals that rest on the central limit theorem over prompts are too narrow.
     """
-    squares = gradient.second_moment.pseudo_values
-    total = float(np.sum(squares**2))
-    return float(np.sum(squares)) ** 2 / total if total > 0 else np.nan
+    return effective_sample_size(gradient.second_moment.pseudo_values)
