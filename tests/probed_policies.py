@@ -78,3 +78,12 @@ def enumerated(**settings):
             **settings,
         }
     )
+
+
+MANY_DIRECTIONS = enumerated()
+
+
+def drawn_tokens(n_probes=8, n_heavy=4, n_groups=40, seed=0, scale=1.0):
+    """Groups of three completions: the measurement, the batch, and the exact token scores."""
+    batch, _, scores = MANY_DIRECTIONS.sample(n_groups, 3, seed)
+    return probed(batch, scale * scores, n_probes, n_heavy, np.random.default_rng(seed)), batch, scores

@@ -104,7 +104,7 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
     """Write ``alpha.json``, the points behind the fit, and its table."""
     from gradstats.report.tables import alpha_table
     from gradstats.stats import alpha_report
-    from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
+    from gradstats.stats.tokens.token_sums import has_token_energies, summed_energy
 
     section = run.experiment.length_scaling
     report = alpha_report(measured, **section.arguments())

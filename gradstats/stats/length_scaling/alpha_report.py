@@ -20,7 +20,7 @@ from gradstats.stats.length_scaling.regression_lines import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
 from gradstats.stats.on_policy.check import OnPolicyCheck, check_on_policy
 from gradstats.stats.records import records
-from gradstats.stats.tokens.profiles import has_token_energies
+from gradstats.stats.tokens.token_sums import has_token_energies
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200

@@ -8,7 +8,7 @@ import pandas as pd
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
-from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
+from gradstats.stats.tokens.token_sums import has_token_energies, summed_energy
 
 
 def length_scaling_by_block(

@@ -9,7 +9,7 @@ from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate
 from gradstats.stats.measured import MeasuredPolicy
 from gradstats.stats.on_policy.prompt_mean import prompt_mean
-from gradstats.stats.tokens.profiles import has_token_energies, summed_energy
+from gradstats.stats.tokens.token_sums import has_token_energies, summed_energy
 
 
 def energy_ratio(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"]) -> tuple[Estimate, float]:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
-from scipy import stats
+from jaxtyping import Float
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
-from gradstats.estimators.baselines.token_baseline import otb
-from gradstats.estimators.estimator import Level
 from gradstats.measurement.token_scores import TokenScores
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
+from gradstats.stats.jackknife import Estimate
 from gradstats.stats.measured import MeasuredTokens
 from gradstats.stats.records import records
-from gradstats.stats.tokens.profiles import concentration, local_slope, summed_energy, token_correlation, tokens_of
+from gradstats.stats.tokens.concentration import concentration
+from gradstats.stats.tokens.correlation import token_correlation
+from gradstats.stats.tokens.cumulative_error import FRACTIONS, cumulative_errors
+from gradstats.stats.tokens.factor import factor
+from gradstats.stats.tokens.local_slope import local_slope
+from gradstats.stats.tokens.log_slope import log_slope
+from gradstats.stats.tokens.otb_ratio import otb_ratio
+from gradstats.stats.tokens.rank_correlation import rank_correlation
 from gradstats.stats.tokens.token_profile import TokenProfile
-from gradstats.stats.variance.comparison import compare
+from gradstats.stats.tokens.token_sums import summed_energy, tokens_of
 
-FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 #: The estimated quantities of a proxy and their headings, in the order of the table.
 PROXY_QUANTITIES = {
     "rank_correlation": "rank correlation",
@@ -71,7 +73,7 @@ class ProxyQuality:
         tokens: one row per token: prompt_id, sample_id, position, energy, energy_stderr, exact, and each proxy.
         correlation: profile of :func:`gradstats.stats.token_correlation`.
         concentration: profile of :func:`gradstats.stats.concentration`.
-        local_slope: profile of :func:`gradstats.stats.tokens.profiles.local_slope`.
+        local_slope: profile of :func:`gradstats.stats.local_slope`.
         notes: what to know when reading the table, one sentence each.
     """
 
@@ -138,26 +140,6 @@ class ProxyQuality:
         }
 
 
-@dataclass(frozen=True)
-class _OtbOf:
-    """The leave-one-out optimal token baseline with a proxy of energies, passed as the batch's ``values``."""
-
-    name: str
-    level: Level = "token"
-    needs: tuple[str, ...] = ("values",)
-    across_groups: bool = False
-
-    @property
-    def label(self) -> str:
-        return f"otb(energy={self.name}, loo=True)"
-
-    def expected_scale(self, group_size: int) -> float | None:
-        return 1.0
-
-    def weights(self, batch: Batch) -> np.ndarray:
-        return otb(energy="exact", loo=True).weights(batch.with_fields(token_energy=batch.values))
-
-
 def proxy_quality(
     measured: MeasuredTokens, *, group_size: int | None = None, rng: int | np.random.Generator | None = 0
 ) -> ProxyQuality:
@@ -183,15 +165,15 @@ def proxy_quality(
     rows, notes = [], []
     for name, padded in proxies.items():
         values = [row[mask] for row, mask in zip(padded, measured.rollouts.masks, strict=True)]
-        along = _cumulative_errors(energies, values, prompts)
+        along = cumulative_errors(energies, values, prompts)
         rows.append(
             ProxyRow(
                 name,
-                _rank_correlation(energies, values, prompts),
-                _log_slope(energies, values, prompts),
-                _factor(energies, values, prompts),
+                rank_correlation(energies, values, prompts),
+                log_slope(energies, values, prompts),
+                factor(energies, values, prompts),
                 (along[0] + along[1] + along[2] + along[3]).scaled(0.25).estimate(),
-                _otb_ratio(measured, name, padded, batch, group_size, rng),
+                otb_ratio(measured, name, padded, batch, group_size, rng),
                 tuple(each.estimate() for each in along),
             )
         )
@@ -227,85 +209,6 @@ def _proxies(measured: MeasuredTokens) -> dict[str, list[np.ndarray]]:
         "entropy": [np.maximum(entropy, 0.0) for entropy in measured.entropy],
         "surprisal": [np.maximum(-np.asarray(logprobs), 0.0) for logprobs in measured.logprobs],
     }
-
-
-def _rank_correlation(energies: list[np.ndarray], values: list[np.ndarray], prompts: Int[np.ndarray, " n"]) -> Estimate:
-    correlations = np.full(len(energies), np.nan)
-    for row, (energy, value) in enumerate(zip(energies, values, strict=True)):
-        if len(energy) > 2 and np.ptp(value) > 0 and np.ptp(energy) > 0:
-            correlations[row] = np.corrcoef(stats.rankdata(energy), stats.rankdata(value))[0, 1]
-    known = np.isfinite(correlations)
-    index = np.unique(prompts[known], return_inverse=True)[1]
-    if index.size == 0 or index.max() < 2:
-        return NOT_ESTIMATED
-    return mean_statistic(np.bincount(index, correlations[known]) / np.bincount(index)).estimate()
-
-
-def _log_slope(energies: list[np.ndarray], values: list[np.ndarray], prompts: Int[np.ndarray, " n"]) -> Estimate:
-    sums = np.zeros((5, int(prompts.max()) + 1))
-    for prompt, energy, value in zip(prompts, energies, values, strict=True):
-        kept = (energy > 0) & (value > 0)
-        x, y = np.log(value[kept]), np.log(energy[kept])
-        sums[:, prompt] += [len(x), x.sum(), y.sum(), x @ x, x @ y]
-    # The slope of least squares from sums, (n Σxy − Σx Σy)/(n Σx² − (Σx)²), jackknifed as a whole.
-    count, x, y, xx, xy = (mean_statistic(row) for row in sums)
-    spread = xx * count - x * x
-    if not spread.value > 0:
-        return NOT_ESTIMATED
-    return ((xy * count - x * y) / spread).estimate()
-
-
-def _factor(energies: list[np.ndarray], values: list[np.ndarray], prompts: Int[np.ndarray, " n"]) -> Estimate:
-    scale = _common_scale(energies, values)
-    sums = np.zeros((2, int(prompts.max()) + 1))
-    for prompt, energy, value in zip(prompts, energies, values, strict=True):
-        kept = (energy > 0) & (value > 0)
-        log_error = np.abs(np.log(energy[kept] / (scale * value[kept])))
-        sums[:, prompt] += [energy[kept] @ log_error, energy[kept].sum()]
-    log_factor = (mean_statistic(sums[0]) / mean_statistic(sums[1])).estimate()
-    return Estimate(float(np.exp(log_factor.value)), log_factor.stderr, "log", log_factor.degrees)
-
-
-def _cumulative_errors(
-    energies: list[np.ndarray], values: list[np.ndarray], prompts: Int[np.ndarray, " n"]
-) -> list[Statistic]:
-    scale = _common_scale(energies, values)
-    errors = np.zeros((len(FRACTIONS), len(energies)))
-    for row, (energy, value) in enumerate(zip(energies, values, strict=True)):
-        at = np.ceil(np.array(FRACTIONS) * len(energy)).astype(int) - 1
-        truth, proxy = np.cumsum(energy)[at], np.cumsum(value)[at]
-        errors[:, row] = np.abs(scale * proxy - truth) / truth
-    sizes = np.bincount(prompts)
-    return [mean_statistic(np.bincount(prompts, at_place) / sizes) for at_place in errors]
-
-
-def _common_scale(energies: list[np.ndarray], values: list[np.ndarray]) -> float:
-    total = sum(float(value.sum()) for value in values)
-    return sum(float(energy.sum()) for energy in energies) / total if total > 0 else np.nan
-
-
-def _otb_ratio(
-    measured: MeasuredTokens,
-    name: str,
-    values: list[np.ndarray],
-    batch: Batch,
-    group_size: int | None,
-    rng: int | np.random.Generator | None,
-) -> Estimate:
-    # Without two completions of a prompt there is no baseline, and without varied rewards no gradient.
-    if measured.sketches is None or batch.group_sizes.max() < 2:
-        return NOT_ESTIMATED
-    with warnings.catch_warnings():  # they are about the signal, which is not used here
-        warnings.simplefilter("ignore", UserWarning)
-        comparison = compare(
-            measured,
-            [_OtbOf(name)],
-            group_size=group_size,
-            reference="otb(energy=exact, loo=True)",
-            rng=rng,
-            values=list(values),
-        )
-    return comparison.rows[0].ratio
 
 
 def _token_table(

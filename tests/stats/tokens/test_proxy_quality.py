@@ -5,17 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from probed_policies import enumerated, probed
+from probed_policies import drawn_tokens
 from scipy import stats
 
 import gradstats as gs
-
-POLICY = enumerated()
-
-
-def drawn(n_probes=8, n_heavy=4, n_groups=60, scale=1.0):
-    batch, _, scores = POLICY.sample(n_groups, 3, 0)
-    return probed(batch, scale * scores, n_probes, n_heavy, np.random.default_rng(0)), batch, scores
 
 
 def with_last_layer(measured, energies):
@@ -29,7 +22,7 @@ def with_last_layer(measured, energies):
 
 
 def test_a_perfect_proxy_is_perfect():
-    measured, _, _ = drawn()
+    measured, _, _ = drawn_tokens(n_groups=60)
     quality = gs.proxy_quality(with_last_layer(measured, [7.0 * energy for energy in measured.token_energy]))
     row = quality.to_frame().set_index("proxy").loc["last_layer"]
     assert row["rank_correlation"] == pytest.approx(1.0)
@@ -42,7 +35,7 @@ def test_a_perfect_proxy_is_perfect():
 
 
 def test_a_power_of_the_energies_shows_in_slope_and_factor():
-    measured, _, _ = drawn()
+    measured, _, _ = drawn_tokens(n_groups=60)
     energies = measured.token_energy
     quality = gs.proxy_quality(with_last_layer(measured, [energy**0.5 for energy in energies]))
     row = quality.to_frame().set_index("proxy").loc["last_layer"]
@@ -57,7 +50,7 @@ def test_a_power_of_the_energies_shows_in_slope_and_factor():
 
 
 def test_logit_row_is_that_of_the_formula():
-    measured, batch, scores = drawn()
+    measured, batch, scores = drawn_tokens(n_groups=60)
     frame = gs.proxy_quality(measured).to_frame().set_index("proxy")
     by_prompt: dict = {}
     for row in range(len(batch.rewards)):
@@ -77,21 +70,21 @@ def test_logit_row_is_that_of_the_formula():
 
 
 def test_a_constant_proxy_has_no_ranks():
-    measured, _, _ = drawn()
+    measured, _, _ = drawn_tokens(n_groups=60)
     frame = gs.proxy_quality(measured).to_frame().set_index("proxy")
     assert np.isnan(frame.loc["entropy", "rank_correlation"])  # the policy's entropies were left at 0
     assert np.isnan(frame.loc["entropy", "log_slope"])
 
 
 def test_one_completion_a_prompt_leaves_the_cost_open():
-    measured, _, _ = drawn()
+    measured, _, _ = drawn_tokens(n_groups=60)
     quality = gs.proxy_quality(measured.select(slice(0, None, 3)))
     assert quality.to_frame()["otb_ratio"].isna().all()
     assert "at least two completions per prompt" in quality.notes[0]
 
 
 def test_tokens_are_listed():
-    measured, batch, _ = drawn(n_heavy=1)
+    measured, batch, _ = drawn_tokens(n_heavy=1, n_groups=60)
     tokens = gs.proxy_quality(measured).tokens
     assert len(tokens) == batch.mask.sum()
     assert tokens["exact"].sum() == len(batch.rewards)
@@ -99,7 +92,7 @@ def test_tokens_are_listed():
 
 
 def test_what_is_refused():
-    measured, _, _ = drawn()
+    measured, _, _ = drawn_tokens(n_groups=60)
     with pytest.raises(ValueError, match="no probes of token scores"):
         gs.proxy_quality(replace(measured, token_projections=None))
     with pytest.raises(ValueError, match="quantity='rank' is not estimated: choose from rank_correlation"):
