@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,8 +49,14 @@ def run(
         trust: run code that a run directory's own experiment.yaml names, and model code or pickles that a file allows.
     """
     from gradstats.config.experiment import load_experiment
+    from gradstats.runs.validate import check_names
+    from gradstats.system.user_code import code_beside
 
     loaded = load_experiment(experiment, overrides, trust=trust)
+    with code_beside(loaded.folder), warnings.catch_warnings():
+        # Before torch is imported, which takes longer; the steps themselves check again, and warn.
+        warnings.simplefilter("ignore")
+        check_names(loaded)
     if dry_run:
         from gradstats.runs.cost import estimate_cost
 

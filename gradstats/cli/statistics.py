@@ -13,6 +13,18 @@ from gradstats.config.sections import FitMethod, IntervalMethod, VarianceSection
 from gradstats.system.files import to_json
 
 
+def refuse_unknown_estimators(*labels: str) -> None:
+    """Refuse labels that name nothing before the statistics are imported, which takes longer than to look them up.
+
+    Raises:
+        KeyError, TypeError, ValueError, ImportError: as :func:`gradstats.estimators.get`.
+    """
+    from gradstats import estimators
+
+    for label in labels:
+        estimators.get(label)
+
+
 def alpha(
     source: Positional[Path],
     method: FitMethod = "ols",
@@ -56,6 +68,7 @@ def variance(
         source: a measurement folder or a run directory.
         out: also write the table as CSV.
     """
+    refuse_unknown_estimators(*settings.estimators, settings.reference)
     from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
     from gradstats.stats.variance.available import compare_available
 
@@ -146,6 +159,7 @@ def plan(
         signal: plan for ‖E ĝ‖² of the estimator to be resolved, in place of its ratio.
         dry_run: load the policy of a run directory and time a trial of each step, for the hours.
     """
+    refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
     import gradstats
     from gradstats.runs.sources import load_measurement_of, load_points
 
@@ -192,6 +206,7 @@ def group_size(
         estimator: its name, with parameters as in "length_weighted(alpha=0.8, loo=True)".
         group_size: N.
     """
+    refuse_unknown_estimators(estimator)
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 
@@ -212,6 +227,7 @@ def shift(
         source: a measurement folder or a run directory.
         estimator: its name, with parameters as in "length_weighted(alpha=0.8)".
     """
+    refuse_unknown_estimators(estimator)
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 

@@ -175,10 +175,10 @@ def show_variance(frame: pd.DataFrame) -> None:
         console.print(table)
         title = None
     if attrs.get("target") == "importance":
+        size, low, high = (attrs[f"effective_sample_size{end}"] for end in ("", "_low", "_high"))
+        known = "is not known" if math.isnan(size) else f"{size:.0f} [{low:.0f}, {high:.0f}]"
         console.print(
-            f"cosine and matched bias against the {TARGETS['importance']} gradient; effective sample size "
-            f"{attrs['effective_sample_size']:.0f} [{attrs['effective_sample_size_low']:.0f}, "
-            f"{attrs['effective_sample_size_high']:.0f}]"
+            f"cosine and matched bias against the {TARGETS['importance']} gradient; effective sample size {known}"
         )
     if attrs.get("lowest_beyond_doubt") is not None:
         console.print(

@@ -15,8 +15,8 @@ from gradstats.estimators.batch import Batch
 #: kernels of a server leave less, another checkpoint or temperature more.
 NEGLIGIBLE_CHI_SQUARED = 0.01
 
-# exp(709.8) is the greatest double; a product with an advantage needs some room.
-_LARGEST_LOG_RATIO = 700.0
+#: exp(709.8) is the greatest double; a product with an advantage needs some room.
+LARGEST_LOG_RATIO = 700.0
 
 
 def log_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n t"]:
@@ -48,7 +48,7 @@ def exponential(log_ratio: np.ndarray) -> np.ndarray:
         ValueError: where it overflows.
     """
     greatest = log_ratio.reshape(len(log_ratio), -1).max(axis=1)
-    if greatest.size and greatest.max() > _LARGEST_LOG_RATIO:
+    if greatest.size and greatest.max() > LARGEST_LOG_RATIO:
         row = int(np.argmax(greatest))
         raise ValueError(
             f"the ratio π/π_old of completion {row} is e^{greatest[row]:.0f}, which overflows: old_logprobs must be "

@@ -96,10 +96,14 @@ def _fixed(number: float, digits: int, latex: bool) -> str:
 
 def _alone(number: float) -> str:
     """Return a number without interval: a count in full, others to three significant digits."""
+    if not math.isfinite(number):
+        return "∞" if number > 0 else "−∞"
     if number == int(number) and abs(number) < 1e9:
         return f"{int(number)}".replace("-", "−")
     return f"{number:.3g}".replace("-", "−")
 
 
 def _mathematics(text: str, latex: bool) -> str:
-    return f"${text.replace('−', '-')}$" if latex else text
+    if not latex:
+        return text
+    return f"${text.replace('−', '-').replace('∞', chr(92) + 'infty')}$"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, get_session, try_to_load_from_cache
-
 _SECONDS = 10
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -22,6 +20,8 @@ def hub_problem(repo_id: str, file_name: str, repo_type: str = "model", revision
         repo_type: "model" or "dataset".
         revision: commit, tag or branch.
     """
+    from huggingface_hub import constants, get_session, try_to_load_from_cache  # takes half a second
+
     if isinstance(try_to_load_from_cache(repo_id, file_name, repo_type=repo_type, revision=revision), str):
         return None
     if constants.HF_HUB_OFFLINE:
@@ -42,6 +42,8 @@ def commit_of(repo_id: str, file_name: str, repo_type: str = "model", revision: 
         repo_type: "model" or "dataset".
         revision: commit, tag or branch; the main branch when None.
     """
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
     if not constants.HF_HUB_OFFLINE:

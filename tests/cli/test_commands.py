@@ -32,6 +32,28 @@ def test_importing_and_helping_need_no_torch():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["variance", "absent", "--estimators", "rlo"],
+        ["shift", "absent", "rlo"],
+        ["group-size", "absent", "rlo"],
+        ["run", "embedded", "--dry-run", "--set", "variance.estimators=[rlo]"],
+    ],
+)
+def test_a_misspelt_name_is_refused_before_anything_heavy_is_imported(words):
+    code = (
+        f"import sys; sys.argv = {['gradstats', *words]!r}\n"
+        "from gradstats.cli import commands\n"
+        "try: commands.main()\n"
+        "except SystemExit as stop: print(stop.code)\n"
+        "print([name for name in ('torch', 'scipy', 'matplotlib', 'huggingface_hub') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "[]"]
+    assert "no estimator is called 'rlo': did you mean 'rloo'?" in done.stderr
+
+
 def test_every_public_name_can_be_had():
     for name in gradstats.__all__:
         assert getattr(gradstats, name) is not None

@@ -14,7 +14,7 @@ def test_the_commit_of_cached_files_is_read_off_their_place(monkeypatch, tmp_pat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert commit_of("nobody/nothing", "config.json") is None
     cached = str(tmp_path / "snapshots" / commit / "config.json")
-    monkeypatch.setattr("gradstats.system.hub.try_to_load_from_cache", lambda *_args, **_options: cached)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_args, **_options: cached)
     assert commit_of("someone/model", "config.json", revision="main") == commit
 
 
@@ -24,15 +24,15 @@ def asked(monkeypatch):
     addresses = []
     session = SimpleNamespace(head=lambda address, timeout: addresses.append(address))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("gradstats.system.hub.get_session", lambda: session)
-    monkeypatch.setattr("gradstats.system.hub.try_to_load_from_cache", lambda *_args, **_options: None)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_args, **_options: None)
     return addresses
 
 
 def test_the_hub_is_asked_once_and_only_for_what_is_not_cached(asked, monkeypatch):
     assert hub_problem("someone/model", "config.json") is None
     assert len(asked) == 1
-    monkeypatch.setattr("gradstats.system.hub.try_to_load_from_cache", lambda *_args, **_options: "/cache/config.json")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_args, **_options: "/cache/config.json")
     assert hub_problem("someone/model", "config.json") is None
     assert len(asked) == 1
 
@@ -41,7 +41,7 @@ def test_why_files_are_not_available(asked, monkeypatch):
     def refused(address, timeout):
         raise OSError("no route to host")
 
-    monkeypatch.setattr("gradstats.system.hub.get_session", lambda: SimpleNamespace(head=refused))
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: SimpleNamespace(head=refused))
     assert hub_problem("someone/model", "config.json") == "the hub does not answer (OSError: no route to host)"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert hub_problem("someone/model", "config.json") == "HF_HUB_OFFLINE is set and the files are not cached"

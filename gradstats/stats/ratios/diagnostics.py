@@ -123,12 +123,15 @@ def ratio_diagnostics(
     overall = np.zeros(len(batch.lengths), dtype=np.int64)
     spreads = _spreads(batch, overall)
     clipped, notes = _clipped(batch, estimators)
-    overflowing = int(np.sum(2.0 * log_ratios(batch).sum(axis=1) > np.log(np.finfo(np.float64).max)))
+    logs = log_ratios(batch).sum(axis=1)
+    overflowing = int(np.sum(2.0 * logs > np.log(np.finfo(np.float64).max)))
     if overflowing:
+        worst = int(np.argmax(logs))
         notes.insert(
             0,
-            f"the squared ratio of {overflowing} completions overflows, so that its mean, variance and χ² are not "
-            "finite: sampler and scorer are too far apart for importance weights",
+            f"the squared ratio of {overflowing} completions overflows (π/π_old of completion {worst} is "
+            f"e^{logs[worst]:.0f}), so that mean, variance and χ² are not finite: score a policy closer to the "
+            "one that sampled",
         )
     return RatioDiagnostics(tuple(spreads), tuple(_spreads(batch, _length_bins(batch, n_bins))), clipped, tuple(notes))
 

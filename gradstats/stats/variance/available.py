@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
 from gradstats.stats.variance.row import EstimatorVariance, silent_row
+from gradstats.stats.variance.target import choose_target, recorded_differences
+from gradstats.stats.variance.unusable_ratios import refuse_unusable_ratios
 from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 
@@ -38,7 +40,7 @@ def compare_available(
             :func:`gradstats.compare`.
     """
     chosen = [families.get(estimator) for estimator in estimators]
-    reasons = reasons_against(measured, chosen)
+    reasons = reasons_against(measured, chosen, options.get("target", "auto"))
     available = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
     if not available:
         raise ValueError("; ".join(dict.fromkeys(reason for reason in reasons if reason)) or "estimators is empty")
@@ -56,16 +58,23 @@ def compare_available(
     return replace(comparison, rows=tuple(rows), notes=(*notes, *comparison.notes), differences=differences)
 
 
-def reasons_against(measured: Batch | MeasuredGradients, estimators: Sequence[Weighting]) -> list[str | None]:
+def reasons_against(
+    measured: Batch | MeasuredGradients,
+    estimators: Sequence[Weighting],
+    target: Literal["auto", "on_policy", "importance"] = "auto",
+) -> list[str | None]:
     """Why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
     if isinstance(measured, Batch):
         return [None] * len(estimators)
-    inputs = comparison_inputs(measured, None, None, estimators).with_settled_ratios()
+    inputs = comparison_inputs(measured, None, None, estimators)
+    judged = choose_target(target, inputs.batch, recorded_differences(measured))
+    known, inputs = inputs.batch, inputs.with_settled_ratios()
     along = [along_completions(estimator, inputs.batch) for estimator in estimators]
     inputs, along = inputs.with_combined(along)
     reasons: list[str | None] = []
-    for estimator in along:
+    for original, estimator in zip(estimators, along, strict=True):
         try:
+            refuse_unusable_ratios([original], known, judged)
             needs = [
                 need for need in estimator.needs if not (inputs.probed and need in ("token_energy", "token_cross"))
             ]

@@ -25,6 +25,7 @@ from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.target import TargetChoice, choose_target, recorded_differences, target_of
+from gradstats.stats.variance.unusable_ratios import refuse_unusable_ratios
 from gradstats.stats.variance.variance_comparison import GroupSplit, VarianceComparison
 
 
@@ -126,8 +127,8 @@ def compare(
     Raises:
         TypeError: for a Batch without scores, or further fields given with a Batch.
         ValueError: for fewer than 2 prompts, a group size larger than the number of completions, scores of a wrong
-            shape, a token-level estimator without token scores, an estimator whose inputs are missing, batches too
-            large, or fewer than one prompt a batch or one resample.
+            shape, a token-level estimator without token scores, an estimator whose inputs are missing or whose
+            ratios overflow, batches too large, or fewer than one prompt a batch or one resample.
 
     Example:
         >>> import numpy as np
@@ -154,6 +155,7 @@ def compare(
     sizes = _sizes(group_size)
     inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, [*chosen, base], fields)
     judged = choose_target(target, inputs.batch, recorded_differences(measured_or_batch))
+    refuse_unusable_ratios([*chosen, base], inputs.batch, judged)
     inputs = inputs.with_settled_ratios()
     if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
         *chosen, base = [along_completions(estimator, inputs.batch) for estimator in (*chosen, base)]

@@ -19,6 +19,7 @@ from gradstats.stats.jackknife import Estimate, Statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
 from gradstats.stats.variance.group_moments import cross_signal, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 
 
@@ -207,8 +208,7 @@ def _within(pool: PooledCompletions, estimator: Weighting, size: int) -> Statist
     moments = pool.local(estimator).moments
     if moments is None or moments.within is None:
         raise ValueError(
-            f"{estimator.label} gives no completion any weight in groups of {size}: choose problems that are solved "
-            "now and then"
+            f"{estimator.label} gives no completion any weight in groups of {size}, since {why_silent(pool)}"
         )
     return moments.within.scaled(float(size))
 

@@ -26,7 +26,7 @@ def warnings_about(
     notes = []
     silent = [row.label for row in rows if row.kept_share.value == 0.0]
     if silent:
-        notes.append(f"{_why_silent(pool)}, so {_listed(silent)} give no completion any weight and the row is NaN")
+        notes.append(f"{why_silent(pool)}, so {_listed(silent)} give no completion any weight and the row is NaN")
     undefined = [row.label for row in rows if row.kept_share.value > 0 and np.isnan(row.trace_cov.value)]
     if undefined:
         notes.append(
@@ -152,9 +152,10 @@ def _about_signal(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> st
     )
 
 
-def _why_silent(pool: PooledCompletions) -> str:
+def why_silent(pool: PooledCompletions) -> str:
+    """State why no completion has any weight, with the remedy in brackets."""
     rewards = pool.batch.rewards
-    if pool.groups.sizes.max() == 1:
+    if pool.groups.sizes.max() == 1 and rewards.any():
         return "groups hold a single completion (choose group_size of at least 2)"
     if np.ptp(rewards) == 0:
         return f"every reward equals {rewards[0]:g} (choose problems that are solved sometimes, not always)"

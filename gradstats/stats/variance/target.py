@@ -11,7 +11,7 @@ import numpy as np
 from gradstats import estimators as families
 from gradstats.estimators import Batch, recipes
 from gradstats.estimators.estimator import Weighting
-from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, sequence_log_ratios
+from gradstats.estimators.ratios import LARGEST_LOG_RATIO, NEGLIGIBLE_CHI_SQUARED, sequence_log_ratios
 from gradstats.stats.measured import MeasuredRollouts
 from gradstats.stats.on_policy.settings import departures_of
 from gradstats.stats.ratios.spread import RatioSpread, ratio_spread
@@ -25,7 +25,6 @@ FEWEST_EFFECTIVE_COMPLETIONS = 50.0
 
 # Settings with which a sampler cannot draw some of what the scored policy can.
 _TRUNCATING = ("top_p", "top_k", "min_p")
-_LARGEST_LOG_RATIO = 700.0  # e^709.8 is the greatest double
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class TargetChoice:
         missing: why nothing can be judged, as a sentence; None where it can.
         remark: how the target was chosen, as a sentence; None in the plain case.
         agree: whether sampler and scorer count as one policy.
+        differences: recorded settings in which they differ, as ``name=value`` of the sampler.
     """
 
     kind: TargetKind
@@ -46,6 +46,7 @@ class TargetChoice:
     missing: str | None
     remark: str | None
     agree: bool
+    differences: tuple[str, ...] = ()
 
     def attributes(self, confidence_level: float) -> dict[str, object]:
         """Return the entries of a frame's ``.attrs``; the effective sample size is NaN where ratios are not known."""
@@ -93,10 +94,11 @@ def choose_target(
     Raises:
         ValueError: for ``"importance"`` without the log-probabilities of sampler and scorer.
     """
-    ratios, overflow = None, False
+    ratios, overflow = None, None
     if batch.old_logprobs is not None and batch.logprobs is not None:
         logs = sequence_log_ratios(batch)
-        overflow = bool(logs.max() > _LARGEST_LOG_RATIO)
+        row = int(np.argmax(logs))
+        overflow = f"that of completion {row} is e^{logs[row]:.0f}" if logs[row] > LARGEST_LOG_RATIO else None
         ratios = ratio_spread("product", logs, batch.group_index, batch.lengths)
     elif target == "importance":
         raise ValueError(
@@ -105,10 +107,11 @@ def choose_target(
         )
     far = ratios is not None and not ratios.chi_squared.value <= NEGLIGIBLE_CHI_SQUARED
     agree = not far and not differences
+    recorded = tuple(differences)
     if target == "on_policy" or (target == "auto" and agree):
-        return TargetChoice("on_policy", ratios, None, _about_on_policy(ratios, differences, agree), agree)
+        return TargetChoice("on_policy", ratios, None, _about_on_policy(ratios, differences, agree), agree, recorded)
     missing = _why_missing(ratios, differences, overflow)
-    return TargetChoice("importance", ratios, missing, _about_importance(ratios, differences, far), agree)
+    return TargetChoice("importance", ratios, missing, _about_importance(ratios, differences, far), agree, recorded)
 
 
 #: Of completions about whose sampler nothing is known.
@@ -151,7 +154,7 @@ def _judged() -> str:
     return f"cosine, shares of bias and the {JUDGED.heading}"
 
 
-def _why_missing(ratios: RatioSpread | None, differences: Sequence[str], overflow: bool) -> str | None:
+def _why_missing(ratios: RatioSpread | None, differences: Sequence[str], overflow: str | None) -> str | None:
     truncating = [one for one in differences if one.partition("=")[0] in _TRUNCATING]
     sampler = f"{_judged()} are NaN, since "
     if truncating:
@@ -167,8 +170,10 @@ def _why_missing(ratios: RatioSpread | None, differences: Sequence[str], overflo
             "(target='on_policy')"
         )
     size = ratios.effective_sample_size.value
-    if overflow:
-        return f"{sampler}ratios of whole completions overflow: score a policy closer to the one that sampled"
+    if overflow is not None:
+        return (
+            f"{sampler}ratios of whole completions overflow ({overflow}): score a policy closer to the one that sampled"
+        )
     if size < FEWEST_EFFECTIVE_COMPLETIONS:
         return (
             f"{sampler}the effective sample size is {size:.1f} of {ratios.n} completions, and at least "

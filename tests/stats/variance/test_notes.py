@@ -33,6 +33,12 @@ def test_equal_rewards_give_nan_with_the_reason():
     assert frame["ratio"].iloc[2] == 1.0
 
 
+def test_rewards_of_zero_are_the_reason_even_where_groups_are_single():
+    batch, scores = interleaved_batch([1] * 10)
+    _, text = warned_compare(batch.with_fields(rewards=np.zeros(10)), ["reinforce"], scores, reference="reinforce")
+    assert "every reward equals 0 (choose problems that are solved sometimes, not always), so reinforce give" in text
+
+
 def test_rewards_equal_within_groups_give_nan_with_the_reason():
     batch, scores = interleaved_batch([4] * 10)
     batch = batch.with_fields(rewards=(batch.group_index % 2).astype(float))
