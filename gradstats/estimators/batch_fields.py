@@ -116,7 +116,7 @@ def checked_mask(value: ArrayLike | None, lengths: np.ndarray, width: int) -> Bo
     mask = np.asarray(value)
     if mask.ndim != 2 or len(mask) != lengths.size:
         raise ValueError(f"mask has shape {mask.shape}, expected ({lengths.size}, T)")
-    if not np.all((mask == 0) | (mask == 1)):
+    if mask.dtype != bool and not np.all((mask == 0) | (mask == 1)):
         raise ValueError("mask must hold only True and False (or 1 and 0)")
     mask = mask.astype(bool)
     bad = np.flatnonzero(mask.sum(axis=1) != lengths)

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from scipy import stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, Statistic, require_level
 
 N_RESAMPLES = 1999
+#: Counts of prompts in resamples that are taken as numbers of eight bytes together: 32 MiB.
+COUNTS_AT_ONCE = 2**22
 # Below this standard error a logarithm is known exactly, up to rounding.
 EXACT = 1e-12
 
@@ -50,23 +52,37 @@ class StudentisedEstimate(Estimate):
 
 
 @lru_cache(maxsize=2)
-def resampled_prompts(n_prompts: int) -> Float[np.ndarray, "resamples m"]:
+def resampled_prompts(n_prompts: int) -> Integer[np.ndarray, "resamples m"]:
     """How often each prompt is drawn, in each resample of the prompts with replacement.
 
     The same for every statistic of as many prompts, so that intervals are paired, and the same in every call, so that
     they can be repeated.
     """
     rng = np.random.default_rng(0)
-    counts = rng.multinomial(n_prompts, np.full(n_prompts, 1.0 / n_prompts), size=N_RESAMPLES)
-    return counts.astype(np.float64)
+    # Numbers of eight bytes would be the largest array of a comparison; prompts are drawn a few times at most.
+    counts = np.empty((N_RESAMPLES, n_prompts), dtype=np.uint16 if n_prompts < 2**16 else np.uint32)
+    for block in _blocks_of_resamples(n_prompts):
+        n = len(counts[block])
+        counts[block] = rng.multinomial(n_prompts, np.full(n_prompts, 1.0 / n_prompts), size=n)
+    return counts
+
+
+def resampled_means(values: Float[np.ndarray, "m k"]) -> Float[np.ndarray, "resamples k"]:
+    """Return the mean of each column over the prompts of each resample."""
+    m, counts = len(values), resampled_prompts(len(values))
+    return np.concatenate([counts[block].astype(np.float64) @ values for block in _blocks_of_resamples(m)]) / m
+
+
+def _blocks_of_resamples(n_prompts: int) -> list[slice]:
+    step = max(1, COUNTS_AT_ONCE // n_prompts)
+    return [slice(first, first + step) for first in range(0, N_RESAMPLES, step)]
 
 
 def studentised_means(influences: Float[np.ndarray, "m k"]) -> Float[np.ndarray, "resamples k"]:
     """Return t* of the mean of each column in each resample of the prompts; NaN for a resample without a spread."""
     m = len(influences)
     values = influences - influences.mean(axis=0)
-    counts = resampled_prompts(m)
-    means, squares = counts @ values / m, counts @ values**2 / m
+    means, squares = resampled_means(values), resampled_means(values**2)
     with np.errstate(invalid="ignore", divide="ignore"):
         draws = means / np.sqrt(np.maximum(squares - means**2, 0.0) / (m - 1.0))
     draws[~np.isfinite(draws)] = np.nan
@@ -99,7 +115,7 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     influence = difference.pseudo_values
     relative = denominator.in_units_of_itself().pseudo_values
     columns = np.column_stack([influence, relative, influence**2, influence * relative, relative**2])
-    psi, beta, psi_sq, product, beta_sq = (resampled_prompts(m) @ columns / m).T
+    psi, beta, psi_sq, product, beta_sq = resampled_means(columns).T
     with np.errstate(invalid="ignore", divide="ignore"):
         shift = psi / beta
         squares = (psi_sq - 2.0 * shift * product + shift**2 * beta_sq) / (psi + beta) ** 2

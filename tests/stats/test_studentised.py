@@ -1,9 +1,14 @@
 """The studentised bootstrap over prompts, against a loop and on heavy tails."""
 
+import warnings
+
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
+from gradstats.estimators import Batch, in_blocks
+from gradstats.stats import compare, studentised
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.studentised import resampled_prompts, studentised_ratio
 
@@ -60,3 +65,26 @@ def test_it_covers_paired_ratios_of_lognormal_means():
         low, high = studentised_ratio(mean_statistic(top), mean_statistic(np.exp(common))).confidence_interval(0.95)
         hits += low <= truth <= high
     assert 0.93 <= hits / 500 <= 0.985
+
+
+def test_blocks_of_resamples_give_the_same_intervals(monkeypatch):
+    """300 resamples and one prompt at a time, in every column of a comparison."""
+    rng = np.random.default_rng(0)
+    rewards, lengths = rng.integers(0, 2, 160).astype(float), rng.integers(5, 60, 160)
+    scores = (rewards[:, None] + rng.normal(size=(160, 8))) * np.sqrt(lengths)[:, None]
+    batch = Batch(rewards, lengths, np.repeat(np.arange(40), 4), sq_norms=1.1 * (scores**2).sum(axis=1))
+    labels = ["reinforce", "group_mean", "recipe:grpo", "length_weighted(alpha=0.8, loo=True)", "batch_mean"]
+
+    def compared():
+        studentised.resampled_prompts.cache_clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return compare(batch, labels, scores, scores_are_sketches=True, n_resamples=4).to_frame()
+
+    whole = compared()
+    monkeypatch.setattr(in_blocks, "TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr(studentised, "COUNTS_AT_ONCE", 40 * 300)
+    blocks = compared()
+    studentised.resampled_prompts.cache_clear()
+    pd.testing.assert_frame_equal(blocks, whole, rtol=1e-12, atol=0)
+    assert whole["ratio_high"].notna().all()

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from gradstats.config.labels import written
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
+from gradstats.estimators.in_blocks import in_blocks_of_groups
 from gradstats.estimators.ratios import log_ratios
 from gradstats.estimators.recipes import aggregation as _aggregation  # noqa: F401  # registers components
 from gradstats.estimators.recipes import filter as _filter  # noqa: F401
@@ -268,13 +269,19 @@ class Recipe:
         Whether they are the same follows from the components: advantage and KL at sequence level, and ratios
         at sequence level or (without ``old_logprobs``) equal to 1.
         """
-        weights = self.token_weights(batch)
         ratio_level = "sequence" if batch.old_logprobs is None else self.ratio.definition.level
         settled = self.mask.definition.of_ratios and batch.old_logprobs is None
         mask_level = "sequence" if settled else self.mask.definition.level
         if "token" in (self.advantage.level, self.kl.definition.level, ratio_level, mask_level):
-            return weights
-        return weights[np.arange(len(weights)), batch.mask.argmax(axis=1)]
+            return self.token_weights(batch)
+        # Of a function of the user's own it is not known whether it stays within its group.
+        if self.across_groups or not self.advantage.definition.checked:
+            return self._of_completions(batch)
+        return in_blocks_of_groups(self._of_completions, batch)
+
+    def _of_completions(self, batch: Batch) -> Float[np.ndarray, "n"]:
+        """Return the weight of the first counted token of each completion."""
+        return self.token_weights(batch)[np.arange(batch.rewards.size), batch.mask.argmax(axis=1)]
 
     def __hash__(self) -> int:
         return hash((self.name, self.composition))
