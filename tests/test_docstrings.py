@@ -78,3 +78,25 @@ def test_names_stand_in_roles_that_resolve(package):
                 if role in _NAMES and not exists(target, module, owner):
                     wrong.append(f"{name}: {match[0]} names nothing")
     assert not wrong, "\n".join(dict.fromkeys(wrong))
+
+
+#: Public names of statistics and estimators that define no quantity of their own → why.
+WITHOUT_A_FORMULA = {
+    "TokenProfile": "holds whichever quantity a function of tokens estimates",
+    "Batch": "the completions and what was measured on them",
+    "get": "finds an estimator by its label",
+    "names": "lists names",
+    "table": "lists estimators",
+    "register": "registers an estimator",
+    "token_weightings": "the weightings that a measurement has to hold",
+    "otb_turns": "otb on packed completions; otb has the formula",
+}
+
+
+@pytest.mark.parametrize("package", ["gradstats.stats", "gradstats.estimators"])
+def test_public_quantities_are_defined_by_a_formula(package):
+    module = importlib.import_module(package)
+    names = [name for name in module.__all__ if callable(getattr(module, name))]
+    without = {name for name in names if not re.search(r":math:`|math::", str(getattr(module, name).__doc__))}
+    assert sorted(without - set(WITHOUT_A_FORMULA)) == []
+    assert not (set(names) - without) & set(WITHOUT_A_FORMULA)  # an exception that is none

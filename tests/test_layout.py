@@ -14,37 +14,28 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "gradstats"
 TESTS = Path(__file__).parent
 
-_BASE = {"config", "system"}
-_SAMPLED = {*_BASE, "prompts", "rewards", "policy", "rollouts"}
-_MEASURED = {*_SAMPLED, "sampling", "measurement"}
-_STATISTICS = {*_BASE, "rollouts", "measurement", "estimators", "stats", "data"}
-_PAGES = {*_STATISTICS, "plots"}
-_EVERYTHING = {*_MEASURED, *_PAGES, "gradients", "values", "report", "runs"}
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
-#: Package → the packages that it may import: those to its left in CONTRIBUTING.md, and of the models' half only the
-#: tables, for the half that never loads a model.
-MAY_IMPORT: dict[str, set[str]] = {
-    "config": set(),
-    "system": set(),
-    "data": set(),
-    "prompts": _BASE,
-    "rewards": {*_BASE, "prompts"},
-    "policy": _BASE,
-    "rollouts": {*_BASE, "rewards"},
-    "sampling": _SAMPLED,
-    "measurement": {*_BASE, "rollouts"},
-    "gradients": _MEASURED,
-    "estimators": {*_BASE, "rollouts", "measurement"},
-    "stats": {*_BASE, "rollouts", "measurement", "estimators", "data"},
-    "values": {*_MEASURED, "gradients", "stats"},
-    "plots": _STATISTICS,
-    "report": _PAGES,
-    "tables": {*_PAGES, "report"},
-    "runs": _EVERYTHING - {"runs"},
-    "integrations": _EVERYTHING,
-    "cli": {*_EVERYTHING, "", "tables"},  # "": the package's public names, as a user writes them
-    "reference": {*_SAMPLED, "measurement", "estimators"},
-}
+
+def contract(text: str) -> dict[str, set[str]]:
+    """Package → the packages that it may import, from the lines of CONTRIBUTING.md.
+
+    A line lists packages and after a colon what they may import; a star adds whatever that one may import. The public
+    names of ``gradstats`` itself are the package ``""``.
+    """
+    allowed: dict[str, set[str]] = {}
+    for line in text.split("```\nconfig, system", 1)[1].split("```")[0].splitlines():
+        packages, imported = (f"config, system{line}" if not allowed else line).split(": ")
+        found: set[str] = set()
+        for name in () if imported == "nothing" else imported.split(", "):
+            found |= {name.removesuffix("*").replace("gradstats", "")} | (
+                allowed[name[:-1]] if name[-1] == "*" else set()
+            )
+        allowed |= {package: set(found) for package in packages.split(", ")}
+    return allowed
+
+
+MAY_IMPORT = contract(CONTRIBUTING.read_text(encoding="utf-8"))
 #: Packages that never load torch or transformers.
 LIGHT = ("config", "rollouts", "measurement", "estimators", "stats", "plots", "report", "data", "tables")
 
@@ -107,6 +98,15 @@ def test_every_package_is_in_the_contract_and_nothing_else_is_in_the_root():
     packages = {path.name for path in entries if path.is_dir()}
     assert packages <= set(MAY_IMPORT)
     assert all((PACKAGE / name / "__init__.py").is_file() for name in packages)
+
+
+def test_the_contract_is_read_as_it_is_meant():
+    assert MAY_IMPORT["config"] == set()
+    assert MAY_IMPORT["rewards"] == {"prompts", "config", "system"}
+    assert MAY_IMPORT["values"] == {*MAY_IMPORT["gradients"], "gradients", "stats"}
+    assert not {"torch", "policy", "sampling", "gradients"} & MAY_IMPORT["report"]
+    assert "" in MAY_IMPORT["cli"]
+    assert not any("reference" in allowed for allowed in MAY_IMPORT.values())
 
 
 def test_the_contract_has_no_circles():

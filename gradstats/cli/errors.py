@@ -5,7 +5,7 @@ EXPECTED = (ValueError, OSError, LookupError, ImportError, TypeError, RuntimeErr
 
 
 def unexpected(error: Exception) -> str:
-    """Say in one sentence what no command expects: a damaged file that a library tripped over, or a fault of ours."""
+    """Return one sentence on what no command expects: a damaged file that a library stumbled over, or a bug."""
     if isinstance(error, MemoryError):
         return "memory ran out: use fewer or shorter sequences, or a machine with more memory"
     return (

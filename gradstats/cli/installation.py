@@ -42,12 +42,15 @@ def check(
 
 
 def list_things(
-    what: Positional[Literal["experiments", "estimators", "recipes", "data", "rewards", "schema"]] = "experiments",
+    what: Positional[
+        Literal["experiments", "estimators", "recipes", "data", "rewards", "quantities", "schema"]
+    ] = "experiments",
 ) -> None:
-    """List by name: experiments, estimators, recipes, data sets or rewards; or print the experiment files' schema.
+    """List by name: experiments, estimators, recipes, data sets, rewards or quantities; or print the files' schema.
 
     Args:
-        what: the kind of thing; schema is the JSON schema by which editors complete an experiment file.
+        what: the kind of thing; quantities are the columns of every table, with the files that define them, and schema
+            is the JSON schema by which editors complete an experiment file.
     """
     if what == "schema":
         from gradstats.config.experiment import experiment_schema

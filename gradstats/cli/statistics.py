@@ -145,7 +145,7 @@ def plan(
     as_json: AsJson = False,
     partial: Partial = False,
 ) -> None:
-    """Plan how many prompts give α ± a half-width, tell a ratio of variances from 1, or resolve the expected gradient.
+    """Plan the prompts that α ± a half-width, a ratio of variances or a resolved expected gradient takes.
 
     Args:
         pilot: a CSV file, a measurement folder or a run directory, as for ``gradstats alpha``.
@@ -153,7 +153,7 @@ def plan(
         noise: standard deviation of log‖S‖² about the line, instead of a pilot.
         length_spread: standard deviation of log T, instead of a pilot.
         estimator: plan for the ratio of its variance to that of the reference, in place of α.
-        ratio: the ratio to be told from 1; the pilot's by default.
+        ratio: the ratio to distinguish from 1; the pilot's by default.
         reference: the estimator in the denominator.
         group_size: completions per group of the ratio; all by default.
         signal: plan for ‖E ĝ‖² of the estimator to be resolved, in place of its ratio.

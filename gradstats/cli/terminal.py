@@ -325,6 +325,16 @@ def _columns(what: str) -> dict[str, list[str]]:
 
         names = data.names()
         return {"data set": names, "source": [data.load(name).attrs["source"] for name in names]}
+    if what == "quantities":
+        from gradstats.report.columns import INDEX
+
+        listed = [(table, column) for table, columns in INDEX.items() for column in columns]
+        return {
+            "quantity": [column.name for _, column in listed],
+            "table": [table for table, _ in listed],
+            "meaning": [column.meaning for _, column in listed],
+            "file": [column.file for _, column in listed],
+        }
     from gradstats.rewards.registry import REWARDS
 
     return {

@@ -54,9 +54,9 @@ class Definition:
 
 
 class Estimator(Parametrised[Definition]):
-    """One estimator with its parameters: rewards in, weights of the scores out.
+    r"""One estimator with its parameters: rewards in, weights of the scores out.
 
-    On group m of N_m completions its gradient is ``g_m = Σ_{i in m} w_i S_i`` with ``w = weights(batch)``
+    On group m of N_m completions its gradient is :math:`g_m = \sum_{i \in m} w_i S_i` with ``w = weights(batch)``
     (``Σ_{i,t} w_{i,t} s_{i,t}`` at token level): the ``sequence_sum`` aggregation, 1/N Σ_i Σ_t. The gradient
     of a batch is the mean over its groups.
 

@@ -12,7 +12,7 @@ from gradstats.system.user_code import import_function
 def user_definition(name: str, registered: Iterable[Definition]) -> Definition:
     """Return the definition behind "module:function", a function ``Batch → advantages``.
 
-    What :func:`gradstats.estimators.register` was told about the function holds here as well. A function that is not
+    What :func:`gradstats.estimators.register` requires of a function holds here as well. A function that is not
     registered returns one advantage for each completion, and nothing is known of its bias.
 
     Args:

@@ -18,7 +18,7 @@ from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.system.checksums import FORMAT, changed_sentence, digest, file_digest, refuse_newer_format
 from gradstats.system.files import atomic_path, read_json, write_json
-from gradstats.system.outputs import differing_entry, refuse_foreign, refuse_other_result
+from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, PLAN, planned_shards, refuse_foreign_shard
 
 #: What ``token_dtype`` narrows.
@@ -81,13 +81,12 @@ def refuse_to_replace_measurement(
         overwrite: whether another measurement may be replaced.
 
     Raises:
-        FileExistsError: likewise.
+        FileExistsError: in that case.
     """
-    folder = Path(folder)
-    refuse_foreign(folder, "a measurement", is_measurement_folder)
-    if not folder.exists() or overwrite:
+    earlier = earlier_result(folder, "a measurement", is_measurement_folder, overwrite)
+    if earlier is None:
         return
-    there = read_json(folder / "measurement.json")
+    there = read_json(earlier / "measurement.json")
     known = {name: value for name, value in there["metadata"].items() if name in metadata}
     refuse_other_result(folder, differing_entry(known, metadata, _VARYING), overwrite)
     same = there.get("sequences") == _sequences_digest(rollouts)

@@ -15,8 +15,8 @@ from gradstats.system.files import atomic_path, write_csv
 from gradstats.system.outputs import MARK, has_columns, is_marked, refuse_foreign
 
 FORMATS = ("pdf", "svg", "png", "pgf")
-# Dates and version strings would make two builds of one figure differ. The mark tells a figure that may be drawn again
-# from a file of the user's.
+# Dates and version strings would make two builds of one figure differ. The mark distinguishes a figure that may be
+# drawn again from a file of the user's.
 METADATA: dict[str, dict[str, str | None]] = {
     "pdf": {"CreationDate": None, "ModDate": None, "Creator": MARK, "Producer": None},
     "png": {"Software": MARK},

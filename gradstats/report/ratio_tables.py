@@ -8,13 +8,14 @@ from gradstats.report.numbers import Triple
 from gradstats.report.tables import Table
 
 _KINDS = {"token": "token", "product": "completion", "geometric_mean": "geometric mean"}
-_RATIO_COLUMNS = {
+#: Headings of the columns, by name.
+RATIO_HEADINGS = {
     "mean": "mean",
     "variance": "variance",
     "chi_squared": "χ²",
     "effective_sample_size": "effective sample size",
 }
-_CLIPPING_COLUMNS = {
+CLIPPING_HEADINGS = {
     "clipped_tokens": "tokens clipped",
     "clipped_completions": "completions clipped",
     "removed_share": "squared norm removed",
@@ -33,7 +34,7 @@ def ratio_table(frame: pd.DataFrame) -> Table:
         f"Importance ratios of the scored policy to the one that sampled, with {level:.0%} intervals over prompts; "
         "χ² is the mean of (ρ − 1)²."
     )
-    return Table(caption, "ratio", tuple(rows), _columns(frame, _RATIO_COLUMNS), frame, label="tab:ratios")
+    return Table(caption, "ratio", tuple(rows), _columns(frame, RATIO_HEADINGS), frame, label="tab:ratios")
 
 
 def clipping_table(frame: pd.DataFrame) -> Table:
@@ -44,7 +45,7 @@ def clipping_table(frame: pd.DataFrame) -> Table:
         "completions where the clip is of completions, and of tokens where it is of tokens."
     )
     rows = tuple(str(name) for name in frame["recipe"])
-    return Table(caption, "recipe", rows, _columns(frame, _CLIPPING_COLUMNS), frame, label="tab:clipping")
+    return Table(caption, "recipe", rows, _columns(frame, CLIPPING_HEADINGS), frame, label="tab:clipping")
 
 
 def _columns(frame: pd.DataFrame, headings: dict[str, str]) -> dict[str, list[Triple]]:

@@ -40,15 +40,15 @@ def refuse_foreign_tokens(folder: Path) -> None:
     """Refuse to save token results where files of these names lie that are not earlier token results.
 
     Raises:
-        FileExistsError: likewise.
+        FileExistsError: in that case.
     """
     about = folder / "proxy_quality.json"
     try:
-        ours = about.is_file() and "n_probes" in read_json(about)
+        is_earlier_result = about.is_file() and "n_probes" in read_json(about)
     except ValueError:
-        ours = False
+        is_earlier_result = False
     for name in FILES:
-        refuse_foreign(folder / name, "token results", lambda _: ours)
+        refuse_foreign(folder / name, "token results", lambda _: is_earlier_result)
 
 
 def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL) -> list[Path]:

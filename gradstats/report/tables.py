@@ -122,7 +122,7 @@ def refuse_foreign_tables(path_stem: str | os.PathLike[str]) -> None:
     """Refuse to save a table where a file lies that is not an earlier one.
 
     Raises:
-        FileExistsError: likewise.
+        FileExistsError: in that case.
     """
     tex, markdown, csv = table_paths(path_stem)
     for path in (tex, markdown):

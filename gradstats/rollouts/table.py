@@ -19,7 +19,7 @@ from gradstats.rollouts.checksum import table_digest
 from gradstats.rollouts.schema import SCHEMA, TOKEN_SOURCES, validate
 from gradstats.system.checksums import FORMAT, changed_sentence, refuse_newer_format, remark_on_missing_checksums
 from gradstats.system.files import atomic_path
-from gradstats.system.outputs import differing_entry, refuse_foreign, refuse_other_result
+from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
 
 # What a file states of itself, in the metadata of its Parquet schema.
@@ -298,14 +298,13 @@ def refuse_to_replace_rollouts(
         overwrite: whether other rollouts may be replaced.
 
     Raises:
-        FileExistsError: likewise.
+        FileExistsError: in that case.
     """
-    path = Path(path)
-    refuse_foreign(path, "a rollouts file", is_rollouts_file)
-    if not path.exists() or overwrite:
+    earlier = earlier_result(path, "a rollouts file", is_rollouts_file, overwrite)
+    if earlier is None:
         return
     try:
-        there = read_rollouts(path)
+        there = read_rollouts(earlier)
     except ValueError as error:
         raise FileExistsError(
             f"{error}; replace it with --overwrite (overwrite=True), or choose another path"

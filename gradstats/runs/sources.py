@@ -47,7 +47,7 @@ def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
     """Refuse to write a table where a file without its columns lies, or a file of a run.
 
     Raises:
-        FileExistsError: likewise.
+        FileExistsError: in that case.
     """
     if out is not None:
         refuse_foreign(out, f"a table with the columns {', '.join(columns)}", lambda there: has_columns(there, columns))

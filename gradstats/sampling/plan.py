@@ -217,7 +217,7 @@ def refuse_long_prompts(
     """Refuse prompts that leave no room for ``max_new_tokens`` in the model's context, naming the longest.
 
     Raises:
-        ValueError: likewise.
+        ValueError: in that case.
     """
     context = getattr(policy.model.config, "max_position_embeddings", None)
     lengths = [len(tokens) for tokens in prompt_tokens]

@@ -20,10 +20,11 @@ from gradstats.stats.measured import Completions, MeasuredRollouts
 
 @dataclass(frozen=True)
 class LengthRewardCorrelation:
-    """The correlation of length and reward after subtracting each prompt's means.
+    r"""The correlation of length and reward after subtracting each prompt's means.
 
     Attributes:
-        correlation: Pearson's, of the deviations in the prompts whose completions differ in both.
+        correlation: Pearson's, :math:`\sum δT\,δR/\sqrt{\sum δT²\sum δR²}`, of the deviations in the
+            prompts whose completions differ in both.
         stderr: of its Fisher transform, by delete-one-prompt jackknife.
         n_prompts: prompts whose completions differ in length and in reward.
         n: completions of those.

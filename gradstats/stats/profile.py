@@ -128,6 +128,8 @@ class PolicyProfile:
 def profile_policy(measured: MeasuredProfile) -> PolicyProfile:
     r"""Compute the quantities by which policies are compared: entropy, spread of ‖S‖², α, and variance ratios.
 
+    :class:`PolicyProfile` defines each; S is :math:`\nabla\log π` of a whole completion.
+
     Args:
         measured: a measurement with sketches, drawn on-policy; several completions per prompt.
 

@@ -38,7 +38,7 @@ def refuse_newer_format(path: str | os.PathLike[str], version: object) -> None:
     """Refuse a file that a later version of this program wrote.
 
     Raises:
-        ValueError: likewise.
+        ValueError: in that case.
     """
     text = version.decode("ascii", "replace") if isinstance(version, bytes) else str(version)
     if not text.isdecimal() or int(text) > FORMAT:

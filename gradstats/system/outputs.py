@@ -47,6 +47,24 @@ def refuse_foreign(path: str | os.PathLike[str], what: str, is_ours: Callable[[P
         )
 
 
+def earlier_result(
+    path: str | os.PathLike[str], what: str, is_ours: Callable[[Path], bool], overwrite: bool
+) -> Path | None:
+    """Return the path of an earlier result that a new one has to agree with; None where nothing lies there.
+
+    Args:
+        path: where the result is to be written.
+        what: as for :func:`refuse_foreign`.
+        is_ours: as for :func:`refuse_foreign`.
+        overwrite: whether another result may be replaced, so that nothing has to agree.
+
+    Raises:
+        FileExistsError: as :func:`refuse_foreign`.
+    """
+    refuse_foreign(path, what, is_ours)
+    return None if overwrite or not Path(path).exists() else Path(path)
+
+
 def refuse_other_result(path: str | os.PathLike[str], difference: str | None, overwrite: bool) -> None:
     """Refuse to replace a finished result by one of other settings, unless that was asked for.
 

@@ -11,10 +11,11 @@ from command_line import run
 mpl.use("Agg")
 
 
-@pytest.mark.parametrize("what", ["experiments", "estimators", "data", "rewards"])
+@pytest.mark.parametrize("what", ["experiments", "estimators", "data", "rewards", "quantities"])
 def test_lists(monkeypatch, capsys, what):
     code, out, _ = run(monkeypatch, capsys, "list", what)
     expected = {"experiments": "embedded", "estimators": "rloo", "data": "gloeckle2026", "rewards": "math"}
+    expected["quantities"] = "on_policy/energy_ratio.py"
     assert code == 0
     assert expected[what] in out
 

@@ -24,7 +24,7 @@ from gradstats.estimators.registry import estimator
 def pass_at_k(
     batch: Batch, normalize: bool = False, ddof: int = 1, eps: float = 1e-6, singleton: str = "zero"
 ) -> Float[np.ndarray, "n"]:
-    r"""A_i = r_max − r_second for the best completion of the group, 0 for the rest. 2503.19595.
+    r""":math:`A_i = r_\mathrm{max} - r_\mathrm{second}` for the best completion of the group, otherwise 0. 2503.19595.
 
     Equal to max(R_i − max_{j≠i} R_j, 0), a leave-one-out baseline for the objective E[max_j R_j]: E[ĝ] is 1/N
     of the gradient of that objective, and not a multiple of ∇J. A tie for the best gives 0 to all.

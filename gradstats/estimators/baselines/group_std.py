@@ -54,7 +54,7 @@ def divide_by_deviation(
 def grpo(
     batch: Batch, ddof: int = 1, eps: float = 1e-6, loo: bool = False, singleton: str = "zero"
 ) -> Float[np.ndarray, "n"]:
-    r"""A_i = (R_i − R̄)/(std + ε). GRPO, 2402.03300.
+    r""":math:`A_i = (R_i - \bar R)/(\mathrm{std} + ε)`. GRPO, 2402.03300.
 
     Implementations differ in the standard deviation and ε: verl uses ``ddof=1, eps=1e-6``, the defaults here;
     TRL ``ddof=1, eps=1e-4``; rllm ``ddof=0, eps=1e-6``; open-instruct ``ddof=0, eps=1e-8``.

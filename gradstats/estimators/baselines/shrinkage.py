@@ -23,10 +23,11 @@ from gradstats.estimators.registry import estimator
 def james_stein(
     batch: Batch, loo: bool = True, shrink_factor: bool = True, eps: float = 0.0, singleton: str = "zero"
 ) -> Float[np.ndarray, "n"]:
-    r"""A_i = R_i − [(1−λ)·(mean of the others of the group) + λ·(mean of the other groups' means)].
+    r""":math:`A_i = R_i - (1-λ)\bar R_{-i} - λ\bar μ`, shrunk to the mean of the other groups' means. 2511.03710.
 
-    2511.03710. With n groups, λ = ((n−1)/n)·v/(v+s), where, over the *other* groups k of m_k completions,
-    v is the mean of Σ_j (r_kj − μ_k)²/(m_k(m_k−1)) and s that of (μ_k − μ̄)², with μ̄ the mean of their μ_k.
+    :math:`\bar R_{-i}` is the mean of the others of the group, :math:`\bar μ` that of the other groups' means. With n
+    groups, λ = ((n−1)/n)·v/(v+s), where, over the *other* groups k of m_k completions, v is the mean of
+    Σ_j (r_kj − μ_k)²/(m_k(m_k−1)) and s that of (μ_k − μ̄)².
     λ = 0 when v + s = 0 or n = 1.
     Groups of one carry no information about v and are left out of its mean; v = 0 where no other group has two.
     λ depends on other groups only, so the estimator is unbiased, E[ĝ] = ∇J. It is batch-level.

@@ -80,7 +80,7 @@ def _otb_advantages(
     expected_scale=_unbiased_with_loo,
 )
 def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool = False) -> Float[np.ndarray, "n t"]:
-    r"""A_{i,t} = (G_{i,t} − B_t)·m_{i,t}, B_t = Σ_i G_{i,t}W_{i,t}m_{i,t} / (Σ_i W_{i,t}m_{i,t} + 1e-8).
+    r""":math:`A_{i,t} = (G_{i,t} - B_t)m_{i,t},\ B_t = \sum_i G_{i,t}W_{i,t}m_{i,t}/(\sum_i W_{i,t}m_{i,t} + 10^{-8})`.
 
     The optimal token baseline, 2602.07078. Sums run over the prompt's group, m is the mask, and
     W_t = Σ_{u≤t} ‖s_u‖² is the energy so far; with ``importance`` in the batch, W_t = Σ_{u≤t} ρ_u²‖s_u‖²
@@ -145,7 +145,7 @@ def otb_turns(
     ),
 )
 def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> Float[np.ndarray, "n t"]:
-    r"""A_{i,t} = G_{i,t} − B_t, B_t = Σ_i R_i⟨s_{i,t}, S_i⟩ / Σ_i ‖s_{i,t}‖² over the completions alive at t.
+    r""":math:`A_{i,t} = G_{i,t} - B_t,\ B_t = \sum_i R_i⟨s_{i,t}, S_i⟩/\sum_i‖s_{i,t}‖²` over completions alive at t.
 
     In expectation B_t is the exact minimiser of tr Cov among baselines that depend on t alone, on-policy and
     for a terminal reward: setting the derivative of E‖Σ_t (R − B_t)s_t‖² to zero, with E⟨s_t, s_u⟩ = 0.

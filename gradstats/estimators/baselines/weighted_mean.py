@@ -71,7 +71,7 @@ def relative_ratios(batch: Batch, index: Int[np.ndarray, "n"], n_sets: int, powe
 
 
 def optimal_constant(rewards: Float[np.ndarray, "n"], sq_norms: Float[np.ndarray, "n"]) -> float:
-    r"""b* = Σ R_j‖S_j‖² / Σ‖S_j‖², the constant that minimises tr Cov((R − b)S).
+    r""":math:`b^* = \sum_j R_j‖S_j‖²/\sum_j‖S_j‖²`, the constant that minimises tr Cov((R − b)S).
 
     Weaver & Tao, UAI 2001; Greensmith, Bartlett & Baxter, JMLR 5, 2004.
 

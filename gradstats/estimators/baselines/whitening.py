@@ -48,7 +48,7 @@ def whiten(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     unit=f"{SEQUENCE_SUM} / batch_token_std",
 )
 def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
-    r"""A_{i,t} = G_{i,t} whitened over the batch's tokens. REINFORCE++, 2501.03262.
+    r""":math:`A_{i,t} = (G_{i,t} - \bar G)/\sqrt{\mathrm{var}\,G + 10^{-8}}` over all tokens. REINFORCE++, 2501.03262.
 
     Token-weighted mean, unbiased variance, divided by √(var + 1e-8). Batch-level; mean and variance include the
     sample itself, and E[ĝ] is not a known multiple of ∇J.
@@ -70,7 +70,7 @@ def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
     unit=f"{SEQUENCE_SUM} / batch_token_std",
 )
 def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
-    r"""A_i = R_i − R̄, whitened over the batch's tokens. REINFORCE++-baseline, 2501.03262.
+    r""":math:`A_i = R_i - \bar R`, whitened over the batch's tokens. REINFORCE++-baseline, 2501.03262.
 
     Every token of a completion has the same value, so the result is (N,), and a completion counts T_i times in
     mean and variance. Batch-level; both include the sample itself, and E[ĝ] is not a known multiple of ∇J.

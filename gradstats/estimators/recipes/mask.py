@@ -10,7 +10,7 @@ from gradstats.estimators.parameters import Parameters
 from gradstats.estimators.ratios import log_ratios
 from gradstats.estimators.recipes.components import component
 
-# Beyond e^20 verl's rollout correction does not tell ratios apart.
+# Beyond e^20 verl's rollout correction does not distinguish ratios.
 _BOUND = 20.0
 
 

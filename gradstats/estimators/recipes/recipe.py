@@ -35,7 +35,7 @@ BESIDE = " · "
 
 @dataclass(frozen=True, init=False)
 class Recipe:
-    r"""A whole policy-gradient estimator: ĝ = mean over groups of Σ_{i in group} Σ_t w_{i,t} s_{i,t}.
+    r"""A whole policy-gradient estimator: :math:`ĝ = \frac1M\sum_m\sum_{i \in m}\sum_t w_{i,t}s_{i,t}`.
 
     Each component is given by name, by label ("token_clip(eps_high=0.28)") or as an object. Like an
     :class:`Estimator` it has ``name``, ``label``, ``level``, ``needs``, ``across_groups``, ``expected_scale``

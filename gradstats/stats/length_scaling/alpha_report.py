@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class AlphaReport:
-    """A length-scaling fit with the diagnostics to read before its α is believed.
+    r"""A fit of :math:`\log‖S‖² = c + 2α\log T` with the diagnostics to read before its α is believed.
 
     Attributes:
         fit: the fit.
@@ -157,7 +157,7 @@ def alpha_report(
     groups: ArrayLike | None = None,
     truncated: ArrayLike | None = None,
 ) -> AlphaReport:
-    """Fit the length exponent and run every diagnostic that bears on it.
+    r"""Fit the length exponent α of :math:`‖S‖ ∝ T^{α}` and run every diagnostic that bears on it.
 
     Args:
         measured: a measurement; or give the arrays.

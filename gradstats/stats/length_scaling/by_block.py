@@ -14,7 +14,7 @@ from gradstats.stats.tokens.token_sums import has_token_energies, summed_energy
 def length_scaling_by_block(
     measured: MeasuredBlocks, *, method: str = "ols", confidence_level: float = CONFIDENCE_LEVEL
 ) -> pd.DataFrame:
-    """α of each block's share of the gradient, and of the whole.
+    r"""Fit α of each block b of parameters, :math:`‖S_b‖ ∝ T^{α_b}`, and of the whole gradient.
 
     Args:
         measured: a measurement with ``.sq_norms_by_block``.

@@ -15,10 +15,11 @@ from gradstats.stats.length_scaling.regression import least_squares
 
 @dataclass(frozen=True)
 class CurvatureTest:
-    """The curvature of log‖S‖² as a function of log T.
+    r"""The curvature of log‖S‖² as a function of log T.
 
     Attributes:
-        curvature: coefficient of (log T − mean)², half the change of the slope 2α per unit of log T.
+        curvature: coefficient γ of :math:`(\log T - \overline{\log T})²`, half the change of the
+            slope 2α per unit of log T.
         stderr: its standard error, clustered by prompt (CR2).
         degrees: Satterthwaite degrees of freedom.
         pvalue: of no curvature, two-sided.

@@ -40,15 +40,7 @@ def poisson_line(
 
     Consistent whenever that mean is right (Santos Silva and Tenreyro, Review of Economics and Statistics 88, 2006);
     efficient where the variance of ‖S‖² is proportional to its mean. Errors are those of the working regression of
-    (‖S‖² − μ)/√μ on √μ·(1, log T): cluster-robust (CR2), or HC3.
-
-    Args:
-        x: (n,) log T.
-        y: (n,) log‖S‖².
-        clusters: (n,) prompt of each sequence.
-
-    Raises:
-        ValueError: when the iteration does not converge.
+    (‖S‖² − μ)/√μ on √μ·(1, log T): cluster-robust (CR2), or HC3. Arguments and errors are those of :func:`gamma_line`.
     """
     return _mean_line(x, y, clusters, 1)
 

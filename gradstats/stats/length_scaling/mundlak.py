@@ -15,11 +15,11 @@ from gradstats.stats.length_scaling.regression import least_squares
 
 @dataclass(frozen=True)
 class MundlakTest:
-    """The exponents within and between prompts, and whether they differ.
+    r"""The exponents within and between prompts, and whether they differ.
 
     Attributes:
-        alpha_within: half the slope on log T among answers to one prompt.
-        alpha_between: half the slope on the prompts' means of log T.
+        alpha_within: :math:`α_W`, half the slope on log T among answers to one prompt.
+        alpha_between: :math:`α_B`, half the slope on the prompts' means of log T.
         difference: ``alpha_between − alpha_within``.
         stderr: of the difference, clustered by prompt (CR2).
         degrees: Satterthwaite degrees of freedom.

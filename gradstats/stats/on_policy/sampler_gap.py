@@ -155,7 +155,9 @@ class SamplerGap:
 
 
 def sampler_gap(measured: MeasuredSampler) -> SamplerGap:
-    """Compare the log-probabilities that the sampler recorded with those of the model that is scored.
+    r"""Compare the log-probabilities of the sampler q and of the scored model π, :math:`\log π(y_t) - \log q(y_t)`.
+
+    :class:`SamplerGap` defines each quantity; intervals are by delete-one-prompt jackknife.
 
     Args:
         measured: a measurement whose rollouts have ``sampler_logprobs``.

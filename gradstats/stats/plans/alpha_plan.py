@@ -16,11 +16,11 @@ from gradstats.stats.plans.prompt_plan import ASSURANCE, PromptPlan, smallest
 
 @dataclass(frozen=True, kw_only=True)
 class AlphaPlan(PromptPlan):
-    """The size of a measurement of α with a given precision.
+    r"""The size of a measurement of α with a given precision, :math:`t\,\mathrm{se}_1/\sqrt M ≤ h` of M prompts.
 
     Attributes:
-        half_width: wanted half-width of the interval of α.
-        stderr_of_one: standard error of α times the root of the number of prompts.
+        half_width: h, the wanted half-width of the interval of α.
+        stderr_of_one: :math:`\mathrm{se}_1`, the standard error of α times the root of the number of prompts.
     """
 
     half_width: float

@@ -1,4 +1,4 @@
-"""The number of prompts that tells a ratio of variances from 1."""
+"""The number of prompts that distinguishes a ratio of variances from 1."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from scipy import optimize, stats
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.plans.prompt_plan import ASSURANCE, PromptPlan, smallest
+from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.winner import Comparison
 
 _NODES = 400
 
+#: What can be planned: the ratio of variances, and that at matched signal.
+RATIOS = ("ratio", JUDGED.name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RatioPlan(PromptPlan):
-    """The size of a comparison whose interval of a ratio excludes 1.
+    r"""The size of a comparison whose interval of a ratio r excludes 1, :math:`t\,\mathrm{se}_1/\sqrt M < |\log r|`.
 
     Attributes:
         estimator: label of the estimator in the numerator.
         reference: label of that in the denominator.
-        quantity: ``"ratio"`` or ``"matched_ratio"``.
-        ratio: the ratio to be told from 1.
+        quantity: the name of the ratio, see :data:`RATIOS`.
+        ratio: the ratio to distinguish from 1.
         stderr_of_one: standard error of its logarithm times the root of the number of prompts.
     """
 
@@ -39,7 +43,7 @@ class RatioPlan(PromptPlan):
     def _goal(self) -> str:
         name = self.quantity.replace("_", " ")
         return (
-            f"a {name} of {self.ratio:.3g} of {self.estimator} to {self.reference} told from 1 "
+            f"distinguishing a {name} of {self.ratio:.3g} of {self.estimator} to {self.reference} from 1 "
             f"({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
         )
 
@@ -53,7 +57,7 @@ def plan_ratio(
     quantity: str = "ratio",
     tokens_per_completion: float = math.nan,
 ) -> RatioPlan:
-    r"""Compute how many prompts tell a ratio of variances from 1, from a pilot comparison.
+    r"""Compute how many prompts distinguish a ratio of variances from 1, from a pilot comparison.
 
     The standard error of the logarithm, from the width of the pilot's interval, falls like one over the root of the
     number of prompts. The interval of a study of M prompts excludes 1 in 80 % of studies where
@@ -63,9 +67,9 @@ def plan_ratio(
     Args:
         pilot: a comparison, or its frame (as in ``variance.csv``, with its ``.attrs``).
         estimator: label of a row, other than the reference.
-        ratio: the ratio to be told from 1; None for the pilot's.
+        ratio: the ratio to distinguish from 1; None for the pilot's.
         confidence_level: of the interval, and of the range of sizes.
-        quantity: ``"ratio"`` or ``"matched_ratio"``.
+        quantity: the name of the ratio, see :data:`RATIOS`.
         tokens_per_completion: for the tokens of the plan; known for the comparison of a measurement.
 
     Raises:
@@ -83,8 +87,8 @@ def plan_ratio(
     """
     level = require_level(confidence_level)
     frame = pilot if isinstance(pilot, pd.DataFrame) else pilot.to_frame(confidence_level)
-    if quantity not in ("ratio", "matched_ratio"):
-        raise ValueError(f"quantity={quantity!r} is not a ratio to be planned: choose ratio or matched_ratio")
+    if quantity not in RATIOS:
+        raise ValueError(f"quantity={quantity!r} is not a ratio to be planned: choose {' or '.join(RATIOS)}")
     rows = frame.loc[frame["estimator"] == estimator]
     if len(rows) != 1:
         raise ValueError(

@@ -16,7 +16,7 @@ from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 @dataclass(frozen=True, kw_only=True)
 class SignalPlan(PromptPlan):
-    """The size of a measurement whose interval of ‖E g‖² lies above 0.
+    r"""The size of a measurement whose interval of :math:`‖E g‖²` lies above 0.
 
     Attributes:
         estimator: label of the estimator.

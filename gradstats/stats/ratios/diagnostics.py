@@ -20,7 +20,7 @@ RATIOS = ("token", "product", "geometric_mean")
 
 @dataclass(frozen=True)
 class RatioDiagnostics:
-    """How far the scored policy is from the one that sampled; ``.to_frame()`` and ``.clipping_frame()`` are the tables.
+    r"""The ratios :math:`ρ = π/π_{old}` of completions; ``.to_frame()`` and ``.clipping_frame()`` are the tables.
 
     Attributes:
         spreads: the spread of each kind of ratio over all completions.

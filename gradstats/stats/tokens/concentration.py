@@ -21,8 +21,9 @@ COUNTS = (1, 2, 4, 8, 16, 32)
 def concentration(measured: MeasuredTokens, counts: Sequence[int] = COUNTS) -> TokenProfile:
     r"""Return the share of a completion's token energy in its m heaviest tokens, averaged over completions.
 
-    Tokens are ranked by the energies along one half of the probes and summed with those along the other (heavy tokens
-    are known exactly), and both ways are averaged, so that noise in the ranking does not bias the share upward.
+    It is :math:`\sum_{t \in \mathrm{top}\,m} e_t/\sum_t e_t` with :math:`e_t = ‖s_t‖²`. Tokens are ranked by energies
+    along one half of the probes and summed with those along the other (heavy tokens are known exactly), and both ways
+    are averaged, so that noise in the ranking does not bias the share upward.
 
     Args:
         measured: a measurement with ``token_projections``.

@@ -62,7 +62,7 @@ class ProxyRow:
 
 @dataclass(frozen=True)
 class ProxyQuality:
-    """Forward-only proxies of token energies, compared with measured energies.
+    r"""Forward-only proxies :math:`p_t` of token energies, compared with measured energies :math:`e_t = ‖s_t‖²`.
 
     Attributes:
         rows: one per proxy.

@@ -1,4 +1,4 @@
-"""Which estimators may have the lowest variance at matched signal, compared pair by pair."""
+"""The column ``in_best_set``: which estimators may have the lowest variance at matched signal, pair by pair."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ from gradstats.stats.variance.pooled_completions import PooledCompletions
 
 @dataclass(frozen=True)
 class EquivalentGroupSize:
-    """The group size at which RLOO is as noisy as an estimator, at the same total number of completions.
+    r"""The group size at which RLOO is as noisy as an estimator, at the same total number of completions.
 
     Attributes:
         estimator: label of the estimator.
         group_size: completions per group of it.
-        inverse: estimate of 1/(N' − 1), N' the equivalent size; where it is not above 0, no group size of RLOO
+        inverse: estimate of :math:`1/(N' - 1)`, N' the equivalent size; where it is not above 0, no group size of RLOO
             has as low a variance.
         n_prompts: prompts it rests on.
     """
@@ -131,7 +131,10 @@ def equivalent_group_sizes(
     *,
     scores_are_sketches: bool | None = None,
 ) -> list[EquivalentGroupSize]:
-    """Find the :func:`equivalent_group_size` of several estimators from the same groups of ``rloo``."""
+    r"""Find the :func:`equivalent_group_size` of several estimators from the same groups of ``rloo``.
+
+    Of each it is the N' with :math:`v_1 + v_2/(N'-1) = N w(N)`, w the within-prompt variance.
+    """
     chosen = [families.get(estimator) for estimator in estimators]
     for one in chosen:
         if one.across_groups:

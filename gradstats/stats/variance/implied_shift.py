@@ -16,11 +16,11 @@ from gradstats.stats.measured import MeasuredRollouts
 
 @dataclass(frozen=True)
 class ImpliedShift:
-    """How far an estimator's baseline lies above the group mean, on average.
+    r"""How far an estimator's baseline lies above the group mean, on average.
 
     Attributes:
         estimator: its label.
-        delta: mean over prompts of baseline − R̄.
+        delta: δ, mean over prompts of :math:`b - \bar R`, b the baseline.
         n_prompts: prompts it rests on.
     """
 
@@ -48,7 +48,7 @@ class ImpliedShift:
 
 
 def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | Estimator | Recipe) -> ImpliedShift:
-    r"""Find the δ for which Asymmetric REINFORCE, A = R − (R̄ + δ), has the estimator's baseline on average.
+    r"""Find the δ for which Asymmetric REINFORCE, :math:`A = R - (\bar R + δ)`, has an estimator's mean baseline.
 
     A length-weighted baseline lies below the group mean where longer answers are less often right, which is what a
     negative δ does by hand (Arnal et al., 2506.20520). No gradient is needed.

@@ -63,7 +63,7 @@ class _OfLengths:
 
 @dataclass(frozen=True)
 class LengthBins:
-    """The noise and signal of the gradient, by completion length.
+    r"""The noise and signal of :math:`g^b = \sum_{i:\,T_i \in b} w_i S_i`, the gradient from completions of lengths b.
 
     Attributes:
         estimator: label of the estimator.

@@ -43,7 +43,7 @@ class GroupSplit:
 
 @dataclass(frozen=True)
 class VarianceComparison:
-    """The variance, bias and cosine of several estimators; ``.to_frame()`` is the table.
+    r"""The variance :math:`\mathrm{tr\,Cov}(ĝ)`, bias and cosine of several estimators; ``.to_frame()`` is the table.
 
     Attributes:
         rows: one entry per estimator, in the order asked for, group size by group size.

@@ -36,7 +36,7 @@ def test_the_size_by_hand():
     assert plan.n == 8 * plan.n_prompts
     assert plan.n_prompts_low < plan.n_prompts < plan.n_prompts_assured < plan.n_prompts_high
     assert plan.sentence().startswith(
-        "a ratio of 0.87 of grpo to rloo told from 1 (95% interval, in 80% of studies) takes"
+        "distinguishing a ratio of 0.87 of grpo to rloo from 1 (95% interval, in 80% of studies) takes"
     )
 
 

@@ -125,19 +125,9 @@ def test_equals_brute_force(sizes, group_size):
         check_against_loops(batch, scores, name, group_size, frame.iloc[position])
 
 
-def test_columns_and_order():
+def test_rows_are_in_the_order_asked_for():
     batch, scores = interleaved_batch([4] * 10)
     frame = quiet_compare(batch, [est.rloo(), "reinforce"], scores).to_frame()
-    quantities = [*QUANTITIES, "matched_bias_share", "kept_share"]
-    expected = [
-        "estimator",
-        "group_size",
-        "unit",
-        "components",
-        "target",
-        *[q + end for q in quantities for end in ("", "_low", "_high")],
-    ]
-    assert list(frame.columns)[: len(expected)] == expected
     assert list(frame["estimator"]) == ["rloo", "reinforce"]
     assert set(frame["group_size"]) == {4}
     assert frame.attrs["reference"] == "rloo"

@@ -1,0 +1,361 @@
+"""The index of what is printed and saved: each column of each table, what it means, and the file that defines it.
+
+``gradstats list quantities`` prints it. Headings that figures and tables share are read from where they are declared;
+a column's ``_low`` and ``_high`` are the ends of its interval and have no entry of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gradstats.report.ratio_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
+from gradstats.stats.on_policy.check import WORDS
+from gradstats.stats.profile import PROFILE_QUANTITIES
+from gradstats.stats.tokens.cumulative_error import FRACTIONS
+from gradstats.stats.tokens.proxy_quality import PROXY_QUANTITIES
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, VARIANCE_COMPONENTS, Quantity, filled_in
+
+
+@dataclass(frozen=True)
+class PrintedColumn:
+    """One column, or one row where a table has a row for each quantity.
+
+    Attributes:
+        name: as it is saved.
+        meaning: in words.
+        file: that defines it, from the folder of the package.
+    """
+
+    name: str
+    meaning: str
+    file: str
+
+
+def _of(file: str, **meanings: str) -> tuple[PrintedColumn, ...]:
+    return tuple(PrintedColumn(name, meaning, file) for name, meaning in meanings.items())
+
+
+def _each(folder: str, headings: Mapping[str, str]) -> tuple[PrintedColumn, ...]:
+    """Quantities that have a file of their name."""
+    return tuple(PrintedColumn(name, heading, f"{folder}/{name}.py") for name, heading in headings.items())
+
+
+def _headings(quantities: tuple[Quantity, ...]) -> dict[str, str]:
+    return {one.name: filled_in(one.heading, {}) for one in quantities}
+
+
+_VARIANCE = "stats/variance"
+_LENGTH = "stats/length_scaling"
+_TOKENS = "stats/tokens"
+_TABLE = "rollouts/schema.py"
+
+_ESTIMATOR = _of("estimators/by_label.py", estimator="label of the estimator")
+_COMPLETION = _of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
+
+_ROW = (
+    *_ESTIMATOR,
+    *_of(f"{_VARIANCE}/row.py", group_size="completions per group"),
+    *_of("estimators/estimator.py", unit="unit of the gradient; ratios compare rows of one unit"),
+    *_of("estimators/recipes/components.py", components="the choices that a recipe is composed of"),
+    *_of(f"{_VARIANCE}/target.py", target="the gradient that bias and cosine are judged against"),
+    *_each(_VARIANCE, _headings(COMPARED)),
+    *_each(
+        _VARIANCE,
+        {
+            "ratio_simultaneous": "interval of the ratio that holds for all rows at once",
+            f"{JUDGED.name}_simultaneous": "the same of the matched ratio",
+            "n_effective_prompts": "number of equally noisy prompts that the variance rests on",
+            "most_influential_prompt": "the prompt without which tr Cov changes most",
+        },
+    ),
+    *_of(f"{_VARIANCE}/best_set.py", in_best_set="whether it may have the lowest matched ratio"),
+)
+
+_FIT = (
+    *_of(
+        f"{_LENGTH}/alpha.py",
+        alpha="length exponent α, half the slope",
+        alpha_stderr="standard error of α by the interval's method",
+        slope="slope of log‖S‖² on log T, 2α",
+        slope_stderr="its standard error",
+        intercept="log‖S‖² at T = 1 on the line",
+        n="completions",
+        n_prompts="prompts",
+        n_truncated="completions cut off at the cap",
+        method="how the line was fitted",
+        interval="how the interval was made",
+        confidence_level="level of the interval",
+    ),
+    *_each(_LENGTH, {"r_squared": "share of the variance of log‖S‖² that the line explains"}),
+)
+
+_TOKEN = (
+    *_COMPLETION,
+    *_of("measurement/token_scores.py", energy="squared norm of a token's score"),
+    *_of("measurement/token_scores.py", energy_stderr="standard error of the energy", exact="whether it is exact"),
+    *_of(
+        f"{_TOKENS}/proxy_quality.py",
+        position="token of the completion, from 0",
+        logit="proxy: squared norm of the gradient with respect to the logits",
+        last_layer="proxy: the same with respect to the output embedding",
+        entropy="proxy: entropy of the next token, nats",
+        surprisal="proxy: −log π of the token, nats",
+    ),
+)
+
+_POINT = (
+    *_COMPLETION,
+    *_of(_TABLE, reward="reward"),
+    *_of("runs/analysis.py", length="tokens that count", truncated="whether it was cut off at the cap"),
+    *_of("measurement/measurement.py", sq_norm="‖S‖², squared norm of the gradient of its log-probability"),
+    *_of(f"{_TOKENS}/token_sums.py", energy="summed energy of its tokens"),
+)
+
+_PLAN = _of(
+    "stats/plans/prompt_plan.py",
+    confidence_level="level of the planned interval",
+    n_prompts="prompts needed, by the pilot's estimates",
+    n_prompts_assured="prompts that are enough in 80 % of studies",
+    completions_per_prompt="as in the pilot",
+    tokens_per_completion="mean length in the pilot",
+    pilot_n_prompts="prompts of the pilot",
+    seconds_per_token="of sampling and measuring",
+    n="completions of n_prompts",
+    n_assured="completions of n_prompts_assured",
+    n_tokens="tokens of those",
+    hours="hours that they take",
+)
+
+#: Table → its columns. A file of that name in a run directory holds the table, unless it is printed only.
+INDEX: dict[str, tuple[PrintedColumn, ...]] = {
+    "variance": _ROW,
+    "group_sizes": (*_ROW, *_each(_VARIANCE, _headings(VARIANCE_COMPONENTS))),
+    "length_bins": (
+        *_ROW,
+        *_of(f"{_VARIANCE}/length_bins.py", length="range of lengths", n_completions="completions of these lengths"),
+    ),
+    "equivalent_group_size": (
+        *_ESTIMATOR,
+        *_of(f"{_VARIANCE}/equivalent_group_size.py", group_size="completions per group", n_prompts="prompts"),
+        *_each(_VARIANCE, {"equivalent_group_size": "group size at which RLOO is as noisy"}),
+    ),
+    "variance.json": (
+        *_of(
+            f"{_VARIANCE}/variance_comparison.py",
+            reference="estimator in the denominator of ratios",
+            confidence_level="level of the intervals",
+            prompts_per_batch="prompts of the batch whose share of bias is stated",
+            n_prompts="prompts",
+            n_groups="groups",
+            n_leftover="completions that no group had room for",
+            sketch_dim="dimension of the sketches",
+            notes="what to know when reading the table",
+            lowest_beyond_doubt="the only estimator in the best set",
+        ),
+        *_of(f"{_VARIANCE}/target.py", target="the gradient that bias and cosine are judged against"),
+        *_each("stats", {"effective_sample_size": "completions of equal weight that importance weights are worth"}),
+    ),
+    "ratios": (
+        *_of(
+            "stats/ratios/spread.py",
+            ratio="kind of importance ratio: of tokens, of completions, geometric mean",
+            length="range of lengths",
+            n="ratios",
+            n_prompts="prompts",
+            **{name: RATIO_HEADINGS[name] for name in ("mean", "variance", "chi_squared")},
+        ),
+        *_of("stats/ratios/diagnostics.py", by_length="whether of completions of these lengths only"),
+        *_each("stats", {"effective_sample_size": RATIO_HEADINGS["effective_sample_size"]}),
+        *_of(
+            "report/figures.py", effective_share="effective sample size over n", estimator="kind of ratio, in a figure"
+        ),
+    ),
+    "ratio_clipping": _of(
+        "stats/ratios/clipping.py",
+        recipe="recipe that clips",
+        removed_of="what the removed share is a share of",
+        **CLIPPING_HEADINGS,
+    ),
+    "alpha": (*_FIT, *_of("report/tables.py", run="name of the run")),
+    "alpha_by_block": (
+        *_FIT,
+        *_of(f"{_LENGTH}/by_block.py", block="block of parameters", share_of_sq_norm="its share of Σ‖S‖²"),
+    ),
+    "alpha.json": (
+        *_FIT,
+        *_of(
+            f"{_LENGTH}/alpha_report.py",
+            mean_scaling="α of the mean of ‖S‖²",
+            without_truncated="α without completions that were cut off",
+            within_between="α within and between prompts",
+            token_energy="α of the summed token energies",
+            by_block="α of each block of parameters",
+            on_policy="the on-policy check",
+            sentences="what to consider when reading α",
+        ),
+        *_each(
+            _LENGTH,
+            {"curvature": "whether one power law fits", "most_influential_prompt": "whose omission moves α most"},
+        ),
+    ),
+    "curvature": (
+        *_each(_LENGTH, {"curvature": "half the change of the slope per unit of log T"}),
+        *_of(f"{_LENGTH}/curvature.py", pvalue="of no curvature"),
+    ),
+    "within_between": _of(
+        f"{_LENGTH}/mundlak.py",
+        alpha_within="α of answers to one prompt",
+        alpha_between="α of prompts' means",
+        difference="between less within",
+        pvalue="of no difference",
+    ),
+    "most_influential_prompt": _of(
+        f"{_LENGTH}/most_influential_prompt.py",
+        prompt="the prompt left out",
+        n="its completions",
+        alpha="α without it",
+        change="of α",
+    ),
+    "on_policy": (
+        *_each("stats/on_policy", WORDS),
+        *_of(
+            "stats/on_policy/check.py",
+            quantity="which of the three",
+            on_policy_value="what on-policy sampling gives",
+            estimate="the estimate",
+            low="lower end of its interval",
+            high="upper end",
+            pvalue="of the on-policy value, adjusted for three tests",
+        ),
+    ),
+    "sampler_gap": (
+        *_of(
+            "stats/on_policy/sampler_gap.py",
+            mean_abs_gap="mean |log π − log q| of a token, nats",
+            token_kl="KL(q‖π) per token, nats",
+            token_distance="total variation distance per token",
+            mean_token_ratio="mean of π/q over tokens",
+            sequence_kl="KL(q‖π) per completion, nats",
+            sequence_distance="total variation distance per completion",
+            quantity="which of these",
+            estimate="the estimate",
+            low="lower end of its interval",
+            high="upper end",
+            n_tokens="tokens whose q is known",
+            n_unknown="tokens whose q is not",
+            n_sequences="completions that enter",
+            level="of the quantiles",
+            token_gap="quantile of log π − log q over tokens",
+            token_ratio="quantile of π/q over tokens",
+            sequence_log_ratio="quantile of its sum over a completion",
+            sequence_ratio="quantile of the product of π/q over a completion",
+            off_policy="whether the difference is noticeable",
+            sentence="the verdict",
+            quantities="the table of estimates",
+            quantiles="the table of quantiles",
+        ),
+        *_each("stats", {"effective_sample_size": "completions of equal weight that importance weights are worth"}),
+    ),
+    "proxy_quality": (
+        *_of(f"{_TOKENS}/proxy_quality.py", proxy="forward-only proxy of token energies"),
+        *_each(_TOKENS, PROXY_QUANTITIES),
+        *_of(
+            f"{_TOKENS}/cumulative_error.py",
+            **{f"cumulative_error_at_{at:g}": f"the same at {at:.0%} of each completion" for at in FRACTIONS},
+        ),
+    ),
+    "proxy_quality.json": _of(
+        f"{_TOKENS}/proxy_quality.py",
+        confidence_level="level of the intervals",
+        n_prompts="prompts",
+        n_tokens="tokens",
+        n_probes="random probes of token scores",
+        share_exact="share of the energy that was measured exactly",
+        notes="what to know when reading the table",
+    ),
+    "token_profiles": (
+        *_each(
+            _TOKENS,
+            {
+                "correlation": "correlation of token scores by the distance between tokens",
+                "concentration": "share of a completion's energy in its heaviest tokens",
+                "local_slope": "exponent of summed energy from position to position",
+            },
+        ),
+        *_of(f"{_TOKENS}/concentration.py", share="the quantity of the profile concentration"),
+        *_of(
+            f"{_TOKENS}/token_profile.py",
+            first="first value of the axis in a bin",
+            last="last value of it",
+            value="the estimate",
+            low="lower end of its interval",
+            high="upper end",
+            n_prompts="prompts",
+            axis="distance, position or number of tokens",
+            quantity="what is estimated",
+        ),
+        *_of("report/saved_tokens.py", profile="which profile"),
+    ),
+    "token_traces": (*_TOKEN, *_of("report/saved_tokens.py", sequence="completion, named by its length")),
+    "token_sample": _TOKEN,
+    "length_scaling": _POINT,
+    "profile": (
+        *_of("stats/profile.py", **PROFILE_QUANTITIES, quantity="name", heading="in words", value="the number"),
+        *_of("stats/profile.py", low="lower end of its interval", high="upper end", policy="name of the policy"),
+        *_each(_VARIANCE, {"ratio": "tr Cov of an estimator over RLOO's"}),
+    ),
+    "plan alpha": (
+        *_PLAN,
+        *_of("stats/plans/alpha_plan.py", half_width="wanted half-width", stderr_of_one="standard error of α times √M"),
+    ),
+    "plan ratio": (
+        *_PLAN,
+        *_of(
+            "stats/plans/ratio_plan.py",
+            estimator="in the numerator",
+            reference="in the denominator",
+            quantity="which ratio",
+            ratio="that is to be distinguished from 1",
+            stderr_of_one="standard error of its logarithm times √M",
+        ),
+    ),
+    "plan signal": (
+        *_PLAN,
+        *_of(
+            "stats/plans/signal_plan.py",
+            estimator="whose signal is to be resolved",
+            signal_sq="the pilot's ‖E ĝ‖²",
+            linear="part of its variance that falls like 4/M",
+            quadratic="part that falls like 2/M²",
+        ),
+    ),
+    "shift": (*_ESTIMATOR, *_of(f"{_VARIANCE}/implied_shift.py", delta="δ, the baseline less the group mean")),
+    "length-reward": _of(
+        "stats/length_reward.py",
+        correlation="of length and reward within prompts",
+        n_prompts="prompts whose completions vary in both",
+        n="completions of those",
+    ),
+    "fitted values": _of(
+        "values/fitted.py",
+        explained_variance="share of the variance of returns that the values explain, out of fold",
+        n_folds="folds of prompts",
+        penalty="median ridge penalty",
+    ),
+    "check": _of(
+        "gradients/checks/check_engines.py",
+        dtype="of the model",
+        check="which comparison",
+        engine="which engine",
+        deviation="largest relative deviation of ‖S‖²",
+        tolerance="that is allowed",
+        verdict="ok, fails, not run or unsupported",
+        note="why it was not run",
+    ),
+}
+
+
+def without_interval_end(column: str) -> str:
+    """Return the name of the column whose interval a column ends: ``ratio`` of ``ratio_low``."""
+    return column.removesuffix("_low").removesuffix("_high")

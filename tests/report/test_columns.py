@@ -1,0 +1,186 @@
+"""Each printed and saved column has an entry in the index, whose file exists and names it."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import tiny_model
+from probed_policies import MANY_DIRECTIONS, probed
+
+import gradstats as gs
+from gradstats.config.sections import VarianceSection
+from gradstats.gradients import check_engines
+from gradstats.report.columns import INDEX, without_interval_end
+from gradstats.report.saved_tokens import save_tokens
+from gradstats.report.tables import alpha_table, profile_table
+from gradstats.runs.breakdowns import variance_breakdowns
+from gradstats.stats.jackknife import NOT_ESTIMATED
+from gradstats.system.files import read_csv, read_json
+from gradstats.values.fitted import FittedValues
+from tests.off_policy import turned_policy
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "gradstats"
+
+#: Result class → the tables that its frames are.
+TABLES_OF = {
+    "AlphaReport": "alpha",
+    "CurvatureTest": "curvature",
+    "EquivalentGroupSize": "equivalent_group_size",
+    "FittedValues": "fitted values",
+    "ImpliedShift": "shift",
+    "LengthBins": "length_bins",
+    "LengthRewardCorrelation": "length-reward",
+    "LengthScalingFit": "alpha",
+    "MundlakTest": "within_between",
+    "OnPolicyCheck": "on_policy",
+    "PolicyProfile": "profile",
+    "PromptPlan": "plan alpha",
+    "ProxyQuality": "proxy_quality",
+    "RatioDiagnostics": "ratios",
+    "SamplerGap": "sampler_gap",
+    "TokenProfile": "token_profiles",
+    "VarianceComparison": "variance",
+}
+#: Entries of what only a figure's table or a run with every option holds.
+NOT_DRAWN_HERE = {"ratios": {"effective_share", "estimator"}}
+
+
+def measured_completions():
+    """A measurement with everything: two blocks, sketches, token probes, and eight completions a prompt."""
+    batch, _, scores = MANY_DIRECTIONS.sample(20, 8, 0)
+    measured = probed(batch, scores, 8, 2, np.random.default_rng(0))
+    blocks = pd.DataFrame({"layer 0": 0.3 * measured.sq_norms, "layer 1": 0.7 * measured.sq_norms})
+    return replace(measured, sq_norms_by_block=blocks)
+
+
+def sampler_gap():
+    likely = np.random.default_rng(0).random((40, 8)) < 0.9
+    drawn, scored = np.log(np.where(likely, 0.9, 0.1)), np.log(np.where(likely, 0.8, 0.2))
+    rollouts = gs.Rollouts.from_sequences(
+        [[5]] * 40, likely.astype(int).tolist(), rewards=[1.0] * 40, prompt_ids=np.arange(40) // 4,
+        sampler_logprobs=list(drawn),
+    )  # fmt: skip
+    nothing = [np.zeros(8)] * 40
+    norms = pd.DataFrame({"all": np.ones(40)})
+    return gs.sampler_gap(gs.Measurement(rollouts, norms, None, list(scored), nothing, nothing, nothing))
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory) -> dict[str, set[str]]:
+    """Table → the names of its columns, or of its rows where a row is a quantity."""
+    folder = tmp_path_factory.mktemp("tokens")
+    measured = measured_completions()
+    with warnings.catch_warnings():  # the data are few
+        warnings.simplefilter("ignore")
+        comparison = gs.compare(measured, ["rloo", "reinforce"])
+        section = VarianceSection(estimators=["reinforce", "length_weighted(alpha=0.8, loo=True)"])
+        report, gap, profile = gs.alpha_report(measured), sampler_gap(), gs.profile_policy(measured)
+        ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
+        quality = gs.proxy_quality(measured)
+        save_tokens(quality, folder)
+        plans = {
+            "plan alpha": gs.plan_alpha(report.fit),
+            "plan ratio": gs.plan_ratio(comparison, "reinforce", ratio=1.2),
+            "plan signal": gs.plan_signal(comparison, "rloo"),
+        }
+        frames = variance_breakdowns(measured, section)
+        engines = check_engines(tiny_model("qwen2"), dtypes=["float64"])
+    found = {name: set(frame.columns) for name, frame in frames.items()}
+    assert {"group_sizes", "equivalent_group_size", "length_bins"} <= set(found)
+    assert report.curvature is not None
+    assert report.within_between is not None
+    on_policy, gaps = report.on_policy.to_frame(), gap.to_frame()
+    profiles = read_csv(folder / "token_profiles.csv")
+    rows = profile_table({"mine": profile}).source
+    found |= {name: set(plan.to_frame().columns) for name, plan in plans.items()}
+    found |= {
+        "variance": set(comparison.to_frame().columns),
+        "variance.json": set(comparison.to_frame().attrs),
+        "ratios": set(ratios.to_frame().columns),
+        "ratio_clipping": set(ratios.clipping_frame().columns),
+        "alpha": set(alpha_table({"mine": report.fit}).source.columns),
+        "alpha_by_block": set(report.by_block.columns),
+        "alpha.json": set(report.summary()),
+        "curvature": set(report.curvature.to_frame().columns),
+        "within_between": set(report.within_between.to_frame().columns),
+        "most_influential_prompt": set(report.influence.columns),
+        "on_policy": {*on_policy.columns, *on_policy["quantity"]},
+        "sampler_gap": {*gap.summary(), *gap.quantiles().columns, *gaps.columns, *gaps["quantity"]},
+        "proxy_quality.json": set(read_json(folder / "proxy_quality.json")),
+        "token_profiles": {*profiles.columns, *profiles["profile"], *profiles["quantity"]},
+        "profile": {*rows.columns, *(name.split(" of ")[0] for name in rows["quantity"])},
+        "shift": set(gs.implied_shift(measured, "token_mean").to_frame().columns),
+        "length-reward": set(gs.length_reward_correlation(measured).to_frame().columns),
+        "fitted values": set(FittedValues([], NOT_ESTIMATED, (1.0,), 2).to_frame().columns),
+        "check": set(engines.columns),
+    }
+    for name in ("proxy_quality", "token_traces", "token_sample"):
+        found[name] = set(read_csv(folder / f"{name}.csv").columns)
+    return found
+
+
+def columns_of(path: Path) -> set[str]:
+    with path.open(encoding="utf-8") as file:
+        return set(next(csv.reader(file)))
+
+
+SAVED = [path for path in sorted((ROOT / "figures").glob("*/*.csv")) if path.stem in INDEX]
+
+
+def named(columns: set[str]) -> set[str]:
+    return {without_interval_end(column) for column in columns}
+
+
+@pytest.mark.parametrize("table", [name for name in INDEX if name != "length_scaling"])
+def test_each_printed_column_has_an_entry_and_each_entry_a_column(printed, table):
+    indexed = {column.name for column in INDEX[table]}
+    assert named(printed[table]) - indexed == set(), "print it only with an entry in report/columns.py"
+    assert indexed - named(printed[table]) <= NOT_DRAWN_HERE.get(table, set())
+
+
+@pytest.mark.parametrize("path", SAVED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_each_saved_column_has_an_entry(path):
+    assert named(columns_of(path)) <= {column.name for column in INDEX[path.stem]}
+
+
+def test_points_are_indexed_as_they_are_saved():
+    saved = columns_of(ROOT / "figures" / "embedded_tokens" / "length_scaling.csv")
+    assert saved == {column.name for column in INDEX["length_scaling"]}
+
+
+def test_every_entry_names_a_file_that_holds_its_name():
+    wrong = []
+    for table, columns in INDEX.items():
+        for column in columns:
+            path, name = PACKAGE / column.file, column.name.split("_at_")[0]
+            assert column.meaning
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            if path.stem != name and not re.search(rf"\b{name}s?(_low)?\b", text):
+                wrong.append(f"{table}: {column.name} is not in {column.file}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_table_has_each_name_once():
+    for table, columns in INDEX.items():
+        names = [column.name for column in columns]
+        assert len(names) == len(set(names)), table
+
+
+def test_every_result_with_a_frame_is_indexed():
+    found = set()
+    for path in PACKAGE.glob("[sv]*/**/*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not any(getattr(base, "id", "") == "Protocol" for base in node.bases):
+                methods = [entry.name for entry in node.body if isinstance(entry, ast.FunctionDef)]
+                found |= {node.name} if "to_frame" in methods else set()
+    assert found == set(TABLES_OF)
+    assert set(TABLES_OF.values()) <= set(INDEX)
