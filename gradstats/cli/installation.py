@@ -56,6 +56,8 @@ def list_things(
         from gradstats.config.experiment import experiment_schema
 
         print(to_json(experiment_schema()))
+    elif what == "quantities":
+        terminal.show_quantities()
     else:
         terminal.show_list(what)
 

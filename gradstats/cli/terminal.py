@@ -306,6 +306,18 @@ def show_list(what: str) -> None:
     console.print(table)
 
 
+def show_quantities() -> None:
+    """Every column that is printed or saved, one line each: name, table, the file that defines it, meaning."""
+    from gradstats.report.columns import INDEX
+
+    listed = [
+        (column.name, table, column.file, column.meaning) for table, columns in INDEX.items() for column in columns
+    ]
+    widths = [max(len(row[place]) for row in listed) for place in range(3)]
+    for *names, meaning in listed:
+        print("  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)), meaning, sep="  ")
+
+
 def _columns(what: str) -> dict[str, list[str]]:
     if what == "experiments":
         from gradstats.config.experiment import load_experiment, shipped_experiments
@@ -325,16 +337,6 @@ def _columns(what: str) -> dict[str, list[str]]:
 
         names = data.names()
         return {"data set": names, "source": [data.load(name).attrs["source"] for name in names]}
-    if what == "quantities":
-        from gradstats.report.columns import INDEX
-
-        listed = [(table, column) for table, columns in INDEX.items() for column in columns]
-        return {
-            "quantity": [column.name for _, column in listed],
-            "table": [table for table, _ in listed],
-            "meaning": [column.meaning for _, column in listed],
-            "file": [column.file for _, column in listed],
-        }
     from gradstats.rewards.registry import REWARDS
 
     return {

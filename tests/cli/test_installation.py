@@ -11,13 +11,19 @@ from command_line import run
 mpl.use("Agg")
 
 
-@pytest.mark.parametrize("what", ["experiments", "estimators", "data", "rewards", "quantities"])
+@pytest.mark.parametrize("what", ["experiments", "estimators", "data", "rewards"])
 def test_lists(monkeypatch, capsys, what):
     code, out, _ = run(monkeypatch, capsys, "list", what)
     expected = {"experiments": "embedded", "estimators": "rloo", "data": "gloeckle2026", "rewards": "math"}
-    expected["quantities"] = "on_policy/energy_ratio.py"
     assert code == 0
     assert expected[what] in out
+
+
+def test_quantities_are_listed_one_a_line_with_their_files(monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, "list", "quantities")
+    (line,) = [line.split() for line in out.splitlines() if line.startswith("energy_ratio ")]
+    assert code == 0
+    assert line == ["energy_ratio", "on_policy", "stats/on_policy/energy_ratio.py", "energy", "ratio"]
 
 
 def test_env_is_json(monkeypatch, capsys):
