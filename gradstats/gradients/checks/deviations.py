@@ -15,9 +15,10 @@ from gradstats.gradients.sketches import CountSketch
 
 #: Largest relative deviation of ‖S‖² that is accepted, by the model's dtype.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-# A parameter, or a sketch, sums fewer terms than ‖S‖², so that rounding in 16 bits shows more; so does that of norms
-# which transformers computes in float32 for models in float64.
-_OF_PARTS = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
+# A parameter, or a sketch, sums fewer terms than ‖S‖², so that rounding shows more: in float32, two plain passes over a
+# model with large activations (Qwen2.5-0.5B, with padding and without) differ by 1e-3 in some matrices; in float64, so
+# does that of norms which transformers computes in float32.
+_OF_PARTS = {torch.float64: 1e-5, torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
 # Deviations of a parameter are relative to its own ‖S‖², or to this share of the whole where that is more.
 _LEAST_SHARE = {torch.float64: 1e-12, torch.float32: 1e-8, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 # Deviations of token quantities are relative to the largest of the sequence, or to this where that is more.

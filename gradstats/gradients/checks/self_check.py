@@ -125,8 +125,7 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfChec
                 norms += deviations.of_norms(result, place, plain, by_parameter, policy.dtype)
                 sketches += deviations.of_sketches(result, place, plain, policy.dtype)
                 tokens += deviations.of_tokens(token_quantities(result, place), plain.tokens, policy.dtype)
-    remedy = 'engine="loop", or dtype="float32"'
-    _refuse([*norms, *sketches, *tokens], f'the engine "{name}"', policy, remedy)
+    _refuse([*norms, *sketches, *tokens], f'the engine "{name}"', policy, _remedy(policy, name))
     return SelfCheck(
         _largest(norms),
         _largest(sketches) if sketches else None,
@@ -174,7 +173,7 @@ def check_result(
     for name, (recorded, exact) in (further_tokens or {}).items():
         found += deviations.of_tokens({name: recorded}, {name: exact}, policy.dtype)
     named = f"{rollouts.prompt_id[row]}/{rollouts.sample_id[row]}"
-    _refuse(found, f"a later chunk (sequence {named})", policy, 'engine="loop", or dtype="float32"')
+    _refuse(found, f"a later chunk (sequence {named})", policy, _remedy(policy))
 
 
 def token_quantities(result: ChunkResult, place: int) -> dict[str, np.ndarray]:
@@ -227,6 +226,12 @@ def _is_finite(plain: PlainPass) -> bool:
 
 def _largest(found: Sequence[Deviation]) -> float:
     return max((deviation.value for deviation in found), default=0.0)
+
+
+def _remedy(policy: Policy, engine: str = "") -> str:
+    """Name what has not been tried: another engine, or more digits."""
+    dtype = {torch.float32: 'dtype="float64"', torch.float64: ""}.get(policy.dtype, 'dtype="float32"')
+    return ", or ".join(filter(None, ["" if engine == "loop" else 'engine="loop"', dtype])) or "another model"
 
 
 def _refuse(found: Sequence[Deviation], what: str, policy: Policy, remedy: str) -> None:
