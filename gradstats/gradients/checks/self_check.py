@@ -237,7 +237,8 @@ def _remedy(policy: Policy, engine: str = "") -> str:
 def _refuse(found: Sequence[Deviation], what: str, policy: Policy, remedy: str) -> None:
     failing = [deviation for deviation in found if not deviation.passes]
     if failing:
-        worst = max(failing, key=lambda one: np.inf if np.isnan(one.value) else one.value / one.allowed)
+        # the largest deviation names a part, not the whole
+        worst = max(failing, key=lambda one: np.inf if np.isnan(one.value) else one.value)
         raise SelfCheckError(
             f"{what} fails its self-check on {policy.name} in {policy.dtype}: {worst.what} deviates by "
             f"{worst.value:.2e} from one backward pass per sequence, where {worst.allowed:.0e} is allowed: use {remedy}"
