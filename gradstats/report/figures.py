@@ -256,17 +256,17 @@ def _correlation(points: pd.DataFrame) -> LengthRewardCorrelation:
 #: Every figure of a run, in the order of the report.
 FIGURES = (
     RunFigure(
-        "length_scaling",
-        "Squared gradient norm of each completion against its length, with the fitted power law.",
-        _fitted_points,
-        _draw_length_scaling,
-    ),
-    RunFigure(
         "variance",
         "Variance of each estimator relative to the reference, at matched signal. Wide bars: intervals of single rows; "
         "thin bars: intervals that hold together. Bold: the best set, which holds the lowest at this level.",
         lambda run: run.variance,
         lambda run, table: plots.plot_variance(table, sort=True),
+    ),
+    RunFigure(
+        "length_scaling",
+        "Squared gradient norm of each completion against its length, with the fitted power law.",
+        _fitted_points,
+        _draw_length_scaling,
     ),
     RunFigure(
         "variance_bias",

@@ -184,7 +184,7 @@ class SamplingPlan:
     ) -> Rollouts:
         texts = [self._decode(completion) for completion in completions]
         problems = [self.problems[index] for index, _ in rows]
-        rewards, tally = self.reward.grade(texts, problems)
+        rewards, grading = self.reward.grade(texts, problems)
         optional: dict[str, list[Any]] = {}
         if any(completion.logprobs is not None for completion in completions):
             optional["sampler_logprobs"] = [
@@ -206,7 +206,7 @@ class SamplingPlan:
             finish_reason=[completion.finish_reason for completion in completions],
             prompt_text=[problem.prompt for problem in problems],
             completion_text=texts,
-            metadata=self.metadata | {"grading": tally},
+            metadata=self.metadata | {"grading": grading},
             **optional,
         )
 
