@@ -9,7 +9,7 @@ from typing import Annotated
 from gradstats.cli import terminal
 from gradstats.cli.options import AsJson, Level, OptionsOf, Overwrite, Partial, Positional, described_by
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.sections import FitMethod, IntervalMethod, VarianceSection
+from gradstats.config.sections import FitMethod, IntervalMethod, Target, VarianceSection
 from gradstats.system.files import to_json
 
 
@@ -195,6 +195,7 @@ def group_size(
     source: Positional[Path],
     estimator: Positional[str],
     group_size: int = 4,
+    target: Annotated[Target, described_by(VarianceSection, "target")] = "auto",
     confidence_level: Level = CONFIDENCE_LEVEL,
     as_json: AsJson = False,
     partial: Partial = False,
@@ -210,7 +211,8 @@ def group_size(
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 
-    answer = gradstats.equivalent_group_size(load_measurement_of(source, partial=partial), estimator, group_size)
+    measured = load_measurement_of(source, partial=partial)
+    answer = gradstats.equivalent_group_size(measured, estimator, group_size, target=target)
     terminal.show_answer(answer, as_json, confidence_level)
 
 

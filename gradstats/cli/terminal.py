@@ -268,6 +268,12 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
     ):
         table.add_row(label, value)
     console.print(table)
+    if cost.n_weightings:
+        among = "are included" if cost.off_policy else "would come on top if sampler and scorer turned out to differ"
+        console.print(
+            f"the recipes need {cost.n_weightings} further weightings of each completion where ratios vary, which "
+            f"{among}"
+        )
     console.print("times are extrapolated from a probe of a few tokens on this machine; nothing was written")
 
 

@@ -36,6 +36,7 @@ WeightType = Literal["float32", "float64", "bfloat16", "float16"]
 #: Fits of the length exponent, and intervals for it.
 FitMethod = Literal["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"]
 IntervalMethod = Literal["t", "hc3", "cluster", "bootstrap", "rank"]
+Target = Literal["auto", "on_policy", "importance"]
 #: Options of something that is chosen by name elsewhere: a data source, a sampler, a chat template.
 FreeOptions = dict[str, Any]
 #: One reward, several as "name=weight", several as name → weight, or the problem set's own.
@@ -216,7 +217,7 @@ class VarianceSection(Section):
         "studied at the first.",
     )
     reference: str = Field(default="rloo", description="estimator that ratios are taken to.")
-    target: Literal["auto", "on_policy", "importance"] = Field(
+    target: Target = Field(
         default="auto",
         description="what cosine and bias are judged against; auto weights by importance ratios where sampler and "
         "scorer differ.",
@@ -225,6 +226,11 @@ class VarianceSection(Section):
         default=None,
         description=f"prompts of a batch, for the share of bias ({PROMPTS_PER_BATCH} by default) and for batch-level "
         f"estimators (by default a quarter of the prompts, at most {PROMPTS_PER_BATCH}).",
+    )
+    max_grad_norm: PositiveFloat | None = Field(
+        default=None,
+        description="norm that the gradient of a batch of prompts_per_batch prompts is clipped to, as trainers do, in "
+        "every row; none by default.",
     )
     n_resamples: Count | None = Field(
         default=None,

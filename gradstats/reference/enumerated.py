@@ -284,13 +284,16 @@ class EnumeratedPolicy:
             np.concatenate(gradients), np.concatenate(probabilities), np.concatenate(prompts), self.gradient
         )
 
-    def batch_moments(self, estimator: Weighting, group_size: int, n_groups: int) -> GradientMoments:
+    def batch_moments(
+        self, estimator: Weighting, group_size: int, n_groups: int, max_grad_norm: float | None = None
+    ) -> GradientMoments:
         """Return the exact moments of a batch's gradient, the mean over its groups, for any estimator.
 
         Args:
             estimator: symmetric in the members of a group; it may be batch-level.
             group_size: N.
             n_groups: groups in the batch, each of an independently drawn prompt.
+            max_grad_norm: c of the clipped gradient ĝ·min(1, c/‖ĝ‖), whose moments are then returned.
 
         Raises:
             ValueError: for more than 500 000 batches.
@@ -305,6 +308,9 @@ class EnumeratedPolicy:
         for number, picked in enumerate(chosen):
             rows = groups[picked].reshape(-1)
             gradients[number] = self._sum(estimator.weights(self.batch(rows, labels)), rows, 1)[0] / n_groups
+        if max_grad_norm is not None:
+            norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+            gradients *= np.minimum(1.0, max_grad_norm / np.where(norms > 0, norms, 1.0))
         one_unit = np.zeros(len(chosen), dtype=np.int64)
         return gradient_moments(gradients, chances[chosen].prod(axis=1), one_unit, self.gradient)
 

@@ -47,7 +47,8 @@ class Rollouts:
             "stop" or "length"; ``prompt_text``, ``completion_text``; ``sampler_seed`` int, where each completion has
             its own;
             ``token_source``, one of :data:`TOKEN_SOURCES`, where token ids may have been restored from text;
-            ``greedy_reward`` and ``greedy_text``, of the prompt's greedy completion.
+            ``greedy_reward`` and ``greedy_text``, of the prompt's greedy completion. Further columns are your own, for
+            estimators of your own (``batch.columns``): they are kept in files, measurements and runs.
         metadata: policy, revision, sampler parameters, seed, versions; travels in the Parquet file.
 
     Raises:
@@ -213,14 +214,14 @@ class Rollouts:
             overwrite: replace rollouts of other settings as well.
 
         Raises:
+            ValueError: when a column of your own holds what Parquet cannot store.
             FileExistsError: when something else lies there, which is left alone.
         """
         refuse_to_replace_rollouts(path, self.metadata, set(self.prompt_id), overwrite)
-        fields = [pa.field(name, kind) for name, (kind, _) in SCHEMA.items() if name in self.frame]
+        known = {name: kind for name, (kind, _) in SCHEMA.items() if name in self.frame}
         packed = json.dumps(self.metadata).encode()
-        table = pa.table(
-            [pa.array(self.frame[item.name].tolist(), type=item.type) for item in fields], pa.schema(fields)
-        )
+        own = [name for name in self.frame if name not in SCHEMA]
+        table = pa.table({str(name): _arrow(name, self.frame[name], known.get(name)) for name in (*known, *own)})
         about = {_METADATA_KEY: packed, _FORMAT_KEY: b"%d" % FORMAT, _CHECKSUM_KEY: table_digest(table, packed)}
         with atomic_path(path) as partial:
             pq.write_table(table.replace_schema_metadata(about), partial, compression="zstd", write_page_checksum=True)
@@ -260,7 +261,7 @@ def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rol
             changed = about[_CHECKSUM_KEY] != table_digest(table, packed or b"").encode()
         else:  # format 1 had none
             changed = about.get(_FORMAT_KEY, b"1") != b"1"
-        columns = {name: table.column(name).to_pylist() for name in table.column_names if name in SCHEMA}
+        columns = {name: table.column(name).to_pylist() for name in table.column_names}
     except (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError) as error:
         raise ValueError(f"the rollouts file {path} cannot be read as Parquet ({error}): write it again") from error
     if changed:
@@ -272,6 +273,19 @@ def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rol
         return Rollouts(pd.DataFrame(columns), metadata)
     except (ValueError, TypeError) as error:
         raise ValueError(f"the rollouts file {path}: {error}") from error
+
+
+def _arrow(name: object, column: pd.Series, kind: pa.DataType | None) -> pa.Array:
+    """Return a column as Arrow stores it; of a column of the user's own the type is inferred."""
+    try:
+        return pa.array(column.tolist(), type=kind)
+    except (pa.ArrowException, OverflowError) as error:
+        if kind is not None:
+            raise
+        raise ValueError(
+            f"the column {name!r} of the rollouts cannot be stored ({' '.join(str(error).split())}): give one number, "
+            "string or boolean per completion, or one list of numbers, or drop the column"
+        ) from error
 
 
 def _read_shards(folder: Path, partial: bool) -> Iterator[Rollouts]:

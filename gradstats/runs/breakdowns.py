@@ -32,7 +32,9 @@ def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict
     makers = {
         "group_sizes": lambda: _group_sizes(measured, section, sizes),
         "equivalent_group_size": lambda: _equivalent(measured, section, max(sizes, default=0) // 2),
-        "length_bins": lambda: variance_by_length(measured, section.reference, rng=section.seed).to_frame(level),
+        "length_bins": lambda: variance_by_length(
+            measured, section.reference, rng=section.seed, target=section.target
+        ).to_frame(level),
     }
     frames = {}
     for name, make in makers.items():
@@ -60,7 +62,8 @@ def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[in
 def _equivalent(measured: Measurement, section: VarianceSection, size: int) -> pd.DataFrame:
     if size < 3:
         return pd.DataFrame()
-    answers = equivalent_group_sizes(measured, [one for one in _local(section) if one.expected_scale(size)], size)
+    known = [one for one in _local(section) if one.expected_scale(size)]
+    answers = equivalent_group_sizes(measured, known, size, target=section.target)
     return pd.concat([answer.to_frame(section.confidence_level) for answer in answers], ignore_index=True)
 
 

@@ -21,6 +21,7 @@ from gradstats.measurement.disk_size import GIB, bytes_of_sequences
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
+from gradstats.runs.further_weightings import possible_weightings
 from gradstats.runs.loading import sampling_plan
 from gradstats.runs.revisions import resolve_revisions
 from gradstats.runs.validate import check_names
@@ -48,6 +49,8 @@ class CostEstimate:
         measuring_seconds: extrapolated from one chunk of short sequences.
         memory_gib: parameters, per-sequence gradients of a chunk and its logits.
         disk_gib: rollouts, sketches, token statistics and token scores.
+        n_weightings: further token weightings that the recipes need where their ratios vary.
+        off_policy: whether the settings make them vary, so that time and disk include the weightings.
     """
 
     n_prompts: int
@@ -59,6 +62,8 @@ class CostEstimate:
     measuring_seconds: float
     memory_gib: float
     disk_gib: float
+    n_weightings: int = 0
+    off_policy: bool = False
 
 
 def estimate_cost(experiment: Experiment) -> CostEstimate:
@@ -83,15 +88,18 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
     selection = select_parameters(policy.model, experiment.measurement.params, experiment.measurement.blocks)
     longest = _longest_rollouts(plan, cap)
     engine = _engine_name(experiment.measurement.engine, policy, selection)
+    n_weightings = len(possible_weightings(experiment))
+    off_policy = bool(experiment.behaviour_policy) or plan.settings.temperature != experiment.policy.temperature
+    measured = n_weightings if off_policy else 0
     chunks = plan_chunks(
         longest,
         policy,
         selection,
         experiment.measurement.token_budget,
         experiment.measurement.memory_gib,
-        gradients_held=int(engine == "vmap"),
+        gradients_held=(1 + measured) * int(engine == "vmap"),
     )
-    measuring = _seconds_per_token(experiment, engine, policy, selection, longest, chunks) * cap * len(longest)
+    per_token = _seconds_per_token(experiment, engine, policy, selection, longest, chunks, measured)
     tokens = plan.n_completions * cap
     item = policy.dtype.itemsize
     largest = max(len(chunk) for chunk in chunks)
@@ -100,6 +108,7 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
     held = {"ghost": 0, "loop": 1, "vmap": largest}[engine]
     memory = item * (2 * selection.n_parameters * (1 + held) + 6 * largest * cap * vocabulary)
     disk = bytes_of_sequences(cap, plan.n_completions, experiment.measurement)
+    disk += measured * plan.n_completions * 4 * (experiment.measurement.sketch_dim or 0)
     return CostEstimate(
         len(plan.problems),
         plan.n_completions,
@@ -107,9 +116,11 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
         plan.n_batches,
         selection.n_parameters,
         per_step * cap * plan.n_batches,
-        measuring,
+        per_token * cap * len(longest),
         memory / GIB,
         disk / GIB,
+        n_weightings,
+        off_policy,
     )
 
 
@@ -143,12 +154,14 @@ def _seconds_per_token(
     selection: ParameterSelection,
     longest: Rollouts,
     chunks: list[np.ndarray],
+    n_weightings: int,
 ) -> float:
     """Time the engine on one chunk of as many sequences as in the run, cut short, with a few token scores."""
     length = min(8 * _TRIAL_TOKENS, experiment.sampling.max_new_tokens)
     frame = longest.frame.iloc[chunks[-1]]
     frame = frame.assign(completion_tokens=[[0] * length] * len(frame)).reset_index(drop=True)
-    chunk = make_chunk(Rollouts(frame), np.arange(len(frame)), policy.device, policy.dtype)
+    weightings = [[np.ones(length)] * len(frame)] * n_weightings
+    chunk = make_chunk(Rollouts(frame), np.arange(len(frame)), policy.device, policy.dtype, weightings)
     section = experiment.measurement
     sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim)
     run = ENGINES[engine]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -150,6 +150,15 @@ class Statistic:
             None if self.sketch is None else self.sketch * slope,
             None if self.dealt is None else self.dealt * slope,
         )
+
+    def without_bias(self) -> Statistic:
+        r"""Return the statistic less the jackknife's estimate of its bias, :math:`(M-1)(\bar θ_{(·)} - θ)`.
+
+        Functions of unbiased statistics have a bias of order 1/M; the replicates, and with them the standard error, are
+        left as they are. B. Efron, *The Jackknife, the Bootstrap and Other Resampling Plans*, 1982.
+        """
+        m = len(self.replicates)
+        return replace(self, value=m * self.value - (m - 1.0) * float(self.replicates.mean()))
 
     def in_units_of_itself(self) -> Statistic:
         """Return the statistic divided by its value: its derivative is that of the logarithm."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -177,3 +178,26 @@ def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
         code, _, err = run(monkeypatch, capsys, *wrong)
         assert code == 1
         assert message in err
+
+
+def test_an_estimator_of_ones_own_uses_a_saved_column(monkeypatch, capsys, measured, tmp_path):
+    known = gradstats.read_measurement(measured)
+    salience = np.linspace(0.5, 1.5, len(known.rollouts))
+    frame = known.rollouts.frame.assign(salience=salience)
+    replace(known, rollouts=gradstats.Rollouts(frame, known.rollouts.metadata)).save(tmp_path / "measurement")
+    (tmp_path / "mine.py").write_text(
+        "def salient(batch, power=1.0):\n    return batch.columns['salience'] ** power * batch.rewards\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    out_file = tmp_path / "v.csv"
+    words = ("--estimators", "rloo", "mine:salient(power=2)", "--out", out_file)
+    code, _, err = run(monkeypatch, capsys, "variance", tmp_path / "measurement", *words)
+    assert code == 0, err
+    frame = pd.read_csv(out_file)
+    assert frame["estimator"].tolist() == ["rloo", "mine:salient(power=2)"]
+    batch = gradstats.estimators.Batch.from_measurement(gradstats.read_measurement(tmp_path / "measurement"))
+    weights = salience**2 * batch.rewards / 8
+    gradients = np.zeros((30, 32))
+    np.add.at(gradients, batch.group_index, weights[:, None] * known.sketches)
+    signal = (np.sum(gradients.sum(axis=0) ** 2) - np.sum(gradients**2)) / (30 * 29)
+    assert frame["signal_sq"][1] == pytest.approx(signal, rel=1e-5)

@@ -160,3 +160,16 @@ def test_wrong_columns_of_samplers_are_named():
         rollouts_with(token_source=["guess"])
     with pytest.raises(ValueError, match="greedy_reward that is not finite"):
         rollouts_with(greedy_reward=[float("nan")])
+
+
+def test_columns_of_ones_own_are_kept_in_files(tmp_path):
+    rollouts = table(**FULL)
+    own = {"domain": ["logic", "algebra"], "salience": [[0.5, 1.0, 2.0], [3.0]], "turns": [2, 5], "easy": [True, False]}
+    frame = rollouts.frame.assign(**own)
+    Rollouts(frame, rollouts.metadata).to_parquet(tmp_path / "own.parquet")
+    back = read_rollouts(tmp_path / "own.parquet")
+    pd.testing.assert_frame_equal(back.frame, frame)
+    assert back.select([1]).frame["salience"].tolist() == [[3.0]]
+    with pytest.raises(ValueError, match=r"the column 'notes' of the rollouts cannot be stored.*or drop the column"):
+        Rollouts(frame.assign(notes=[object(), 1])).to_parquet(tmp_path / "other.parquet")
+    assert not (tmp_path / "other.parquet").exists()

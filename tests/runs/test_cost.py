@@ -17,7 +17,7 @@ mpl.use("Agg")
 def test_cost_estimates_follow_the_settings(policy_folder, tmp_path):
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 6)))
 
-    def cost(measurement=None, **sampling):
+    def cost(measurement=None, variance=None, **sampling):
         settings = {"group_size": 4, "max_new_tokens": 12, "reward": "exact"} | sampling
         return estimate_cost(
             Experiment(
@@ -26,6 +26,7 @@ def test_cost_estimates_follow_the_settings(policy_folder, tmp_path):
                 prompts={"source": str(tmp_path / "p.jsonl")},
                 sampling=settings,
                 measurement={"sketch_dim": 1000} | (measurement or {}),
+                variance=variance or {},
             )
         )
 
@@ -41,3 +42,10 @@ def test_cost_estimates_follow_the_settings(policy_folder, tmp_path):
     assert (tokens.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(scores)
     # The ghost engine, which auto takes where it can, holds no gradient of a whole sequence.
     assert few.memory_gib < cost({"engine": "loop"}).memory_gib < cost({"engine": "vmap"}).memory_gib
+    # Two weightings for each clip, shared by the recipes of the same clip, where the sampler's temperature differs.
+    recipes = {"estimators": ["rloo", "recipe:grpo", "recipe:dr_grpo", "recipe:dapo"]}
+    assert (few.n_weightings, few.off_policy) == (0, False)
+    near, far = cost(variance=recipes), cost(variance=recipes, temperature=0.5)
+    assert (near.n_weightings, near.off_policy, near.disk_gib) == (4, False, few.disk_gib)
+    assert (far.n_weightings, far.off_policy) == (4, True)
+    assert (far.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(20 * 4 * 4 * 1000)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from gradstats import estimators as families
+from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
@@ -61,7 +62,7 @@ def compare_available(
 def reasons_against(
     measured: Batch | MeasuredGradients,
     estimators: Sequence[Weighting],
-    target: Literal["auto", "on_policy", "importance"] = "auto",
+    target: AskedTarget = "auto",
 ) -> list[str | None]:
     """Why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
     if isinstance(measured, Batch):

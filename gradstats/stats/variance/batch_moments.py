@@ -62,6 +62,7 @@ class DealtDifferences:
         prompts_per_batch: B, at most half the prompts.
         rng: draws a group of each prompt.
         others: moments of estimators to take cross terms with.
+        max_norm: the norm that the gradient of a batch is clipped to, :math:`G_j \min(1, c/‖G_j‖)`; None leaves it.
     """
 
     def __init__(
@@ -73,9 +74,11 @@ class DealtDifferences:
         prompts_per_batch: int,
         rng: np.random.Generator,
         others: tuple[PromptMoments, ...] = (),
+        max_norm: float | None = None,
     ):
         self._weights_of, self._fixed, self._scores, self._groups = weights_of, fixed, scores, groups
-        self._size, self._rng, self._others = prompts_per_batch, rng, others
+        self._size, self._rng, self._others, self._max_norm = prompts_per_batch, rng, others, max_norm
+        self._n_clipped = 0
         m = groups.n_prompts
         self._n_batches = m // prompts_per_batch
         self._first_group = np.searchsorted(groups.prompt, np.arange(m))
@@ -93,6 +96,11 @@ class DealtDifferences:
         return int(self._deals.sum())
 
     @property
+    def clipped_share(self) -> float:
+        """The share of dealt batches whose gradient was longer than the norm that it is clipped to."""
+        return self._n_clipped / (self.n_deals * self._n_batches)
+
+    @property
     def kept_share(self) -> Float[np.ndarray, " drawn"]:
         """The share of each prompt's drawn groups with any non-zero weight, of prompts that were drawn."""
         drawn = self._drawn > 0
@@ -108,9 +116,10 @@ class DealtDifferences:
         # G_j = (1/B) Σ_{i in batch j} w_i S_i, of the estimator and under the fixed weights.
         weights = [self._weights_of(batch_rows) for batch_rows in rows]
         self._count_kept(prompts, chosen, rows, weights)
-        fixed = [_of_rows(self._fixed, batch_rows) for batch_rows in rows]
+        fixed = [of_rows(self._fixed, batch_rows) for batch_rows in rows]
         found, expected = (
-            self._terms(prompts, rows, [weight / self._size for weight in some]) for some in (weights, fixed)
+            self._terms(prompts, rows, [weight / self._size for weight in some], max_norm)
+            for some, max_norm in ((weights, self._max_norm), (fixed, None))
         )
         folds = (self.n_deals + np.arange(n_deals)) % N_FOLDS
         np.add.at(self._deals, folds, 1.0)
@@ -144,13 +153,19 @@ class DealtDifferences:
         return result
 
     def _terms(
-        self, prompts: Deals, rows: list[np.ndarray], weights: list[np.ndarray]
+        self, prompts: Deals, rows: list[np.ndarray], weights: list[np.ndarray], max_norm: float | None
     ) -> list[tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k j"]]]:
         """Each statistic in every deal, and without each of its batches."""
         gradients, surplus = self._scores.sums(rows, weights)
         shape = (len(prompts), self._n_batches, -1)
         average = _average_over_batches(prompts, self._size, self._groups.n_prompts)
-        squares = (inner_products(gradients, gradients, self._scores.signs) + surplus).reshape(shape[:2])
+        squares = inner_products(gradients, gradients, self._scores.signs) + surplus
+        if max_norm is not None:
+            # A sketched square may be negative by its error, and is then not clipped.
+            factors = np.minimum(1.0, max_norm / np.sqrt(np.maximum(squares, np.finfo(float).tiny)))
+            self._n_clipped += int(np.sum(factors < 1.0))
+            gradients, squares = gradients * factors[:, None], squares * factors**2
+        squares = squares.reshape(shape[:2])
         gradients = gradients.reshape(shape)
         others = [(average @ other.means).reshape(shape) for other in self._others]
         pairs = [mean_over_pairs(gradients, second, self._scores.signs) for second in (gradients, *others)]
@@ -165,7 +180,7 @@ class DealtDifferences:
         self._drawn += np.bincount(prompts.ravel(), minlength=m)
 
 
-def _of_rows(weights: np.ndarray, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
+def of_rows(weights: np.ndarray, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
     """Select the weights of some completions, from (n,), (n, T) or (3, n, T)."""
     return weights[:, rows] if weights.ndim == 3 else weights[rows]
 

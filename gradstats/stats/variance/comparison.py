@@ -7,25 +7,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import index
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.config.sections import Target as AskedTarget
 from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
-from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
-from gradstats.stats.variance.comparison_inputs import ComparisonInputs, comparison_inputs
+from gradstats.stats.variance.comparison_inputs import ComparisonInputs
 from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pooled_completions import PooledCompletions
+from gradstats.stats.variance.prepared_inputs import prepared_inputs
 from gradstats.stats.variance.row import EstimatorVariance
-from gradstats.stats.variance.target import TargetChoice, choose_target, recorded_differences, target_of
-from gradstats.stats.variance.unusable_ratios import refuse_unusable_ratios
+from gradstats.stats.variance.target import TargetChoice, target_of
 from gradstats.stats.variance.variance_comparison import GroupSplit, VarianceComparison
 
 
@@ -39,7 +38,8 @@ def compare(
     n_resamples: int | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
-    target: Literal["auto", "on_policy", "importance"] = "auto",
+    max_grad_norm: float | None = None,
+    target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
     **fields: ArrayLike | None,
 ) -> VarianceComparison:
@@ -111,6 +111,9 @@ def compare(
         reference: estimator that ratios are taken to.
         prompts_per_batch: prompts of a batch, for the share of bias (128 by default) and for batch-level estimators (by
             default a quarter of the prompts, at most 128).
+        max_grad_norm: norm that the gradient of a batch of prompts_per_batch prompts is clipped to, as trainers do, in
+            every row; none by default. trace_cov, bias and cosine are then those of :math:`G \min(1, c/‖G‖)` with G
+            the mean gradient of the batch, and ratios are to the unclipped reference.
         n_resamples: how often the prompts are dealt into batches for batch-level estimators; by default until the error
             that this leaves is small: 1 % of the squared standard errors, at most 512 times.
         rng: seed of the comparison, or a generator: for the deals into batches and for the estimate of the sketch's
@@ -142,7 +145,9 @@ def compare(
         >>> frame[["estimator", "ratio", "matched_ratio"]].round(3).to_numpy().tolist()
         [['rloo', 1.0, 1.0], ['group_mean', 0.563, 1.0], ['reinforce', 2.448, 2.448]]
     """
-    VarianceSection(prompts_per_batch=prompts_per_batch, n_resamples=n_resamples, target=target)  # checks them
+    VarianceSection(
+        prompts_per_batch=prompts_per_batch, max_grad_norm=max_grad_norm, n_resamples=n_resamples, target=target
+    )  # checks them
     generator = np.random.default_rng(rng)
     chosen = [families.get(estimator) for estimator in estimators]
     if not chosen:
@@ -153,19 +158,18 @@ def compare(
             f"reference={base.label!r} is a batch-level estimator: choose a group-level one, such as 'rloo'"
         )
     sizes = _sizes(group_size)
-    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, [*chosen, base], fields)
-    judged = choose_target(target, inputs.batch, recorded_differences(measured_or_batch))
-    refuse_unusable_ratios([*chosen, base], inputs.batch, judged)
-    inputs = inputs.with_settled_ratios()
-    if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
-        *chosen, base = [along_completions(estimator, inputs.batch) for estimator in (*chosen, base)]
-    inputs, (*chosen, base) = inputs.with_combined([*chosen, base])
+    inputs, (*chosen, base), judged = prepared_inputs(
+        measured_or_batch, [*chosen, base], scores, scores_are_sketches, target, fields
+    )
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
     by_size: list[_OfOneSize] = []
     for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
         groups = split_into_groups(prompts, inputs.order, size)
-        pool = _pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples, judged)
-        by_size.append(_compared(pool, chosen, base, judged))
+        pool = replace(
+            pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples, judged),
+            max_grad_norm=max_grad_norm,
+        )
+        by_size.append(compared(pool, chosen, base, judged))
     splits, rows, warned, remarks, differences, labels = zip(*by_size, strict=True)
     warned = [*filter(None, [judged.missing]), *_of_each_size(warned, sizes)]
     remarks = [*filter(None, [judged.remark]), *_of_each_size(remarks, sizes)]
@@ -175,7 +179,8 @@ def compare(
         rows=tuple(chain.from_iterable(rows)),
         splits=splits,
         reference=base.label,
-        prompts_per_batch=pool.error_prompts,
+        prompts_per_batch=pool.error_prompts if max_grad_norm is None else pool.batch_prompts,
+        max_grad_norm=max_grad_norm,
         sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
         target=judged,
         notes=(*warned, *remarks),
@@ -193,7 +198,7 @@ def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
     return list(dict.fromkeys(sizes))
 
 
-def _pooled(
+def pooled(
     inputs: ComparisonInputs,
     groups: Groups,
     estimators: Sequence[Weighting],
@@ -202,7 +207,11 @@ def _pooled(
     n_resamples: int | None,
     target: TargetChoice,
 ) -> PooledCompletions:
-    """Check the completions of one split against what the estimators need."""
+    """Return the completions of one split, after a check of what the estimators need.
+
+    Raises:
+        ValueError: for fewer than 2 prompts, or an estimator that weights tokens whose scores are not known.
+    """
     if groups.n_prompts < 2:
         raise ValueError(
             "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
@@ -226,10 +235,13 @@ def _pooled(
 _OfOneSize = tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], PairwiseDifferences, np.ndarray]
 
 
-def _compared(
+def compared(
     pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting, judged: TargetChoice
 ) -> _OfOneSize:
-    """Compare at one group size."""
+    """Compare at one group size.
+
+    A part of a gradient, such as that of completions of some lengths, is judged against the same part of the target.
+    """
     sizes = pool.groups.sizes
     reference_weighted, target = pool.local(reference), target_of(pool, judged).weighted
     if np.array_equal(target.weights, reference_weighted.weights):
@@ -237,7 +249,9 @@ def _compared(
     size = int(sizes[0]) if sizes.min() == sizes.max() else None
     rows, matched = [], []
     for estimator in estimators:
-        row, at_matched_signal = pool.row(estimator, reference, reference_weighted, target)
+        same_part = getattr(estimator, "same_part", None)
+        judge = target if same_part is None else target_of(pool, judged, same_part).weighted
+        row, at_matched_signal = pool.row(estimator, reference, reference_weighted, judge)
         rows.append(replace(row, group_size=size, unit=unit_of(estimator), components=composition_of(estimator)))
         matched.append(at_matched_signal)
     groups, lengths = pool.groups, pool.batch.lengths

@@ -37,11 +37,12 @@ def cosine(gradient: GradientStatistics) -> Estimated:
     r""":math:`⟨E g, G⟩/(‖E g‖\,‖G‖)`, with G the expectation of the target: 1 for an estimator biased in scale alone.
 
     Cross-fitted: each prompt's gradient is multiplied by the target's of all *other* prompts, so that no completion is
-    paired with itself. The estimate may exceed 1 by its error. The interval is the Fieller set of the quotient, cut to
-    [−1, 1]; where the product of the norms is not resolved no value is given, and where one of them may be 0 the
-    interval is all of [−1, 1].
+    paired with itself. The product of the norms is less the jackknife's estimate of its bias: roots of unbiased squares
+    are too small on average, and the cosine would be too large. The estimate may exceed 1 by its error. The interval is
+    the Fieller set of the quotient, cut to [−1, 1]; where the product of the norms is not resolved no value is given,
+    and where one of them may be 0 the interval is all of [−1, 1].
     """
     if gradient.target is None:
         return NOT_ESTIMATED
-    norms = gradient.signal.root() * gradient.target.signal.root()
+    norms = (gradient.signal.root() * gradient.target.signal.root()).without_bias()
     return Cosine(fieller_ratio(gradient.target.cross, norms))

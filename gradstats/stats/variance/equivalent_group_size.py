@@ -12,15 +12,16 @@ from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
-from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.stats.jackknife import Estimate, Statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.comparison_inputs import comparison_inputs
 from gradstats.stats.variance.group_moments import cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import why_silent
-from gradstats.stats.variance.pooled_completions import PooledCompletions
+from gradstats.stats.variance.pooled_completions import PooledCompletions, multiple_of
+from gradstats.stats.variance.prepared_inputs import prepared_inputs
+from gradstats.stats.variance.target import TargetChoice, target_of
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def equivalent_group_size(
     scores: ArrayLike | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
+    target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
 ) -> EquivalentGroupSize:
     r"""Find the group size at which ``rloo`` is as noisy as an estimator at ``group_size`` completions.
@@ -89,8 +91,9 @@ def equivalent_group_size(
     :math:`N w(N) = v_1 + v_2/(N-1)` exactly: v_1 is what a perfect baseline would leave, v_2 the cost of estimating it.
     Both come from groups of 2 and of N, and :math:`v_1 + v_2/(N'-1) = N w_\mathrm{estimator}(N)` is solved for N'. The
     interval is a delete-one-prompt jackknife of 1/(N' − 1), which stays finite where N' does not. An estimator of
-    another unit, such as ``recipe:grpo``, is first scaled so that its expected gradient projects on RLOO's with
-    coefficient 1.
+    another unit, such as ``recipe:grpo``, is first scaled so that its expected gradient projects on the target of
+    :func:`gradstats.compare` with the coefficient of RLOO's. So is every estimator where completions were drawn from
+    another policy than the scored one, since what is known of E[ĝ] holds on-policy.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -99,11 +102,12 @@ def equivalent_group_size(
             left out.
         scores: as in :func:`gradstats.compare`.
         rng: for estimating the sketch's error.
+        target: as in :func:`gradstats.compare`.
         scores_are_sketches: as in :func:`gradstats.compare`.
 
     Raises:
         ValueError: for a group size below 3, fewer than 3 prompts with 2N completions, a batch-level
-            estimator, one that weights single tokens whose scores are unknown, one of another unit whose scale is not
+            estimator, one that weights single tokens whose scores are unknown, one whose scale is needed and not
             resolved, or data on which the baseline of RLOO costs nothing.
 
     Example:
@@ -118,7 +122,7 @@ def equivalent_group_size(
         4.0
     """
     return equivalent_group_sizes(
-        measured_or_batch, [estimator], group_size, scores, rng, scores_are_sketches=scores_are_sketches
+        measured_or_batch, [estimator], group_size, scores, rng, target=target, scores_are_sketches=scores_are_sketches
     )[0]
 
 
@@ -129,6 +133,7 @@ def equivalent_group_sizes(
     scores: ArrayLike | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
+    target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
 ) -> list[EquivalentGroupSize]:
     r"""Find the :func:`equivalent_group_size` of several estimators from the same groups of ``rloo``.
@@ -143,12 +148,9 @@ def equivalent_group_sizes(
             )
     if group_size < 3:
         raise ValueError(f"group_size={group_size} must be at least 3: groups of 2 are the second anchor")
-    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, chosen).with_settled_ratios()
-    batch, order = inputs.batch, inputs.order
-    if inputs.scores.ndim == 2:
-        chosen = [along_completions(one, batch) for one in chosen]
-    inputs, chosen = inputs.with_combined(chosen)
+    inputs, chosen, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
     inputs.refuse_unknown_token_scores(chosen)
+    batch, order, on_policy = inputs.batch, inputs.order, judged.kind == "on_policy" and judged.agree
     enough = batch.group_sizes >= 2 * group_size
     if enough.sum() < 3:
         raise ValueError(
@@ -157,7 +159,7 @@ def equivalent_group_sizes(
         )
     order = order[enough[batch.group_index[order]]]
     for one in chosen:
-        if one.expected_scale(group_size) is None and unit_of(one) == SEQUENCE_SUM:
+        if on_policy and one.expected_scale(group_size) is None and unit_of(one) == SEQUENCE_SUM:
             warnings.warn(
                 f"E[ĝ] of {one.label} is not a known multiple of the true gradient, so that its shrinkage counts as "
                 "lower variance: use the leave-one-out version (loo=True)",
@@ -195,12 +197,12 @@ def equivalent_group_sizes(
     perfect = pairs - cost
     answers = []
     for one in chosen:
-        scale = one.expected_scale(group_size)
-        if unit_of(one) == unit_of(rloo):
-            matched = _within(grouped, one, group_size).scaled(1.0 if not scale else scale**-2)
+        within, known = _within(grouped, one, group_size), _known_coefficient(grouped, one, rloo, on_policy)
+        if known is not None:
+            matched = within.scaled(known**-2)
         else:
-            coefficient = _coefficient(grouped, one, rloo)
-            matched = _within(grouped, one, group_size) / (coefficient * coefficient)
+            coefficient = _coefficient(grouped, one, rloo, judged)
+            matched = within / (coefficient * coefficient)
         inverse = ((matched - perfect) / cost).estimate()
         answers.append(EquivalentGroupSize(one.label, group_size, inverse, int(enough.sum())))
     return answers
@@ -216,22 +218,45 @@ def _within(pool: PooledCompletions, estimator: Weighting, size: int) -> Statist
     return moments.within.scaled(float(size))
 
 
-def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting) -> Statistic:
-    """Estimate the coefficient of E[ĝ] on RLOO's, which brings a gradient of another unit to RLOO's scale.
+def _known_coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting, on_policy: bool) -> float | None:
+    """Return E[ĝ] over RLOO's where it is known, or where no estimate could change it.
+
+    On-policy a biased estimator of RLOO's unit keeps its scale, of which :func:`equivalent_group_sizes` warns.
+    """
+    multiple = multiple_of(pool.local(estimator).weights, pool.local(rloo).weights)
+    if multiple is not None:
+        return multiple
+    if on_policy and unit_of(estimator) == unit_of(rloo):
+        return estimator.expected_scale(int(pool.groups.sizes[0])) or 1.0
+    return None
+
+
+def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting, judged: TargetChoice) -> Statistic:
+    """Estimate ⟨E ĝ, G⟩/⟨E g, G⟩ with g RLOO's gradient, which brings an estimator to RLOO's scale along the target G.
 
     Raises:
-        ValueError: where the expected gradient of either is not resolved.
+        ValueError: where either product is not resolved, or nothing can be judged.
     """
-    moments, reference = pool.local(estimator).moments, pool.local(rloo).moments
-    assert moments is not None
-    assert reference is not None
-    cross = cross_signal(moments, reference, pool.sketch_error)
-    if not min(one.estimate().confidence_interval()[0] for one in (cross, reference.signal)) > 0:
+    target = target_of(pool, judged).weighted.moments
+    if target is None:
+        raise ValueError(f"the scale of {estimator.label} relative to rloo is not known: {judged.missing}")
+    crosses = []
+    for one in (estimator, rloo):
+        moments = pool.local(one).moments
+        assert moments is not None
+        crosses.append(cross_signal(moments, target, pool.sketch_error))
+    if not min(one.estimate().confidence_interval()[0] for one in crosses) > 0:
         raise ValueError(
-            f"{estimator.label} is measured in {unit_of(estimator)}, and its scale relative to rloo is not resolved by "
-            f"{pool.groups.n_prompts} prompts: measure more prompts, or choose an estimator of rloo's unit"
+            f"{estimator.label}: its scale relative to rloo, along the target, is not resolved by "
+            f"{pool.groups.n_prompts} prompts ({_why_needed(estimator, rloo)}): measure more prompts"
         )
-    return cross / reference.signal
+    return crosses[0] / crosses[1]
+
+
+def _why_needed(estimator: Weighting, rloo: Weighting) -> str:
+    if unit_of(estimator) != unit_of(rloo):
+        return f"it is measured in {unit_of(estimator)}"
+    return "completions are off-policy, where no scale is known"
 
 
 def _size(inverse: float) -> float:

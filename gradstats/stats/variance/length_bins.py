@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -11,11 +10,18 @@ from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Level, Weighting, unit_of
+from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Interval
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.comparison import compare
-from gradstats.stats.variance.comparison_inputs import comparison_inputs
+from gradstats.stats.variance.best_set import pairwise_differences
+from gradstats.stats.variance.comparison import compared, pooled
+from gradstats.stats.variance.group_moments import cross_signal, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.pooled_completions import PooledCompletions
+from gradstats.stats.variance.prepared_inputs import prepared_inputs
+from gradstats.stats.variance.target import TargetChoice, target_of
 from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 
@@ -51,6 +57,10 @@ class _OfLengths:
     def unit(self) -> str:
         return unit_of(self.whole)
 
+    def same_part(self, other: Weighting) -> Weighting:
+        """Return what completions of these lengths contribute to another estimator."""
+        return replace(self, whole=other)
+
     def expected_scale(self, group_size: int) -> float | None:
         """None: the contribution of some lengths is not a known multiple of the gradient."""
         return None
@@ -70,12 +80,14 @@ class LengthBins:
         bins: (n, 2) smallest and greatest length of each bin, in tokens, both inside.
         n_completions: (n,) completions in each.
         comparison: one row a bin, ratios to the whole estimator.
+        scales: of each bin, what its expected gradient keeps of the target's; None without a gradient.
     """
 
     estimator: str
     bins: np.ndarray
     n_completions: np.ndarray
     comparison: VarianceComparison
+    scales: tuple[FiellerRatio | None, ...]
 
     def confidence_interval(
         self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "noise_to_signal"
@@ -84,11 +96,18 @@ class LengthBins:
         return self.comparison.confidence_interval(confidence_level, quantity)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row per bin: its lengths, ``n_completions``, and what :func:`gradstats.compare` gives."""
+        """One row per bin: its lengths, ``n_completions``, ``scale``, and what :func:`gradstats.compare` gives.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
         frame = self.comparison.to_frame(confidence_level)
         frame.insert(1, "length_low", self.bins[:, 0])
         frame.insert(2, "length_high", self.bins[:, 1])
         frame.insert(3, "n_completions", self.n_completions)
+        intervals = [_of_scale(scale, confidence_level) for scale in self.scales]
+        for place, column in enumerate(("scale", "scale_low", "scale_high")):
+            frame.insert(4 + place, column, [interval[place] for interval in intervals])
         del frame.attrs["lowest_beyond_doubt"]  # bins are not compared with each other
         return frame.assign(estimator=self.estimator)
 
@@ -101,14 +120,20 @@ def variance_by_length(
     group_size: int | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
+    target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
 ) -> LengthBins:
-    r"""Split an estimator's gradient by completion length, and estimate the noise and signal of each bin.
+    r"""Split an estimator's gradient by completion length, and estimate noise, signal and bias of each bin.
 
     :math:`g_m = \sum_b g_m^b` with :math:`g_m^b = \sum_{i \in m,\, T_i \in b} w_i S_i`: the weights are those of the
     whole group, and completions of other lengths are left out of the sum. Each bin is then a gradient estimator in
     itself, with the trace_cov, signal_sq and noise_to_signal of :func:`gradstats.compare`; ``ratio`` is its share of
     the trace_cov of the whole (bins of one group covary, so that shares need not sum to 1).
+
+    **Bias by length.** Each bin is judged against what completions of the same lengths contribute to the target,
+    :math:`G^b`: ``scale`` is :math:`⟨E g^b, G^b⟩/‖G^b‖²` with its Fieller set, 1 where the estimator keeps the gradient
+    of these lengths, 0 where it drops it, and more where it gives them more weight than others; ``cosine`` and
+    ``matched_bias_share`` are of the bin against :math:`G^b`. matched_ratio is not defined for parts and NaN.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -117,6 +142,7 @@ def variance_by_length(
         n_bins: bins of about equally many completions; fewer where lengths tie.
         group_size: as in :func:`gradstats.compare`.
         rng: for estimating the sketch's error.
+        target: as in :func:`gradstats.compare`.
         scores_are_sketches: as in :func:`gradstats.compare`.
 
     Returns:
@@ -141,20 +167,50 @@ def variance_by_length(
     chosen = families.get(estimator)
     if chosen.across_groups:
         raise ValueError(f"{chosen.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
-    lengths = np.sort(comparison_inputs(measured_or_batch, scores, scores_are_sketches).batch.lengths)
+    inputs, (whole,), judged = prepared_inputs(measured_or_batch, [chosen], scores, scores_are_sketches, target)
+    generator = np.random.default_rng(rng)
+    prompts = shuffled_prompts(inputs.batch.group_index, generator)
+    (stream,) = generator.spawn(1)
+    groups = split_into_groups(prompts, inputs.order, group_size)
+    pool = pooled(inputs, groups, [whole], stream, None, None, judged)
+    lengths = np.sort(inputs.batch.lengths)
     starts = np.unique(lengths[(np.arange(n_bins) * len(lengths)) // n_bins])
     ends = [*(lengths[lengths < start].max() for start in starts[1:]), lengths[-1]]
     bins = np.column_stack([starts, ends])
-    with warnings.catch_warnings():  # the rows themselves are NaN where the signal is not resolved
-        warnings.simplefilter("ignore", UserWarning)
-        comparison = compare(
-            measured_or_batch,
-            [_OfLengths(chosen, float(low), float(high)) for low, high in bins],
-            scores,
-            group_size,
-            reference=chosen,
-            rng=rng,
-            scores_are_sketches=scores_are_sketches,
-        )
     counts = np.array([((lengths >= low) & (lengths <= high)).sum() for low, high in bins])
-    return LengthBins(chosen.label, bins, counts, comparison)
+    parts = [_OfLengths(whole, float(low), float(high)) for low, high in bins]
+    split, rows, _, _, _, labels = compared(pool, parts, whole, judged)
+    comparison = VarianceComparison(
+        rows=tuple(replace(row, matched_ratio=NOT_ESTIMATED) for row in rows),
+        splits=(split,),
+        reference=whole.label,
+        prompts_per_batch=pool.error_prompts,
+        sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
+        target=judged,
+        notes=tuple(filter(None, [judged.missing, judged.remark])),
+        differences=(pairwise_differences([None] * len(parts)),),
+        prompt_labels=(labels,),
+    )
+    return LengthBins(chosen.label, bins, counts, comparison, tuple(_scale(pool, part, judged) for part in parts))
+
+
+def _scale(pool: PooledCompletions, part: _OfLengths, judged: TargetChoice) -> FiellerRatio | None:
+    """Return what the expected gradient of a bin keeps of the target's; None where one of them has no weights."""
+    mine, theirs = pool.local(part), target_of(pool, judged, part.same_part).weighted
+    if theirs.moments is None or not np.isfinite(mine.weights).all():
+        return None
+    if mine.moments is None:  # the estimator drops all completions of these lengths
+        return fieller_ratio(theirs.moments.signal.scaled(0.0), theirs.moments.signal)
+    if np.array_equal(mine.weights, theirs.weights):
+        return fieller_ratio(theirs.moments.signal, theirs.moments.signal)
+    return fieller_ratio(cross_signal(mine.moments, theirs.moments, pool.sketch_error), theirs.moments.signal)
+
+
+def _of_scale(scale: FiellerRatio | None, confidence_level: float) -> Interval:
+    """Return ``(value, low, high)``; no value where the target's gradient in the bin is not resolved."""
+    if scale is None:
+        return UNKNOWN
+    if scale.is_known and scale.is_exact:
+        return scale.value, scale.value, scale.value
+    value = scale.value if scale.is_bounded(confidence_level) else np.nan
+    return value, *scale.within(confidence_level, -np.inf, np.inf)

@@ -38,7 +38,8 @@ def warnings_about(
             "2 prompts are too few for a jackknife, so every interval is NaN: measure at least 3, better 30, prompts"
         )
         return notes
-    across = [estimator.label for estimator in estimators if estimator.across_groups]
+    clipping = pool.max_grad_norm is not None
+    across = [estimator.label for estimator in estimators if estimator.across_groups or clipping]
     if across and pool.groups.n_prompts // pool.batch_prompts < 3:
         notes.append(
             f"{pool.groups.n_prompts} prompts hold only 2 disjoint batches of {pool.batch_prompts}, so the "
@@ -88,6 +89,7 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
             "the intervals"
         )
     notes += _about_deals(pool, [row for row in rows if row.n_deals is not None])
+    notes += _about_clipping(pool, [row for row in rows if np.isfinite(row.clipped_share)])
     notes += _about_heavy_tails(pool, rows)
     probed = pool.scores.probed
     if probed is not None:
@@ -107,7 +109,10 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
 def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
     if not rows:
         return []
-    are = "is a batch-level estimator" if len(rows) == 1 else "are batch-level estimators"
+    if pool.max_grad_norm is None:
+        are = "is a batch-level estimator" if len(rows) == 1 else "are batch-level estimators"
+    else:
+        are = "is clipped by batch" if len(rows) == 1 else "are clipped by batch"
     deals = sorted({row.n_deals for row in rows if row.n_deals is not None})
     times = f"{deals[0]}" if len(deals) == 1 else f"{deals[0]} to {deals[-1]}"
     left = max(row.share_of_deals for row in rows)
@@ -115,6 +120,18 @@ def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> 
         f"{_listed([row.label for row in rows])} {are}: measured in batches of {pool.batch_prompts} prompts, dealt "
         f"{times} times without replacement (bias_share is of such a batch as well); more deals "
         f"would narrow the intervals by at most {_per_cent(left)}"
+    ]
+
+
+def _about_clipping(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
+    if not rows:
+        return []
+    shares = _listed([f"{row.clipped_share:.1%} ({row.label})" for row in rows])
+    sketched = " (norms are those of sketches)" if pool.scores.sketched else ""
+    return [
+        f"gradients of batches of {pool.batch_prompts} prompts are clipped to the norm {pool.max_grad_norm:g}"
+        f"{sketched}, which reaches {shares} of them: trace_cov, bias and cosine are those of the clipped gradients, "
+        "ratios are to the reference without clipping"
     ]
 
 

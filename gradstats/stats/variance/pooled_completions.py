@@ -13,7 +13,7 @@ from gradstats.config.defaults import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.jackknife import Statistic
-from gradstats.stats.variance.batch_moments import DealtDifferences, shuffled_deals, weighted_rows
+from gradstats.stats.variance.batch_moments import DealtDifferences, of_rows, shuffled_deals, weighted_rows
 from gradstats.stats.variance.gradient_statistics import Beside, GradientStatistics
 from gradstats.stats.variance.group_moments import Groups, PromptMoments, cross_signal, prompt_moments
 from gradstats.stats.variance.matched_ratio import matched_trace_cov
@@ -41,6 +41,7 @@ class PooledCompletions:
         n_resamples: how often prompts are dealt into batches for batch-level estimators; None chooses.
         deal_seed: for those deals, which are the same for all estimators.
         prompt_labels: (prompts,) what each prompt is called.
+        max_grad_norm: the norm that gradients of batches are clipped to; None leaves them.
         on_policy: whether the target is ∇J whose multiples are known: completions of the scored policy, judged as such.
     """
 
@@ -53,6 +54,7 @@ class PooledCompletions:
     deal_seed: int
     prompt_labels: np.ndarray
     on_policy: bool = True
+    max_grad_norm: float | None = None
 
     @property
     def batch_prompts(self) -> int:
@@ -121,9 +123,10 @@ class PooledCompletions:
             if other.moments is not None and np.array_equal(weighted.weights, other.weights):
                 weighted = other
         kept = np.bincount(self.groups.prompt, weights=weighted.kept) / self.groups.groups_per_prompt
-        if estimator.across_groups:
+        dealt = estimator.across_groups or self.max_grad_norm is not None
+        if dealt:
             self._require_two_batches(estimator)
-        elif weighted.moments is None:
+        if not estimator.across_groups and weighted.moments is None:
             return silent_row(estimator.label, kept), None
         beside = _moments_of(reference, target)
         known = self._known_coefficient(estimator, reference_estimator, weighted, reference)
@@ -143,11 +146,11 @@ class PooledCompletions:
                 _beside(target.moments, by_identity),
                 reference_on_target,
                 known,
-                None if estimator.across_groups or weighted.moments is None else weighted.moments.within,
-                1.0 if weighted is target and not estimator.across_groups else self._known_scale(estimator),
+                None if dealt or weighted.moments is None else weighted.moments.within,
+                1.0 if weighted is target and not dealt else self._known_scale(estimator),
             )
 
-        if estimator.across_groups:
+        if dealt:
             return self._batch_level_row(estimator, weighted, tuple(beside.values()), gradient_of)
         moments = weighted.moments
         assert moments is not None
@@ -159,11 +162,14 @@ class PooledCompletions:
 
     def _require_two_batches(self, estimator: Weighting) -> None:
         n_prompts = self.groups.n_prompts
-        if not 1 <= self.batch_prompts <= n_prompts // 2:
-            raise ValueError(
-                f"prompts_per_batch={self.batch_prompts} must be between 1 and half the {n_prompts} prompts "
-                f"here: {estimator.label} is a batch-level estimator, whose variance needs two disjoint batches"
-            )
+        if 1 <= self.batch_prompts <= n_prompts // 2:
+            return
+        needs = f"{estimator.label} is a batch-level estimator, whose variance needs two disjoint batches"
+        if not estimator.across_groups:
+            needs = "max_grad_norm clips gradients of batches, whose variance needs two disjoint ones"
+        raise ValueError(
+            f"prompts_per_batch={self.batch_prompts} must be between 1 and half the {n_prompts} prompts here: {needs}"
+        )
 
     def _batch_level_row(
         self,
@@ -177,8 +183,13 @@ class PooledCompletions:
         fixed, closed = weighted.weights, self._closed(weighted.moments, others)
         if weighted.moments is None:
             fixed = np.zeros_like(fixed)
+
+        def weights_of(rows: Int[np.ndarray, " rows"]) -> np.ndarray:
+            # Those of a group do not depend on the batch.
+            return self.weights(estimator, rows) if estimator.across_groups else of_rows(fixed, rows)
+
         dealt = DealtDifferences(
-            lambda rows: self.weights(estimator, rows), fixed, self.scores, self.groups, size, rng, others
+            weights_of, fixed, self.scores, self.groups, size, rng, others, max_norm=self.max_grad_norm
         )
         while True:
             more = self.n_resamples or max(FEWEST_DEALS, dealt.n_deals)
@@ -194,7 +205,8 @@ class PooledCompletions:
             gradient = replace(gradient_of(trace_cov, of_group, signal, crosses), kept=kept, prompts_per_batch=size)
             row = row_of(estimator.label, gradient)
             if self.n_resamples or dealt.n_deals >= MOST_DEALS or row.share_of_deals <= SMALL_DEAL_SHARE:
-                return replace(row, n_deals=dealt.n_deals), matched_trace_cov(gradient)
+                clipped = np.nan if self.max_grad_norm is None else dealt.clipped_share
+                return replace(row, n_deals=dealt.n_deals, clipped_share=clipped), matched_trace_cov(gradient)
 
     def _closed(self, moments: PromptMoments | None, others: tuple[PromptMoments, ...]) -> list[Statistic]:
         """E‖G‖² of a batch, ‖E g‖² and crosses of weights that are fixed before completions are dealt into batches."""
@@ -208,7 +220,7 @@ class PooledCompletions:
 
     def _known_scale(self, estimator: Weighting) -> float | None:
         """E[ĝ] over ∇J, where it is known and the same at every size here: on-policy only."""
-        if not self.on_policy:
+        if not self.on_policy or self.max_grad_norm is not None:
             return None
         scales = {estimator.expected_scale(int(size)) for size in self.groups.sizes}
         return scales.pop() if len(scales) == 1 else None
@@ -222,8 +234,10 @@ class PooledCompletions:
         both have to be known multiples of ∇J at every size here, which holds for completions drawn from the scored
         policy.
         """
+        if self.max_grad_norm is not None:  # the scale of the clipped gradient is not that of the estimator
+            return None
         if not estimator.across_groups:
-            multiple = _multiple(weighted.weights, reference.weights)
+            multiple = multiple_of(weighted.weights, reference.weights)
             if multiple is not None:
                 return multiple
         if not self.on_policy:
@@ -237,7 +251,7 @@ class PooledCompletions:
         return scales[0][0] / scales[0][1] if len(set(scales)) == 1 else None
 
 
-def _multiple(weights: np.ndarray, of: np.ndarray) -> float | None:
+def multiple_of(weights: np.ndarray, of: np.ndarray) -> float | None:
     """Return the factor between two sets of weights; None where they are not proportional."""
     if weights.shape != of.shape or not (np.isfinite(weights).all() and np.isfinite(of).all()) or not of.any():
         return None

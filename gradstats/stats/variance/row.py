@@ -43,6 +43,7 @@ class EstimatorVariance:
         n_deals: how often prompts were dealt into batches; None for estimators that stay within their group.
         share_of_deals: the share of the squared standard errors of trace_cov and ratio, whichever is larger, that more
             deals would remove.
+        clipped_share: the share of dealt batches whose gradient was clipped; NaN without a norm that clips.
         signal_components: the parts of the variance of signal_sq, for a plan; None at batch level and for fewer than 4
             prompts.
     """
@@ -57,6 +58,7 @@ class EstimatorVariance:
     most_influential: int | None = None
     n_deals: int | None = None
     share_of_deals: float = 0.0
+    clipped_share: float = np.nan
     signal_components: SignalComponents | None = None
     trace_cov: Estimate = NOT_ESTIMATED
     signal_sq: Estimate = NOT_ESTIMATED

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from gradstats import estimators as families
+from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch, recipes
 from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.ratios import LARGEST_LOG_RATIO, NEGLIGIBLE_CHI_SQUARED, sequence_log_ratios
@@ -77,9 +78,7 @@ def recorded_differences(measured: object) -> list[str]:
     return found
 
 
-def choose_target(
-    target: Literal["auto", "on_policy", "importance"], batch: Batch, differences: Sequence[str] = ()
-) -> TargetChoice:
+def choose_target(target: AskedTarget, batch: Batch, differences: Sequence[str] = ()) -> TargetChoice:
     r"""Decide what estimators are judged against.
 
     ``auto`` takes the importance-weighted target where the :math:`χ²` of whole completions exceeds
@@ -131,12 +130,21 @@ class Target:
     weighted: Weighted
 
 
-def target_of(pool: PooledCompletions, choice: TargetChoice) -> Target:
+def target_of(
+    pool: PooledCompletions, choice: TargetChoice, part: Callable[[Weighting], Weighting] | None = None
+) -> Target:
     """Return the target on the completions of one split; without moments where nothing can be judged.
 
     Groups of one completion have no baseline: there it is the plain, or weighted, reward.
+
+    Args:
+        pool: the completions.
+        choice: which target.
+        part: makes it the part of its gradient that an estimator stands for.
     """
     estimator = _estimator(choice.kind, pool)
+    if part is not None:
+        estimator = part(estimator)
     if choice.missing is not None:
         empty = np.zeros(len(pool.batch.rewards))
         return Target(estimator.label, Weighted(empty, np.zeros(pool.groups.n_groups, dtype=bool), None))

@@ -55,6 +55,7 @@ class VarianceComparison:
         notes: what a reader of the table has to know, one sentence each.
         differences: the estimators of each group size, compared pair by pair.
         prompt_labels: what the prompts of each group size are called.
+        max_grad_norm: the norm that gradients of batches are clipped to; None without clipping.
     """
 
     rows: tuple[EstimatorVariance, ...]
@@ -66,6 +67,7 @@ class VarianceComparison:
     notes: tuple[str, ...] = field(default=())
     differences: tuple[PairwiseDifferences, ...] = field(default=(), repr=False, compare=False)
     prompt_labels: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)
+    max_grad_norm: float | None = None
 
     @property
     def group_size(self) -> int | tuple[int | None, ...] | None:
@@ -168,6 +170,7 @@ class VarianceComparison:
             "reference": self.reference,
             "confidence_level": confidence_level,
             "prompts_per_batch": self.prompts_per_batch,
+            **({} if self.max_grad_norm is None else {"max_grad_norm": self.max_grad_norm}),
             "n_prompts": self.n_prompts,
             "n_groups": self.n_groups,
             "n_leftover": self.n_leftover,

@@ -8,6 +8,7 @@ import pytest
 from comparison_batches import interleaved_batch, quiet_compare
 
 from gradstats import estimators as est
+from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.variance.batch_moments import DealtDifferences, shuffled_deals
 from gradstats.stats.variance.group_moments import prompt_moments, split_into_groups
 from gradstats.stats.variance.score_vectors import Scores
@@ -30,21 +31,31 @@ def all_deals(n_prompts, prompts_per_batch):
     return np.array(sorted(deals)).reshape(len(deals), -1)
 
 
-def enumerated(batch, scores, estimator, size):
+def enumerated(batch, scores, estimator, size, max_norm=np.inf):
     """Second moment of a batch's gradient and ‖E g‖², averaged over every batch and every pair of disjoint ones."""
     m = batch.n_groups
     found = {}
     for members in {tuple(sorted(order[:size])) for order in permutations(range(m), size)}:
         rows = np.flatnonzero(np.isin(batch.group_index, members))
-        found[members] = estimator.weights(batch.select(rows)) @ scores[rows] / size
+        gradient = estimator.weights(batch.select(rows)) @ scores[rows] / size
+        found[members] = gradient * min(1.0, max_norm / max(np.linalg.norm(gradient), 1e-300))
     second = np.mean([gradient @ gradient for gradient in found.values()])
     pairs = [found[a] @ found[b] for a in found for b in found if not set(a) & set(b)]
     return second, np.mean(pairs)
 
 
-@pytest.mark.parametrize("name", ["batch_mean", "james_stein", "token_mean(scope=batch)"])
+@pytest.mark.parametrize(
+    ("name", "max_norm"),
+    [
+        ("batch_mean", np.inf),
+        ("james_stein", np.inf),
+        ("token_mean(scope=batch)", np.inf),
+        ("rloo", 1.5),
+        ("batch_mean", 2.0),
+    ],
+)
 @pytest.mark.parametrize(("n_prompts", "n_deals"), [(7, 630), (6, 90)])
-def test_all_deals_give_the_enumeration_and_its_delete_one_replicates(name, n_prompts, n_deals):
+def test_all_deals_give_the_enumeration_and_its_delete_one_replicates(name, max_norm, n_prompts, n_deals):
     """Seven prompts in batches of two: one prompt is left out of each of the 630 deals."""
     batch, scores = interleaved_batch([3, 2, 4, 2, 3, 2, 3][:n_prompts], dim=4, signal=0.5)
     estimator = est.get(name)
@@ -54,16 +65,24 @@ def test_all_deals_give_the_enumeration_and_its_delete_one_replicates(name, n_pr
     fixed = estimator.weights(ordered)
     moments = prompt_moments(prepared.sequence, fixed, groups)
     dealt = DealtDifferences(
-        lambda rows: estimator.weights(ordered.select(rows)), fixed, prepared, groups, 2, np.random.default_rng(0)
+        lambda rows: estimator.weights(ordered.select(rows)),
+        fixed,
+        prepared,
+        groups,
+        2,
+        np.random.default_rng(0),
+        max_norm=max_norm,
     )
     deals = all_deals(n_prompts, 2)
     assert len(deals) == n_deals
     dealt.add(deals)
     second, signal = dealt.added_to([moments.second_moment.scaled(0.5) + moments.signal.scaled(0.5), moments.signal])
-    np.testing.assert_allclose([second.value, signal.value], enumerated(batch, scores, estimator, 2), rtol=1e-10)
+    expected = enumerated(batch, scores, estimator, 2, max_norm)
+    np.testing.assert_allclose([second.value, signal.value], expected, rtol=1e-10)
+    assert (0 < dealt.clipped_share < 1) == np.isfinite(max_norm)
     for left_out in range(n_prompts):
         rows = np.flatnonzero(batch.group_index != left_out)
-        expected = enumerated(batch.select(rows), scores[rows], estimator, 2)
+        expected = enumerated(batch.select(rows), scores[rows], estimator, 2, max_norm)
         np.testing.assert_allclose(
             [second.replicates[left_out], signal.replicates[left_out]], expected, rtol=1e-10, atol=1e-12
         )
@@ -140,6 +159,51 @@ def test_a_batch_level_estimator_sees_whole_batches():
     quiet_compare(batch, [est.Estimator(definition, {})], scores, prompts_per_batch=8, n_resamples=2)
     # All completions once, and two deals of three batches.
     assert sizes == [(24, 96)] + [(8, 32)] * 6
+
+
+@pytest.mark.parametrize("name", ["rloo", "recipe:grpo", "batch_mean(loo=True)"])
+def test_clipped_gradients_against_enumeration(name):
+    """The mean of 3 groups of 2, clipped to a norm that about half of the batches exceed."""
+    policy = EnumeratedPolicy(vocabulary=2, max_length=3, n_prompts=2, rng=4)
+    estimator = est.get(name)
+    norm = 0.5 * np.sqrt(policy.batch_moments(estimator, 2, 3).trace_cov)
+    exact = policy.batch_moments(estimator, 2, 3, max_grad_norm=norm)
+    batch, _, token_scores = policy.sample(3000, 2, rng=1)
+    found = quiet_compare(batch, [estimator], token_scores, prompts_per_batch=3, max_grad_norm=norm)
+    row = found.to_frame(0.999).iloc[0]
+    assert 0.2 < found.rows[0].clipped_share < 0.8
+    truth = {
+        "trace_cov": 3 * exact.trace_cov,
+        "signal_sq": exact.signal_sq,
+        "cosine": exact.cosine,
+        "bias_share": exact.bias_share(1),
+    }
+    for quantity, value in truth.items():
+        assert row[f"{quantity}_low"] - 1e-9 <= value <= row[f"{quantity}_high"] + 1e-9, quantity
+    assert row["trace_cov"] == pytest.approx(3 * exact.trace_cov, rel=0.05)
+    assert row["ratio"] < 0.9
+    plain = policy.batch_moments(estimator, 2, 3)
+    assert not row["bias_share_low"] <= plain.bias_share(1) <= row["bias_share_high"]
+
+
+def test_a_norm_that_no_batch_reaches_changes_nothing():
+    batch, scores = interleaved_batch([4] * 40, signal=1.0)
+    keywords = {"prompts_per_batch": 8, "n_resamples": 5}
+    plain = quiet_compare(batch, ["rloo", "token_mean"], scores, **keywords).to_frame()
+    found = quiet_compare(batch, ["rloo", "token_mean"], scores, max_grad_norm=1e9, **keywords)
+    frame = found.to_frame()
+    for quantity in ("trace_cov", "signal_sq", "ratio", "cosine", "bias_share"):
+        np.testing.assert_allclose(frame[quantity], plain[quantity], rtol=1e-9, atol=1e-12)
+    assert frame.attrs["max_grad_norm"] == 1e9
+    assert any("clipped to the norm 1e+09, which reaches 0.0% (rloo) and 0.0% (token_mean)" in n for n in found.notes)
+
+
+def test_what_clipping_refuses():
+    batch, scores = interleaved_batch([4] * 10)
+    with pytest.raises(ValueError, match="max_grad_norm clips gradients of batches, whose variance needs two disjoint"):
+        quiet_compare(batch, ["rloo"], scores, prompts_per_batch=6, max_grad_norm=1.0)
+    with pytest.raises(ValueError, match="max_grad_norm.*greater than 0"):
+        quiet_compare(batch, ["rloo"], scores, max_grad_norm=0.0)
 
 
 def test_deals_are_disjoint_batches():

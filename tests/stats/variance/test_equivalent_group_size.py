@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly
+from off_policy import turned_policy
 
+from gradstats.estimators import get
 from gradstats.stats import (
     EquivalentGroupSize,
     compare,
@@ -83,8 +85,33 @@ def test_an_estimator_of_another_unit_is_brought_to_the_scale_of_rloo():
     scores = scores + 5.0 * (batch.rewards - 0.5)[:, None]  # a signal that 200 prompts resolve
     assert equivalent_group_size(batch, "recipe:dr_grpo(max_tokens=100)", 4, scores).value == pytest.approx(4.0)
     opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
-    with pytest.raises(ValueError, match=r"recipe:dr_grpo\(max_tokens=100\) is measured in constant.*not resolved"):
-        equivalent_group_size(batch, "recipe:dr_grpo(max_tokens=100)", 4, opposed)
+    with pytest.raises(ValueError, match=r"recipe:grpo: its scale relative to rloo.*not resolved.*measured in"):
+        equivalent_group_size(batch, "recipe:grpo", 4, opposed)
+
+
+def test_off_policy_scales_are_estimated_against_the_importance_weighted_target():
+    """Against enumeration with an old policy, where REINFORCE and RLOO keep different multiples of the gradient."""
+    policy = turned_policy()
+    batch, scores, _ = policy.sample(6000, 6, rng=3)
+    exact = {(name, n): policy.moments(get(name), n) for name, n in (("rloo", 2), ("rloo", 3), ("reinforce", 3))}
+    pairs, larger = (n * exact["rloo", n].within_prompt for n in (2, 3))
+    cost = (pairs - larger) * 2.0
+    relative = exact["reinforce", 3].coefficient / exact["rloo", 3].coefficient
+    truth = (3 * exact["reinforce", 3].within_prompt / relative**2 - (pairs - cost)) / cost
+    found = equivalent_group_size(batch, "reinforce", 3, scores)
+    low, high = found.inverse.confidence_interval(0.999)
+    assert low < truth < high
+    assert abs(relative - 1.0) > 0.3
+    asked = equivalent_group_size(batch, "reinforce", 3, scores, target="on_policy").inverse
+    assert not low < asked.value < high
+    assert equivalent_group_size(batch, "group_mean", 3, scores).value == pytest.approx(3.0)  # a known multiple of rloo
+
+
+def test_what_cannot_be_judged_has_no_equivalent_size():
+    batch, scores, _ = turned_policy().sample(300, 6, rng=3)
+    far = batch.with_fields(old_logprobs=batch.logprobs - 800.0)
+    with pytest.raises(ValueError, match=r"scale of reinforce relative to rloo is not known:.*overflow"):
+        equivalent_group_size(far, "reinforce", 3, scores)
 
 
 def test_token_level_estimators_are_refused_in_a_sentence():

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from off_policy import ImportanceWeighted, turned_policy
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
+from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import compare, variance_by_length
+from gradstats.stats.variance.length_bins import _OfLengths
 
 
 def ragged_batch(n_prompts=60, per_prompt=4, dim=3, seed=0):
@@ -49,6 +52,49 @@ def test_tied_lengths_make_fewer_bins():
     tied = batch.with_fields(lengths=np.where(batch.lengths < 100, 7, 90), mask=None)
     frame = variance_by_length(tied, "rloo", scores, n_bins=8).to_frame()
     assert frame[["length_low", "length_high"]].to_numpy().tolist() == [[7, 7], [90, 90]]
+
+
+def test_the_mean_over_tokens_gives_each_length_its_share():
+    """E[g] of completions of length T is (N−1)/(N·T) of theirs under RLOO."""
+    policy = EnumeratedPolicy(3, 4, n_prompts=2, rng=3)
+    batch, scores, _ = policy.sample(4000, 3, rng=0)
+    frame = variance_by_length(batch, "recipe:grpo(scale=none)", scores, n_bins=20).to_frame(0.999)
+    assert frame["length_low"].tolist() == frame["length_high"].tolist() == [1, 2, 3, 4]
+    for column in ("scale", "scale_low", "scale_high"):  # weights that are proportional leave no error
+        np.testing.assert_allclose(frame[column], 2 / 3 / frame["length_low"], rtol=1e-9)
+    unbiased = variance_by_length(batch, "rloo", scores, n_bins=20).to_frame()
+    assert unbiased[["scale", "scale_low", "scale_high", "cosine"]].to_numpy() == pytest.approx(1.0)
+    assert unbiased["matched_ratio"].isna().all()
+
+
+def test_off_policy_the_bins_are_judged_against_the_weighted_gradient():
+    policy = turned_policy()
+    batch, scores, _ = policy.sample(4000, 3, rng=0)
+    found = variance_by_length(batch, "rloo", scores, n_bins=2)
+    frame = found.to_frame(0.999)
+    assert set(frame["target"]) == {"importance"}
+    assert "importance-weighted gradient" in found.comparison.notes[0]
+    for row in frame.to_dict("records"):
+        mine, theirs = (
+            policy.moments(_OfLengths(one, float(row["length_low"]), float(row["length_high"])), 3).mean
+            for one in (est.rloo(), ImportanceWeighted())
+        )
+        assert row["scale_low"] < mine @ theirs / (theirs @ theirs) < row["scale_high"]
+        cosine = mine @ theirs / np.linalg.norm(mine) / np.linalg.norm(theirs)
+        assert row["cosine_low"] <= cosine <= row["cosine_high"]
+    assert not (frame["scale_low"] < 1).all() or not (frame["scale_high"] > 1).all()
+    asked = variance_by_length(batch, "rloo", scores, n_bins=2, target="on_policy").to_frame()
+    assert asked["scale"].tolist() == [1.0, 1.0]
+
+
+def test_masked_lengths_keep_nothing_of_the_gradient():
+    batch, scores = ragged_batch()
+    edge = int(np.sort(batch.lengths)[180])
+    frame = variance_by_length(
+        batch.with_fields(truncated=batch.lengths >= edge), "recipe:rloo(filter=mask_truncated)", scores, n_bins=4
+    ).to_frame()
+    assert frame.iloc[3][["scale", "scale_low", "scale_high", "kept_share"]].tolist() == [0.0, 0.0, 0.0, 0.0]
+    assert (frame["scale"].iloc[:3] > 0.5).all()
 
 
 def test_what_cannot_be_split_is_refused():
