@@ -137,6 +137,7 @@ def plan(
     length_spread: float | None = None,
     estimator: str | None = None,
     ratio: float | None = None,
+    quantity: str = "ratio",
     reference: str = "rloo",
     group_size: int | None = None,
     signal: bool = False,
@@ -154,6 +155,7 @@ def plan(
         length_spread: standard deviation of log T, instead of a pilot.
         estimator: plan for the ratio of its variance to that of the reference, in place of α.
         ratio: the ratio to distinguish from 1; the pilot's by default.
+        quantity: ratio, of raw variances, or matched_ratio, of variances at matched signal.
         reference: the estimator in the denominator.
         group_size: completions per group of the ratio; all by default.
         signal: plan for ‖E ĝ‖² of the estimator to be resolved, in place of its ratio.
@@ -179,7 +181,9 @@ def plan(
         answer = (
             gradstats.plan_signal(compared, label, confidence_level)
             if signal
-            else gradstats.plan_ratio(compared, label, ratio, confidence_level, tokens_per_completion=length)
+            else gradstats.plan_ratio(
+                compared, label, ratio, confidence_level, quantity=quantity, tokens_per_completion=length
+            )
         )
     if dry_run:
         from gradstats.config.experiment import load_experiment

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gradstats.stats.tokens.proxy_quality import ProxyQuality
 
 _WIDE = 100  # columns; labels are broken into lines on a narrower terminal
-_WIDEST = 150  # from here on one variance table holds every column
 
 
 class _PipedConsole(Console):
@@ -151,29 +150,33 @@ def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = 
 
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
-    from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, TARGETS, filled_in, shown_in
+    from gradstats.report.variance_columns import BEST_SET, TOGETHER, best_set_marks, variance_columns
+    from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
 
     attrs = frame.attrs
     level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
     title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
-    shown = [name for name in shown_in("terminal") if name in frame]
+    columns = variance_columns(frame, [name for name in shown_in("terminal") if name in frame], "terminal")
+    shown: list[tuple[str, list[str]]] = []
+    for column in columns:
+        written = _interval if column.together else _number
+        shown.append((column.heading, [written(*triple) for triple in column.triples]))
+    if (marks := best_set_marks(frame)) is not None:
+        shown.append((BEST_SET, marks))
     narrow = console.width < _WIDE
-    at_once = len(shown) if console.width >= _WIDEST else 2 if narrow else 3  # columns next to whole names
+    at_once = 2 if narrow else (console.width - 40) // 20  # columns next to whole names
     for first in range(0, len(shown), at_once):
-        names = shown[first : first + at_once]
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("estimator", overflow="fold")
-        for name in names:
-            table.add_column(filled_in(QUANTITIES[name].heading, attrs), justify="right", no_wrap=True)
-        several = len(frame["group_size"].dropna().unique()) > 1
-        for row in frame.to_dict("records"):
-            label = str(row["estimator"])
-            if narrow:
-                label = label.replace("(", "\n(", 1).replace(", ", ",\n ")
-            group_size = f", N={row['group_size']:g}" if several else ""
-            table.add_row(escape(label + group_size), *(_with_interval(row, name) for name in names))
+        for heading, _ in shown[first : first + at_once]:
+            table.add_column(heading, justify="right", no_wrap=True)
+        cells = [cells for _, cells in shown[first : first + at_once]]
+        for label, *numbers in zip(_labels(frame, narrow), *cells, strict=True):
+            table.add_row(escape(label), *map(escape, numbers))
         console.print(table)
         title = None
+    for heading in (column.heading for column in columns if column.together):
+        console.print(f"{heading}: {TOGETHER}")
     if attrs.get("target") == "importance":
         size, low, high = (attrs[f"effective_sample_size{end}"] for end in ("", "_low", "_high"))
         known = "is not known" if math.isnan(size) else f"{size:.0f} [{low:.0f}, {high:.0f}]"
@@ -185,6 +188,16 @@ def show_variance(frame: pd.DataFrame) -> None:
             f"lowest {JUDGED.heading}: {escape(attrs['lowest_beyond_doubt'])}; every other estimator is excluded from "
             "the best set"
         )
+
+
+def _labels(frame: pd.DataFrame, narrow: bool) -> list[str]:
+    """Return the names of rows, broken into lines on a narrow terminal, with their group size where these differ."""
+    several = len(frame["group_size"].dropna().unique()) > 1
+    labels = []
+    for label, group_size in zip(frame["estimator"].astype(str), frame["group_size"], strict=True):
+        name = label.replace("(", "\n(", 1).replace(", ", ",\n ") if narrow else label
+        labels.append(name + (f", N={group_size:g}" if several else ""))
+    return labels
 
 
 def show_tokens(quality: ProxyQuality, confidence_level: float = CONFIDENCE_LEVEL) -> None:
@@ -352,10 +365,17 @@ def _columns(what: str) -> dict[str, list[str]]:
 
 
 def _with_interval(row: dict[str, Any], name: str) -> str:
-    value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
+    return escape(_number(row[name], row[f"{name}_low"], row[f"{name}_high"]))
+
+
+def _number(value: float, low: float, high: float) -> str:
     if math.isnan(value) and math.isnan(low) and math.isnan(high):
         return "–"
-    return escape(f"{_short(value)} [{_short(low)}, {_short(high)}]")
+    return f"{_short(value)} [{_short(low)}, {_short(high)}]"
+
+
+def _interval(_: float, low: float, high: float) -> str:
+    return "–" if math.isnan(low) and math.isnan(high) else f"[{_short(low)}, {_short(high)}]"
 
 
 def _short(value: float) -> str:

@@ -15,7 +15,8 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import common_exponent, number_with_interval
 from gradstats.report.saved_results import SavedResults, read_results
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in, shown_in
+from gradstats.report.variance_columns import BEST_SET, TOGETHER, best_set_marks, variance_columns
+from gradstats.stats.variance.quantities import JUDGED, shown_in
 from gradstats.stats.variance.winner import best_rows
 from gradstats.system.files import atomic_path, to_json
 from gradstats.system.outputs import is_marked, refuse_foreign
@@ -49,6 +50,8 @@ class _VarianceTable(TypedDict):
     n_prompts: int | None
     reference: str | None
     notes: list[str]
+    together: list[str]
+    has_best_set: bool
 
 
 def write_report(
@@ -101,6 +104,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         alpha=_alpha(run),
         sentences=[] if run.alpha is None else run.alpha.get("sentences", []),
         variance=_variance(run),
+        together=TOGETHER,
         figures=_figures(run, svgs),
         commands=_commands(run),
         remarks=run.manifest.get("remarks", []),
@@ -195,20 +199,28 @@ def _variance(run: SavedResults) -> _VarianceTable | None:
     rows: list[_Row] = [
         {"name": str(name), "html": _breakable(display_name(str(name))), "cells": []} for name in frame["estimator"]
     ]
-    for name in shown:
-        triples = [tuple(row) for row in frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)]
-        exponent = common_exponent(triples)
-        heading = filled_in(QUANTITIES[name].heading, about)
-        columns.append(heading + (f" (×10^{exponent})" if exponent else ""))
-        for at, (row, (value, low, high)) in enumerate(zip(rows, triples, strict=True)):
+    together = []
+    for column in variance_columns(frame, shown, "page"):
+        exponent = common_exponent(column.triples)
+        columns.append(column.heading + (f" (×10^{exponent})" if exponent else ""))
+        judged = column.quantity == JUDGED.name
+        if column.together:
+            together.append(column.heading)
+        for at, (row, (value, low, high)) in enumerate(zip(rows, column.triples, strict=True)):
             key = value if math.isfinite(value) else low
             row["cells"].append(
                 {
                     "html": number_with_interval(value, low, high, exponent=exponent, markup="html"),
                     "key": repr(float(key)) if math.isfinite(key) else "",
-                    "bold": name == JUDGED.name and at in best,
+                    "bold": judged and not column.together and at in best,
                 }
             )
+    marks = best_set_marks(frame)
+    if marks is not None:
+        columns.append(BEST_SET)
+        for row, mark in zip(rows, marks, strict=True):
+            key = {"yes": "0", "no": "1"}.get(mark, "")
+            row["cells"].append({"html": mark, "key": key, "bold": False})
     return {
         "columns": columns,
         "rows": rows,
@@ -216,6 +228,8 @@ def _variance(run: SavedResults) -> _VarianceTable | None:
         "n_prompts": about.get("n_prompts"),
         "reference": about.get("reference"),
         "notes": about.get("notes", []),
+        "together": together,
+        "has_best_set": marks is not None,
     }
 
 

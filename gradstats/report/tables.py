@@ -13,9 +13,10 @@ import pandas as pd
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval
+from gradstats.report.variance_columns import TOGETHER, VarianceColumn, variance_columns
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, TARGETS, filled_in, shown_in
+from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
 from gradstats.stats.variance.winner import Comparison, best_rows, frame_of, lowest
 from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import MARK, is_marked, refuse_foreign, refuse_other_result, write_marked
@@ -159,15 +160,17 @@ def variance_table(
     if missing:
         raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: give what compare() returns")
     bold: frozenset[tuple[int, int]] = frozenset()
+    shown = variance_columns(frame, columns, "paper")
     if JUDGED.name in columns:
         rows = best_rows(frame, None if paired is None else frame_of(paired, confidence_level))
-        bold = frozenset((row, list(columns).index(JUDGED.name)) for row in rows)
+        at = next(at for at, column in enumerate(shown) if column.quantity == JUDGED.name)
+        bold = frozenset((row, at) for row in rows)
     about = frame.attrs
     return Table(
-        caption=_variance_caption(about, columns, _bold_sentence(frame, paired is None, bool(bold))),
+        caption=_variance_caption(about, shown, _bold_sentence(frame, paired is None, bool(bold))),
         heading="estimator",
         rows=tuple(_row_names(frame)),
-        columns={filled_in(QUANTITIES[name].heading, about): _triples(frame, name) for name in columns},
+        columns={column.heading: column.triples for column in shown},
         source=frame,
         bold=bold,
         label="tab:variance",
@@ -282,7 +285,7 @@ def _bold_sentence(frame: pd.DataFrame, decided: bool, has_bold: bool) -> str:
     return f"No row is bold: the paired intervals leave a tie for the lowest {heading}."
 
 
-def _variance_caption(about: Mapping[Hashable, object], columns: Sequence[str], bold_sentence: str) -> str:
+def _variance_caption(about: Mapping[Hashable, object], shown: Sequence[VarianceColumn], bold_sentence: str) -> str:
     level = f"{about['confidence_level']:.0%} " if "confidence_level" in about else ""
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
     groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
@@ -290,13 +293,15 @@ def _variance_caption(about: Mapping[Hashable, object], columns: Sequence[str], 
         f"Variance of one prompt group's gradient, {level}intervals{n}{groups}; ratios "
         f"to {about.get('reference', 'the reference')} are paired."
     ]
-    if {"bias_share", "matched_bias_share"} & set(columns) and "prompts_per_batch" in about:
+    columns = {column.quantity for column in shown}
+    if {"bias_share", "matched_bias_share"} & columns and "prompts_per_batch" in about:
         sentences.append(f"The share of bias is that of a batch of {about['prompts_per_batch']} prompts.")
     if about.get("target") == "importance":
         sentences.append(
             f"Cosine and bias are judged against the {TARGETS['importance']} gradient of the scored policy; effective "
             f"sample size {about['effective_sample_size']:.0f}."
         )
+    sentences += [f"{column.heading.capitalize()}: {TOGETHER}." for column in shown if column.together]
     if JUDGED.name in columns:
         sentences.append(bold_sentence)
     return " ".join(sentences)

@@ -166,6 +166,9 @@ def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
     assert out.startswith(
         "distinguishing a ratio of 1.5 of reinforce to rloo from 1 (95% interval, in 80% of studies) takes "
     )
+    code, out, _ = run(monkeypatch, capsys, *words, "--quantity", "matched_ratio", "--ratio", 1.5)
+    assert code == 0
+    assert out.startswith("distinguishing a matched ratio of 1.5 of reinforce to rloo from 1 (95% interval, ")
     code, out, _ = run(monkeypatch, capsys, *words, "--signal")
     assert code == 0
     assert out.startswith("‖E ĝ‖² of reinforce resolved (95% interval above 0 in 80% of studies) takes ")

@@ -122,6 +122,26 @@ def test_labels_are_broken_on_a_narrow_terminal(printed):
         assert first.count(label.partition("(")[0]) == tables, label  # no name is broken
 
 
+def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
+    frame = variance_frame()
+    for name, (low, high) in {"ratio": (0.61, 0.92), "matched_ratio": (0.73, 0.84)}.items():
+        frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = [1.0, low], [1.0, high]
+    frame["in_best_set"] = [None, True]
+    text = printed(terminal.show_variance, frame)
+    lines = [line.strip() for line in text.splitlines()]
+    headings = next(line for line in lines if line.startswith("estimator"))
+    assert headings.endswith("best set")
+    assert headings.index("ratio to rloo") < headings.index("all ratios") < headings.index("matched ratio")
+    cells = next(line for line in lines if line.startswith("length_weighted"))
+    assert cells.index("[0.61, 0.92]") < cells.index("[0.73, 0.84]")
+    assert cells.endswith("yes")
+    assert next(line for line in lines if line.startswith("rloo")).endswith("–")
+    assert "all ratios: those of all rows lie between these ends at once" in text
+    narrow = printed(terminal.show_variance, frame, width=80).splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert sum(line.split()[:1] == ["estimator"] for line in narrow) == 4
+
+
 def test_alpha_with_its_sentences(printed):
     points = load("gloeckle2026")
     keywords = {"lengths": points["length"], "sq_norms": points["sq_norm"]}

@@ -9,6 +9,7 @@ import time
 from html.parser import HTMLParser
 
 import matplotlib as mpl
+import pandas as pd
 import pytest
 import yaml
 from saved_runs import ESTIMATORS, save_run
@@ -79,6 +80,22 @@ def test_it_says_what_there_is_to_say(page, run_directory):
     assert f"[{alpha['alpha_low']:.3f}, {alpha['alpha_high']:.3f}]" in page
     assert re.findall(r"<strong>(.*?)</strong>", page) == [
         '0.93 <span class="sides"><span>+0.28</span> <span>−0.19</span></span>'
+    ]
+
+
+def test_the_best_set_and_what_holds_together_are_on_the_page(run_directory, tmp_path):
+    folder = shutil.copytree(run_directory, tmp_path / "run")
+    table = pd.read_csv(folder / "variance.csv")
+    table["matched_ratio_simultaneous_low"], table["matched_ratio_simultaneous_high"] = 0.5, 1.25
+    table["in_best_set"] = [True, *[False] * (len(table) - 1)]
+    table.to_csv(folder / "variance.csv", index=False)
+    text = write_report(folder, svgs={}).read_text()
+    assert text.count("0.50 to 1.25</td>") == len(table)
+    assert "All matched ratios: those of all rows lie between these ends at once." in text
+    assert "Bold marks the best set" in text
+    assert [text.count(f'<td data-key="{key}">{mark}</td>') for key, mark in ((0, "yes"), (1, "no"))] == [
+        1,
+        len(table) - 1,
     ]
 
 

@@ -56,6 +56,19 @@ def test_the_best_set_is_bold_as_the_comparison_gives_it():
     assert "best set, which holds the lowest" in found.caption
 
 
+def test_matched_ratios_that_hold_together_have_a_column():
+    table = frame([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(in_best_set=[True, False, True])
+    table["matched_ratio_simultaneous_low"] = [1.0, 1.05, 0.75]
+    table["matched_ratio_simultaneous_high"] = [1.0, 1.6, 1.15]
+    found = variance_table(table)
+    headings, texts = found.cells("plain")
+    assert headings.index("all matched ratios") == headings.index("matched ratio") + 1
+    column = headings.index("all matched ratios")
+    assert [row[column] for row in texts] == ["1", "1.05 to 1.60", "0.75 to 1.15"]
+    assert "All matched ratios: those of all rows lie between these ends at once." in found.caption
+    assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
+
+
 def test_another_winner_needs_intervals_paired_with_it():
     table = frame([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
     assert lowest(table) == "mine"

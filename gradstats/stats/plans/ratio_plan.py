@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy import optimize, stats
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.plans.prompt_plan import ASSURANCE, PromptPlan, smallest
+from gradstats.stats.variance.n_effective_prompts import FEW
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.winner import Comparison
 
@@ -32,6 +34,8 @@ class RatioPlan(PromptPlan):
         quantity: the name of the ratio, see :data:`RATIOS`.
         ratio: the ratio to distinguish from 1.
         stderr_of_one: standard error of its logarithm times the root of the number of prompts.
+        fewest_prompts: below these the interval would cover less than stated, however narrow it were; no size in the
+            plan is smaller.
     """
 
     estimator: str
@@ -39,6 +43,17 @@ class RatioPlan(PromptPlan):
     quantity: str
     ratio: float
     stderr_of_one: float
+    fewest_prompts: int
+
+    def sentence(self) -> str:
+        """Put the answer in words, and say where it is not the width that decides."""
+        answer = super().sentence()
+        if self.n_prompts > self.fewest_prompts:
+            return answer
+        return (
+            f"{answer[:-1]}; fewer would make it narrow enough, but intervals hold from about {FEW} effective prompts "
+            f"on, which {self.fewest_prompts:,} prompts are worth."
+        )
 
     def _goal(self) -> str:
         name = self.quantity.replace("_", " ")
@@ -62,7 +77,9 @@ def plan_ratio(
     The standard error of the logarithm, from the width of the pilot's interval, falls like one over the root of the
     number of prompts. The interval of a study of M prompts excludes 1 in 80 % of studies where
     :math:`(t + z_{0.8})\,\mathrm{se}_1/\sqrt M \le |\log r|`. The range and the assured size take the squared standard
-    error of the pilot as a multiple of χ² with one degree of freedom fewer than its (effective) prompts.
+    error of the pilot as a multiple of χ² with one degree of freedom fewer than its (effective) prompts. No size is
+    smaller than the number of prompts that is worth 50 effective ones, at the pilot's share of them: with fewer the
+    interval covers less than stated (docs/statistics.md).
 
     Args:
         pilot: a comparison, or its frame (as in ``variance.csv``, with its ``.attrs``).
@@ -107,7 +124,8 @@ def plan_ratio(
         raise ValueError(f"ratio={wanted:g} must be positive and not 1, for example 0.87")
     width = (math.log(high) - math.log(low)) / 2.0
     of_one = width / float(stats.t.ppf(0.5 + about["confidence_level"] / 2.0, n_prompts - 1)) * math.sqrt(n_prompts)
-    degrees = max(min(float(row.get("n_effective_prompts", n_prompts)), n_prompts) - 1.0, 1.0)
+    effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
+    degrees, fewest = max(effective - 1.0, 1.0), math.ceil(FEW * n_prompts / effective)
     distance = abs(math.log(wanted))
 
     def enough(n: int, factor: float) -> bool:
@@ -117,6 +135,8 @@ def plan_ratio(
     at_80 = float(stats.norm.ppf(0.5 + level / 2.0) + stats.norm.ppf(ASSURANCE))
     shrink, grow = (math.sqrt(degrees / stats.chi2.ppf(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0))
     assured = _standard_errors_apart(level, degrees)
+    factors = (at_80, at_80 * shrink, at_80 * grow, assured)
+    sizes = [smallest(partial(enough, factor=factor), fewest) for factor in factors]
     return RatioPlan(
         estimator=estimator,
         reference=str(about.get("reference", "the reference")),
@@ -124,10 +144,11 @@ def plan_ratio(
         ratio=wanted,
         stderr_of_one=of_one,
         confidence_level=confidence_level,
-        n_prompts=smallest(lambda n: enough(n, at_80)),
-        n_prompts_low=smallest(lambda n: enough(n, at_80 * shrink)),
-        n_prompts_high=smallest(lambda n: enough(n, at_80 * grow)),
-        n_prompts_assured=smallest(lambda n: enough(n, assured)),
+        fewest_prompts=fewest,
+        n_prompts=sizes[0],
+        n_prompts_low=sizes[1],
+        n_prompts_high=sizes[2],
+        n_prompts_assured=sizes[3],
         completions_per_prompt=_completions_per_prompt(about, row),
         tokens_per_completion=tokens_per_completion,
         pilot_n_prompts=n_prompts,

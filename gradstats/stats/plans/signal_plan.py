@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ from scipy import stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
-from gradstats.stats.plans.prompt_plan import ASSURANCE, PromptPlan, smallest
+from gradstats.stats.plans.prompt_plan import ASSURANCE, PromptPlan
 from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 
@@ -40,11 +39,9 @@ class SignalPlan(PromptPlan):
 def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: float = CONFIDENCE_LEVEL) -> SignalPlan:
     r"""Compute how many prompts put the interval of ‖E g‖² above 0, from a pilot comparison.
 
-    The estimate varies by :math:`4ζ/M + 2δ/M²`, of which the jackknife counts the second part twice; see
-    :class:`gradstats.stats.variance.signal_components.SignalComponents`. A part whose estimate is negative counts as 0.
-    The signal s is resolved in 80 % of studies of M prompts where
-    :math:`z\sqrt{4ζ/M + 4δ/M²} + z_{0.8}\sqrt{4ζ/M + 2δ/M²} \le s`; ζ is taken in proportion to s. The range is that
-    over the pilot's interval of s, and reaches to infinity where that does to 0; the assured size is that for the lower
+    How many are needed for a signal follows from the two parts of the variance of its estimate
+    (:meth:`gradstats.stats.variance.signal_components.SignalComponents.prompts_to_resolve`). The range is that over the
+    pilot's interval of the signal, and reaches to infinity where that does to 0; the assured size is that for the lower
     end of its one-sided 80 % interval.
 
     Args:
@@ -70,28 +67,18 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
             f"the pilot has no interval of ‖E g‖² for {estimator!r} from at least 4 prompts: choose a group-level "
             "estimator with weights that are not all 0, or measure more prompts"
         )
-    linear, quadratic = max(parts.linear, 0.0), max(parts.quadratic, 0.0)
     signal = row.signal_sq.value
     low, high = row.signal_sq.confidence_interval(level)
     assured = signal - float(stats.t.ppf(ASSURANCE, row.signal_sq.degrees)) * row.signal_sq.stderr
-    z, z_80 = float(stats.norm.ppf(0.5 + level / 2.0)), float(stats.norm.ppf(ASSURANCE))
 
     def needed(of: float) -> int | float:
-        if not of > 0:
-            return math.inf
-        first = 4.0 * linear * (of / signal if signal > 0 else 1.0)
-
-        def enough(m: int) -> bool:
-            own = z * math.sqrt(first / m + 4.0 * quadratic / m**2)
-            return own + z_80 * math.sqrt(first / m + 2.0 * quadratic / m**2) <= of
-
-        return smallest(enough)
+        return parts.prompts_to_resolve(of, signal, level)
 
     return SignalPlan(
         estimator=estimator,
         signal_sq=signal,
-        linear=linear,
-        quadratic=quadratic,
+        linear=max(parts.linear, 0.0),
+        quadratic=max(parts.quadratic, 0.0),
         confidence_level=confidence_level,
         n_prompts=needed(signal),
         n_prompts_low=needed(high),

@@ -79,7 +79,7 @@ def compare(
 
     **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not, noise_to_signal
     and an estimated matched_ratio are rays with an infinite upper end and no value, cosine has no value, and a warning
-    gives a lower bound on the number of prompts needed.
+    estimates the number of prompts needed.
 
     **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
     ‖S_i‖² are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G

@@ -12,7 +12,6 @@ from gradstats.stats.variance.n_effective_prompts import FEW as FEW_PROMPTS
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.row import EstimatorVariance
-from gradstats.stats.variance.signal_sq import prompts_to_resolve
 
 # An estimate that is significant below so many standard errors is more than 10 % too large on average: a true effect of
 # 2.8 standard errors is significant with 80 % chance, and then exaggerated by 1.12.
@@ -155,17 +154,35 @@ def _per_cent(share_of_variance: float) -> str:
 
 
 def _about_signal(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> str:
-    bounds = [prompts_to_resolve(row.signal_sq, n_prompts, CONFIDENCE_LEVEL) for row in unresolved]
-    needed = max((bound for bound in bounds if np.isfinite(bound)), default=np.nan)
-    more = (
-        f"at least about {_two_digits(needed)} prompts would be needed (now {n_prompts})"
-        if np.isfinite(needed)
-        else f"many more prompts than {n_prompts} would be needed"
-    )
     return (
         f"‖E ĝ‖² is not resolved for {_listed([row.label for row in unresolved])} (the {CONFIDENCE_LEVEL:.0%} interval "
         "reaches down to 0), so noise_to_signal is given by its lower end alone, cosine without a value, and "
-        f"{JUDGED.name} by its lower end unless the scale of E[ĝ] is known exactly: {more}"
+        f"{JUDGED.name} by its lower end unless the scale of E[ĝ] is known exactly: "
+        f"{_prompts_needed(unresolved, n_prompts)}"
+    )
+
+
+def _prompts_needed(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> str:
+    """Say how many prompts would resolve the most demanding row, as the plan of that row does."""
+    plans = []
+    for row in unresolved:
+        parts, signal = row.signal_components, row.signal_sq
+        if parts is not None:
+            high = signal.confidence_interval(CONFIDENCE_LEVEL)[1]
+            needed, at_least = (
+                parts.prompts_to_resolve(of, signal.value, CONFIDENCE_LEVEL) for of in (signal.value, high)
+            )
+            plans.append((needed, at_least, row.label))
+    if not plans or not np.isfinite(max(plans)[1]):
+        return f"many more prompts than {n_prompts} would be needed"
+    needed, at_least, label = max(plans)
+    whose = f" of {label}" if len(unresolved) > 1 else ""
+    if np.isfinite(needed):
+        size = f"an estimated {needed:,} prompts [{at_least:,}, ∞]"
+        return f"resolving that{whose} takes {size} similar to these {n_prompts}"
+    return (
+        f"the estimate{whose} is not positive, so that no number of prompts can be estimated; for the upper end of its "
+        f"interval {at_least:,} similar to these {n_prompts} would be needed"
     )
 
 
@@ -181,8 +198,3 @@ def why_silent(pool: PooledCompletions) -> str:
 
 def _listed(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
-
-
-def _two_digits(number: float) -> str:
-    digits = max(int(np.floor(np.log10(number))) - 1, 0)
-    return f"{int(np.ceil(number / 10**digits) * 10**digits):,}"

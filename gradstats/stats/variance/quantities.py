@@ -31,6 +31,8 @@ class Quantity:
         has_unit: whether it carries the square of the gradient's unit, alone or relative to another estimator's.
         shown_in: where it is a column or panel by default: tables for a paper, the HTML page, the terminal, the figure
             of several panels.
+        together_heading: of the intervals that hold for all rows at once, where there are any.
+        together_in: where these are a column of their own.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Quantity:
     landmark: float | None = None
     has_unit: bool = False
     shown_in: tuple[Place, ...] = ()
+    together_heading: str = ""
+    together_in: tuple[Place, ...] = ()
 
 
 #: What `gradstats.compare` estimates of every estimator, in the order of its frame.
@@ -79,6 +83,8 @@ COMPARED = (
         landmark=1.0,
         has_unit=True,
         shown_in=("paper", "page", "terminal"),
+        together_heading="all ratios",
+        together_in=("page", "terminal"),
     ),
     Quantity(
         name="matched_ratio",
@@ -88,6 +94,8 @@ COMPARED = (
         logarithmic=True,
         landmark=1.0,
         shown_in=("paper", "page", "terminal", "panels"),
+        together_heading="all matched ratios",
+        together_in=("paper", "page", "terminal"),
     ),
     Quantity(
         name="cosine",

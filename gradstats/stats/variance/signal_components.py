@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
+from scipy import stats
 
+from gradstats.stats.jackknife import require_level
+from gradstats.stats.plans.prompt_plan import ASSURANCE, smallest
 from gradstats.stats.variance.u_statistic import in_dual
 
 #: The parts are estimated from at most so many prompts, so that they cost little beside everything else.
@@ -29,6 +33,31 @@ class SignalComponents:
     mean: float
     linear: float
     quadratic: float
+
+    def prompts_to_resolve(self, of: float, estimate: float, confidence_level: float) -> int | float:
+        r"""Return how many prompts put the interval of ‖E g‖² above 0 in 80 % of studies; infinite for none.
+
+        The estimate from M prompts varies by :math:`4ζ/M + 2δ/M²`, of which the jackknife counts the second part twice.
+        The signal s is resolved in 80 % of studies where
+        :math:`z\sqrt{4ζ/M + 4δ/M²} + z_{0.8}\sqrt{4ζ/M + 2δ/M²} \le s`. A part whose estimate is negative counts as 0,
+        and ζ is taken in proportion to s.
+
+        Args:
+            of: s, the signal to be resolved.
+            estimate: the estimate of ‖E g‖² that ζ belongs to.
+            confidence_level: of the interval.
+        """
+        if not of > 0:
+            return math.inf
+        z, z_80 = (float(stats.norm.ppf(at)) for at in (0.5 + require_level(confidence_level) / 2.0, ASSURANCE))
+        first = 4.0 * max(self.linear, 0.0) * (of / estimate if estimate > 0 else 1.0)
+        second = 2.0 * max(self.quadratic, 0.0)
+
+        def enough(m: int) -> bool:
+            own = z * math.sqrt(first / m + 2.0 * second / m**2)
+            return own + z_80 * math.sqrt(first / m + second / m**2) <= of
+
+        return smallest(enough)
 
 
 def signal_components(

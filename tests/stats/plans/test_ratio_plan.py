@@ -44,9 +44,9 @@ def test_the_range_is_that_of_the_variance_of_the_pilot():
     plan = plan_ratio(pilot(), "grpo")
     for size, tail in ((plan.n_prompts_low, 0.975), (plan.n_prompts_high, 0.025)):
         assert size / plan.n_prompts == pytest.approx(399 / stats.chi2.ppf(tail, 399), rel=0.01)
-    few = plan_ratio(pilot(n_effective_prompts=12.0), "grpo")
+    few = plan_ratio(pilot(n_effective_prompts=40.0), "grpo")
     assert few.n_prompts == plan.n_prompts
-    assert few.n_prompts_high / few.n_prompts == pytest.approx(11 / stats.chi2.ppf(0.025, 11), rel=0.01)
+    assert few.n_prompts_high / few.n_prompts == pytest.approx(39 / stats.chi2.ppf(0.025, 39), rel=0.01)
 
 
 def test_the_assured_size_is_enough_in_four_of_five_studies():
@@ -54,11 +54,29 @@ def test_the_assured_size_is_enough_in_four_of_five_studies():
     found = []
     for quantile in (np.arange(40) + 0.5) / 40:
         stderr = 0.2 * np.sqrt(stats.chi2.ppf(quantile, 11) / 11)
-        n = plan_ratio(pilot(stderr=stderr, n_prompts=12), "grpo", 0.7).n_prompts_assured
-        apart = -np.log(0.7) / (0.2 * np.sqrt(12 / n))
+        n = plan_ratio(pilot(stderr=stderr, n_prompts=12), "grpo", 0.9).n_prompts_assured
+        apart = -np.log(0.9) / (0.2 * np.sqrt(12 / n))
         found.append(stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, apart))
     assert np.mean(found) == pytest.approx(0.8, abs=0.01)
     assert min(found) < 0.7
+
+
+def test_no_size_is_below_what_the_interval_needs():
+    """400 prompts are worth 80 effective ones, so that 50 effective ones take 250, however far the ratio is from 1."""
+    plan = plan_ratio(pilot(n_effective_prompts=80.0), "grpo", 0.2)
+    assert plan.fewest_prompts == 250
+    assert (plan.n_prompts_low, plan.n_prompts, plan.n_prompts_high, plan.n_prompts_assured) == (250,) * 4
+    assert "fewer would make it narrow enough" in plan.sentence()
+    assert "50 effective prompts on, which 250 prompts are worth." in plan.sentence()
+    assert "fewer would" not in plan_ratio(pilot(n_effective_prompts=80.0), "grpo").sentence()
+
+
+def test_a_matched_ratio_is_planned_from_its_own_interval():
+    columns = {"matched_ratio": 0.9, "matched_ratio_low": 0.8, "matched_ratio_high": 0.9**2 / 0.8}
+    plan = plan_ratio(pilot(**columns), "grpo", quantity="matched_ratio")
+    assert plan.ratio == 0.9
+    assert plan.stderr_of_one == pytest.approx(20 * np.log(0.9 / 0.8) / stats.t.ppf(0.975, 399), rel=1e-9)
+    assert plan.sentence().startswith("a matched ratio of 0.9 of grpo to rloo told from 1")
 
 
 def test_a_closer_ratio_takes_more_and_the_level_matters():

@@ -4,13 +4,19 @@ import numpy as np
 import pytest
 from comparison_batches import interleaved_batch, quiet_compare, sized_batch, warned_compare
 
-from gradstats.stats import compare
+from gradstats.stats import compare, plan_signal
 
 
-def test_unresolved_signal_is_reported_and_bounded():
+def test_unresolved_signal_is_reported_with_the_plan_of_the_most_demanding_row():
     batch, scores = interleaved_batch([4] * 30, dim=200)
-    with pytest.warns(UserWarning, match=r"not resolved for rloo and grpo.*at least about [\d,]+ prompts.*now 30"):
+    with pytest.warns(UserWarning, match="not resolved for rloo and grpo"):
         result = compare(batch, ["rloo", "grpo"], scores)
+    plan = max((plan_signal(result, name) for name in ("rloo", "grpo")), key=lambda plan: plan.n_prompts)
+    if np.isfinite(plan.n_prompts):
+        size = f"takes an estimated {plan.n_prompts:,} prompts [{plan.n_prompts_low:,}, ∞] similar to these 30"
+        assert f"resolving that of {plan.estimator} {size}" in result.notes[0]
+    else:
+        assert f"for the upper end of its interval {plan.n_prompts_low:,} similar to these 30" in result.notes[0]
     frame = result.to_frame()
     assert (frame["signal_sq_low"] <= 0).all()
     assert frame["noise_to_signal"].isna().all()

@@ -5,8 +5,9 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from gradstats.stats.variance.signal_components import signal_components
+from gradstats.stats.variance.signal_components import SignalComponents, signal_components
 
 
 def test_the_parts_are_the_means_over_distinct_prompts():
@@ -49,3 +50,14 @@ def test_few_and_many_prompts():
     g = np.random.default_rng(0).normal(size=(600, 3))
     assert signal_components(g[:3]) is None
     assert signal_components(g) == signal_components(g[:512]) != signal_components(g[:511])
+
+
+def test_prompts_to_resolve_by_hand():
+    """With δ = 0 the size is 4ζ((z + z₀.₈)/s)², with ζ = 0 it is (z√4δ + z₀.₈√2δ)/s."""
+    z, z_80 = stats.norm.ppf([0.975, 0.8])
+    linear, quadratic = SignalComponents(0.2, 3.0, -1.0), SignalComponents(0.2, -1.0, 8.0)
+    assert linear.prompts_to_resolve(0.2, 0.2, 0.95) == np.ceil(12 * ((z + z_80) / 0.2) ** 2)
+    assert quadratic.prompts_to_resolve(0.2, 0.2, 0.95) == np.ceil((z * np.sqrt(32) + z_80 * 4) / 0.2)
+    half = linear.prompts_to_resolve(0.1, 0.2, 0.95)  # ζ in proportion to the signal
+    assert half == np.ceil(6 * ((z + z_80) / 0.1) ** 2)
+    assert linear.prompts_to_resolve(-0.1, -0.1, 0.95) == np.inf

@@ -5,7 +5,7 @@ import pytest
 from gradients_by_hand import along, statistics_of
 
 from gradstats.stats.jackknife import Estimate
-from gradstats.stats.variance.signal_sq import is_resolved, prompts_to_resolve, signal_sq
+from gradstats.stats.variance.signal_sq import is_resolved, signal_sq
 
 
 def test_it_is_the_mean_over_pairs_of_different_prompts():
@@ -20,10 +20,3 @@ def test_resolved_means_that_the_interval_lies_above_zero():
     assert is_resolved(Estimate(1.0, 0.4, "raw", np.inf), 0.95)
     assert not is_resolved(Estimate(1.0, 0.6, "raw", np.inf), 0.95)
     assert is_resolved(Estimate(1.0, 0.6, "raw", np.inf), 0.8)
-
-
-def test_prompts_to_resolve_a_signal_of_at_most_its_upper_end():
-    signal = Estimate(0.0, 1.0, "raw", np.inf)  # upper end 1.96: M (1.96 + 0.84)/1.96
-    assert prompts_to_resolve(signal, 100, 0.95) == pytest.approx(142.9, abs=0.1)
-    assert prompts_to_resolve(Estimate(9.0, 1.0, "raw", np.inf), 100, 0.95) == 101.0
-    assert np.isnan(prompts_to_resolve(Estimate(-3.0, 1.0, "raw", np.inf), 100, 0.95))
