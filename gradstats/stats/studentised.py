@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -21,13 +22,15 @@ EXACT = 1e-12
 
 @dataclass(frozen=True)
 class StudentisedEstimate(Estimate):
-    """A number whose logarithm has the quantiles of a studentised bootstrap where these are wider than Student's.
+    """A number whose logarithm has the quantile of a studentised bootstrap where that is wider than Student's.
 
     Attributes:
         draws: (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample without a spread.
+        degrees_of_error: degrees of freedom of the standard error, from the kurtosis of the prompts' influence.
     """
 
     draws: Float[np.ndarray, " resamples"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+    degrees_of_error: float = np.inf
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is.
@@ -35,20 +38,38 @@ class StudentisedEstimate(Estimate):
         Raises:
             ValueError: for a level outside (0, 1).
         """
-        half = (1.0 - require_level(confidence_level)) / 2.0
         if self.stderr <= EXACT:
             return self.value, self.value
-        lower, upper = (float(np.nanquantile(self.draws, level)) for level in (half, 1.0 - half))
-        return self.within(lower, upper, confidence_level)
+        return self.within(largest_deviation([self.draws], confidence_level), confidence_level)
 
-    def within(self, lower: float, upper: float, confidence_level: float) -> tuple[float, float]:
-        """Return the interval for two quantiles of the studentised deviation, or Student's where larger than both."""
+    def within(self, quantile: float, confidence_level: float) -> tuple[float, float]:
+        """Return the interval for a quantile of the studentised deviation, or for Student's where that is larger."""
         if self.stderr <= EXACT:
             return self.value, self.value
-        student = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees))
-        margin = max(abs(lower), abs(upper), student) * self.stderr
+        at = 0.5 + require_level(confidence_level) / 2.0
+        student, of_error = (float(stats.t.ppf(at, degrees)) for degrees in (self.degrees, self.degrees_of_error))
+        margin = max(quantile, student) * max(of_error / student, 1.0) * self.stderr
         with np.errstate(over="ignore"):
             return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
+
+
+def largest_deviation(draws: Sequence[Float[np.ndarray, " resamples"]], confidence_level: float) -> float:
+    """Return what several studentised deviations stay within at once, on both sides.
+
+    It is the upper quantile of the largest of them or the lower one of the smallest, whichever is larger in size: where
+    a few prompts carry the variance, each of the two is too small more often than too large.
+
+    Args:
+        draws: of each, from the same resamples; without any, the answer is 0.
+        confidence_level: of all intervals together.
+    """
+    half = (1.0 - require_level(confidence_level)) / 2.0
+    if not draws:
+        return 0.0
+    stacked = np.stack(draws)
+    stacked = stacked[:, np.isfinite(stacked).any(axis=0)]
+    lowest, highest = np.nanmin(stacked, axis=0), np.nanmax(stacked, axis=0)
+    return float(max(-np.quantile(lowest, half), np.quantile(highest, 1.0 - half), 0.0))
 
 
 @lru_cache(maxsize=2)
@@ -97,11 +118,13 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     .. math:: \log\frac{A^*}{B^*}, \qquad A^* = \tfrac1M\sum_m π_m a_m, \qquad
         \mathrm{se}^{*2} = \frac{1}{M(M-1)}\sum_m π_m\Big(\frac{a_m}{A^*} - \frac{b_m}{B^*}\Big)²,
 
-    the delta method in closed form. The quantiles of the deviation of the logarithm over se* are multiplied with the
-    delete-one-prompt jackknife of log A/B, which counts a prompt of high leverage in full, together with the errors of
-    sketch, probes and deals. Of the two quantiles and Student's, the one that is largest in size serves both sides:
-    where a few prompts carry the variance, each of them is too small more often than too large. P. Hall, *The Bootstrap
-    and Edgeworth Expansion*, 1992.
+    the delta method in closed form. The quantile of the deviation of the logarithm over se*, that of
+    :func:`largest_deviation` or Student's where that is larger, is multiplied with the delete-one-prompt jackknife of
+    log A/B, which counts a prompt of high leverage in full, together with the errors of sketch, probes and deals
+    (P. Hall, *The Bootstrap and Edgeworth Expansion*, 1992). That standard error is itself uncertain where few prompts
+    carry it: with ψ the influence of a prompt and :math:`n = (\sum ψ²)²/\sum ψ⁴` it has the degrees of freedom
+    :math:`ν = 2/(1/n - 1/M)`, M of normal ones (Satterthwaite 1946), and the interval is wider by
+    :math:`t_ν/t_{M-1}`.
     """
     m = len(numerator.replicates)
     difference = numerator.in_units_of_itself() - denominator.in_units_of_itself()
@@ -125,4 +148,14 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     stderr = float(np.sqrt(variance))
     if stderr > EXACT and np.isnan(draws).mean() > 0.5:
         return Estimate(value, np.nan, "log", m - 1.0)
-    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws)
+    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws, _degrees_of_error(influence))
+
+
+def _degrees_of_error(influence: Float[np.ndarray, " m"]) -> float:
+    """Degrees of freedom of the variance of a mean, at least 1; infinite where all deviations are of one size."""
+    squares = (influence - influence.mean()) ** 2
+    fourth = float(np.sum(squares**2))
+    if fourth <= 0.0:
+        return np.inf
+    beyond = fourth / float(np.sum(squares)) ** 2 - 1.0 / len(influence)
+    return max(2.0 / beyond, 1.0) if beyond > 0 else np.inf

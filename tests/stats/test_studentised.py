@@ -15,7 +15,7 @@ from gradstats.stats.studentised import resampled_prompts, studentised_ratio
 
 def test_draws_are_those_of_a_loop():
     rng = np.random.default_rng(0)
-    a, b = np.exp(rng.normal(size=(2, 15)))
+    a, b = np.exp(2.0 * rng.normal(size=(2, 15)))
     found = studentised_ratio(mean_statistic(a), mean_statistic(b))
     observed, draws = np.log(a.mean() / b.mean()), []
     for counts in resampled_prompts(15):
@@ -26,8 +26,12 @@ def test_draws_are_those_of_a_loop():
     np.testing.assert_allclose(found.draws, draws, rtol=1e-9)
     without = np.log((a.sum() - a) / (b.sum() - b))
     assert found.stderr == pytest.approx(np.sqrt(14 / 15 * ((without - without.mean()) ** 2).sum()), rel=1e-12)
-    margin = np.abs(np.quantile(draws, [0.05, 0.95])).max() * found.stderr
+    psi = a / a.mean() - b / b.mean()
+    share = (psi**4).sum() / (psi**2).sum() ** 2
+    wider = stats.t.ppf(0.95, 2 / (share - 1 / 15)) / stats.t.ppf(0.95, 14)
+    margin = np.abs(np.quantile(draws, [0.05, 0.95])).max() * found.stderr * wider
     assert margin > stats.t.ppf(0.95, 14) * found.stderr
+    assert wider > 1.0
     expected = (found.value * np.exp(-margin), found.value * np.exp(margin))
     assert found.confidence_interval(0.9) == pytest.approx(expected, rel=1e-9)
 

@@ -29,11 +29,11 @@ class OfKnownScale:
         """``(value, low, high)``; NaN for an expected gradient of 0."""
         return self._scaled(*self.ratio.with_interval(confidence_level))
 
-    def within(self, lower: float, upper: float, confidence_level: float) -> Interval:
-        """Return the same for two quantiles of the studentised deviation, or Student's where larger than both."""
+    def within(self, quantile: float, confidence_level: float) -> Interval:
+        """Return the same for a quantile of the studentised deviation, or for Student's where that is larger."""
         if not isinstance(self.ratio, StudentisedEstimate):
             return UNKNOWN
-        return self._scaled(self.ratio.value, *self.ratio.within(lower, upper, confidence_level))
+        return self._scaled(self.ratio.value, *self.ratio.within(quantile, confidence_level))
 
     def _scaled(self, value: float, low: float, high: float) -> Interval:
         if self.coefficient == 0.0:
@@ -54,11 +54,11 @@ class OfEstimatedScale:
 
     def with_interval(self, confidence_level: float) -> Interval:
         """``(value, low, high)``: a ray without a value where the coefficient is not resolved."""
-        return self.within(0.0, 0.0, confidence_level)
+        return self.within(0.0, confidence_level)
 
-    def within(self, lower: float, upper: float, confidence_level: float) -> Interval:
-        """Return the same for two quantiles of the studentised deviation, or Student's where larger than both."""
-        pieces = self.root.solution(confidence_level, max(abs(lower), abs(upper)))
+    def within(self, quantile: float, confidence_level: float) -> Interval:
+        """Return the same for a quantile of the studentised deviation, or for Student's where that is larger."""
+        pieces = self.root.solution(confidence_level, quantile)
         if not pieces:
             return UNKNOWN
         low = min(0.0 if first <= 0.0 <= last else min(first**2, last**2) for first, last in pieces)

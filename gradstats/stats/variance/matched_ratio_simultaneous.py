@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradstats.stats.jackknife import UNKNOWN, Estimated
-from gradstats.stats.studentised import EXACT, StudentisedEstimate
+from gradstats.stats.studentised import EXACT, StudentisedEstimate, largest_deviation
 from gradstats.stats.variance.matched_ratio import OfEstimatedScale, OfKnownScale
-from gradstats.stats.variance.ratio_simultaneous import largest_deviations
 
 
 def matched_ratio_simultaneous(matched: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
@@ -30,11 +29,11 @@ def matched_ratio_simultaneous(matched: Sequence[Estimated], confidence_level: f
                 draws.append(ratio.draws)
         elif isinstance(one, OfEstimatedScale) and one.root.is_known and not one.root.is_exact:
             draws.append(one.root.draws)
-    lower, upper = largest_deviations(draws, confidence_level)
+    quantile = largest_deviation(draws, confidence_level)
     ends = []
     for one in matched:
         interval = UNKNOWN
         if isinstance(one, OfKnownScale | OfEstimatedScale):
-            interval = one.within(lower, upper, confidence_level)
+            interval = one.within(quantile, confidence_level)
         ends.append(interval[1:])
     return ends

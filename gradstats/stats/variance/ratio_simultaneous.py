@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
-from gradstats.stats.jackknife import Estimate, require_level
-from gradstats.stats.studentised import EXACT, StudentisedEstimate
+from gradstats.stats.jackknife import Estimate
+from gradstats.stats.studentised import EXACT, StudentisedEstimate, largest_deviation
 
 
 def ratio_simultaneous(ratios: Sequence[Estimate], confidence_level: float) -> list[tuple[float, float]]:
@@ -24,26 +23,8 @@ def ratio_simultaneous(ratios: Sequence[Estimate], confidence_level: float) -> l
         confidence_level: of all intervals together.
     """
     draws = [one.draws for one in ratios if isinstance(one, StudentisedEstimate) and one.stderr > EXACT]
-    lower, upper = largest_deviations(draws, confidence_level)
+    quantile = largest_deviation(draws, confidence_level)
     return [
-        one.within(lower, upper, confidence_level) if isinstance(one, StudentisedEstimate) else (np.nan, np.nan)
+        one.within(quantile, confidence_level) if isinstance(one, StudentisedEstimate) else (np.nan, np.nan)
         for one in ratios
     ]
-
-
-def largest_deviations(
-    draws: Sequence[Float[np.ndarray, " resamples"]], confidence_level: float
-) -> tuple[float, float]:
-    """Return the lower quantile of the smallest and the upper one of the largest of several studentised deviations.
-
-    Args:
-        draws: of each, from the same resamples; without any, both quantiles are 0.
-        confidence_level: of all intervals together.
-    """
-    half = (1.0 - require_level(confidence_level)) / 2.0
-    if not draws:
-        return 0.0, 0.0
-    stacked = np.stack(draws)
-    stacked = stacked[:, np.isfinite(stacked).any(axis=0)]
-    lowest, highest = np.nanmin(stacked, axis=0), np.nanmax(stacked, axis=0)
-    return float(np.quantile(lowest, half)), float(np.quantile(highest, 1.0 - half))

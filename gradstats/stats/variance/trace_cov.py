@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradstats.stats.jackknife import Estimate
+from gradstats.stats.skewed_mean import skewed_mean
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
 
@@ -13,6 +14,7 @@ def trace_cov(gradient: GradientStatistics) -> Estimate:
     ``within_prompt`` and ``between_prompt`` (:class:`gradstats.stats.variance.group_moments.PromptMoments`). In the
     square of the gradient's unit. The mean over M prompts has the variance ``trace_cov``/M.
 
-    The interval is a delete-one-prompt jackknife on the log scale.
+    The interval is a delete-one-prompt jackknife on the log scale, with quantiles for heavy tails of the squared
+    gradients of prompts (:mod:`gradstats.stats.skewed_mean`).
     """
-    return gradient.trace_cov.estimate("log")
+    return skewed_mean(gradient.trace_cov, gradient.second_moment.pseudo_values)
