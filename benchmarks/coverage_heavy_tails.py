@@ -3,7 +3,8 @@
 Data sets are drawn from finite populations of prompts, with replacement, so that what is estimated is known exactly:
 four with lognormal norms (standard deviation of log‖S‖² about its line 0.8, 1.4 and 2.0, and 1.4 of which nine tenths
 of the variance are shared by the completions of a prompt), and the measured one of benchmarks/data. Batch-level rows
-enter every third data set. Writes figures/statistics/coverage_heavy_tails.csv after every block of data sets and resumes from it;
+enter every third data set. Writes figures/statistics/coverage_heavy_tails.csv after every block of data sets and
+resumes from it;
 ``python benchmarks/coverage.py --what page`` puts it into docs/statistics.md.
 """
 

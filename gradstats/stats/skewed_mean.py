@@ -18,7 +18,7 @@ FEWEST_SAMPLES, NUMBERS = 999, 200_000
 
 @dataclass(frozen=True)
 class SkewedMeanEstimate(Estimate):
-    """A mean on the log scale, with quantiles of a lognormal sample of the same spread where wider than Student's.
+    """A mean on the log scale, whose upper end is that of a lognormal sample of the same spread where above Student's.
 
     Attributes:
         n_prompts: M.
@@ -39,14 +39,12 @@ class SkewedMeanEstimate(Estimate):
         low, high = super().confidence_interval(confidence_level)
         if not (np.isfinite(low) and np.isfinite(high) and self.stderr > EXACT):
             return low, high
-        half = (1.0 - require_level(confidence_level)) / 2.0
         draws = studentised_lognormal(self.n_prompts, self.spread, self.share)
         if not len(draws):
             return low, high
-        lowest, highest = (float(at) for at in np.quantile(draws, [half, 1.0 - half]))
+        lowest = float(np.quantile(draws, (1.0 - require_level(confidence_level)) / 2.0))
         with np.errstate(over="ignore"):
-            ends = self.value * np.exp(-highest * self.stderr), self.value * np.exp(-lowest * self.stderr)
-        return min(low, float(ends[0])), max(high, float(ends[1]))
+            return low, max(high, float(self.value * np.exp(-lowest * self.stderr)))
 
 
 def skewed_mean(mean: Statistic, values: Float[np.ndarray, " m"]) -> Estimate:
@@ -54,11 +52,13 @@ def skewed_mean(mean: Statistic, values: Float[np.ndarray, " m"]) -> Estimate:
 
     A sample without the prompts that carry the mean has too low a mean *and* too low a standard error, so that an
     interval from Student's quantiles lies below the truth far more often than above it, and resampling the prompts that
-    were drawn cannot make up for those that were not. So the quantiles of :math:`(\log\bar x - \log E x)/\mathrm{se}`
-    are simulated for M lognormal values that spread as these do (a parametric bootstrap, as Zhou and Gao 1997 study for
-    lognormal means), of which the share that is not 0 is that of the data. The spread is
+    were drawn cannot make up for those that were not. So the lower quantile of
+    :math:`(\log\bar x - \log E x)/\mathrm{se}`, which gives the upper end, is simulated for M lognormal values that
+    spread as these do (a parametric bootstrap, as Zhou and Gao 1997 study for lognormal means), of which the share that
+    is not 0 is that of the data. The spread is
     :math:`\sqrt{\frac{1}{|U|}\sum_{m\in U}(\log x_m - \tilde x)²}` over the set U of logarithms above their median
-    :math:`\tilde x`: only the upper tail carries the mean. Where Student's quantile is larger it is used, on each side.
+    :math:`\tilde x`: only the upper tail carries the mean. The lower end is Student's, and the upper one where that is
+    higher.
 
     Args:
         mean: the statistic, with all that adds to its error (sketch, probes, deals).

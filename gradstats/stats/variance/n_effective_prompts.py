@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
@@ -16,3 +18,9 @@ def n_effective_prompts(gradient: GradientStatistics) -> float:
     and intervals that rest on the central limit theorem over prompts are too narrow.
     """
     return effective_sample_size(gradient.second_moment.pseudo_values)
+
+
+def n_effective_beside(gradient: GradientStatistics) -> float:
+    """Return the same of the reference or of the target, whichever is worth fewer; infinite without either."""
+    beside = [other.trace_cov.pseudo_values for other in (gradient.reference, gradient.target) if other is not None]
+    return min((effective_sample_size(values) for values in beside), default=np.inf)

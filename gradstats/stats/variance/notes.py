@@ -135,16 +135,19 @@ def _about_clipping(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) 
 
 
 def _about_heavy_tails(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
-    few = [row for row in rows if row.n_effective_prompts < FEW_PROMPTS]
+    few = [row for row in rows if min(row.n_effective_prompts, row.n_effective_beside) < FEW_PROMPTS]
     if not few:
         return []
-    worst = min(few, key=lambda row: row.n_effective_prompts)
+    worst = min(few, key=lambda row: min(row.n_effective_prompts, row.n_effective_beside))
     assert worst.most_influential is not None
+    own = worst.n_effective_prompts <= worst.n_effective_beside
     return [
-        f"the variance of {_listed([row.label for row in few])} rests on few prompts (of {worst.label}, "
-        f"{pool.groups.n_prompts} prompts are worth {worst.n_effective_prompts:.0f}, and prompt "
+        f"{_listed([row.label for row in few])}, or what they are compared with, rest on few prompts (of "
+        f"{worst.label if own else 'what ' + worst.label + ' is compared with'}, {pool.groups.n_prompts} prompts are "
+        f"worth {min(worst.n_effective_prompts, worst.n_effective_beside):.0f}, and prompt "
         f"{pool.prompt_labels[worst.most_influential]} counts most): below about {FEW_PROMPTS} effective prompts "
-        "intervals cover less than stated, those of trace_cov first; see docs/statistics.md"
+        f"intervals may cover less than stated, those of cosine and of a {JUDGED.name} with an estimated scale first; "
+        "see docs/statistics.md"
     ]
 
 

@@ -17,7 +17,7 @@ from gradstats.stats.variance.kept_share import KeptShare, kept_share
 from gradstats.stats.variance.matched_bias_share import matched_bias_share
 from gradstats.stats.variance.matched_ratio import matched_ratio
 from gradstats.stats.variance.most_influential_prompt import most_influential_prompt
-from gradstats.stats.variance.n_effective_prompts import n_effective_prompts
+from gradstats.stats.variance.n_effective_prompts import n_effective_beside, n_effective_prompts
 from gradstats.stats.variance.noise_to_signal import noise_to_signal
 from gradstats.stats.variance.quantities import COMPARED, VARIANCE_COMPONENTS
 from gradstats.stats.variance.ratio import ratio
@@ -39,6 +39,7 @@ class EstimatorVariance:
         components: what the estimator is composed of, whatever its label.
         known_coefficient: what the expected gradient is of the reference's, where both are known exactly, else None.
         n_effective_prompts: how many prompts of equal squared gradients the variance is worth.
+        n_effective_beside: the same of what it is compared with: reference or target, whichever is worth fewer.
         most_influential: the number of the prompt without which trace_cov changes most; None without a gradient.
         n_deals: how often prompts were dealt into batches; None for estimators that stay within their group.
         share_of_deals: the share of the squared standard errors of trace_cov and ratio, whichever is larger, that more
@@ -55,6 +56,7 @@ class EstimatorVariance:
     components: str = ""
     known_coefficient: float | None = None
     n_effective_prompts: float = np.nan
+    n_effective_beside: float = np.inf
     most_influential: int | None = None
     n_deals: int | None = None
     share_of_deals: float = 0.0
@@ -95,6 +97,7 @@ def row_of(label: str, gradient: GradientStatistics) -> EstimatorVariance:
         label=label,
         known_coefficient=gradient.known_coefficient,
         n_effective_prompts=n_effective_prompts(gradient),
+        n_effective_beside=n_effective_beside(gradient),
         most_influential=most_influential_prompt(gradient),
         share_of_deals=_share_of_deals(gradient),
         trace_cov=trace_cov(gradient),

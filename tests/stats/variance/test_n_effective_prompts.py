@@ -5,13 +5,19 @@ import pytest
 from comparison_batches import interleaved_batch, quiet_compare
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.n_effective_prompts import n_effective_prompts
+from gradstats.stats.variance.n_effective_prompts import n_effective_beside, n_effective_prompts
 
 
 def test_equal_gradients_are_worth_their_number_and_one_that_dominates_is_worth_one():
     assert n_effective_prompts(statistics_of(along(1, -1, 1, -1))) == pytest.approx(4.0, rel=1e-12)
     heavy = statistics_of(along(1e-3, 1e3, -1e-3, 1e-3))
     assert n_effective_prompts(heavy) == pytest.approx(1.0, rel=1e-9)
+
+
+def test_what_it_is_compared_with_counts_as_well():
+    even, heavy = along(1, -1, 1, -1), along(1e-3, 1e3, -1e-3, 1e-3)
+    assert n_effective_beside(statistics_of(even)) == np.inf
+    assert n_effective_beside(statistics_of(even, even, heavy)) < 2.0 < n_effective_beside(statistics_of(even, even))
 
 
 def test_several_groups_of_a_prompt_count_once():
@@ -31,6 +37,7 @@ def test_the_frame_names_the_prompt_and_a_note_says_what_follows():
     text = " ".join(result.notes)
     assert "prompt p007 counts most" in text
     assert "below about 50 effective prompts" in text
+    assert "reinforce and grpo, or what they are compared with, rest on few prompts (of " in text
 
 
 def test_even_gradients_get_no_note():
