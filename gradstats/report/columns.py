@@ -318,6 +318,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             quantity="which ratio",
             ratio="that is to be distinguished from 1",
             stderr_of_one="standard error of its logarithm times √M",
+            fewest_prompts="prompts that are worth 50 effective ones",
         ),
     ),
     "plan signal": (
