@@ -44,7 +44,8 @@ def run(
     Args:
         experiment: an experiment file (YAML), or the name of one that comes with the project (``gradstats list``).
         out: the run directory; runs/NAME by default.
-        dry_run: only print what would be sampled and measured, with upper bounds of time, memory and disk.
+        dry_run: only print what would be sampled and measured, with upper bounds of time and disk and an
+            estimate of memory.
         overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
         trust: run code that a run directory's own experiment.yaml names, and model code or pickles that a file allows.
     """

@@ -276,7 +276,7 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
     for label, value in (
         ("sampling", _duration(cost.sampling_seconds)),
         ("measuring", _duration(cost.measuring_seconds)),
-        ("memory", f"{cost.memory_gib:.1f} GiB"),
+        ("memory, estimated", f"{cost.memory_gib:.1f} GiB"),
         ("disk", f"{cost.disk_gib:.2f} GiB"),
     ):
         table.add_row(label, value)

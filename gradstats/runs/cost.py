@@ -1,4 +1,4 @@
-"""The cost of a run: an upper bound of its time, memory and disk space, from a short trial on this machine."""
+"""The cost of a run: an upper bound of its time and disk space and its estimated memory, from a short trial."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gradstats.gradients.engines.layers import supported_layers
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.objective import make_chunk
+from gradstats.gradients.peak_memory import activation_size, peak_memory
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
 from gradstats.measurement.disk_size import GIB, bytes_of_sequences
-from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.further_weightings import possible_weightings
@@ -37,7 +37,7 @@ _TIMED_PROBES, _TIMED_EXACT = 8, 2
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Upper bounds, as if every completion ran to the cap of new tokens.
+    """Upper bounds and an estimate of memory, as if every completion ran to the cap of new tokens.
 
     Attributes:
         n_prompts: number of prompts.
@@ -47,7 +47,8 @@ class CostEstimate:
         n_parameters: differentiated parameters.
         sampling_seconds: extrapolated from a few tokens of one batch.
         measuring_seconds: extrapolated from one chunk of short sequences.
-        memory_gib: parameters, per-sequence gradients of a chunk and its logits.
+        memory_gib: the peak while completions are measured, estimated: libraries, weights, activations, logits,
+            gradients and sketches; or while they are sampled, where the key–value cache is larger.
         disk_gib: rollouts, sketches, token statistics and token scores.
         n_weightings: further token weightings that the recipes need where their ratios vary.
         off_policy: whether the settings make them vary, so that time and disk include the weightings.
@@ -101,12 +102,7 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
     )
     per_token = _seconds_per_token(experiment, engine, policy, selection, longest, chunks, measured)
     tokens = plan.n_completions * cap
-    item = policy.dtype.itemsize
-    largest = max(len(chunk) for chunk in chunks)
-    vocabulary = n_logits(policy.model)
-    # Gradients of whole sequences that are held at once; ghost holds a slice of one layer's.
-    held = {"ghost": 0, "loop": 1, "vmap": largest}[engine]
-    memory = item * (2 * selection.n_parameters * (1 + held) + 6 * largest * cap * vocabulary)
+    memory = _memory_gib(plan, experiment.measurement.sketch_dim, engine, selection, max(map(len, chunks)))
     disk = bytes_of_sequences(cap, plan.n_completions, experiment.measurement)
     disk += measured * plan.n_completions * 4 * (experiment.measurement.sketch_dim or 0)
     return CostEstimate(
@@ -117,11 +113,37 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
         selection.n_parameters,
         per_step * cap * plan.n_batches,
         per_token * cap * len(longest),
-        memory / GIB,
+        memory,
         disk / GIB,
         n_weightings,
         off_policy,
     )
+
+
+def _memory_gib(
+    plan: SamplingPlan, sketch_dim: int | None, engine: str, selection: ParameterSelection, n_sequences: int
+) -> float:
+    """Return the larger of the peaks of sampling and of measuring chunks of ``n_sequences`` of the greatest length."""
+    policy = plan.policy
+    longest = max(map(len, plan.prompt_tokens)) + plan.settings.max_new_tokens
+    activations = activation_size(policy)
+    # The self-check takes the gradient of a whole sequence, as the loop does.
+    peaks = [
+        peak_memory(policy, name, selection, n_sequences, longest, sketch_dim, activations) for name in (engine, "loop")
+    ]
+    cache = max(map(len, plan.rows)) * longest * _cache_bytes_per_token(policy)
+    sampling = peaks[0].libraries + peaks[0].weights + cache / GIB
+    return max(sampling, *(peak.total for peak in peaks))
+
+
+def _cache_bytes_per_token(policy: Policy) -> int:
+    """Bytes of keys and values of one token; 0 for an architecture that does not state their shape."""
+    config = policy.model.config
+    layers, heads = getattr(config, "num_hidden_layers", 0), getattr(config, "num_attention_heads", 0)
+    if not (layers and heads):
+        return 0
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * policy.dtype.itemsize * layers * (getattr(config, "num_key_value_heads", None) or heads) * width
 
 
 def _longest_rollouts(plan: SamplingPlan, cap: int) -> Rollouts:
