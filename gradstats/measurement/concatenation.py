@@ -9,6 +9,7 @@ import pandas as pd
 
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.weighted_gradients import WeightedGradients
+from gradstats.rollouts.one_policy import refuse_different_policies
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.shards import ORIGIN
 
@@ -24,16 +25,19 @@ _SHARED = (
 )
 
 
-def concatenate_measurements(shards: Iterable[Measurement]) -> Measurement:
+def concatenate_measurements(shards: Iterable[Measurement], *, allow_policy_mismatch: bool = False) -> Measurement:
     """Stack measurements, see :meth:`gradstats.Measurement.concatenate`."""
     shards = list(shards)
     if not shards:
         raise ValueError("there are no measurements to concatenate: give at least one")
     _refuse_different(shards)
+    if not allow_policy_mismatch:
+        refuse_different_policies((shard.metadata for shard in shards), "measurements")
+    tables = (shard.rollouts for shard in shards)
     sq_norms, sketches = _stacked([WeightedGradients(shard.sq_norms_by_block, shard.sketches) for shard in shards])
     per_token = [shard.per_token_fields() | shard.heavy_fields() for shard in shards]
     return Measurement(
-        Rollouts.concatenate(shard.rollouts for shard in shards),
+        Rollouts.concatenate(tables, allow_policy_mismatch=allow_policy_mismatch),
         sq_norms,
         sketches,
         **{name: [rows for fields in per_token for rows in fields[name]] for name in per_token[0]},

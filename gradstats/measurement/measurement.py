@@ -151,21 +151,22 @@ class Measurement(TokenQuantities):
         )
 
     @classmethod
-    def concatenate(cls, shards: Iterable[Measurement]) -> Measurement:
+    def concatenate(cls, shards: Iterable[Measurement], *, allow_policy_mismatch: bool = False) -> Measurement:
         """Stack measurements of the same policy, parameters and sketch.
 
         Args:
             shards: the measurements.
+            allow_policy_mismatch: join measurements, or their completions, of policies with different digests.
 
         Returns:
             One measurement, with the metadata of the first and the sequences of all whose gradient was not finite.
 
         Raises:
-            ValueError: when there are none, or they differ in blocks, sketches, weightings or reference policy.
+            ValueError: when there are none, or they differ in policy, blocks, sketches, weightings or reference policy.
         """
         from gradstats.measurement.concatenation import concatenate_measurements
 
-        return concatenate_measurements(shards)
+        return concatenate_measurements(shards, allow_policy_mismatch=allow_policy_mismatch)
 
     def save(self, folder: str | os.PathLike[str], token_dtype: str = "float32", *, overwrite: bool = False) -> None:
         """Write ``rollouts.parquet``, ``tensors.safetensors`` and ``measurement.json``, all of them or none.

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from gradstats.rewards.grading_counts import merge_grading_counts
 from gradstats.rollouts.checksum import table_digest
+from gradstats.rollouts.one_policy import refuse_different_policies
 from gradstats.rollouts.schema import SCHEMA, TOKEN_SOURCES, validate
 from gradstats.system.checksums import FORMAT, changed_sentence, refuse_newer_format, remark_on_missing_checksums
 from gradstats.system.files import atomic_path
@@ -128,21 +129,24 @@ class Rollouts:
         return cls(pd.DataFrame(ordered), dict(metadata or {}))
 
     @classmethod
-    def concatenate(cls, shards: Iterable[Rollouts]) -> Rollouts:
+    def concatenate(cls, shards: Iterable[Rollouts], *, allow_policy_mismatch: bool = False) -> Rollouts:
         """Stack tables; where only some of them have ``sampler_logprobs``, those of the others are NaN.
 
         Args:
             shards: the tables.
+            allow_policy_mismatch: join completions that policies of different digests drew.
 
         Returns:
             One table, with the metadata of the first and the grading counts of all added up.
 
         Raises:
-            ValueError: when there are none, or they differ in any other column.
+            ValueError: when there are none, or they differ in any other column, or in the policy that drew them.
         """
         shards = list(shards)
         if not shards:
             raise ValueError("there are no rollouts to concatenate: give at least one table")
+        if not allow_policy_mismatch:
+            refuse_different_policies((shard.metadata for shard in shards), "rollouts")
         frames = [shard.frame for shard in shards]
         if any("sampler_logprobs" in frame for frame in frames):
             frames = [frame if "sampler_logprobs" in frame else _without_logprobs(frame) for frame in frames]
