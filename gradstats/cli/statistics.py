@@ -96,6 +96,7 @@ def tokens(
     seed: Annotated[int, described_by(VarianceSection, "seed")] = 0,
     as_json: AsJson = False,
     partial: Partial = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Study single tokens: how well proxies predict their energy, how concentrated and correlated it is.
 
@@ -124,7 +125,7 @@ def tokens(
         from gradstats.report.saved_results import read_results, record_tables
         from gradstats.report.saved_tokens import save_tokens
 
-        record_tables(folder, save_tokens(quality, folder, confidence_level))
+        record_tables(folder, save_tokens(quality, folder, confidence_level, overwrite=overwrite))
         results = read_results(folder)
         for path in draw_run(results, folder / "figures", results.figure_style):
             terminal.note(f"→ {path}")

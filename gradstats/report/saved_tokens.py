@@ -10,11 +10,13 @@ import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.tokens.proxy_quality import ProxyQuality
-from gradstats.system.files import read_csv, read_json, write_csv, write_json
-from gradstats.system.outputs import refuse_foreign
+from gradstats.system.files import csv_text, read_csv, read_json, write_csv, write_json
+from gradstats.system.outputs import differing_entry, refuse_foreign, refuse_other_result
 
-FILES = ("proxy_quality.csv", "proxy_quality.json", "token_profiles.csv", "token_traces.csv", "token_sample.csv")
+ABOUT = "proxy_quality.json"
+FILES = ("proxy_quality.csv", ABOUT, "token_profiles.csv", "token_traces.csv", "token_sample.csv")
 MOST_TOKENS = 3000
+_DIGITS = "%.7g"
 TRACES_AT = (0.25, 0.5, 0.9)
 PROFILES = ("correlation", "concentration", "local_slope")
 
@@ -42,7 +44,7 @@ def refuse_foreign_tokens(folder: Path) -> None:
     Raises:
         FileExistsError: in that case.
     """
-    about = folder / "proxy_quality.json"
+    about = folder / ABOUT
     try:
         is_earlier_result = about.is_file() and "n_probes" in read_json(about)
     except ValueError:
@@ -51,9 +53,21 @@ def refuse_foreign_tokens(folder: Path) -> None:
         refuse_foreign(folder / name, "token results", lambda _: is_earlier_result)
 
 
-def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL) -> list[Path]:
-    """Write the numbers of a :class:`gradstats.ProxyQuality` to a folder; returns the paths."""
+def save_tokens(
+    quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL, *, overwrite: bool = True
+) -> list[Path]:
+    """Write the numbers of a :class:`gradstats.ProxyQuality` to a folder; returns the paths.
+
+    Raises:
+        FileExistsError: when ``overwrite`` is False and the folder holds token results of other settings.
+    """
     frame = quality.to_frame(confidence_level)
+    about = {str(name): value for name, value in frame.attrs.items()}
+    if (folder / ABOUT).exists():
+        # Settings that are not recorded, such as the group size, show in the numbers.
+        same = (folder / FILES[0]).exists() and (folder / FILES[0]).read_bytes() == _text(frame).encode()
+        difference = differing_entry(read_json(folder / ABOUT), about) or (None if same else "other numbers")
+        refuse_other_result(folder / ABOUT, difference, overwrite)
     long = []
     for name in PROFILES:
         profile = getattr(quality, name)
@@ -72,9 +86,13 @@ def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = C
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        write_csv(folder / name, table, float_format="%.7g")
-    write_json(folder / "proxy_quality.json", {str(name): value for name, value in frame.attrs.items()})
+        write_csv(folder / name, table, float_format=_DIGITS)
+    write_json(folder / ABOUT, about)
     return [folder / name for name in FILES]
+
+
+def _text(frame: pd.DataFrame) -> str:
+    return csv_text(frame, float_format=_DIGITS)
 
 
 def read_tokens(folder: Path) -> SavedTokens | None:
@@ -87,7 +105,7 @@ def read_tokens(folder: Path) -> SavedTokens | None:
         return None
     try:
         proxies, long, traces, sample = (read_csv(folder / name) for name in FILES if name.endswith(".csv"))
-        proxies.attrs |= read_json(folder / "proxy_quality.json")
+        proxies.attrs |= read_json(folder / ABOUT)
         profiles = {}
         for name, rows in long.groupby("profile", sort=False):
             axis, quantity = rows["axis"].iloc[0], rows["quantity"].iloc[0]

@@ -71,6 +71,18 @@ def test_a_bare_measurement_is_only_printed_unless_told(monkeypatch, capsys, fol
     assert (tmp_path / "yours" / "token_sample.csv").read_text() == "mine"
 
 
+def test_results_of_other_settings_are_replaced_on_request_only(monkeypatch, capsys, folder):
+    assert run(monkeypatch, capsys, "tokens", folder)[0] == 0
+    before = (folder / "proxy_quality.csv").read_bytes()
+    assert run(monkeypatch, capsys, "tokens", folder)[0] == 0
+    code, _, err = run(monkeypatch, capsys, "tokens", folder, "--confidence-level", "0.5")
+    assert code == 1
+    assert "proxy_quality.json holds a finished result with another confidence_level" in err
+    assert (folder / "proxy_quality.csv").read_bytes() == before
+    assert run(monkeypatch, capsys, "tokens", folder, "--confidence-level", "0.5", "--overwrite")[0] == 0
+    assert (folder / "proxy_quality.csv").read_bytes() != before
+
+
 def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, tmp_path):
     from dataclasses import replace
 
