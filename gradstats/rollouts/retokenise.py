@@ -46,6 +46,22 @@ def restore_tokens(
     return RestoredTokens(tokens, "text" if same else "mismatch")
 
 
+def is_text_of(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> bool:
+    """Whether tokens decode to a text, with or without special tokens and a last token that ended the completion.
+
+    White space and letters that are cut off inside are not compared: servers decode token by token. An empty text is
+    that of any tokens: some servers do not decode.
+    """
+    given = _compared(text)
+    possible = [(list(some), skip) for some in (tokens, tokens[:-1]) for skip in (True, False)]
+    candidates = (tokenizer.decode(some, skip_special_tokens=skip) for some, skip in possible)
+    return not given or any(_compared(candidate) == given for candidate in candidates)
+
+
+def _compared(text: str) -> str:
+    return "".join(text.split()).replace("\ufffd", "")
+
+
 def _from_pieces(tokenizer: Tokenizer, pieces: Sequence[str], tokens: list[int]) -> list[int] | None:
     """Return the ids whose texts are ``pieces``: those of the tokenizer where they agree, else the only candidates."""
     by_text = _ids_by_text(tokenizer)

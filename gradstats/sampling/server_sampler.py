@@ -16,7 +16,8 @@ from typing import Any
 
 from gradstats.policy.model import vocabulary_size
 from gradstats.policy.policy import Policy
-from gradstats.rollouts.retokenise import restore_tokens
+from gradstats.rollouts.retokenise import is_text_of, restore_tokens
+from gradstats.sampling.deadline import client_until
 from gradstats.sampling.sampler import Completion
 from gradstats.sampling.server_dialects import DIALECTS, Dialect
 from gradstats.sampling.settings import SamplerSettings
@@ -55,7 +56,7 @@ class ServerSampler:
             "sampled" where they are those of the distribution from which tokens are drawn (``vllm serve --logprobs-mode
             processed_logprobs``).
         concurrency: number of simultaneous requests.
-        timeout_seconds: time limit of one answer.
+        timeout_seconds: time limit of one answer, from the request to its last byte.
         max_retries: how often a request is repeated after a temporary failure.
         api_key: the key, or None to use OPENAI_API_KEY from the environment; local servers need none.
         kept: answers to the requests of a batch that is not complete, see :mod:`gradstats.sampling.kept_answers`.
@@ -204,7 +205,9 @@ class ServerSampler:
             try:
                 with self._failures():
                     answer = self._ask(sent, max_tokens, seed, fields)
-                return self._plausible(self._read(answer, prompt), max_tokens)
+                completion = self._plausible(self._read(answer, prompt), max_tokens)
+                self._refuse_other_text(completion, answer)
+                return completion
             except MalformedAnswerError:
                 if attempt == self.max_retries:
                     raise
@@ -259,6 +262,20 @@ class ServerSampler:
                 "finished shards are kept"
             )
         return completion
+
+    def _refuse_other_text(self, completion: Completion, answer: object) -> None:
+        """Refuse token ids whose text is not the text of the answer.
+
+        Raises:
+            MalformedAnswerError: likewise.
+        """
+        text = getattr(answer, "choices")[0].text  # noqa: B009  # the client library's types are not imported
+        if completion.token_source == "engine" and not is_text_of(self.policy.tokenizer, completion.tokens, text):
+            raise MalformedAnswerError(
+                f"the server at {self.base_url} answered with the text {text[:40]!r} and with token ids of another text"
+                f" ({self.policy.tokenizer.decode(completion.tokens)[:40]!r}): it serves another tokenizer, or is at "
+                "fault; finished shards are kept"
+            )
 
     def _tokens(
         self, choice: object, text: str, reason: str, count: int | None
@@ -359,5 +376,9 @@ class ServerSampler:
         # The client requires a key; local servers accept any.
         key = self.api_key or os.environ.get("OPENAI_API_KEY") or "none"
         return self._openai.OpenAI(
-            base_url=self.base_url, api_key=key, timeout=self.timeout_seconds, max_retries=self.max_retries
+            base_url=self.base_url,
+            api_key=key,
+            timeout=self.timeout_seconds,
+            max_retries=self.max_retries,
+            http_client=client_until(self._openai.DefaultHttpxClient, self.timeout_seconds),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conftest import tiny_tokenizer
 
-from gradstats.rollouts.retokenise import restore_tokens
+from gradstats.rollouts.retokenise import is_text_of, restore_tokens
 
 
 def test_pieces_decide_between_tokenisations():
@@ -35,3 +35,14 @@ def test_what_was_drawn_apart_is_restored_apart_or_reported():
     assert restore_tokens(Merging(), "ab", pieces=["a", "b"]).tokens == [1, 2]
     assert restore_tokens(Merging(), "ab", counts=(2,)).source == "mismatch"
     assert restore_tokens(Merging(), "ab").source == "text"  # nothing speaks against it
+
+
+def test_tokens_and_texts_are_compared_without_what_servers_decode_differently():
+    tokenizer = tiny_tokenizer()
+    tokens = list(tokenizer("abc", add_special_tokens=False)["input_ids"])
+    for same in ([*tokens, 1], tokens):  # with and without the token that ends a completion
+        assert is_text_of(tokenizer, same, "abc")
+        assert is_text_of(tokenizer, same, " a bc\ufffd")
+        assert is_text_of(tokenizer, same, "")
+        assert not is_text_of(tokenizer, same, "abd")
+        assert not is_text_of(tokenizer, same, "abcabc")

@@ -249,6 +249,13 @@ def test_answers_that_the_policy_cannot_have_drawn_are_refused(policy, entry, me
         sampler._plausible(answered, 4)
 
 
+def test_token_ids_of_another_text_are_refused(policy):
+    answer = completion("ab", "stop", token_ids=[5, 5, 1])
+    message = "with the text 'ab' and with token ids of another text .*'bb.*: it serves another tokenizer"
+    with serving(lambda request, number: (200, answer)) as server, pytest.raises(MalformedAnswerError, match=message):
+        draw(policy, server, max_retries=0)
+
+
 def test_a_failure_that_passes_is_repeated(policy):
     answers = {2: (500, {"error": "busy"}), 3: (200, completion("x") | {"choices": []}), 4: (429, {"error": "slowly"})}
 

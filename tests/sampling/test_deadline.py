@@ -1,0 +1,44 @@
+"""An answer that arrives byte by byte ends within the limit."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from gradstats.sampling.deadline import client_until
+
+openai = pytest.importorskip("openai")
+
+
+def drip(listening: socket.socket, pause: float) -> None:
+    """Answer one request with a body of 200 bytes, one at a time."""
+    connection, _ = listening.accept()
+    connection.recv(65536)
+    try:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n")
+        for _ in range(200):
+            connection.sendall(b"x")
+            time.sleep(pause)
+    except OSError:  # the client has left
+        pass
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(("pause", "late"), [(0.05, True), (0.0, False)])
+def test_a_dripping_answer_is_given_up(pause, late):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=drip, args=(listening, pause), daemon=True).start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        # Each wait for bytes is far below the timeout of the library.
+        with client_until(openai.DefaultHttpxClient, 1.0 if late else 60.0) as client:
+            start = time.monotonic()
+            if late:
+                with pytest.raises(Exception, match="the whole answer took longer"):
+                    client.get(address)
+                assert time.monotonic() - start < 9.0
+            else:
+                assert len(client.get(address).content) == 200
