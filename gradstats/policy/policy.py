@@ -31,6 +31,7 @@ from gradstats.policy.digests import tokenizer_digest, weights_digest
 from gradstats.policy.dtypes import DTYPES, dtype_name
 from gradstats.policy.embedded import load_checkpoint
 from gradstats.policy.model import CausalModel
+from gradstats.system.chat_template import refuse_endless_template
 from gradstats.system.hub import commit_of, hub_problem
 
 
@@ -110,6 +111,7 @@ class Policy:
         messages = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
         messages.append({"role": "user", "content": prompt})
         try:
+            refuse_endless_template(self.tokenizer, messages, template_options or {})
             return list(
                 self.tokenizer.apply_chat_template(
                     messages,

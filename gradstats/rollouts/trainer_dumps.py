@@ -18,6 +18,7 @@ import pandas as pd
 from gradstats.rollouts.retokenise import restore_tokens
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
 from gradstats.rollouts.tokenizer import ChatTokenizer
+from gradstats.system.chat_template import refuse_endless_template
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,11 @@ def encode_chat(
     """Return the token ids of messages in the tokenizer's chat template, up to where the policy begins to write.
 
     Raises:
-        ValueError: when the tokenizer has no chat template.
+        ValueError: when the tokenizer has no chat template, or the template does not end.
     """
     if not tokenizer.chat_template:
         raise ValueError("the prompts are chat messages, and the tokenizer has no chat template: give the policy's own")
+    refuse_endless_template(tokenizer, messages, options)
     return list(
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options)
     )

@@ -1,0 +1,45 @@
+"""A limit on the time and memory that the chat template of a received tokenizer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradstats.system.worker import PROCESS, IsolatedError, IsolatedTimeoutError
+
+#: Seconds for rendering one prompt, which takes less than a hundredth of one on a machine that does nothing else.
+SECONDS = 30.0
+
+
+def refuse_endless_template(
+    tokenizer: Any, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
+) -> None:
+    """Render messages in the worker process before they are rendered in this one.
+
+    A template is a program: it may loop for ever or build a text that fills the memory, and nothing could stop it in
+    this process. Errors of a template that ends are left to this process.
+
+    Args:
+        tokenizer: with a chat template.
+        messages: the conversation.
+        options: further variables of the template.
+
+    Raises:
+        ValueError: when the template does not end within 30 s and 4 GiB.
+    """
+    if not hasattr(tokenizer, "get_chat_template"):  # not a tokenizer of transformers, and no template of jinja
+        return
+    variables = {name: str(token) for name, token in tokenizer.special_tokens_map.items()} | dict(options)
+    try:
+        PROCESS.call(
+            "gradstats.system.template_rendering:render",
+            tokenizer.get_chat_template(),
+            [dict(message) for message in messages],
+            variables,
+            seconds=SECONDS,
+        )
+    except IsolatedTimeoutError as error:
+        raise ValueError(f"it does not end within {SECONDS:g} s: correct it, or use another tokenizer") from error
+    except IsolatedError as error:
+        if "out of memory" in str(error) or str(error).startswith("MemoryError"):
+            raise ValueError("it takes more than 4 GiB of memory: correct it, or use another tokenizer") from error
