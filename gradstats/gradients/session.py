@@ -37,7 +37,7 @@ from gradstats.gradients.tokens.scores import TokenResult, TokenSettings, measur
 from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.weighted_gradients import WeightedGradients
-from gradstats.policy.model import vocabulary_size
+from gradstats.policy.model import refuse_weights_that_are_not_finite, vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.policy.threads import suitable_threads
 from gradstats.rollouts.table import Rollouts
@@ -88,7 +88,7 @@ class MeasuringSession:
         selection = select_parameters(policy.model, section.params, section.blocks)
         sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim, section.sketch_seed)
         _check_vocabulary(policy, rollouts)
-        _refuse_weights_that_are_not_finite(policy)
+        refuse_weights_that_are_not_finite(policy.model, policy.name)
         reference = None if reference_policy is None else as_reference(reference_policy, policy)
         chosen, check, passed_over = _choose_engine(
             section.engine, CheckedSequences.make(policy, rollouts, selection, sketch)
@@ -320,12 +320,6 @@ def _check_vocabulary(policy: Policy, rollouts: Rollouts) -> None:
                 f"{column} hold the token id {wrong}, but {policy.name} has a vocabulary of {size}: the rollouts "
                 "belong to another tokenizer"
             )
-
-
-def _refuse_weights_that_are_not_finite(policy: Policy) -> None:
-    for name, parameter in policy.model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise ValueError(f"the weights of {policy.name} hold NaN or infinity ({name}): load an intact checkpoint")
 
 
 def _report_non_finite(rollouts: Rollouts, rows: np.ndarray) -> None:

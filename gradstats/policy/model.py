@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -29,3 +30,18 @@ def output_embedding(model: CausalModel) -> nn.Module:
 def n_logits(model: CausalModel) -> int:
     """Return the number of logits per position."""
     return cast("Tensor", output_embedding(model).weight).shape[0]
+
+
+def refuse_weights_that_are_not_finite(model: CausalModel, name: str) -> None:
+    """Refuse a model that would draw and score nonsense.
+
+    Args:
+        model: the model.
+        name: what it is called in the message.
+
+    Raises:
+        ValueError: when a parameter holds NaN or infinity.
+    """
+    for path, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise ValueError(f"the weights of {name} hold NaN or infinity ({path}): load an intact checkpoint")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gradstats.policy.model import refuse_weights_that_are_not_finite
 from gradstats.policy.policy import Policy
 from gradstats.sampling.sampler import Sampler
 
@@ -34,7 +35,7 @@ def open_sampler(
             "continuous" those of transformers' ``ContinuousBatchingConfig``.
 
     Raises:
-        ValueError: for an unknown name or option, or an address that the engine does not use.
+        ValueError: for an unknown name or option, an address that the engine does not use, or weights with NaN.
         ImportError: when the engine's library is not installed.
     """
     if not isinstance(sampler, str):
@@ -46,6 +47,8 @@ def open_sampler(
         raise ValueError(f"sampler is {sampler!r}: choose one of {', '.join(SAMPLERS)}")
     if base_url is not None and sampler != "openai":
         raise ValueError(f'base_url is {base_url!r}, but sampler is {sampler!r}: a server takes sampler "openai"')
+    if sampler in ("transformers", "continuous"):  # the others draw from weights of their own
+        refuse_weights_that_are_not_finite(policy.model, policy.name)
     # Imported here: each needs a library that the others do not.
     if sampler == "openai":
         from gradstats.sampling.server_sampler import ServerSampler

@@ -40,3 +40,10 @@ def test_wrong_options_are_named(policy, arguments, message):
     name, base_url, options = arguments
     with pytest.raises(ValueError, match=message):
         open_sampler(name, policy, base_url, options)
+
+
+def test_weights_with_nan_are_not_sampled_from(policy_folder):
+    policy = load_policy(policy_folder)
+    policy.model.model.norm.weight.data[0] = float("nan")
+    with pytest.raises(ValueError, match=r"hold NaN or infinity \(model\.norm\.weight\): load an intact checkpoint"):
+        open_sampler("transformers", policy)
