@@ -20,7 +20,7 @@ from gradstats.stats.variance.u_statistic import mean_over_pairs
 
 LEVEL = 0.95
 N_PROMPTS, DIMENSION = 12_000, 12
-ESTIMATORS = ("rloo", "reinforce", "grpo", "token_mean", "length_weighted(alpha=0.8, loo=True)")
+ESTIMATORS: tuple[str, ...] = ("rloo", "reinforce", "grpo", "token_mean", "length_weighted(alpha=0.8, loo=True)")
 #: Shape of log‖S‖² → completions a prompt; the standard deviation is 1.4 in each.
 POPULATIONS = {"independent": 8, "half": 4, "shared": 8, "gamma": 4, "wrong": 4, "lengths": 8}
 
