@@ -1,4 +1,4 @@
-"""The commands by name. Each calls the public API; imports happen inside, so that ``--help`` answers immediately."""
+"""The commands by name. Each calls the public API and imports it only when it runs, so that ``--help`` is immediate."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """Entry point of the ``gradstats`` command.
+    """Run the ``gradstats`` command.
 
-    What a user can correct (wrong settings, missing files, a full disk) ends in one sentence and exit code 1; set
-    GRADSTATS_TRACEBACK=1 to see where it came from.
+    A failure that the user can correct (wrong settings, missing files, a full disk) ends with a one-sentence message
+    and
+    exit code 1; set GRADSTATS_TRACEBACK=1 to see the traceback.
     """
     from gradstats.cli.errors import EXPECTED, unexpected
 
@@ -56,7 +57,7 @@ def main() -> None:
             tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="gradstats", description=_SUMMARY, registry=REGISTRY)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        terminal.fail("interrupted; what was finished is kept, and the same command resumes from there")
+        terminal.fail("interrupted; finished work is kept, and the same command resumes from there")
         sys.exit(130)
     except EXPECTED as error:
         if isinstance(error, BrokenPipeError) and _reader_left():
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 def _reader_left() -> bool:
-    """Whether standard output is a closed pipe, as after ``| head``; what is left to write is then dropped."""
+    """Return whether standard output is a closed pipe, as after ``| head``; remaining output is then dropped."""
     poll = select.poll()
     poll.register(_STDOUT, select.POLLOUT)
     left = any(event & select.POLLERR for _, event in poll.poll(0))

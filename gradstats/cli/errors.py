@@ -5,10 +5,10 @@ EXPECTED = (ValueError, OSError, LookupError, ImportError, TypeError, RuntimeErr
 
 
 def unexpected(error: Exception) -> str:
-    """Return one sentence on what no command expects: a damaged file that a library stumbled over, or a bug."""
+    """Return one sentence on an unexpected failure: a damaged file on which a library failed, or a bug."""
     if isinstance(error, MemoryError):
         return "memory ran out: use fewer or shorter sequences, or a machine with more memory"
     return (
-        f"{type(error).__name__}: {error}: not foreseen, a file may be damaged; GRADSTATS_TRACEBACK=1 prints where it "
-        "happened, for a report"
+        f"{type(error).__name__}: {error}: unexpected, a file may be damaged; GRADSTATS_TRACEBACK=1 prints where it "
+        "happened, for a bug report"
     )

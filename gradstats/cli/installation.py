@@ -1,4 +1,4 @@
-"""The commands on the installation: the check of the engines, versions and hardware, and lists of names."""
+"""The commands about the installation: the check of the engines, versions and hardware, and lists of names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check(
 
     Args:
         rollouts: sequences to check with; three of random tokens by default.
-        dtypes: dtypes to check the model in; deviations between dtypes are from the first, the widest.
+        dtypes: dtypes in which to check the model; deviations between dtypes are relative to the first, the widest.
     """
     import gradstats
     from gradstats.gradients import check_engines
@@ -46,11 +46,11 @@ def list_things(
         Literal["experiments", "estimators", "recipes", "data", "rewards", "quantities", "schema"]
     ] = "experiments",
 ) -> None:
-    """List by name: experiments, estimators, recipes, data sets, rewards or quantities; or print the files' schema.
+    """List experiments, estimators, recipes, data sets, rewards or quantities; or print the schema of experiment files.
 
     Args:
-        what: the kind of thing; quantities are the columns of every table, with the files that define them, and schema
-            is the JSON schema by which editors complete an experiment file.
+        what: the kind of thing; ``quantities`` are the columns of every table, with the files that define them;
+            ``schema`` is the JSON schema with which editors complete an experiment file.
     """
     if what == "schema":
         from gradstats.config.experiment import experiment_schema

@@ -74,9 +74,9 @@ Level = Annotated[float, described_by(VarianceSection, "confidence_level")]
 AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON.")]
 Progress = Annotated[bool, tyro.conf.arg(help="show progress bars.")]
 Partial = Annotated[
-    bool, tyro.conf.arg(help="use the shards there are, although others that the run planned are missing.")
+    bool, tyro.conf.arg(help="use the existing shards although others that the run planned are missing.")
 ]
-Overwrite = Annotated[bool, tyro.conf.arg(help="replace a finished result of other settings at --out.")]
+Overwrite = Annotated[bool, tyro.conf.arg(help="replace a finished result obtained with other settings at --out.")]
 
 
 def prompts_section(source: str, n: int | None, seed: int, settings: SettingWords) -> PromptsSection:
@@ -100,7 +100,7 @@ def policy_section(name: str, settings: SettingWords, **options: object) -> Poli
         **options: the same settings given by separate options; None where they were not given.
 
     Raises:
-        ValueError: when a setting is given in both ways, or is wrong.
+        ValueError: when a setting is given in both ways, or is invalid.
     """
     given = {key: value for key, value in options.items() if value is not None}
     written = with_settings({}, settings)
@@ -112,7 +112,7 @@ def policy_section(name: str, settings: SettingWords, **options: object) -> Poli
 
 @REGISTRY.primitive_rule
 def _words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Types of the sections that are several words on the command line."""
+    """Return how to parse a type that is given as several words on the command line."""
     if info.type == FreeOptions:
         return PrimitiveConstructorSpec(
             nargs="*",
@@ -157,7 +157,7 @@ def _words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 
 def _group_sizes(words: list[str]) -> int | list[int] | None:
-    """One size, several, or None for all completions of a prompt."""
+    """Parse one size, several, or None for all completions of a prompt."""
     if words in ([], ["None"]):
         return None
     try:

@@ -44,8 +44,9 @@ def profile(
     """Profile policies side by side: entropy, spread of ‖S‖², α, effect of the reward, variance of a few estimators.
 
     Args:
-        sources: run directories or measurement folders; or policies (as for ``gradstats sample``), whose completions
-            are then drawn and measured with the options below.
+        sources: run directories or measurement folders; or policies (as for ``gradstats sample``), from which
+        completions
+            are drawn and measured with the options below.
         out: also write the table, as OUT.tex, OUT.md and OUT.csv.
     """
     from gradstats.report.tables import profile_table, refuse_foreign_tables

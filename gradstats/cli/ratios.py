@@ -1,4 +1,4 @@
-"""The command on importance ratios: how far the scored policy is from the one that sampled."""
+"""The command on importance ratios: how far the scored policy is from the sampling policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ratios(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Report how far the scored policy is from the one that sampled, and what the clips of the recipes remove.
+    """Report how far the scored policy is from the sampling policy, and how much the clips of the recipes remove.
 
     Args:
         source: a measurement folder or a run directory, whose sampler recorded log-probabilities.

@@ -1,4 +1,4 @@
-"""The commands that draw and report a run from its saved numbers."""
+"""The commands that draw figures and write reports from a run's saved numbers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def figures(
     figure_style: OptionsOf[FiguresSection],
     out: Path | None = None,
 ) -> None:
-    """Draw the figures of a run again, or several runs on the same axes, from saved numbers and without the model.
+    """Redraw the figures of a run, or draw several runs on the same axes, from saved numbers and without the model.
 
     Args:
-        runs: run directories; several are laid over each other, labelled, with a warning where their settings differ.
+        runs: run directories; several are drawn on the same axes, labelled, with a warning where their settings differ.
         figure_style: venue, width, theme and formats.
         out: the folder; by default that of the run, or figures/NAME+NAME for several.
     """
@@ -30,7 +30,7 @@ def figures(
     if not runs:
         raise ValueError("name at least one run directory: gradstats figures RUN")
     if out is not None and is_run_directory(out):
-        raise FileExistsError(f"{out} is a run directory, whose files are left alone: choose another folder (--out)")
+        raise FileExistsError(f"{out} is a run directory, whose files are not changed: choose another folder (--out)")
     results = [read_results(run) for run in runs]
     if len(results) == 1:
         if out is None:

@@ -55,7 +55,7 @@ def run(
 
     loaded = load_experiment(experiment, overrides, trust=trust)
     with code_beside(loaded.folder), warnings.catch_warnings():
-        # Before torch is imported, which takes longer; the steps themselves check again, and warn.
+        # Checked before torch is imported, which takes longer; the steps themselves check again, and warn.
         warnings.simplefilter("ignore")
         check_names(loaded)
     if dry_run:
@@ -81,7 +81,7 @@ def sample(
     progress: Progress = True,
     overwrite: Overwrite = False,
 ) -> None:
-    """Sample rollouts and write them to a Parquet file. What an interrupted call has finished is kept in OUT.parts.
+    """Sample rollouts and write them to a Parquet file. The finished part of an interrupted call is kept in OUT.parts.
 
     Args:
         out: the file to write.
@@ -120,9 +120,9 @@ def regrade(
     trust: bool = False,
     progress: Progress = True,
 ) -> None:
-    """Score a run's stored completions again, without sampling or measuring, and analyse it again.
+    """Score a run's stored completions again, without sampling or measuring, and repeat the analysis.
 
-    The run's own reward is applied again where it, or an answer, was corrected.
+    By default the run's own reward is applied again, for when the reward or an answer was corrected.
 
     Args:
         run: a run directory.
@@ -152,15 +152,16 @@ def measure(
     partial: Partial = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Measure the gradients of rollouts and write them to a folder. What was finished is kept in OUT.parts.
+    """Measure the gradients of rollouts and write them to a folder. Finished work is kept in OUT.parts if interrupted.
 
     Args:
-        rollouts: a rollouts file, or a run directory; or what a trainer wrote, a file or a folder of them.
+        rollouts: a rollouts file or a run directory; or a file, or a folder of files, that a trainer wrote.
         out: the folder to write.
         rollouts_format: gradstats, trl (the Parquet files of log_completions) or verl (the JSONL files of
             trainer.rollout_data_dir), whose texts are tokenised with the policy's tokenizer.
         rollouts_options: options of the trainer's reader, as in reward=accuracy_reward max_completion_length=256.
-        allow_policy_mismatch: measure rollouts that other weights, another adapter or another tokenizer drew.
+        allow_policy_mismatch: measure rollouts that were drawn with other weights, another adapter or another
+        tokenizer.
     """
     import gradstats
     from gradstats.measurement.disk_size import measured_bytes, require_space

@@ -1,4 +1,4 @@
-"""The commands on what was measured: α, the variance comparison, and the questions that are one command each."""
+"""The commands on a measurement: α, the variance comparison, and further questions with one command each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradstats.system.files import to_json
 
 
 def refuse_unknown_estimators(*labels: str) -> None:
-    """Refuse labels that name nothing before the statistics are imported, which takes longer than to look them up.
+    """Refuse unknown labels before the statistics are imported, which takes longer than looking the labels up.
 
     Raises:
         KeyError, TypeError, ValueError, ImportError: as :func:`gradstats.estimators.get`.
@@ -62,7 +62,7 @@ def variance(
     partial: Partial = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Compare the variance of policy-gradient estimators on what was measured.
+    """Compare the variance of policy-gradient estimators on a measurement.
 
     Args:
         source: a measurement folder or a run directory.
@@ -100,7 +100,7 @@ def tokens(
 ) -> None:
     """Study single tokens: how well proxies predict their energy, how concentrated and correlated it is.
 
-    Numbers and figures are written to the run directory, or where --out says.
+    Numbers and figures are written to the run directory, or to --out.
 
     Args:
         source: a measurement folder or a run directory, measured with token probes.
@@ -147,11 +147,11 @@ def plan(
     as_json: AsJson = False,
     partial: Partial = False,
 ) -> None:
-    """Plan the prompts that α ± a half-width, a ratio of variances or a resolved expected gradient takes.
+    """Plan how many prompts are needed for α ± a half-width, a ratio of variances, or a resolved expected gradient.
 
     Args:
         pilot: a CSV file, a measurement folder or a run directory, as for ``gradstats alpha``.
-        half_width: wanted half-width of the interval of α.
+        half_width: desired half-width of the interval of α.
         noise: standard deviation of log‖S‖² about the line, instead of a pilot.
         length_spread: standard deviation of log T, instead of a pilot.
         estimator: plan for the ratio of its variance to that of the reference, in place of α.
@@ -159,7 +159,7 @@ def plan(
         quantity: ratio, of raw variances, or matched_ratio, of variances at matched signal.
         reference: the estimator in the denominator.
         group_size: completions per group of the ratio; all by default.
-        signal: plan for ‖E ĝ‖² of the estimator to be resolved, in place of its ratio.
+        signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.
         dry_run: load the policy of a run directory and time a trial of each step, for the hours.
     """
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
@@ -168,7 +168,7 @@ def plan(
 
     if estimator is None:
         if signal or ratio is not None:
-            raise ValueError("give --estimator with --ratio and --signal: which estimator is planned for?")
+            raise ValueError("--ratio and --signal need --estimator: name the estimator to plan for")
         fit = None if pilot is None else gradstats.fit_length_scaling(**load_points(pilot, partial=partial))
         answer = gradstats.plan_alpha(fit, half_width, confidence_level, noise=noise, length_spread=length_spread)
     else:
@@ -191,7 +191,7 @@ def plan(
         from gradstats.runs.cost import estimate_cost
 
         if pilot is None or not (pilot / "experiment.yaml").exists():
-            raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is none")
+            raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is not one")
         answer = answer.at_speed(estimate_cost(load_experiment(str(pilot / "experiment.yaml"))))
     terminal.show_answer(answer, as_json)
 
@@ -205,7 +205,7 @@ def group_size(
     as_json: AsJson = False,
     partial: Partial = False,
 ) -> None:
-    """Find the group size of RLOO that has the variance of an estimator at N completions, at an equal total number.
+    """Find the group size at which RLOO has an estimator's variance at N completions, at an equal total number.
 
     Args:
         source: a measurement folder or a run directory, with 2N completions per prompt.

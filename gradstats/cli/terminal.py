@@ -1,4 +1,4 @@
-"""What the commands print: short tables, and one sentence per error."""
+"""The output of the commands: short tables, and one sentence per error."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _WIDE = 100  # columns; labels are broken into lines on a narrower terminal
 
 
 class _PipedConsole(Console):
-    """A console that leaves it to the command to end where the reader of a pipe has closed it."""
+    """A console that leaves it to the command to exit when the reader of a pipe has closed it."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the BrokenPipeError that is being handled; rich would end with exit code 1."""
+        """Re-raise the BrokenPipeError that is being handled; rich would exit with code 1."""
         raise
 
 
@@ -60,7 +60,7 @@ class Answer(Protocol):
 
 
 def escape(text: str) -> str:
-    """Make a text from elsewhere harmless: markup is shown as it stands, and control characters as their codes.
+    """Make a text from elsewhere harmless: markup is shown literally, and control characters as their codes.
 
     A prompt's name or a server's message could otherwise move the cursor, or rewrite what was printed.
     """
@@ -74,13 +74,13 @@ def fail(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """Print a remark to standard error."""
+    """Print a note to standard error."""
     _errors.print(f"[yellow]note:[/] {escape(message)}")
 
 
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Print each warning that the library gives as a remark, once, without the source line Python would add."""
+    """Print each warning of the library as a note, once, without the source line that Python would add."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for category in (UserWarning, RuntimeWarning):
@@ -90,7 +90,7 @@ def warnings_as_notes() -> Iterator[None]:
 
 
 def show_run(result: RunResult) -> None:
-    """Show the end of a run: what was sampled, α, the variance table, remarks, paths."""
+    """Print the results of a run: what was sampled, α, the variance table, notes and paths."""
     measured = result.measured
     rollouts = measured.rollouts
     n_prompts = len(set(rollouts.prompt_id))
@@ -115,7 +115,7 @@ def show_run(result: RunResult) -> None:
 
 
 def show_alpha(report: AlphaReport) -> None:
-    """α with its interval, in one line."""
+    """Print α with its interval, in one line."""
     fit = report.fit
     console.print(
         f"[bold]α = {fit.alpha:.4f}[/]  stderr {report.stderr:.3f}  "
@@ -126,7 +126,7 @@ def show_alpha(report: AlphaReport) -> None:
 
 
 def show_alpha_report(report: AlphaReport, by_block: bool = True) -> None:
-    """α with its interval, the sentences that qualify it, and α of each block of parameters on request."""
+    """Print α with its interval, the sentences that qualify it, and, on request, α of each block of parameters."""
     show_alpha(report)
     for sentence in report.sentences():
         console.print(f"  {escape(sentence)}")
@@ -140,7 +140,7 @@ def show_alpha_report(report: AlphaReport, by_block: bool = True) -> None:
 
 
 def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = None) -> None:
-    """Show a question's answer: its sentence, or its row as JSON."""
+    """Print the answer to a question: its sentence, or its row as JSON."""
     level = () if confidence_level is None else (confidence_level,)
     if as_json:
         print(to_json(answer.to_frame(*level).to_dict("records")[0]))
@@ -201,7 +201,7 @@ def _labels(frame: pd.DataFrame, narrow: bool) -> list[str]:
 
 
 def show_tokens(quality: ProxyQuality, confidence_level: float = CONFIDENCE_LEVEL) -> None:
-    """Proxies of token energies, and how energy is spread over tokens."""
+    """Print the quality of proxies of token energies, and how energy is spread over tokens."""
     from gradstats.stats.tokens.proxy_quality import PROXY_QUANTITIES
 
     frame = quality.to_frame(confidence_level)
@@ -237,7 +237,7 @@ def show_tokens(quality: ProxyQuality, confidence_level: float = CONFIDENCE_LEVE
 
 
 def show_table(table: PaperTable) -> None:
-    """Show a table of a paper, in plain text."""
+    """Print a table made for a paper, in plain text."""
     headings, rows = table.cells("plain")
     shown = Table(headings[0], *(Column(name, justify="right", no_wrap=True) for name in headings[1:]))
     shown.box, shown.pad_edge = box.SIMPLE_HEAD, False
@@ -247,7 +247,7 @@ def show_table(table: PaperTable) -> None:
 
 
 def show_rollouts(rollouts: Rollouts, path: Path) -> None:
-    """One line on sampled rollouts."""
+    """Print one line on sampled rollouts."""
     console.print(
         f"{len(rollouts)} completions of {len(set(rollouts.prompt_id))} prompts, mean reward "
         f"{rollouts.rewards.mean():.2f}, median length {statistics.median(rollouts.lengths):.0f} → {path}"
@@ -255,7 +255,7 @@ def show_rollouts(rollouts: Rollouts, path: Path) -> None:
 
 
 def show_regrading(path: Path) -> None:
-    """One line on what scoring a run again changed."""
+    """Print one line on what regrading a run changed."""
     from gradstats.runs.regrading import read_regradings
 
     change = read_regradings(path)[-1]
@@ -266,7 +266,7 @@ def show_regrading(path: Path) -> None:
 
 
 def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
-    """Show what a run would do, and upper bounds on its cost."""
+    """Print what a run would do, and upper bounds on its cost."""
     console.print(
         f"{experiment.name}: would sample {cost.n_sequences:,} completions of {cost.n_prompts:,} prompts, at most "
         f"{experiment.sampling.max_new_tokens:,} tokens each, in {cost.n_batches} shards, and measure their gradients "
@@ -316,7 +316,7 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 
 
 def show_list(what: str) -> None:
-    """Names and descriptions of one kind of thing."""
+    """Print the names and descriptions of one kind of thing."""
     columns = _columns(what)
     first, *others = columns
     table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), show_lines=True)
@@ -326,7 +326,7 @@ def show_list(what: str) -> None:
 
 
 def show_quantities() -> None:
-    """Every column that is printed or saved, one line each: name, table, the file that defines it, meaning."""
+    """Print every printed or saved column, one line each: name, table, the file that defines it, meaning."""
     from gradstats.report.columns import INDEX
 
     listed = [
@@ -379,7 +379,7 @@ def _interval(_: float, low: float, high: float) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits, or thousands written out: what a narrow terminal has room for."""
+    """Format a number with three digits, or thousands in full, to fit a narrow terminal."""
     if math.isnan(value):
         return "–"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"

@@ -1,1 +1,1 @@
-"""What an experiment file may say: each option is declared here once, for Python, the command line and YAML."""
+"""The settings of an experiment: each option is declared here once, for Python, the command line and YAML."""

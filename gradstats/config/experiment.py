@@ -56,17 +56,17 @@ class Experiment(Section):
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the file, where the user's own modules are searched for; None where it has none to offer."""
+        """The folder of the file, in which user modules are searched for; None where there is none."""
         return self._folder
 
     def __eq__(self, other: object) -> bool:
-        """Whether all settings are equal, from whatever file they were read."""
+        """Return whether all settings are equal, whichever files they were read from."""
         return isinstance(other, Experiment) and self.model_dump() == other.model_dump()
 
     @field_validator("name")
     @classmethod
     def _is_a_file_name(cls, name: str) -> str:
-        """Results are written to a folder of this name."""
+        """Refuse a name that cannot be that of the folder of results."""
         if (
             not name.strip()
             or name.startswith(".")
@@ -137,7 +137,7 @@ def load_experiment_file(
 
 
 def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read the experiment file at a path, to look at it: what runs steps reads it by :func:`load_experiment_file`.
+    """Read the experiment file at a path without running it; commands that run steps use :func:`load_experiment_file`.
 
     Args:
         path: the file.
@@ -166,19 +166,19 @@ def _settings_in(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"the experiment file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
-        raise ValueError(f"the experiment file {path} does not hold settings")
+        raise ValueError(f"the experiment file {path} does not contain settings")
     return data
 
 
 def experiment_schema() -> dict[str, Any]:
-    """Return the JSON schema of an experiment file, by which editors complete and check it."""
+    """Return the JSON schema of an experiment file, with which editors complete and check it."""
     schema = Experiment.model_json_schema()
     schema["required"] = [name for name in schema["required"] if name != "name"]  # else the name of the file
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def with_settings(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Nested settings with some changed: ``["prompts.n=60", "sampling.reward={math: 1}"]``; values are YAML.
+    """Change some nested settings, as in ``["prompts.n=60", "sampling.reward={math: 1}"]``; values are YAML.
 
     Raises:
         ValueError: for a word that is not ``name=value``, or a value that is not YAML.

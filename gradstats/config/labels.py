@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_label(label: str) -> tuple[str, dict[str, Any]]:
-    """``"kimi(tau=0.5)"`` → ``("kimi", {"tau": 0.5})``.
+    """Return ``"kimi(tau=0.5)"`` → ``("kimi", {"tau": 0.5})``.
 
     Raises:
         ValueError: for a label that cannot be read.

@@ -41,7 +41,7 @@ Target = Literal["auto", "on_policy", "importance"]
 FreeOptions = dict[str, Any]
 #: One reward, several as "name=weight", several as name → weight, or the problem set's own.
 RewardNames = str | list[str] | dict[str, float] | None
-#: How squared norms are split: by a name, or by regular expression → block.
+#: How squared norms are split: the name of a split, or regular expression → block.
 BlockNames = str | dict[str, str]
 #: One group size, several, or all completions of each prompt.
 GroupSizes = Count | list[Count] | None
@@ -190,7 +190,7 @@ class MeasurementSection(Section):
 
 
 class LengthScalingSection(Section):
-    """Options of the length-scaling fit; ``published`` names data sets drawn over the figure."""
+    """Options of the length-scaling fit; ``published`` names data sets that are drawn in the figure."""
 
     title: ClassVar[str] = "length_scaling"
     not_arguments: ClassVar[frozenset[str]] = frozenset({"published"})

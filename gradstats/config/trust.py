@@ -1,8 +1,9 @@
 """Which settings of a file would run code, and the permission that they need.
 
-Code runs without asking where its name was given by the user: on the command line, as an argument in Python, or in the
-experiment file that the user points to. A run directory holds a copy of its experiment, and run directories are handed
-on; what such a copy names runs only with ``--trust``. So do model code and pickled weights that any file allows.
+Code runs without further permission if the user named it: on the command line, as an argument in Python, or in the
+experiment file that the user points to. A run directory contains a copy of its experiment, and run directories are
+passed from person to person; code named in such a copy runs only with ``--trust``. The same holds for model code and
+pickled weights that any file allows.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class NamedCode:
 
 
 def names_code(label: str) -> bool:
-    """Whether a label of a reward, an estimator or a source of problems names a function rather than what is built in.
+    """Return whether a label of a reward, estimator or source of problems names a function, not a built-in one.
 
-    Wider than what can be imported: any colon counts, also inside the parameters of a recipe.
+    The test is wider than what can be imported: any colon counts, also inside the parameters of a recipe.
 
     >>> names_code("mine:score(scale=2)"), names_code("recipe:grpo"), names_code("recipe:grpo(advantage='mine:f')")
     (True, False, True)
@@ -51,7 +52,7 @@ def names_code(label: str) -> bool:
 
 
 def is_received(path: Path) -> bool:
-    """Whether an experiment file lies in a run directory, beside what a run writes: such folders are handed on."""
+    """Return whether an experiment file lies in a run directory: such folders are passed from person to person."""
     folders = (path.parent, path.resolve().parent)
     return any((folder / name).exists() for folder in folders for name in _WRITTEN)
 
@@ -59,7 +60,7 @@ def is_received(path: Path) -> bool:
 def refuse_untrusted(
     path: Path, settings: Mapping[str, object], given: Mapping[str, object], *, ignored: Sequence[str] = ()
 ) -> None:
-    """Refuse the code that an experiment file names where it needs permission.
+    """Refuse an experiment file that names code for which permission is needed and missing.
 
     Args:
         path: the file.
@@ -68,7 +69,7 @@ def refuse_untrusted(
         ignored: settings of the file that the command does not use.
 
     Raises:
-        UntrustedCodeError: naming what would have run.
+        UntrustedCodeError: when there is such code; it is named.
     """
     received = is_received(path)
     allowed = set(code_named_in(given))
@@ -81,7 +82,7 @@ def refuse_untrusted(
         return
     why = "a run directory may come from someone else" if received else "the file may come from someone else"
     raise UntrustedCodeError(
-        f"{path} would run code that it names itself ({', '.join(map(str, needing))}), and {why}: read that code, then "
+        f"{path} names code that would run ({', '.join(map(str, needing))}), and {why}: read that code, then "
         "add --trust (in Python trust=True) to run it"
     )
 
@@ -110,7 +111,7 @@ def _at(settings: object, *path: str) -> object:
 
 
 def _words(value: object) -> Iterator[str]:
-    """Every text in a value: alone, in a list, or as a key of a mapping."""
+    """Yield every text in a value: alone, in a list, or as a key of a mapping."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Sections whose wrong settings are reported in one sentence each, with the remedy that their declaration gives."""
+"""Sections that report each invalid setting in one sentence, with the remedy that its declaration gives."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Section(BaseModel):
         extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=False
     )
 
-    #: How the section is called in a sentence.
+    #: The name of the section in a sentence.
     title: ClassVar[str] = "the section"
     #: Fields that are not arguments of the function whose options these are.
     not_arguments: ClassVar[frozenset[str]] = frozenset()

@@ -1,4 +1,4 @@
-"""YAML as people write it; repeated keys, of which readers keep the last, and documents that explode are refused."""
+"""YAML as people write it; repeated keys, of which readers keep the last, and exploding documents are refused."""
 
 from __future__ import annotations
 

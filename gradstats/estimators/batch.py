@@ -288,7 +288,7 @@ class Batch:
         return np.bincount(self.group_index, minlength=self.n_groups)
 
     def has(self, need: str) -> bool:
-        """Whether a field, or a column named as "column:salience", is present."""
+        """Return whether a field, or a column named as "column:salience", is present."""
         if need.startswith(COLUMN):
             return need.removeprefix(COLUMN) in self.columns
         return getattr(self, need) is not None
@@ -361,5 +361,5 @@ def _measured_rows(measured: MeasuredCompletions, name: str) -> Sequence[np.ndar
 
 
 def _all_known(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> bool:
-    """Whether the log-probability of every counted token was recorded; some samplers leave out the last."""
+    """Return whether the log-probability of every counted token was recorded; some samplers leave out the last."""
     return all(not np.isnan(row[mask]).any() for row, mask in zip(rows, masks, strict=True))

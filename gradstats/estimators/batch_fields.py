@@ -26,7 +26,7 @@ REMEDIES = {
 
 
 def pad_ragged(name: str, rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> Float[np.ndarray, "n t"]:
-    """Rows of one value per token as one right-padded array."""
+    """Return rows of one value per token as one right-padded array."""
     widths = [len(mask) for mask in masks]
     if [len(row) for row in rows] != widths:
         raise ValueError(f"the measurement's {name} does not have one value per completion token")
@@ -60,7 +60,7 @@ def checked_groups(value: ArrayLike, n: int) -> np.ndarray:
 
 
 def is_ragged(column: Iterable[object], masks: Sequence[np.ndarray]) -> bool:
-    """Whether a column holds a list of one number per token for every completion."""
+    """Return whether a column holds a list of one number per token for every completion."""
     return all(
         isinstance(row, list | tuple | np.ndarray)
         and len(row) == len(mask)
@@ -87,7 +87,7 @@ def checked_column(name: str, value: ArrayLike, mask: Bool[np.ndarray, "n t"]) -
 
 
 def width(per_token: Mapping[str, ArrayLike | None], lengths: np.ndarray) -> int:
-    """T: the width of the first token field given, or the greatest length."""
+    """Return T: the width of the first token field given, or the greatest length."""
     widths = [np.shape(value)[1] for value in per_token.values() if value is not None and np.ndim(value) == 2]
     return widths[0] if widths else int(lengths.max())
 

@@ -36,7 +36,7 @@ def in_blocks_of_groups(weights_of: Callable[[Batch], np.ndarray], batch: Batch)
 
 
 def _blocks(batch: Batch) -> Iterator[Int[np.ndarray, " rows"]]:
-    """Positions of the completions of consecutive groups, at least one group at a time."""
+    """Yield positions of the completions of consecutive groups, at least one group at a time."""
     order = np.argsort(batch.group_index, kind="stable")
     ends = np.cumsum(batch.group_sizes)
     most = TOKENS_AT_ONCE // batch.mask.shape[1]

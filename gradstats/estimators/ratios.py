@@ -42,7 +42,7 @@ def sequence_log_ratios(batch: Batch, name: str = "the importance ratio") -> Flo
 
 
 def exponential(log_ratio: np.ndarray) -> np.ndarray:
-    """ρ from log ρ, completion by completion along the first axis.
+    """Return ρ from log ρ, completion by completion along the first axis.
 
     Raises:
         ValueError: where it overflows.
@@ -59,7 +59,7 @@ def exponential(log_ratio: np.ndarray) -> np.ndarray:
 
 
 def sequence_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n"]:
-    r"""ρ_i of each completion, (N,).
+    r"""Return ρ_i of each completion, (N,).
 
     Raises:
         ValueError: where it overflows, or the batch has ``old_logprobs`` and no ``logprobs``.

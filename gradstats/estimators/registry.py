@@ -187,7 +187,7 @@ def names() -> list[str]:
 
 
 def table() -> pd.DataFrame:
-    """All registered estimators, one row each.
+    """Return all registered estimators, one row each.
 
     As baselines they are all compared at one aggregation, ``sequence_sum``.
 

@@ -30,7 +30,7 @@ def plan_chunks(
     gradients_held: int = 1,
     rows: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """Rows of each chunk: sequences of similar length, within a budget of tokens and of memory.
+    """Return the rows of each chunk: sequences of similar length, within a budget of tokens and of memory.
 
     At most a tenth of a chunk's tokens is padding.
 

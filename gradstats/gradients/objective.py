@@ -63,7 +63,7 @@ class Chunk:
         return self.weights.shape[2]
 
     def ragged(self, values: Float[Tensor, "batch kept"]) -> list[np.ndarray]:
-        """Per-position values of the completions only, one array per sequence."""
+        """Return the per-position values of the completions only, one array per sequence."""
         table = values.detach().double().cpu().numpy()
         spans = zip(self.starts, self.lengths, strict=True)
         return [table[row, start : start + length] for row, (start, length) in enumerate(spans)]
@@ -203,7 +203,7 @@ class TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
-        """Gradient of the logits."""
+        """Return gradient of the logits."""
         logits, drawn, normaliser = ctx.saved_tensors
         scale = cotangents[0] / ctx.temperature
         gradient = torch.empty_like(logits)
@@ -221,7 +221,7 @@ class TokenLogprobs(torch.autograd.Function):
 
 
 def _slices(logits: Tensor, kept: int) -> Iterator[tuple[int, slice]]:
-    """Sequence and span of positions of each slice; on a CPU, slices are small enough for the cache."""
+    """Yield sequence and span of positions of each slice; on a CPU, slices are small enough for the cache."""
     size = 2**19 if logits.device.type == "cpu" else 2**26
     step = max(1, size // logits.shape[-1])
     for row in range(len(logits)):

@@ -123,7 +123,7 @@ def signs_and_starts(seed: int, name: str, size: int, dim: int) -> tuple[np.ndar
 
 
 def _signs(packed: np.ndarray, first: int, last: int, like: Tensor) -> Tensor:
-    """Signs ±1 of the coordinates first … last − 1."""
+    """Return the signs ±1 of the coordinates first … last − 1."""
     byte = first // 8
     some = packed[byte : -(-last // 8)]
     if like.device.type == "cpu":

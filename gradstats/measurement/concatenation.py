@@ -69,7 +69,7 @@ def _refuse_different(shards: Sequence[Measurement]) -> None:
 
 
 def _stacked(shards: Sequence[WeightedGradients]) -> tuple[pd.DataFrame, np.ndarray | None]:
-    """Squared norms and sketches of several shards, one after another."""
+    """Return the squared norms and sketches of several shards, one after another."""
     sketches = [shard.sketches for shard in shards if shard.sketches is not None]
     sq_norms = pd.concat([shard.sq_norms_by_block for shard in shards], ignore_index=True)
     return sq_norms, np.concatenate(sketches) if sketches else None

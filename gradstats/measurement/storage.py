@@ -94,7 +94,7 @@ def refuse_to_replace_measurement(
 
 
 def is_measurement_folder(folder: Path) -> bool:
-    """Whether a folder holds the files of a measurement that this program wrote, and nothing else."""
+    """Return whether a folder holds the files of a measurement that this program wrote, and nothing else."""
     if not folder.is_dir() or {path.name for path in folder.iterdir()} - FILES:
         return False
     try:
@@ -188,7 +188,7 @@ def _by_prefix(measured: Measurement) -> dict[str, WeightedGradients]:
 def _rows(
     tensors: Mapping[str, np.ndarray], names: Sequence[str], counts: Sequence[int] | np.ndarray
 ) -> dict[str, list[np.ndarray]]:
-    """Tensors in which the sequences lie one after another, cut into one array per sequence."""
+    """Return tensors in which the sequences lie one after another, cut into one array per sequence."""
     ends = np.cumsum(counts)[:-1]
     return {name: np.split(tensors[name], ends) for name in names}
 

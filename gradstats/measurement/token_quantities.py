@@ -26,7 +26,7 @@ class TokenQuantities:
         return self.token_projections[0].shape[1] if self.token_projections else 0
 
     def token_scores(self) -> list[TokenScores] | None:
-        """Each sequence's measured token scores; None when neither probes nor exact tokens were measured."""
+        """Return each sequence's measured token scores; None when neither probes nor exact tokens were measured."""
         if self.token_projections is None and self.heavy_positions is None:
             return None
         nothing = np.zeros(0)

@@ -56,7 +56,7 @@ class TokenScores:
         return energy
 
     def energy_stderr(self) -> Float[np.ndarray, " time"]:
-        r"""(T,) standard errors of :meth:`energy`, 0 on heavy tokens.
+        r"""Return (T,) standard errors of :meth:`energy`, 0 on heavy tokens.
 
         A score of many coordinates projects to a normal variable, so that the mean of K squares has the variance
         :math:`2\lVert s_t\rVert^4/K`; with :math:`\hat e` for the mean, :math:`2\hat e^2/(K+2)` is unbiased for it.
@@ -66,11 +66,11 @@ class TokenScores:
         return stderr
 
     def cumulative_energy(self) -> Float[np.ndarray, " time"]:
-        r"""(T,) :math:`W_t = \sum_{u\le t}\lVert s_u\rVert^2`."""
+        r"""Return (T,) :math:`W_t = \sum_{u\le t}\lVert s_u\rVert^2`."""
         return np.cumsum(self.energy())
 
     def cumulative_energy_stderr(self) -> Float[np.ndarray, " time"]:
-        r"""(T,) standard errors of :meth:`cumulative_energy`.
+        r"""Return (T,) standard errors of :meth:`cumulative_energy`.
 
         Tokens share their probes, so their errors are correlated where their scores are. Each probe by itself gives one
         sum :math:`\sum_{u\le t,\,\text{light}} p_{u,k}^2`; the standard deviation of the K sums, over
@@ -84,7 +84,7 @@ class TokenScores:
         return np.cumsum(sums, axis=0).std(axis=1, ddof=1) / np.sqrt(self.n_probes)
 
     def cross(self, sketch: Float[np.ndarray, " buckets"] | None) -> Float[np.ndarray, " time"]:
-        r"""(T,) :math:`\langle s_t, S\rangle` with :math:`S = \sum_u s_u`, unbiased.
+        r"""Return (T,) :math:`\langle s_t, S\rangle` with :math:`S = \sum_u s_u`, unbiased.
 
         Light tokens take :math:`\frac1K\sum_k p_{t,k} P_k` with :math:`P_k = \sum_u p_{u,k}`. Heavy ones take
         :math:`\lVert s_t\rVert^2 + \langle Cs_t, C(S - s_t)\rangle` with the sketch C, whose error is
@@ -108,7 +108,7 @@ class TokenScores:
         return cross
 
     def _squares(self) -> Float[np.ndarray, "light probes"]:
-        """Squared projections of the light tokens."""
+        """Return squared projections of the light tokens."""
         assert self.projections is not None
         return np.square(self.projections[self.light].astype(np.float64))
 

@@ -29,7 +29,7 @@ class WeightedGradients:
         return self.sq_norms_by_block.to_numpy(dtype=np.float64).sum(axis=1)
 
     def gram(self) -> np.ndarray:
-        """(N, N) inner products: unbiased from the sketches, exact on the diagonal.
+        """Return (N, N) inner products: unbiased from the sketches, exact on the diagonal.
 
         Raises:
             ValueError: when no sketches were measured.

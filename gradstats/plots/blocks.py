@@ -131,13 +131,13 @@ def plot_block_heatmap(
 
 
 def has_kinds(table: WithFrame | pd.DataFrame) -> bool:
-    """Whether layers are split into kinds of parameter, so that there is a map to draw."""
+    """Return whether layers are split into kinds of parameter, so that there is a map to draw."""
     layers = (split_layer(str(name)) for name in as_frame(table)["block"])
     return any(layer is not None and layer[1] for layer in layers)
 
 
 def _layers_by_kinds(frame: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Kinds down, layers across; what belongs to no layer is in the column "–"."""
+    """Arrange kinds down and layers across; parameters outside any layer are in the column "–"."""
     cells: dict[tuple[str, str], float] = {}
     for name, number in zip(frame["block"], frame[value], strict=True):
         in_layer = split_layer(str(name))

@@ -27,7 +27,7 @@ EDGE = {"markeredgecolor": "0.25", "markeredgewidth": 0.4}
 
 
 def forest_height(labels: Sequence[str]) -> float:
-    """Figure height in inches that gives each row its room at the current font size."""
+    """Return the figure height in inches at which each row has room at the current font size."""
     row = max([ROW_HEIGHT, *(ROW_HEIGHT + (TWO_LINE_ROW_HEIGHT - ROW_HEIGHT) * label.count("\n") for label in labels)])
     return (row * max(len(labels), 1) + AXIS_HEIGHT) * plt.rcParams["font.size"] / 8.0
 
@@ -124,7 +124,7 @@ def draw_row(
 
 
 def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5, *, vertical: bool = False) -> None:
-    """Plain numbers, about so many at most; on a log axis at 1, 2, 5 (or finer) where it spans about a decade."""
+    """Label ticks with plain numbers, at most about ``most``; on a log axis of about a decade, at 1, 2, 5 or finer."""
     axis = ax.yaxis if vertical else ax.xaxis
     left, right = ax.get_ylim() if vertical else ax.get_xlim()
     if not logarithmic:

@@ -21,14 +21,14 @@ def legend_text(label: str, width: float, font_size: float) -> str:
 
 
 def legend_columns(labels: list[str], width: float, font_size: float) -> int:
-    """How many columns of entries fit a width in inches."""
+    """Return how many columns of entries fit a width in inches."""
     scale = font_size / 7.0
     longest = max((len(label) for label in labels), default=1)
     return max(1, min(len(labels), int(width / (scale * (longest * _CHARACTER + _HANDLE)))))
 
 
 def legend_height(labels: list[str], width: float, font_size: float) -> float:
-    """Inches that a legend below the axes takes."""
+    """Return inches that a legend below the axes takes."""
     rows = -(-len(labels) // legend_columns(labels, width, font_size))
     broken = sum(legend_text(label, width, font_size).count("\n") for label in labels)
     return (rows + broken) * ROW * font_size / 7.0

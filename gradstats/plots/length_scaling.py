@@ -93,7 +93,7 @@ def plot_length_scaling(
 
 
 def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType) -> None:
-    """Points, fainter where there are many; completions cut off at the cap as open ones."""
+    """Draw the points, fainter where there are many; those of completions cut off at the cap are open."""
     few = fit.n <= 100
     alpha = 0.7 if few else max(0.08, 0.7 * (100 / fit.n) ** 0.5)
     size = (9 if few else 4) * (plt.rcParams["font.size"] / 8.0) ** 2

@@ -58,7 +58,7 @@ def rows_of_one_unit(frame: pd.DataFrame, quantities: Iterable[Quantity]) -> tup
 
 
 def sentence_height(sentence: str) -> float:
-    """Inches that a sentence above a figure of the current width takes."""
+    """Return inches that a sentence above a figure of the current width takes."""
     return _LINE * len(_lines(sentence)) * plt.rcParams["font.size"] / 8.0
 
 

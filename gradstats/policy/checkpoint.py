@@ -63,13 +63,13 @@ def locate(name: str) -> tuple[str, dict[str, str]]:
 
 
 def is_on_hub(name: str) -> bool:
-    """Whether a policy's weights (for an adapter, those of its base) come from a repository on the hub."""
+    """Return whether a policy's weights (for an adapter, those of its base) come from a repository on the hub."""
     source, _ = locate(adapter_base(name) if is_adapter(name) else name)
     return not Path(source).is_dir()
 
 
 def dequantised() -> dict[str, GgufConfig]:
-    """Options of ``from_pretrained`` that dequantise the weights of a GGUF file.
+    """Return the options of ``from_pretrained`` that dequantise the weights of a GGUF file.
 
     Raises:
         ImportError: when a library that transformers needs to read GGUF is not installed.
@@ -111,7 +111,7 @@ def refuse_pickled(name: str, folder: Path) -> None:
 
 
 def weights_file(source: str, options: Mapping[str, str], checkpoint: str | None) -> Path:
-    """Where the weights of a local policy are: a folder, a GGUF file, or a checkpoint of the embedded policy."""
+    """Return where the weights of a local policy are: a folder, a GGUF file, or a checkpoint of the embedded policy."""
     if checkpoint is not None:
         return Path(source) / "checkpoints" / f"{checkpoint}.safetensors"
     return Path(source) / options["gguf_file"] if "gguf_file" in options else Path(source)
@@ -160,7 +160,7 @@ def check_vocabulary(name: str, tokenizer: PreTrainedTokenizerBase, model: Causa
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a local folder holds a peft adapter and not a whole model."""
+    """Return whether a local folder holds a peft adapter and not a whole model."""
     folder = Path(name).expanduser()
     return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
 

@@ -84,7 +84,7 @@ class Policy:
         system_prompt: str | None = None,
         template_options: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """Token ids of a prompt in the chat template, up to the start of the completion.
+        """Return the token ids of a prompt in the chat template, up to the start of the completion.
 
         Text that the template adds after the user's message belongs to the prompt, such as the ``<think>`` of
         R1-style templates. A tokenizer without a chat template encodes the plain text.

@@ -83,7 +83,7 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
 
 
 def is_on_hub(source: str | Path) -> bool:
-    """Whether the problems of a source come from a repository on the hub."""
+    """Return whether the problems of a source come from a repository on the hub."""
     name = str(source)
     elsewhere = name == "embedded" or Path(source).suffix in SUFFIXES or name.startswith(_PREFIX) or ":" in name
     return "/" in name and not elsewhere and not Path(source).exists()

@@ -40,7 +40,7 @@ def reasoning_gym_problems(task: str, n: int, seed: int, **settings: object) -> 
 
 
 def is_reasoning_gym_task(name: str) -> bool:
-    """Whether ``name`` is a task that the installed reasoning-gym knows (False where it is not installed)."""
+    """Return whether ``name`` is a task that the installed reasoning-gym knows (False where it is not installed)."""
     try:
         from reasoning_gym.factory import DATASETS  # filled by importing the package
     except ImportError:

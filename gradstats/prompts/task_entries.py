@@ -18,7 +18,7 @@ from gradstats.prompts.problem import Settings
 
 
 def entry(task: str, settings: Settings, seed: int, size: int, index: int) -> dict[str, str]:
-    """Question and answer of one problem of a task."""
+    """Return the question and answer of one problem of a task."""
     record = _entry(task, settings, seed, size, index)
     return {"question": record["question"], "answer": str(record["answer"])}
 

@@ -10,7 +10,7 @@ from gradstats.rollouts.table import Rollouts
 def sequence_gradients(
     model: torch.nn.Module, rollouts: Rollouts, temperature: float = 1.0
 ) -> list[dict[str, torch.Tensor]]:
-    r"""Gradients :math:`S_i = \nabla \sum_t m_t \log\mathrm{softmax}(z_t/\tau)_{y_t}` by one backward pass each.
+    r"""Return gradients :math:`S_i = \nabla \sum_t m_t \log\mathrm{softmax}(z_t/\tau)_{y_t}` by one backward pass each.
 
     Args:
         model: a causal language model of transformers.

@@ -121,7 +121,7 @@ class EnumeratedPolicy:
         return self._nodes[prompt, prefix]
 
     def _walk(self, prompt: int, prefix: Prefix) -> Iterator[Prefix]:
-        """All trajectories that begin with a prefix, depth first."""
+        """Yield all trajectories that begin with a prefix, depth first."""
         for token in range(self.vocabulary):
             longer = (*prefix, token)
             if token == END or len(longer) == self.max_length:
@@ -325,7 +325,7 @@ class EnumeratedPolicy:
         return gradient_moments(gradients, self.sampling_probabilities, self.prompts, self.gradient)
 
     def _groups(self, prompt: int, group_size: int) -> tuple[Int[np.ndarray, "g n"], Float[np.ndarray, "g"]]:
-        """All multisets of trajectories of a prompt, and the probability of each."""
+        """Return all multisets of trajectories of a prompt, and the probability of each."""
         return multisets(np.flatnonzero(self.prompts == prompt), self.old_logprobs.sum(axis=1), group_size)
 
     def _gradients(self, estimator: Weighting, groups: Int[np.ndarray, "g n"]) -> Float[np.ndarray, "g d"]:
@@ -334,7 +334,7 @@ class EnumeratedPolicy:
         return self._sum(estimator.weights(self.batch(rows, labels)), rows, len(groups))
 
     def _sum(self, weights: np.ndarray, rows: Int[np.ndarray, "n"], n_groups: int) -> Float[np.ndarray, "g d"]:
-        """Σ w s over each of ``n_groups`` equal runs of rows."""
+        """Return Σ w s over each of ``n_groups`` equal runs of rows."""
         if weights.ndim == 1:
             terms = weights[:, None] * self.sequence_scores[rows]
         else:

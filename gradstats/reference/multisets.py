@@ -15,7 +15,7 @@ MAX_GROUPS = 500_000
 def multisets(
     choices: Int[np.ndarray, " k"], log_shares: Float[np.ndarray, " all"], group_size: int
 ) -> tuple[Int[np.ndarray, "groups n"], Float[np.ndarray, " groups"]]:
-    """All multisets of N members, and the probability that N independent draws give each.
+    """Return all multisets of N members, and the probability that N independent draws give each.
 
     Args:
         choices: what is drawn, as positions in ``log_shares``.

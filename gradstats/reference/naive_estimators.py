@@ -23,7 +23,7 @@ def members(batch: Batch, i: int, loo: bool, scope: str = "group") -> list[int]:
 
 
 def alone(batch: Batch, i: int, scope: str = "group") -> bool:
-    """Whether completion i is the only one of its set."""
+    """Return whether completion i is the only one of its set."""
     return len(members(batch, i, loo=False, scope=scope)) == 1
 
 
@@ -33,7 +33,7 @@ def lone_advantage(reward: float, singleton: str) -> float:
 
 
 def weighted(batch: Batch, weight: Callable[[int], float], loo: bool, scope: str, singleton: str) -> np.ndarray:
-    """R_i − Σ_j w_j R_j / Σ_j w_j."""
+    """Return R_i − Σ_j w_j R_j / Σ_j w_j."""
     advantages = []
     for i, reward in enumerate(batch.rewards):
         if alone(batch, i, scope):
@@ -46,12 +46,12 @@ def weighted(batch: Batch, weight: Callable[[int], float], loo: bool, scope: str
 
 
 def reinforce(batch: Batch) -> np.ndarray:
-    """R_i."""
+    """Return R_i."""
     return np.array([float(reward) for reward in batch.rewards])
 
 
 def constant(batch: Batch, b: float | str = "optimal") -> np.ndarray:
-    """R_i − b, b* = Σ R‖S‖²/Σ‖S‖² over the pool."""
+    """Return R_i − b, b* = Σ R‖S‖²/Σ‖S‖² over the pool."""
     if b == "optimal":
         assert batch.sq_norms is not None
         total = sum(batch.sq_norms)
@@ -60,40 +60,40 @@ def constant(batch: Batch, b: float | str = "optimal") -> np.ndarray:
 
 
 def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> np.ndarray:
-    """R_i − mean over the batch."""
+    """Return R_i − mean over the batch."""
     return weighted(batch, lambda j: 1.0, loo, "batch", singleton)
 
 
 def group_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> np.ndarray:
-    """R_i − R̄."""
+    """Return R_i − R̄."""
     return weighted(batch, lambda j: 1.0, loo, "group", singleton)
 
 
 def rloo(batch: Batch, loo: bool = True, singleton: str = "zero") -> np.ndarray:
-    """R_i − mean of the others."""
+    """Return R_i − mean of the others."""
     return weighted(batch, lambda j: 1.0, loo, "group", singleton)
 
 
 def asymmetric(batch: Batch, delta: float = -0.1, loo: bool = False, singleton: str = "zero") -> np.ndarray:
-    """R_i − (R̄ + δ)."""
+    """Return R_i − (R̄ + δ)."""
     plain = group_mean(batch, loo, singleton)
     return np.array([a if alone(batch, i) else a - delta for i, a in enumerate(plain)])
 
 
 def token_mean(batch: Batch, loo: bool = False, scope: str = "group", singleton: str = "zero") -> np.ndarray:
-    """R_i − Σ T_jR_j/ΣT_j."""
+    """Return R_i − Σ T_jR_j/ΣT_j."""
     return weighted(batch, lambda j: float(batch.lengths[j]), loo, scope, singleton)
 
 
 def length_weighted(
     batch: Batch, alpha: float, loo: bool = False, scope: str = "group", singleton: str = "zero"
 ) -> np.ndarray:
-    """R_i − Σ T_j^{2α}R_j/ΣT_j^{2α}."""
+    """Return R_i − Σ T_j^{2α}R_j/ΣT_j^{2α}."""
     return weighted(batch, lambda j: float(batch.lengths[j]) ** (2 * alpha), loo, scope, singleton)
 
 
 def norm_weighted(batch: Batch, loo: bool = False, scope: str = "group", singleton: str = "zero") -> np.ndarray:
-    """R_i − Σ‖S_j‖²R_j/Σ‖S_j‖²."""
+    """Return R_i − Σ‖S_j‖²R_j/Σ‖S_j‖²."""
     sq_norms = batch.sq_norms
     assert sq_norms is not None
     return weighted(batch, lambda j: float(sq_norms[j]), loo, scope, singleton)
@@ -107,7 +107,7 @@ def group_deviation(batch: Batch, i: int, ddof: int) -> float:
 
 
 def grpo(batch: Batch, ddof: int = 1, eps: float = 1e-6, loo: bool = False, singleton: str = "zero") -> np.ndarray:
-    """(R_i − R̄)/(std + ε)."""
+    """Return (R_i − R̄)/(std + ε)."""
     plain = group_mean(batch, loo, singleton)
     return np.array(
         [a if alone(batch, i) else a / (group_deviation(batch, i, ddof) + eps) for i, a in enumerate(plain)]
@@ -117,7 +117,7 @@ def grpo(batch: Batch, ddof: int = 1, eps: float = 1e-6, loo: bool = False, sing
 def pass_at_k(
     batch: Batch, normalize: bool = False, ddof: int = 1, eps: float = 1e-6, singleton: str = "zero"
 ) -> np.ndarray:
-    """r_max − r_second for the best, 0 else."""
+    """Return r_max − r_second for the best, 0 else."""
     advantages = []
     for i, reward in enumerate(batch.rewards):
         if alone(batch, i):
@@ -131,7 +131,7 @@ def pass_at_k(
 
 
 def kimi(batch: Batch, tau: float, loo: bool = False, singleton: str = "zero") -> np.ndarray:
-    """R_i − τ·log mean_j exp(R_j/τ)."""
+    """Return R_i − τ·log mean_j exp(R_j/τ)."""
     advantages = []
     for i, reward in enumerate(batch.rewards):
         if alone(batch, i):
@@ -145,7 +145,7 @@ def kimi(batch: Batch, tau: float, loo: bool = False, singleton: str = "zero") -
 
 
 def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> np.ndarray:
-    """(R_i − R̄)/R̄, 0 for a group of zeros."""
+    """Return (R_i − R̄)/R̄, 0 for a group of zeros."""
     plain = group_mean(batch, loo, singleton)
     advantages = []
     for i in range(len(plain)):
@@ -162,7 +162,7 @@ def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> np.ndarr
 def james_stein(
     batch: Batch, loo: bool = True, shrink_factor: bool = True, eps: float = 0.0, singleton: str = "zero"
 ) -> np.ndarray:
-    """R_i − [(1−λ)(mean of the others) + λ(mean of the other groups)]."""
+    """Return R_i − [(1−λ)(mean of the others) + λ(mean of the other groups)]."""
     groups = sorted(set(batch.groups.tolist()))
     rewards = {g: [r for r, label in zip(batch.rewards, batch.groups, strict=True) if label == g] for g in groups}
     mean = {g: sum(rewards[g]) / len(rewards[g]) for g in groups}
@@ -193,14 +193,14 @@ def james_stein(
 
 
 def whiten(values: list[float]) -> list[float]:
-    """(v − mean)·rsqrt(var + 1e-8), unbiased variance."""
+    """Return (v − mean)·rsqrt(var + 1e-8), unbiased variance."""
     mean = sum(values) / len(values)
     variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
     return [(value - mean) / math.sqrt(variance + 1e-8) for value in values]
 
 
 def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zero") -> np.ndarray:
-    """R_i − R̄, whitened over the batch's tokens."""
+    """Return R_i − R̄, whitened over the batch's tokens."""
     plain = group_mean(batch, loo, singleton)
     tokens = [(i, float(plain[i])) for i in range(len(plain)) for _ in range(int(batch.lengths[i]))]
     white = whiten([value for _, value in tokens])

@@ -10,13 +10,13 @@ from gradstats.estimators import Batch
 
 
 def clipped_objective(ratio: float, advantage: float, low: float, high: float, dual: float | None) -> float:
-    """min(ρA, clip(ρ)A), and not below cA for A < 0 where a dual clip c is given."""
+    """Return min(ρA, clip(ρ)A), and not below cA for A < 0 where a dual clip c is given."""
     value = min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
     return max(value, dual * advantage) if dual is not None and advantage < 0 else value
 
 
 def token_weight(ratio: float, advantage: float, low: float, high: float, dual: float | None = None) -> float:
-    """d/d log π of the clipped objective, by a central difference in log ρ."""
+    """Return d/d log π of the clipped objective, by a central difference in log ρ."""
     step = 1e-6
     above = clipped_objective(ratio * math.exp(step), advantage, low, high, dual)
     below = clipped_objective(ratio * math.exp(-step), advantage, low, high, dual)
@@ -24,12 +24,12 @@ def token_weight(ratio: float, advantage: float, low: float, high: float, dual: 
 
 
 def sequence_ratio(log_ratios: list[float]) -> float:
-    """GSPO's s_i = exp(mean_t log ρ_t)."""
+    """Return GSPO's s_i = exp(mean_t log ρ_t)."""
     return math.exp(sum(log_ratios) / len(log_ratios))
 
 
 def cispo_weight(ratio: float, advantage: float, convention: str, low: float, high: float) -> float:
-    """stop-grad(clip(ρ))·A in verl's and in TRL's convention."""
+    """Return stop-grad(clip(ρ))·A in verl's and in TRL's convention."""
     if convention == "trl":
         return min(ratio, high) * advantage
     return min(max(ratio, 1 - low), 1 + high) * advantage
@@ -48,20 +48,20 @@ def aggregation_factor(batch: Batch, i: int, name: str, max_tokens: float | None
 
 
 def kl_value(log_ratio: float, kind: str) -> float:
-    """k1, k2 or k3 at log π/π_ref."""
+    """Return k1, k2 or k3 at log π/π_ref."""
     if kind == "k1":
         return log_ratio
     return 0.5 * log_ratio**2 if kind == "k2" else math.exp(-log_ratio) - 1 + log_ratio
 
 
 def kl_slope(log_ratio: float, kind: str) -> float:
-    """dk/d log π, by a central difference."""
+    """Return dk/d log π, by a central difference."""
     step = 1e-6
     return (kl_value(log_ratio + step, kind) - kl_value(log_ratio - step, kind)) / (2 * step)
 
 
 def differing_groups(batch: Batch) -> np.ndarray:
-    """Which groups, in sorted order of their labels, hold two different rewards."""
+    """Return which groups, in sorted order of their labels, hold two different rewards."""
     kept = []
     for group in sorted(set(batch.groups.tolist())):
         rewards = {float(r) for r, label in zip(batch.rewards, batch.groups, strict=True) if label == group}

@@ -20,20 +20,20 @@ def counted(batch: Batch, i: int) -> list[int]:
 
 
 def reward_at(batch: Batch, i: int, t: int) -> float:
-    """r_{i,t}; without token rewards R_i sits on the last counted token."""
+    """Return r_{i,t}; without token rewards R_i sits on the last counted token."""
     if batch.token_rewards is not None:
         return float(batch.token_rewards[i, t])
     return float(batch.rewards[i]) if t == counted(batch, i)[-1] else 0.0
 
 
 def return_at(batch: Batch, i: int, t: int, gamma: float = 1.0) -> float:
-    """G_{i,t} over counted tokens."""
+    """Return G_{i,t} over counted tokens."""
     ahead = [u for u in counted(batch, i) if u >= t]
     return sum(gamma**step * reward_at(batch, i, u) for step, u in enumerate(ahead))
 
 
 def fill(batch: Batch, value: Callable[[int, int], float]) -> np.ndarray:
-    """(N, T) with ``value(i, t)`` at counted tokens."""
+    """Return (N, T) with ``value(i, t)`` at counted tokens."""
     advantages = np.zeros(batch.mask.shape)
     for i in range(len(batch.rewards)):
         for t in counted(batch, i):
@@ -42,26 +42,26 @@ def fill(batch: Batch, value: Callable[[int, int], float]) -> np.ndarray:
 
 
 def remax(batch: Batch) -> np.ndarray:
-    """G_{i,t} − R(greedy)."""
+    """Return G_{i,t} − R(greedy)."""
     greedy = batch.greedy_rewards
     assert greedy is not None
     return fill(batch, lambda i, t: return_at(batch, i, t) - greedy[i])
 
 
 def whiten_tokens(batch: Batch, values: np.ndarray) -> np.ndarray:
-    """Whitened over all counted tokens of the batch."""
+    """Return the values whitened over all counted tokens of the batch."""
     places = [(i, t) for i in range(len(batch.rewards)) for t in counted(batch, i)]
     white = dict(zip(places, whiten([float(values[place]) for place in places]), strict=True))
     return fill(batch, lambda i, t: white[i, t])
 
 
 def reinforce_pp(batch: Batch, gamma: float = 1.0) -> np.ndarray:
-    """G_{i,t}, whitened."""
+    """Return G_{i,t}, whitened."""
     return whiten_tokens(batch, fill(batch, lambda i, t: return_at(batch, i, t, gamma)))
 
 
 def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False) -> np.ndarray:
-    """Σ_l (γλ)^l δ_{t+l}."""
+    """Return Σ_l (γλ)^l δ_{t+l}."""
     values = batch.values
     assert values is not None
 
@@ -78,7 +78,7 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
 
 
 def vine(batch: Batch, k: int = 9) -> np.ndarray:
-    """V̂ at the end of the step − V̂ at its start + its rewards."""
+    """Return V̂ at the end of the step − V̂ at its start + its rewards."""
     values = batch.values
     assert values is not None
 
@@ -95,7 +95,7 @@ def vine(batch: Batch, k: int = 9) -> np.ndarray:
 
 
 def energy_at(batch: Batch, i: int, t: int, energy: str) -> float:
-    """ρ²‖s_t‖², or ρ²w_t with w_t = 1 − 2π(y_t) + Σ_v π(v)²."""
+    """Return ρ²‖s_t‖², or ρ²w_t with w_t = 1 − 2π(y_t) + Σ_v π(v)²."""
     if energy == "exact":
         assert batch.token_energy is not None
         value = float(batch.token_energy[i, t])
@@ -107,13 +107,13 @@ def energy_at(batch: Batch, i: int, t: int, energy: str) -> float:
 
 
 def zeroed(batch: Batch, i: int, column: int) -> bool:
-    """Whether the zero-tail rule sets B = 0 for completion i at a column."""
+    """Return whether the zero-tail rule sets B = 0 for completion i at a column."""
     others = [int(batch.lengths[j]) for j in members(batch, i, loo=True)]
     return bool(others) and int(batch.lengths[i]) > max(others) and column >= max(others)
 
 
 def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool = False) -> np.ndarray:
-    """(G_{i,t} − B_t)·m, B_t = Σ G W m/(Σ W m + 1e-8)."""
+    """Return (G_{i,t} − B_t)·m, B_t = Σ G W m/(Σ W m + 1e-8)."""
 
     def advantage(i: int, t: int) -> float:
         baseline = 0.0
@@ -148,7 +148,7 @@ def otb_turns(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: 
 
 
 def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> np.ndarray:
-    """G_{i,t} − Σ R⟨s_t, S⟩/Σ‖s_t‖²."""
+    """Return G_{i,t} − Σ R⟨s_t, S⟩/Σ‖s_t‖²."""
     energy, cross = batch.token_energy, batch.token_cross
     assert energy is not None
     assert cross is not None
@@ -165,7 +165,7 @@ def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> np.
 
 
 def discounted(batch: Batch, baseline: str = "rloo", gamma: float = 1.0) -> np.ndarray:
-    """Σ_{u≥t} γ^{u−t} r_u − γ^{T−t} b_i, with b_i the mean reward of the group, without sample i for "rloo"."""
+    """Return Σ_{u≥t} γ^{u−t} r_u − γ^{T−t} b_i, with b_i the mean reward of the group, without sample i for "rloo"."""
 
     def advantage(i: int, t: int) -> float:
         tokens = counted(batch, i)

@@ -37,7 +37,7 @@ def _of(file: str, **meanings: str) -> tuple[PrintedColumn, ...]:
 
 
 def _each(folder: str, headings: Mapping[str, str]) -> tuple[PrintedColumn, ...]:
-    """Quantities that have a file of their name."""
+    """Return quantities that have a file of their name."""
     return tuple(PrintedColumn(name, heading, f"{folder}/{name}.py") for name, heading in headings.items())
 
 

@@ -80,7 +80,7 @@ def figures_as_svg(run: SavedResults) -> dict[str, str]:
 
 
 def run_figures(run: SavedResults, figure_style: FiguresSection) -> Iterator[tuple[RunFigure, Figure, pd.DataFrame]]:
-    """Each figure of a run as listed, as drawn, and its table; a figure is closed when the next is asked for."""
+    """Yield each figure of a run as listed, as drawn, and its table; a figure is closed when the next is asked for."""
     for listed in FIGURES:
         table = listed.needs(run)
         if table is not None:
@@ -142,7 +142,7 @@ def _resolved_variance(run: SavedResults) -> pd.DataFrame | None:
 
 
 def _group_sizes(run: SavedResults) -> pd.DataFrame | None:
-    """Several group sizes; those with within-prompt variance where it is known of several.
+    """Return the rows of several group sizes; those with within-prompt variance where it is known of several.
 
     Equal group sizes are about the within-prompt variance, which takes two groups of a prompt.
     """

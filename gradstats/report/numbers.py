@@ -81,7 +81,7 @@ def _bound(low: float, high: float, markup: str) -> str | None:
 
 
 def _decimals(side: float) -> int:
-    """Decimals that show two significant digits of a margin."""
+    """Return the decimals that show two significant digits of a margin."""
     return max(0, 1 - math.floor(math.log10(side)))
 
 

@@ -120,7 +120,7 @@ def read_tokens(folder: Path) -> SavedTokens | None:
 
 
 def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
-    """Completions of typical lengths, with the intervals of their energies."""
+    """Return the completions of typical lengths, with the intervals of their energies."""
     from scipy import stats
 
     keys = ["prompt_id", "sample_id"]

@@ -47,7 +47,7 @@ class Table:
     label: str = "tab:gradstats"
 
     def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""
+        """Return the headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""
         escape = {"latex": latex_escape, "markdown": markdown_escape, "plain": str}[markup]
         named = display_name if markup == "latex" else str
         headings, texts = [escape(self.heading)], [[escape(named(name))] for name in self.rows]
@@ -211,7 +211,7 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
 
 
 def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
-    """Profiles of policies side by side: one row per quantity, one column per policy.
+    """Return profiles of policies side by side: one row per quantity, one column per policy.
 
     Args:
         profiles: name → profile.
@@ -253,12 +253,12 @@ _LATEX = {
 
 
 def latex_escape(text: str) -> str:
-    """Text as LaTeX sets it."""
+    """Escape a text for LaTeX."""
     return "".join(_LATEX.get(character, character) for character in text)
 
 
 def markdown_escape(text: str) -> str:
-    """Text that Markdown leaves alone."""
+    """Escape a text for Markdown."""
     return "".join("\\" + character if character in r"\`*_{}[]<>|#" else character for character in text)
 
 

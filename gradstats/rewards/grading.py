@@ -141,7 +141,7 @@ def _entries(spec: RewardSpec) -> list[tuple[str | Reward | None, float]]:
 
 
 def _split(text: str) -> tuple[str, float]:
-    """``"math=0.5"`` → ``("math", 0.5)``; the weight is 1 where none is given."""
+    """Return ``"math=0.5"`` → ``("math", 0.5)``; the weight is 1 where none is given."""
     match = _WEIGHTED.fullmatch(text.strip())
     return (match.group(1).strip(), float(match.group(2))) if match else (text.strip(), 1.0)
 

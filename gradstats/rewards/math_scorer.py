@@ -20,7 +20,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def math_score(completion: str, answer: str) -> float:
-    """1 when math-verify finds the completion's final expression equal to the reference answer, else 0.
+    """Return 1 when math-verify finds the completion's final expression equal to the reference answer, else 0.
 
     Raises:
         ReferenceAnswerError: when math-verify cannot parse the reference answer itself.

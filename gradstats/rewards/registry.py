@@ -18,17 +18,17 @@ Reward = Callable[[str, Problem], float]
 
 
 def embedded_reward(completion: str, problem: Problem) -> float:
-    """1 when the answer marked by the embedded policy equals the reference answer exactly, else 0."""
+    """Return 1 when the answer marked by the embedded policy equals the reference answer exactly, else 0."""
     return float(extract_answer(completion) == problem.answer)
 
 
 def exact_reward(completion: str, problem: Problem) -> float:
-    """1 when the whole completion, stripped of white space, equals the reference answer, else 0."""
+    """Return 1 when the whole completion, stripped of white space, equals the reference answer, else 0."""
     return float(completion.strip() == problem.answer.strip())
 
 
 def math_reward(completion: str, problem: Problem) -> float:
-    """1 when math-verify finds the completion's final expression equal to the reference answer, else 0.
+    """Return 1 when math-verify finds the completion's final expression equal to the reference answer, else 0.
 
     Raises:
         ScoringTimeoutError: when math-verify exceeded its time limits.
@@ -39,7 +39,7 @@ def math_reward(completion: str, problem: Problem) -> float:
 
 
 def reasoning_gym_reward(completion: str, problem: Problem, threshold: float | None = 1.0) -> float:
-    r"""1 when the task's scorer gives the answer in a completion at least the threshold, else 0.
+    r"""Return 1 when the task's scorer gives the answer in a completion at least the threshold, else 0.
 
     The scorers give only partial credit to a correct answer inside a longer text, so the answer is extracted first:
     the text between the last ``<answer>`` tags, else the content of the last ``\boxed{}``, else the last number, else

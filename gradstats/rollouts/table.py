@@ -332,7 +332,7 @@ def refuse_to_replace_rollouts(
 
 
 def is_rollouts_file(path: Path) -> bool:
-    """Whether a file is a table of rollouts that this program wrote."""
+    """Return whether a file is a table of rollouts that this program wrote."""
     try:
         return path.is_file() and _METADATA_KEY in (pq.read_schema(path).metadata or {})
     except (pa.ArrowException, OSError, ValueError):

@@ -15,7 +15,7 @@ class Tokenizer(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Size of the vocabulary."""
+        """Return the size of the vocabulary."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict[str, pd.DataFrame]:
-    """Tables in addition to the variance comparison, by name; tables that the data do not allow are left out.
+    """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out.
 
     Returns:
         ``group_sizes``: the estimators that stay within their group at 2, 4, 8, … completions per group, with their

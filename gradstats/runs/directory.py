@@ -202,13 +202,13 @@ def refuse_other_folder(path: Path) -> None:
 
 
 def is_run_directory(path: Path) -> bool:
-    """Whether a folder is a run directory: one with an ``experiment.yaml`` that a run recorded."""
+    """Return whether a folder is a run directory: one with an ``experiment.yaml`` that a run recorded."""
     recorded = path / "experiment.yaml"
     return recorded.is_file() and ((path / "rollouts" / PLAN).exists() or is_recorded_experiment(recorded))
 
 
 def _holds_something(path: Path) -> bool:
-    """Whether a folder holds more than what a run that was killed at its very beginning leaves behind."""
+    """Return whether a folder holds more than what a run that was killed at its very beginning leaves behind."""
     left = {*partials(path), *(path / name for name in ("rollouts", "measurement", LOCK))}
     folders = [path / name for name in ("rollouts", "measurement") if (path / name).is_dir()]
     if folders:  # version 0.1 recorded no checksum

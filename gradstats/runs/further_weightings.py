@@ -50,7 +50,7 @@ def possible_weightings(experiment: Experiment) -> tuple[str, ...]:
 
 
 def needed_weightings(session: MeasuringSession, first: Rollouts, possible: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the weightings that a run measures: all where its first shard is off-policy, else none."""
+    """Return the weightings that a run measures: all where its first shard is off-policy, else none."""
     if not possible or "sampler_logprobs" not in first.frame:
         return ()
     off_policy = chi_squared(ScoredTokens(first, session.logprobs(first)).batch()) > NEGLIGIBLE_CHI_SQUARED

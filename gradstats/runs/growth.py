@@ -45,7 +45,7 @@ class Round:
 
 
 def may_grow(name: str, before: object, wanted: object) -> bool:
-    """Whether a run with one value of a setting can be extended to another; None stands for all problems."""
+    """Return whether a run with one value of a setting can be extended to another; None stands for all problems."""
     if name not in GROWING or not isinstance(before, int):
         return False
     return wanted is None or (isinstance(wanted, int) and wanted >= before)

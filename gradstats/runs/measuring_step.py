@@ -18,7 +18,7 @@ from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
 
 
 def is_measured(run: RunDirectory) -> bool:
-    """Whether every shard of a run has been measured."""
+    """Return whether every shard of a run has been measured."""
     n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
     return len(_shards(run).finished(n_shards)) == n_shards
 

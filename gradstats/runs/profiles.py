@@ -10,7 +10,7 @@ from gradstats.runs.sources import load_measurement_of
 
 
 def measured_source(source: str) -> bool:
-    """Whether a source is a run directory or a measurement folder, and not a policy."""
+    """Return whether a source is a run directory or a measurement folder, and not a policy."""
     path = Path(source)
     return (path / "measurement").is_dir() or bool(
         list(path.glob("measurement.json")) + list(path.glob("*/measurement.json"))

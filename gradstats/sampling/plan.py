@@ -133,7 +133,7 @@ class SamplingPlan:
         return sum(map(len, self.rows))
 
     def made_with(self) -> dict[str, Any]:
-        """Everything that decides what is drawn."""
+        """Return everything that decides what is drawn."""
         names = [problem.prompt_id for problem in self.problems]
         answers = [problem.answer for problem in self.problems]
         return self.metadata | {"problems": digest([names, self.prompt_tokens, answers])}
@@ -163,7 +163,7 @@ class SamplingPlan:
     def _draw_greedy(
         self, rows: list[tuple[int, int]], seeds: list[int], on_tokens: Callable[[int], None]
     ) -> dict[int, tuple[str, float]]:
-        """Text and reward of the greedy completion of each problem in a batch."""
+        """Return the text and reward of the greedy completion of each problem in a batch."""
         indices = list(dict.fromkeys(index for index, _ in rows))
         prompts = [self.prompt_tokens[index] for index in indices]
         drawn = self.sampler.draw(prompts, self.settings.greedy(), seeds[: len(indices)], on_tokens)

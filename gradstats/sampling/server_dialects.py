@@ -29,7 +29,7 @@ class Dialect:
 
 
 def _extended(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str, object]:
-    """Fields of vLLM and of llama.cpp, each of which ignores the other's name for the repetition penalty."""
+    """Return the fields of vLLM and of llama.cpp, each of which ignores the other's name for the repetition penalty."""
     return {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
@@ -61,7 +61,7 @@ def _transformers(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[
 
 
 def _standard(settings: SamplerSettings, stop_tokens: list[int]) -> Mapping[str, object]:
-    """OpenAI's fields. Greedy decoding is temperature 0; settings without a field are refused."""
+    """Return OpenAI's fields. Greedy decoding is temperature 0; settings without a field are refused."""
     if settings.top_k == 1:
         return {"temperature": 0.0, "logprobs": 1}
     missing = [

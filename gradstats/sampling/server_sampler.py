@@ -200,7 +200,7 @@ class ServerSampler:
     def _complete(
         self, sent: list[int] | str, prompt: list[int], max_tokens: int, seed: int, fields: Mapping[str, object]
     ) -> Completion:
-        """One completion; a malformed answer is requested again, as the client does after failures."""
+        """Return one completion; a malformed answer is requested again, as the client does after failures."""
         for attempt in range(self.max_retries + 1):
             try:
                 with self._failures():

@@ -62,7 +62,7 @@ class FiellerRatio:
         return bool(np.isfinite([self.value, self.denominator, *variances]).all())
 
     def is_bounded(self, confidence_level: float) -> bool:
-        """Whether the denominator differs from 0 at this level."""
+        """Return whether the denominator differs from 0 at this level."""
         t_sq = self._t_sq(confidence_level)
         return bool(self.is_known and self.denominator**2 > t_sq * self.denominator_variance)
 

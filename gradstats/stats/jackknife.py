@@ -21,7 +21,7 @@ class Estimated(Protocol):
     """What was estimated, with an interval at any level; NaN for what the data do not resolve at it."""
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``."""
+        """Return ``(value, low, high)``."""
         ...
 
 
@@ -80,7 +80,7 @@ class Estimate:
         return min(2.0 * float(stats.t.sf(t if only_above else abs(t), self.degrees)), 1.0)
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``."""
+        """Return ``(value, low, high)``."""
         return (self.value, *self.confidence_interval(confidence_level))
 
 

@@ -43,7 +43,7 @@ class LengthRewardCorrelation:
         return float(np.tanh(centre - margin)), float(np.tanh(centre + margin))
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row: the correlation with its interval, and the number of prompts and completions behind it."""
+        """Return one row: the correlation with its interval, and the number of prompts and completions behind it."""
         low, high = self.confidence_interval(confidence_level)
         row = {
             "correlation": self.correlation,
@@ -141,7 +141,7 @@ def length_reward_correlation(
 
 
 def _varies(values: Float[np.ndarray, " n"], prompts: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " m"]:
-    """Whether a prompt's values differ; a sum of squared deviations need not be exactly 0 where they do not."""
+    """Return whether a prompt's values differ; a sum of squared deviations need not be exactly 0 where they do not."""
     lowest, highest = np.full((2, int(prompts.max()) + 1), np.inf) * [[1.0], [-1.0]]
     np.minimum.at(lowest, prompts, values)
     np.maximum.at(highest, prompts, values)
@@ -151,7 +151,7 @@ def _varies(values: Float[np.ndarray, " n"], prompts: Int[np.ndarray, " n"]) -> 
 def _sums(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], prompts: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, "3 m"]:
-    """Each prompt's sums of squares and products of deviations from its means."""
+    """Return each prompt's sums of squares and products of deviations from its means."""
     sizes = np.bincount(prompts)
     dx = x - (np.bincount(prompts, weights=x) / sizes)[prompts]
     dy = y - (np.bincount(prompts, weights=y) / sizes)[prompts]
@@ -159,5 +159,5 @@ def _sums(
 
 
 def _correlation(sums: Float[np.ndarray, "3 *m"]) -> np.ndarray | np.floating:
-    """Σdx·dy/√(Σdx² Σdy²)."""
+    """Return Σdx·dy/√(Σdx² Σdy²)."""
     return sums[2] / np.sqrt(sums[0] * sums[1])

@@ -6,5 +6,5 @@ import pandas as pd
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, object]]:
-    """One dictionary a row, column → value."""
+    """Return one dictionary per row, column → value."""
     return [{str(column): value for column, value in row.items()} for row in frame.to_dict("records")]

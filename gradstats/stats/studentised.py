@@ -74,7 +74,7 @@ def largest_deviation(draws: Sequence[Float[np.ndarray, " resamples"]], confiden
 
 @lru_cache(maxsize=2)
 def resampled_prompts(n_prompts: int) -> Integer[np.ndarray, "resamples m"]:
-    """How often each prompt is drawn, in each resample of the prompts with replacement.
+    """Return how often each prompt is drawn, in each resample of the prompts with replacement.
 
     The same for every statistic of as many prompts, so that intervals are paired, and the same in every call, so that
     they can be repeated.

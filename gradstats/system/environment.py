@@ -12,7 +12,7 @@ _PACKAGES = ("gradstats", "torch", "transformers", "numpy", "scipy", "pandas", "
 
 
 def environment() -> dict[str, object]:
-    """Versions and hardware, as a manifest records them."""
+    """Return the versions and hardware, as a manifest records them."""
     return {
         "versions": {name: version(name) for name in _PACKAGES},
         "python": platform.python_version(),

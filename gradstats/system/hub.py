@@ -10,7 +10,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def hub_problem(repo_id: str, file_name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
-    """Why a repository's files are not available, or None when they are cached or the hub answers.
+    """Return why a repository's files are not available, or None when they are cached or the hub answers.
 
     The hub is asked once; its client would retry an unreachable host five times for each file.
 

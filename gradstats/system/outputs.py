@@ -99,12 +99,12 @@ def differing_entry(
 
 
 def is_marked(path: Path) -> bool:
-    """Whether a file holds :data:`MARK`."""
+    """Return whether a file holds :data:`MARK`."""
     return path.is_file() and MARK.encode() in path.read_bytes()
 
 
 def has_columns(path: Path, columns: Collection[str]) -> bool:
-    """Whether a file is CSV with at least these columns."""
+    """Return whether a file is CSV with at least these columns."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -105,11 +105,11 @@ class Shards(Generic[Content]):
             yield cls(folder, suffix, read, write, {"run": digest(wanted)} if stamped else {})
 
     def path(self, number: int) -> Path:
-        """Where a shard is."""
+        """Return where a shard is."""
         return shard_path(self.folder, number, self.suffix)
 
     def finished(self, n_shards: int) -> list[int]:
-        """Which of the first ``n_shards`` shards exist."""
+        """Return which of the first ``n_shards`` shards exist."""
         return [number for number in range(n_shards) if self.path(number).exists()]
 
     def make_missing(
@@ -222,7 +222,7 @@ def _origin(plan: Mapping[str, object]) -> dict[str, object]:
 
 
 def n_planned(plan: Mapping[str, Any], path: Path) -> int:
-    """How many shards a plan has.
+    """Return how many shards a plan has.
 
     Raises:
         ValueError: when it does not say so.
@@ -268,12 +268,12 @@ def _refuse_other_origin(metadata: Mapping[str, Any], path: Path, expected: Mapp
 
 
 def shard_path(folder: Path, number: int, suffix: str) -> Path:
-    """Where the shard of a number is."""
+    """Return where the shard of a number is."""
     return folder / f"shard-{number:05d}{suffix}"
 
 
 def shards_folder(out: Path) -> Path:
-    """Where a command keeps its shards until ``out`` is written."""
+    """Return where a command keeps its shards until ``out`` is written."""
     return out.with_name(f"{out.name}.parts")
 
 

@@ -46,7 +46,7 @@ class FittedValues:
         return self.explained_variance.confidence_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row: explained variance with its interval, folds, the median penalty."""
+        """Return a frame of one row: explained variance with its interval, folds, the median penalty."""
         low, high = self.confidence_interval(confidence_level)
         row = {
             "explained_variance": self.explained_variance.value,
@@ -187,7 +187,7 @@ def hidden_states(
 
 
 def _chunks(rollouts: Rollouts, token_budget: int) -> Iterator[np.ndarray]:
-    """Rows of similar length, so that little is padding."""
+    """Yield the rows of similar length, so that little is padding."""
     frame = rollouts.frame
     sizes = (frame["prompt_tokens"].map(len) + frame["completion_tokens"].map(len)).to_numpy()
     start = 0

@@ -106,7 +106,7 @@ def monte_carlo_values(
 
 
 def step_starts(policy: Policy, tokens: list[int], steps: Steps = r"\n+") -> list[int]:
-    """Positions of the tokens at which steps begin, including the first token.
+    """Return the positions of the tokens at which steps begin, including the first token.
 
     Args:
         policy: its tokenizer decodes the tokens.

@@ -90,7 +90,7 @@ def test_an_interrupt_says_that_nothing_is_lost(monkeypatch, capsys):
     monkeypatch.setattr("gradstats.config.experiment.load_experiment", interrupted)
     code, _, err = run(monkeypatch, capsys, "run", "embedded")
     assert code == 130
-    assert "what was finished is kept" in err
+    assert "finished work is kept" in err
 
 
 def test_tracebacks_on_request(monkeypatch, capsys):

@@ -174,7 +174,7 @@ def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
     assert out.startswith("‖E ĝ‖² of reinforce resolved (95% interval above 0 in 80% of studies) takes ")
     for wrong, message in (
         (("plan", measured, "--estimator", "rloo"), "choose an estimator that is not a multiple of the reference"),
-        (("plan", measured, "--ratio", 0.9), "give --estimator with --ratio and --signal"),
+        (("plan", measured, "--ratio", 0.9), "--ratio and --signal need --estimator"),
         (("plan", "--estimator", "grpo"), "give a measurement folder or a run directory as the pilot of --estimator"),
         (("plan", measured, "--dry-run"), "--dry-run needs a run directory with an experiment.yaml"),
     ):

@@ -45,7 +45,7 @@ def written(folder: Path, *, in_run: bool, **changes) -> Path:
 )
 def test_what_a_run_directory_names_needs_permission(changes, named, tmp_path):
     path = written(tmp_path / "run", in_run=True, **changes)
-    with pytest.raises(UntrustedCodeError, match=f"would run code that it names itself .*{named}.*add --trust"):
+    with pytest.raises(UntrustedCodeError, match=f"names code that would run .*{named}.*add --trust"):
         load_experiment(path)
 
 

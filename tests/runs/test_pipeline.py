@@ -111,7 +111,7 @@ def test_a_finished_run_is_redrawn_without_sampling_or_measuring(finished, monke
             r"sampling\.group_size is 'many': it must be an integer of at least 1 \(completions of each prompt",
         ),
         ("policy: {name: x", "is not YAML"),
-        ("- a\n- b", "does not hold settings"),
+        ("- a\n- b", "does not contain settings"),
     ],
 )
 def test_wrong_experiment_files_name_the_setting(tmp_path, text, message):

@@ -15,7 +15,7 @@ WEIGHTED_BIAS = "own sample: biased in scale and direction; LOO: ∇J"
 
 
 def unbiased(group_size: int, parameters: Parameters) -> float | None:
-    """1 at every group size; 0, 1 or unknown for a group of one with a ``singleton`` rule."""
+    """Return 1 at every group size; 0, 1 or unknown for a group of one with a ``singleton`` rule."""
     if group_size == 1 and parameters.get("scope", "group") == "group" and "singleton" in parameters:
         return {"zero": 0.0, "reward": 1.0, "nan": None}[parameters["singleton"]]
     return 1.0
@@ -31,12 +31,12 @@ def mean_scale(group_size: int, parameters: Parameters) -> float | None:
 
 
 def unbiased_if_loo(group_size: int, parameters: Parameters) -> float | None:
-    """1 for the leave-one-out version; unknown (None) with the own sample, except for a group of one."""
+    """Return 1 for the leave-one-out version; unknown (None) with the own sample, except for a group of one."""
     if parameters["loo"] or (group_size == 1 and parameters.get("scope", "group") == "group"):
         return unbiased(group_size, parameters)
     return None
 
 
 def is_batch_level(parameters: Parameters) -> bool:
-    """Whether the baseline is taken over the whole batch."""
+    """Return whether the baseline is taken over the whole batch."""
     return parameters["scope"] == "batch"

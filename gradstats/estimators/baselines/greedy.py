@@ -21,7 +21,7 @@ from gradstats.estimators.registry import estimator
     expected_scale=unbiased,
 )
 def remax(batch: Batch) -> Float[np.ndarray, "n t"]:
-    r""":math:`A_{i,t} = G_{i,t} - R(\text{greedy completion of the prompt})`. ReMax, 2310.10505.
+    r"""Return :math:`A_{i,t} = G_{i,t} - R(\text{greedy completion of the prompt})`. ReMax, 2310.10505.
 
     Needs ``greedy_rewards``, one per completion. The baseline does not depend on the samples, so E[ĝ] = ∇J.
     """

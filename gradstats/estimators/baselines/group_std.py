@@ -30,7 +30,7 @@ def standard_deviation(
 def divide_by_deviation(
     advantages: Float[np.ndarray, "n"], deviation: Float[np.ndarray, "n"], eps: float, what: str
 ) -> Float[np.ndarray, "n"]:
-    """A/(std + ε): NaN, with a warning, where std + ε is zero or undefined."""
+    """Return A/(std + ε): NaN, with a warning, where std + ε is zero or undefined."""
     scale = deviation + eps
     defined = scale > 0
     if not defined.all():
@@ -54,7 +54,7 @@ def divide_by_deviation(
 def grpo(
     batch: Batch, ddof: int = 1, eps: float = 1e-6, loo: bool = False, singleton: str = "zero"
 ) -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = (R_i - \bar R)/(\mathrm{std} + ε)`. GRPO, 2402.03300.
+    r"""Return :math:`A_i = (R_i - \bar R)/(\mathrm{std} + ε)`. GRPO, 2402.03300.
 
     Implementations differ in the standard deviation and ε: verl uses ``ddof=1, eps=1e-6``, the defaults here;
     TRL ``ddof=1, eps=1e-4``; rllm ``ddof=0, eps=1e-6``; open-instruct ``ddof=0, eps=1e-8``.

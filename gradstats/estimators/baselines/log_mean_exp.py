@@ -20,7 +20,7 @@ from gradstats.estimators.registry import estimator
     expected_scale=unbiased_if_loo,
 )
 def kimi(batch: Batch, tau: float, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - τ\log\frac1N\sum_j e^{R_j/τ}`. Kimi k1.5, 2501.12599.
+    r"""Return :math:`A_i = R_i - τ\log\frac1N\sum_j e^{R_j/τ}`. Kimi k1.5, 2501.12599.
 
     τ → ∞ gives the group mean and τ → 0 the greatest reward. By default R_i enters its own baseline and E[ĝ]
     is not a multiple of ∇J; ``loo=True`` averages over the others and is unbiased.

@@ -15,7 +15,7 @@ from gradstats.estimators.registry import estimator
 
 
 def group_mean_scale(batch: Batch) -> Float[np.ndarray, "n"]:
-    """R̄ of each completion's group; infinite, so that the quotient is 0, where all its rewards are 0.
+    """Return R̄ of each completion's group; infinite, so that the quotient is 0, where all its rewards are 0.
 
     Where R̄ = 0 although rewards differ, it is NaN, with a warning.
     """
@@ -42,7 +42,7 @@ def group_mean_scale(batch: Batch) -> Float[np.ndarray, "n"]:
     unit=f"{SEQUENCE_SUM} / group_mean",
 )
 def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = (R_i - \bar R)/\bar R`; a group whose rewards are all zero gives 0. MaxRL, 2602.02710.
+    r"""Return :math:`A_i = (R_i - \bar R)/\bar R`; a group whose rewards are all zero gives 0. MaxRL, 2602.02710.
 
     For 0/1 rewards with success rate p the expected gradient of a prompt's group is Σ_{k=0}^{N−2} (1−p)^k ∇p:
     a multiple of the prompt's gradient that grows as the prompt gets harder and tends to ∇ log p. Over several

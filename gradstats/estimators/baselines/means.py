@@ -19,7 +19,7 @@ from gradstats.estimators.registry import estimator
     expected_scale=unbiased,
 )
 def reinforce(batch: Batch) -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i`. Williams, Machine Learning 8, 1992. Unbiased: E[ĝ] = ∇J."""
+    r"""Return :math:`A_i = R_i`. Williams, Machine Learning 8, 1992. Unbiased: E[ĝ] = ∇J."""
     return batch.rewards
 
 
@@ -33,7 +33,7 @@ def reinforce(batch: Batch) -> Float[np.ndarray, "n"]:
     expected_scale=lambda group_size, parameters: None if parameters["b"] == "optimal" else 1.0,
 )
 def constant(batch: Batch, b: float | str = "optimal", off_policy: bool = False) -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - b`, with a given b or the optimal constant of this pool.
+    r"""Return :math:`A_i = R_i - b`, with a given b or the optimal constant of this pool.
 
     With a number it is unbiased, E[ĝ] = ∇J. With ``b="optimal"``, b is b* = Σ R_j‖S_j‖² / Σ‖S_j‖² over the
     whole pool, the own sample included: it needs ``sq_norms``, is batch-level, and E[ĝ] differs from ∇J by a
@@ -66,7 +66,7 @@ def constant(batch: Batch, b: float | str = "optimal", off_policy: bool = False)
     expected_scale=lambda group_size, parameters: 1.0 if parameters["loo"] else None,
 )
 def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - \frac1n\sum_j R_j` over the n completions of the whole batch.
+    r"""Return :math:`A_i = R_i - \frac1n\sum_j R_j` over the n completions of the whole batch.
 
     By default R_i enters its own baseline: E[ĝ] = (n−1)/n·∇J with n completions in the batch, a factor that the
     group size does not determine. ``loo=True`` leaves R_i out and is unbiased.
@@ -89,7 +89,7 @@ def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Floa
 def group_mean(
     batch: Batch, loo: bool = False, singleton: str = "zero", off_policy: bool = False
 ) -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - \bar R`, the mean over the N completions of the prompt.
+    r"""Return :math:`A_i = R_i - \bar R`, the mean over the N completions of the prompt.
 
     The mean includes R_i: A is (N−1)/N times that of :func:`rloo`, so E[ĝ] = (N−1)/N·∇J. ``loo=True`` is
     :func:`rloo`.
@@ -112,7 +112,7 @@ def group_mean(
     expected_scale=mean_scale,
 )
 def rloo(batch: Batch, loo: bool = True, singleton: str = "zero", off_policy: bool = False) -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - \frac{1}{N-1}\sum_{j≠i}R_j`. Ahmadian et al. 2402.14740. Unbiased: E[ĝ] = ∇J.
+    r"""Return :math:`A_i = R_i - \frac{1}{N-1}\sum_{j≠i}R_j`. Ahmadian et al. 2402.14740. Unbiased: E[ĝ] = ∇J.
 
     Args:
         batch: the completions.
@@ -140,7 +140,7 @@ def rloo(batch: Batch, loo: bool = True, singleton: str = "zero", off_policy: bo
     expected_scale=mean_scale,
 )
 def dr_grpo(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - \bar R`: as a baseline the same as :func:`group_mean`.
+    r"""Return :math:`A_i = R_i - \bar R`: as a baseline the same as :func:`group_mean`.
 
     The constant length that distinguishes Dr. GRPO (2503.20783) is the aggregation of the recipe. By default
     E[ĝ] = (N−1)/N·∇J; ``loo=True`` is unbiased.
@@ -161,7 +161,7 @@ def dr_grpo(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[n
     expected_scale=mean_scale,
 )
 def asymmetric(batch: Batch, delta: float = -0.1, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - (\bar R + δ)`. Arnal et al. 2506.20520, δ = −0.1 for 0/1 rewards.
+    r"""Return :math:`A_i = R_i - (\bar R + δ)`. Arnal et al. 2506.20520, δ = −0.1 for 0/1 rewards.
 
     The shift δ is a constant, so it changes the variance and not the mean: by default E[ĝ] = (N−1)/N·∇J;
     ``loo=True`` takes the mean of the others and is unbiased.

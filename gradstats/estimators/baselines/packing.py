@@ -26,7 +26,7 @@ def unpack(packed: np.ndarray, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
 
 
 def packed_rewards(batch: Batch) -> Float[np.ndarray, "n t"]:
-    """r_{i,t} in packed order; without ``token_rewards``, R_i on the last counted token."""
+    """Return r_{i,t} in packed order; without ``token_rewards``, R_i on the last counted token."""
     if batch.token_rewards is not None:
         return pack(batch.token_rewards, batch.mask)
     rewards = np.zeros(batch.mask.shape)
@@ -35,7 +35,7 @@ def packed_rewards(batch: Batch) -> Float[np.ndarray, "n t"]:
 
 
 def discounted_sums(values: Float[np.ndarray, "n t"], discount: float) -> Float[np.ndarray, "n t"]:
-    """Σ_{u≥t} discount^{u−t} · values_u along each row."""
+    """Return Σ_{u≥t} discount^{u−t} · values_u along each row."""
     if discount == 0:
         return values
     if discount == 1:
@@ -47,7 +47,7 @@ def discounted_sums(values: Float[np.ndarray, "n t"], discount: float) -> Float[
 
 
 def rewards_to_go(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
-    r"""G_{i,t} = Σ_{u≥t} γ^{u−t} r_{i,u} over counted tokens, 0 where masked out."""
+    r"""Return G_{i,t} = Σ_{u≥t} γ^{u−t} r_{i,u} over counted tokens, 0 where masked out."""
     if batch.token_rewards is None and gamma == 1:
         return np.where(batch.mask, batch.rewards[:, None], 0.0)
     sums = discounted_sums(packed_rewards(batch), gamma)

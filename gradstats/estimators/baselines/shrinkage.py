@@ -52,7 +52,7 @@ def james_stein(
 def _shrinkage(
     batch: Batch, shrink_factor: bool, eps: float
 ) -> tuple[Float[np.ndarray, "groups"], Float[np.ndarray, "groups"]]:
-    """λ and μ̄ of every group, from the other groups only."""
+    """Return λ and μ̄ of every group, from the other groups only."""
     n, m = batch.n_groups, batch.group_sizes
     one_set = np.zeros(n, dtype=np.int64)
     mean = reduce_by_group(batch.rewards, batch.group_index, n) / m

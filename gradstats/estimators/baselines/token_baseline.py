@@ -14,7 +14,7 @@ from gradstats.estimators.registry import estimator
 
 
 def token_energy(batch: Batch, energy: str) -> Float[np.ndarray, "n t"]:
-    r"""‖s_t‖² as measured ("exact"), or w_t = 1 − 2π(y_t) + Σ_v π(v)² ("logit"), times ρ_t² where ρ is given.
+    r"""Return ‖s_t‖² as measured ("exact"), or w_t = 1 − 2π(y_t) + Σ_v π(v)² ("logit"), times ρ_t² where ρ is given.
 
     w_t is the squared norm of the gradient with respect to the logits. 0 where masked out.
     """
@@ -52,7 +52,7 @@ def _otb_advantages(
     zero_tail: bool,
     loo: bool,
 ) -> Float[np.ndarray, "n t"]:
-    """(G − B)·m by column: columns are positions (``otb``) or counted tokens (``otb_turns``)."""
+    """Return (G − B)·m by column: columns are positions (``otb``) or counted tokens (``otb_turns``)."""
     index, n_groups = batch.group_index, batch.n_groups
     weight = np.cumsum(energy, axis=1) * mask
     if loo:

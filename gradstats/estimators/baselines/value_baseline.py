@@ -26,7 +26,7 @@ from gradstats.estimators.registry import estimator
     unit=lambda parameters: f"{SEQUENCE_SUM} / batch_token_std" if parameters["whiten"] else SEQUENCE_SUM,
 )
 def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False) -> Float[np.ndarray, "n t"]:
-    r""":math:`A_t = \sum_l (γλ)^l δ_{t+l},\ δ_t = r_t + γV_{t+1} - V_t`. Schulman et al. 1506.02438.
+    r"""Return :math:`A_t = \sum_l (γλ)^l δ_{t+l},\ δ_t = r_t + γV_{t+1} - V_t`. Schulman et al. 1506.02438.
 
     Sums and V_{t+1} run over counted tokens, and V_{T+1} = 0. γ = λ = 1 gives G_t − V_t, for which E[ĝ] = ∇J
     if the values were not fitted to the same completions. Other γ or λ trade bias for variance; whitening is
@@ -61,7 +61,7 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
     expected_scale=lambda group_size, parameters: 1.0,
 )
 def vine(batch: Batch, k: int = 9) -> Float[np.ndarray, "n t"]:
-    r""":math:`A_t = \hat V(s_{t+1}) - \hat V(s_t) + r_t`. VinePPO, 2410.01679.
+    r"""Return :math:`A_t = \hat V(s_{t+1}) - \hat V(s_t) + r_t`. VinePPO, 2410.01679.
 
     V̂ is the mean reward of k independent completions, and ``values`` holds that of the state before each token. Where
     it is NaN the position lies inside a step: every token of the step that runs from a to b gets

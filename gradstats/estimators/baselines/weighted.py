@@ -27,7 +27,7 @@ RATIO_POWER = 2
 def token_mean(
     batch: Batch, loo: bool = False, scope: str = "group", singleton: str = "zero", off_policy: bool = False
 ) -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - \sum_j T_jR_j/\sum_j T_j`. OPO (2505.23585), CWM (2510.02387).
+    r"""Return :math:`A_i = R_i - \sum_j T_jR_j/\sum_j T_j`. OPO (2505.23585), CWM (2510.02387).
 
     The optimal constant if ‖S‖² is proportional to T (α = ½). By default R_i enters its own baseline, weighted
     by its length, and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
@@ -60,7 +60,7 @@ def length_weighted(
     singleton: str = "zero",
     off_policy: bool = False,
 ) -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - \sum_j T_j^{2α} R_j/\sum_j T_j^{2α}`.
+    r"""Return :math:`A_i = R_i - \sum_j T_j^{2α} R_j/\sum_j T_j^{2α}`.
 
     The optimal constant if ‖S‖ ∝ T^α: the weight is T^{2α}. α = 0 is the group mean and α = ½ the token mean.
     Gloeckle, "Length-controlled Baselines in RL with Language Models", 2026. By default R_i enters its own
@@ -104,7 +104,7 @@ def length_weighted(
 def norm_weighted(
     batch: Batch, loo: bool = False, scope: str = "group", singleton: str = "zero", off_policy: bool = False
 ) -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - \sum_j‖S_j‖² R_j/\sum_j‖S_j‖²`, with the measured norms (``sq_norms``).
+    r"""Return :math:`A_i = R_i - \sum_j‖S_j‖² R_j/\sum_j‖S_j‖²`, with the measured norms (``sq_norms``).
 
     The sample version of the optimal constant b* on one group (the optimal group baseline, OGB). By default
     R_i enters its own baseline and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.

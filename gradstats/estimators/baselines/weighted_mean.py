@@ -20,7 +20,7 @@ def weighted_mean_advantages(
     singleton: str,
     ratio_power: int = 0,
 ) -> Float[np.ndarray, "n"]:
-    r"""A_i = R_i − Σ_j w_j R_j / Σ_j w_j over the completion's group or batch, without j = i when ``loo``.
+    r"""Return A_i = R_i − Σ_j w_j R_j / Σ_j w_j over the completion's group or batch, without j = i when ``loo``.
 
     Args:
         batch: the completions.
@@ -71,7 +71,7 @@ def relative_ratios(batch: Batch, index: Int[np.ndarray, "n"], n_sets: int, powe
 
 
 def optimal_constant(rewards: Float[np.ndarray, "n"], sq_norms: Float[np.ndarray, "n"]) -> float:
-    r""":math:`b^* = \sum_j R_j‖S_j‖²/\sum_j‖S_j‖²`, the constant that minimises tr Cov((R − b)S).
+    r"""Return :math:`b^* = \sum_j R_j‖S_j‖²/\sum_j‖S_j‖²`, the constant that minimises tr Cov((R − b)S).
 
     Weaver & Tao, UAI 2001; Greensmith, Bartlett & Baxter, JMLR 5, 2004.
 

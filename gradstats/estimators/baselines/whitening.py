@@ -15,7 +15,7 @@ from gradstats.estimators.registry import estimator
 
 
 def whiten(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    r"""(v − mean)·(var + 1e-8)^{−1/2}, with mean and unbiased variance over tokens.
+    r"""Return (v − mean)·(var + 1e-8)^{−1/2}, with mean and unbiased variance over tokens.
 
     Args:
         values: (N, T) with the mask as weights, or (N,) with the lengths as weights.
@@ -70,7 +70,7 @@ def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
     unit=f"{SEQUENCE_SUM} / batch_token_std",
 )
 def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
-    r""":math:`A_i = R_i - \bar R`, whitened over the batch's tokens. REINFORCE++-baseline, 2501.03262.
+    r"""Return :math:`A_i = R_i - \bar R`, whitened over the batch's tokens. REINFORCE++-baseline, 2501.03262.
 
     Every token of a completion has the same value, so the result is (N,), and a completion counts T_i times in
     mean and variance. Batch-level; both include the sample itself, and E[ĝ] is not a known multiple of ∇J.

@@ -18,19 +18,19 @@ from gradstats.estimators.recipes.components import component
 
 @component("aggregation", SEQUENCE_SUM)
 def sequence_sum(batch: Batch) -> Float[np.ndarray, "n"]:
-    """1/N Σ_i Σ_t, with N the completions of the group."""
+    """Return 1/N Σ_i Σ_t, with N the completions of the group."""
     return 1.0 / batch.group_sizes[batch.group_index]
 
 
 @component("aggregation", "sequence_mean")
 def sequence_mean(batch: Batch) -> Float[np.ndarray, "n"]:
-    """1/N Σ_i 1/T_i Σ_t. GRPO, 2402.03300."""
+    """Return 1/N Σ_i 1/T_i Σ_t. GRPO, 2402.03300."""
     return 1.0 / (batch.group_sizes[batch.group_index] * batch.lengths)
 
 
 @component("aggregation", "token_mean", across_groups=is_batch_level)
 def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
-    """1/ΣT Σ_i Σ_t. DAPO, 2503.14476.
+    """Return 1/ΣT Σ_i Σ_t. DAPO, 2503.14476.
 
     Args:
         batch: the completions.
@@ -48,7 +48,7 @@ def _with_its_length(parameters: Parameters) -> str:
 
 @component("aggregation", "constant", unit=_with_its_length)
 def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray, "n"]:
-    """1/(N·L) Σ_i Σ_t, with one L for all. Dr. GRPO, 2503.20783.
+    """Return 1/(N·L) Σ_i Σ_t, with one L for all. Dr. GRPO, 2503.20783.
 
     Args:
         batch: the completions.
@@ -61,7 +61,7 @@ def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray,
 
 @component("aggregation", "delta_l")
 def delta_l(batch: Batch, alpha: float = 1.0) -> Float[np.ndarray, "n"]:
-    """T_i^{−α}/Σ_j T_j^{−α}·Σ_t over the completions of the group: ΔL normalisation, 2509.07558.
+    """Return T_i^{−α}/Σ_j T_j^{−α}·Σ_t over the completions of the group: ΔL normalisation, 2509.07558.
 
     The weights of least variance where that of a completion's gradient grows like T^α.
 

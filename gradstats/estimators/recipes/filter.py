@@ -14,7 +14,7 @@ from gradstats.estimators.recipes.components import component
 
 @component("filter", "none")
 def none(batch: Batch) -> Bool[np.ndarray, "n"]:
-    """Every completion."""
+    """Return every completion."""
     return np.ones(batch.rewards.size, dtype=bool)
 
 

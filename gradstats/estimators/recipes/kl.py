@@ -19,7 +19,7 @@ NEEDS = ("logprobs", "ref_logprobs")
 
 
 def log_ratio_to_reference(batch: Batch) -> Float[np.ndarray, "n t"]:
-    """k1 = log π/π_ref at every counted token, 0 elsewhere."""
+    """Return k1 = log π/π_ref at every counted token, 0 elsewhere."""
     assert batch.logprobs is not None
     assert batch.ref_logprobs is not None
     return batch.logprobs - batch.ref_logprobs

@@ -16,7 +16,7 @@ _BOUND = 20.0
 
 @component("mask", "none")
 def none(batch: Batch) -> Bool[np.ndarray, "n t"]:
-    """Every counted token."""
+    """Return every counted token."""
     return batch.mask
 
 
@@ -124,7 +124,7 @@ def _divergence(batch: Batch, kind: str) -> Float[np.ndarray, "n t"]:
 
 
 def _within(divergence: np.ndarray, kind: str, low: float | None, high: float) -> np.ndarray:
-    """Whether divergences are in bounds, of which those of k1 are given as ratios."""
+    """Return whether divergences are in bounds, of which those of k1 are given as ratios."""
     if kind != "k1":
         if low is not None:
             raise ValueError(f"low is {low:g}, but {kind} is never negative and has no lower bound: leave low out")

@@ -152,7 +152,7 @@ def sequence_product(
 
 
 def _log_of_rest(eps: float) -> float:
-    """log(1 − ε), −∞ from ε = 1 on."""
+    """Return log(1 − ε), −∞ from ε = 1 on."""
     return float(np.log1p(-eps)) if eps < 1 else -np.inf
 
 

@@ -172,7 +172,7 @@ class Recipe:
         return self.advantage.expected_scale(group_size) if plain else None
 
     def kept_groups(self, batch: Batch) -> Bool[np.ndarray, "groups"]:
-        """Which groups the filter keeps, in the order of ``batch.group_labels``.
+        """Return which groups the filter keeps, in the order of ``batch.group_labels``.
 
         The others have weight 0 in :meth:`weights`. A trainer draws other prompts in their place: to measure
         that, leave them out of the batch and report the fraction that was kept.
@@ -180,7 +180,7 @@ class Recipe:
         return np.bincount(batch.group_index, weights=self.filter(batch), minlength=batch.n_groups) > 0
 
     def token_weights(self, batch: Batch) -> Float[np.ndarray, "n t"]:
-        """w_{i,t}: the weight of every token score in the gradient of its group, 0 where masked out.
+        """Return w_{i,t}: the weight of every token score in the gradient of its group, 0 where masked out.
 
         Raises:
             ValueError: when the batch lacks a field.

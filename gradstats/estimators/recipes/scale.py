@@ -21,7 +21,7 @@ def none(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray
 def group_std(
     advantages: Float[np.ndarray, "..."], batch: Batch, ddof: int = 1, eps: float = 1e-6
 ) -> Float[np.ndarray, "..."]:
-    r"""A/(std of the group's rewards + ε). GRPO, 2402.03300; a group of one is left unchanged.
+    r"""Return A/(std of the group's rewards + ε). GRPO, 2402.03300; a group of one is left unchanged.
 
     Args:
         advantages: (N,) or (N, T).
@@ -38,7 +38,7 @@ def group_std(
 def batch_std(
     advantages: Float[np.ndarray, "..."], batch: Batch, ddof: int = 1, eps: float = 1e-6
 ) -> Float[np.ndarray, "..."]:
-    r"""A/(std of the whole batch's rewards + ε); batch-level.
+    r"""Return A/(std of the whole batch's rewards + ε); batch-level.
 
     Args:
         advantages: (N,) or (N, T).
@@ -53,7 +53,7 @@ def batch_std(
 
 @component("scale", "group_mean", skip=2)
 def group_mean(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray, "..."]:
-    r"""A/R̄, and 0 for a group whose rewards are all zero. MaxRL, 2602.02710."""
+    r"""Return A/R̄, and 0 for a group whose rewards are all zero. MaxRL, 2602.02710."""
     return advantages / _column(group_mean_scale(batch), advantages)
 
 

@@ -95,13 +95,13 @@ def check_engines(
 def sq_norms_of(
     engine: Engine, policy: Policy, rollouts: Rollouts, rows: list[int], selection: ParameterSelection
 ) -> np.ndarray:
-    """‖S‖² of the given rows by an engine, all in one chunk."""
+    """Return ‖S‖² of the given rows by an engine, all in one chunk."""
     chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
     return engine(policy, chunk, selection, None).sq_norms_by_block[0].sum(axis=1)
 
 
 def deviation(values: np.ndarray, reference: np.ndarray) -> float:
-    """Largest relative deviation; 0 for a pair of zero norms, NaN where a value is NaN."""
+    """Return the largest relative deviation; 0 for a pair of zero norms, NaN where a value is NaN."""
     scale = np.where(reference == 0, 1.0, reference)
     return float(np.abs((values - reference) / scale).max())
 
@@ -109,7 +109,7 @@ def deviation(values: np.ndarray, reference: np.ndarray) -> float:
 def _check_dtype(
     policy: Policy, rollouts: Rollouts, params: str | None, widest: np.ndarray | None
 ) -> tuple[list[Row], np.ndarray]:
-    """Every comparison within one dtype, and the loop's squared norms."""
+    """Make every comparison within one dtype; also return the loop's squared norms."""
     selection = select_parameters(policy.model, params)
     every = list(range(len(rollouts)))
     refuse_random_model(policy, rollouts)
@@ -137,7 +137,7 @@ def _check_dtype(
 
 
 def _attention(policy: Policy, measured: Callable[[], np.ndarray], tolerance: float) -> Row:
-    """Eager attention against sdpa, where both compute the same function in the model's dtype."""
+    """Compare eager attention with sdpa, where both compute the same function in the model's dtype."""
     dtype, check = dtype_name(policy.dtype), "eager against sdpa"
     model = policy.model
     if policy.dtype == torch.float64:

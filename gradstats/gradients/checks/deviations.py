@@ -44,7 +44,7 @@ class Deviation:
 def of_norms(
     result: ChunkResult, place: int, plain: PlainPass, selection: ParameterSelection, dtype: torch.dtype
 ) -> list[Deviation]:
-    """Squared norms by block (of one parameter each, where the selection says so) and of the whole."""
+    """Return the squared norms by block (of one parameter each, where the selection says so) and of the whole."""
     found = []
     for norms, gradient in zip(result.sq_norms_by_block[:, place], plain.gradients, strict=True):
         exact = np.zeros(len(selection.block_names))

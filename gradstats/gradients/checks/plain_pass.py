@@ -110,7 +110,7 @@ def plain_sketch(sketch: CountSketch, coordinates: dict[str, np.ndarray]) -> np.
 
 
 def _encoded(rollouts: Rollouts, row: int, device: torch.device) -> tuple[Tensor, int, np.ndarray]:
-    """Ids (1, time), the number of prompt tokens, and the mask of the completion in float64."""
+    """Return ids (1, time), the number of prompt tokens, and the mask of the completion in float64."""
     entry = rollouts.frame.iloc[row]
     prompt, completion = list(entry["prompt_tokens"]), list(entry["completion_tokens"])
     mask = entry.get("completion_mask")

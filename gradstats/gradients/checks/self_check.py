@@ -189,7 +189,7 @@ def one_block_each(selection: ParameterSelection) -> ParameterSelection:
 
 
 def two_rows(rollouts: Rollouts) -> list[int]:
-    """Rows of the shortest sequence and of the one of median length (the same row twice when there is one)."""
+    """Return rows of the shortest sequence and of the one of median length (the same row twice when there is one)."""
     order = np.argsort(_times(rollouts), kind="stable")
     return [int(order[0]), int(order[len(order) // 2])]
 

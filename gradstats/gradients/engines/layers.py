@@ -53,11 +53,11 @@ class Layer(ABC):
     @staticmethod
     @abstractmethod
     def handles(module: nn.Module) -> bool:
-        """Whether a module is of this kind."""
+        """Return whether a module is of this kind."""
 
     @abstractmethod
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
-        """Gradients of the selected parameters, for each sequence.
+        """Yield the gradients of the selected parameters, for each sequence.
 
         Args:
             inputs: the input of the module, (batch, time, …).
@@ -65,7 +65,7 @@ class Layer(ABC):
         """
 
     def term_kinds(self) -> Iterator[tuple[str, type]]:
-        """Each selected parameter with the kind of term that one call of the module adds to its gradient."""
+        """Yield each selected parameter with the kind of term that one call of the module adds to its gradient."""
         for attribute, name in self.names.items():
             yield name, self.weight_term if attribute == "weight" else Tensor
 
@@ -101,7 +101,7 @@ class LinearLayer(Layer):
         return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
-        """Outer products, gradient first."""
+        """Yield the outer products, gradient first."""
         if "weight" in self.names:
             yield self.names["weight"], OuterProducts(inputs.flatten(1, -2), gradient.flatten(1, -2))
         if "bias" in self.names:
@@ -119,7 +119,7 @@ class TransposedLinearLayer(Layer):
         return isinstance(module, Conv1D) and type(module).forward is Conv1D.forward
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
-        """Outer products, input first."""
+        """Yield the outer products, input first."""
         if "weight" in self.names:
             yield self.names["weight"], OuterProducts(inputs.flatten(1, -2), gradient.flatten(1, -2), transposed=True)
         if "bias" in self.names:
@@ -133,19 +133,19 @@ class EmbeddingLayer(Layer):
 
     @staticmethod
     def handles(module: nn.Module) -> bool:
-        """Not where gradients are divided by frequencies or rows are renormalised in the forward pass."""
+        """Return False where gradients are divided by frequencies or the forward pass renormalises rows."""
         if not isinstance(module, nn.Embedding) or module.scale_grad_by_freq or module.max_norm is not None:
             return False
         return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
 
     def per_token(self, tensor: Tensor, batch: int, times: Collection[int]) -> Tensor:
-        """Positions may be given once for all sequences."""
+        """Return the gradient of every position; positions may be given once for all sequences."""
         if tensor.ndim > 1 and tensor.shape[0] in (1, batch):
             return tensor.expand(batch, *tensor.shape[1:])
         return super().per_token(tensor, batch, times)
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
-        """Rows; none for the padding token, which torch leaves out as well."""
+        """Yield the rows; none for the padding token, which torch leaves out as well."""
         scale = getattr(self.module, "embed_scale", None)
         if scale is not None:
             gradient = gradient * torch.as_tensor(scale).to(gradient)
@@ -163,7 +163,7 @@ class LayerNormLayer(Layer):
         return isinstance(module, nn.LayerNorm) and type(module).forward is nn.LayerNorm.forward
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
-        """Whole gradients."""
+        """Yield the whole gradients."""
         n_axes = len(self.module.normalized_shape)
         if "weight" in self.names:
             normalised = functional.layer_norm(inputs, self.module.normalized_shape, eps=self.module.eps)
@@ -181,7 +181,7 @@ class TorchRMSNormLayer(Layer):
         return isinstance(module, nn.RMSNorm) and type(module).forward is nn.RMSNorm.forward
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
-        """Whole gradients."""
+        """Yield the whole gradients."""
         normalised = functional.rms_norm(inputs, self.module.normalized_shape, eps=self.module.eps)
         yield self.names["weight"], _sum_over_time(gradient * normalised, len(self.module.normalized_shape))
 
@@ -195,7 +195,7 @@ class BroadcastLayer(Layer):
 
     @staticmethod
     def handles(module: nn.Module) -> bool:
-        """By the name of the class, which differs between architectures only in its prefix."""
+        """Decide by the name of the class, which differs between architectures only in its prefix."""
         parameters = dict(module.named_parameters(recurse=False))
         is_norm = type(module).__name__.endswith("RMSNorm") and not isinstance(module, nn.RMSNorm)
         return is_norm and set(parameters) == {"weight"} and parameters["weight"].ndim == 1
@@ -246,11 +246,11 @@ def supported_layers(model: nn.Module, selection: ParameterSelection) -> list[La
 
 
 def describe(path: str, module: nn.Module) -> str:
-    """Path and class of a module, for messages."""
+    """Return the path and class of a module, for messages."""
     return f"{path or 'the model itself'} ({type(module).__name__})"
 
 
 def _sum_over_time(values: Tensor, n_axes: int) -> Tensor:
-    """(batch, *shape): the sum over all but the first and the last ``n_axes`` axes."""
+    """Return (batch, *shape): the sum over all but the first and the last ``n_axes`` axes."""
     axes = tuple(range(1, values.ndim - n_axes))
     return values.sum(dim=axes) if axes else values

@@ -77,7 +77,7 @@ class OuterProducts:
         return self.left.shape[2] * self.right.shape[2]
 
     def prefers_gram(self, shared: int = 1) -> bool:
-        """Whether the Gram form costs less than the product form.
+        """Return whether the Gram form costs less than the product form.
 
         Args:
             shared: how many layers use the Gram matrix of this one's inputs.

@@ -75,12 +75,12 @@ class Reduction:
         return self._selection.parameters[name].numel()
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """(batch, blocks) squared norms in float64, and (batch, dim) sketches or None."""
+        """Return (batch, blocks) squared norms in float64, and (batch, dim) sketches or None."""
         return self._sq_norms.cpu().numpy(), None if self.sketches is None else self.sketches.cpu().numpy()
 
 
 def sq_norms(flat: Tensor) -> Tensor:
-    """(batch,) squared norms of (batch, size) in float64; accumulated in at least float32."""
+    """Return (batch,) squared norms of (batch, size) in float64; accumulated in at least float32."""
     dtype = torch.promote_types(flat.dtype, torch.float32)
     return torch.linalg.vector_norm(flat, dim=1, dtype=dtype).double().square()
 
@@ -88,7 +88,7 @@ def sq_norms(flat: Tensor) -> Tensor:
 def reduce_gradients(
     gradients: dict[str, Tensor], selection: ParameterSelection, sketch: CountSketch | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Squared norms by block and sketches of gradients that are given as parameter name → (batch, *shape)."""
+    """Return squared norms by block and sketches of gradients that are given as parameter name → (batch, *shape)."""
     first = next(iter(gradients.values()))
     reduction = Reduction(selection, sketch, len(first), first.dtype, first.device)
     for name, gradient in gradients.items():

@@ -64,5 +64,5 @@ def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
 
 
 def is_tracing_failure(error: RuntimeError) -> bool:
-    """Whether an error means that torch.func cannot trace the model."""
+    """Return whether an error means that torch.func cannot trace the model."""
     return any(word in str(error).lower() for word in ("vmap", "functorch", "torch.func", "batching rule"))

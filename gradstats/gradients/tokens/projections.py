@@ -93,7 +93,7 @@ def project_tokens(
     gradients: HeadGradients,
     memory_gib: float,
 ) -> Float[Tensor, "batch kept directions"]:
-    """Projections of the scores of all kept tokens; zero where a token does not count.
+    """Return the projections of the scores of all kept tokens; zero where a token does not count.
 
     Args:
         policy: the policy.
@@ -138,7 +138,7 @@ def project_tokens(
 
 
 def is_untraceable(error: BaseException) -> bool:
-    """Whether torch.func could not trace the model, or an operation has no forward derivative."""
+    """Return whether torch.func could not trace the model, or an operation has no forward derivative."""
     if isinstance(error, NotImplementedError):
         return True
     return isinstance(error, RuntimeError) and (is_tracing_failure(error) or "forward AD" in str(error))
@@ -178,7 +178,7 @@ class _Projector:
         return self._policy.dtype.itemsize * (4 * activations + 4 * attention + direction)
 
     def __call__(self, which: range) -> Tensor:
-        """(batch, kept, directions)."""
+        """Return (batch, kept, directions)."""
         like = self._gradients.hidden
         factors = {
             name: self._tangents.factors(name, shape, which, like) for name, shape in self._layers.shapes.items()
@@ -193,7 +193,7 @@ class _Projector:
         return (through_body + through_head).permute(1, 2, 0)
 
     def _through_body(self, pairs: dict[str, tuple[Tensor, Tensor]], written_out: dict[str, Tensor]) -> Tensor:
-        r""":math:`\langle \partial\log\pi(y_t)/\partial h_t, \dot h_t\rangle`, (batch, kept)."""
+        r"""Return :math:`\langle \partial\log\pi(y_t)/\partial h_t, \dot h_t\rangle`, (batch, kept)."""
         chunk = self._chunk
 
         def hidden(epsilon: Tensor, at: dict[str, Tensor]) -> Tensor:

@@ -121,7 +121,7 @@ def measure_tokens(
 
 
 def heaviest_tokens(statistics: TokenStatistics, chunk: Chunk, exact: int | float) -> list[np.ndarray]:
-    r"""Sorted positions in each completion of the tokens with the largest values of the forward-only proxy.
+    r"""Return the sorted positions in each completion of the tokens with the largest values of the forward-only proxy.
 
     :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2` is the squared norm of the gradient with respect to the logits.
 
@@ -170,7 +170,7 @@ def _with_exact_tokens(
 
 
 def _one_hot(chunk: Chunk, heavy: list[np.ndarray]) -> Tensor:
-    """(most heavy tokens, batch, kept): the n-th is 1 on each sequence's n-th heavy token."""
+    """Return (most heavy tokens, batch, kept): the n-th is 1 on each sequence's n-th heavy token."""
     weights = torch.zeros(max(map(len, heavy)), *chunk.weights.shape[1:])
     for row, (start, positions) in enumerate(zip(chunk.starts, heavy, strict=True)):
         weights[torch.arange(len(positions)), row, start + torch.from_numpy(positions)] = 1

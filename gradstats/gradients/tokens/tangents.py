@@ -63,11 +63,11 @@ class Tangents:
         return f"random signs, matrices of rank {self.rank}"
 
     def has_factors(self, shape: Sequence[int]) -> bool:
-        """Whether the directions of a parameter are products of factors."""
+        """Return whether the directions of a parameter are products of factors."""
         return len(shape) == 2
 
     def factors(self, name: str, shape: Sequence[int], which: Collection[int], like: Tensor) -> Factors:
-        r"""Factors of the given directions of a matrix; the left factor is scaled by :math:`1/\sqrt r`."""
+        r"""Return the factors of the given directions of a matrix; the left factor is scaled by :math:`1/\sqrt r`."""
         rows, columns = shape
         signs = [self._signs(name, shape, number, (rows + columns) * self.rank) for number in which]
         both = torch.from_numpy(np.stack(signs)).to(like).view(len(signs), rows + columns, self.rank)

@@ -16,7 +16,7 @@ DEFAULT_NAME = "weighted"
 
 
 def named_weightings(token_weights: TokenWeights | None, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
-    """Weightings by name, each with one array per completion.
+    """Return weightings by name, each with one array per completion.
 
     Args:
         token_weights: name → one sequence of numbers per completion, one number per token; or one such list.

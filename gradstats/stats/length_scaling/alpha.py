@@ -151,7 +151,7 @@ class LengthScalingFit:
         )
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL, method: str | None = None) -> pd.DataFrame:
-        """One row: α with an interval and the standard error that it uses, the slope, and the data behind them.
+        """Return one row: α with an interval and the standard error that it uses, the slope, and the data behind them.
 
         Args:
             confidence_level: of the interval.

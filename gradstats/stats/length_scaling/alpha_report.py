@@ -74,12 +74,12 @@ class AlphaReport:
         return self.fit.confidence_interval(level, self.interval)
 
     def to_frame(self, confidence_level: float | None = None) -> pd.DataFrame:
-        """One row: that of the fit, with the report's interval."""
+        """Return a frame of one row, that of the fit, with the report's interval."""
         level = self.confidence_level if confidence_level is None else confidence_level
         return self.fit.to_frame(level, self.interval)
 
     def summary(self) -> dict[str, object]:
-        """All of it as nested numbers and sentences, as in ``alpha.json``; what is not available is None."""
+        """Return everything as nested numbers and sentences, as in ``alpha.json``; what is not available is None."""
         level = self.confidence_level
         influence = self.influence
         return {
@@ -223,7 +223,7 @@ def alpha_report(
 def _named_influence(
     fit: LengthScalingFit, measured: MeasuredNorms | None, groups: ArrayLike | None
 ) -> pd.DataFrame | None:
-    """:func:`gradstats.alpha_without_each_prompt`, with the names of the prompts."""
+    """Return :func:`gradstats.alpha_without_each_prompt`, with the names of the prompts."""
     frame = _or_none(lambda: alpha_without_each_prompt(fit))
     groups = groups if measured is None else measured.rollouts.prompt_id
     if frame is None or groups is None:
@@ -240,7 +240,7 @@ def _by_block(measured: MeasuredNorms | None, method: str, confidence_level: flo
 
 
 def _or_none(action: Callable[[], Result]) -> Result | None:
-    """None for a diagnostic that a small data set does not allow; the fit itself has succeeded."""
+    """Return None for a diagnostic that a small data set does not allow; the fit itself has succeeded."""
     try:
         return action()
     except ValueError:

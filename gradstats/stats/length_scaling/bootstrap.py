@@ -15,7 +15,7 @@ def bootstrap_t_quantiles(
     rng: np.random.Generator,
     fit_intercept: bool = True,
 ) -> tuple[float, float, float]:
-    r"""Quantiles of the studentised slope when whole clusters are drawn with replacement.
+    r"""Return the quantiles of the studentised slope when whole clusters are drawn with replacement.
 
     Each resample gives :math:`t^* = (\hat b^* - \hat b)/\mathrm{se}^*` with the cluster-robust standard error of
     the resample (CR0). Because only sums over clusters enter, all resamples are matrix products. Resamples in

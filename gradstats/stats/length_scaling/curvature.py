@@ -35,7 +35,7 @@ class CurvatureTest:
         return Estimate(self.curvature, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row: the curvature with its interval and the p-value."""
+        """Return a frame of one row: the curvature with its interval and the p-value."""
         low, high = self.confidence_interval(confidence_level)
         row = {"curvature": self.curvature, "curvature_low": low, "curvature_high": high, "pvalue": self.pvalue}
         return pd.DataFrame([row])

@@ -38,7 +38,7 @@ class MundlakTest:
         return Estimate(self.difference, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row: both exponents, their difference with its interval and the p-value."""
+        """Return a frame of one row: both exponents, their difference with its interval and the p-value."""
         low, high = self.confidence_interval(confidence_level)
         row = {
             "alpha_within": self.alpha_within,

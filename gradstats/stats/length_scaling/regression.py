@@ -42,7 +42,7 @@ class LeastSquares:
         return np.sqrt(variance), np.full(len(contrasts), float(self.residual_df))
 
     def hc3(self, contrasts: Float[np.ndarray, "c k"]) -> tuple[np.ndarray, np.ndarray]:
-        r"""HC3 standard errors: :math:`M Xᵀ\,\mathrm{diag}(e_i²/(1-h_i)²)\,X M` (MacKinnon and White 1985).
+        r"""Return the HC3 standard errors: :math:`M Xᵀ\,\mathrm{diag}(e_i²/(1-h_i)²)\,X M` (MacKinnon and White 1985).
 
         A point of leverage 1 is fitted exactly and carries no information about the noise: if it moves a contrast, the
         standard error is NaN.
@@ -70,7 +70,7 @@ class LeastSquares:
     def cr2(
         self, contrasts: Float[np.ndarray, "c k"], clusters: Int[np.ndarray, " n"]
     ) -> tuple[np.ndarray, np.ndarray]:
-        r"""CR2 cluster-robust standard errors with Satterthwaite degrees of freedom.
+        r"""Return the CR2 cluster-robust standard errors with Satterthwaite degrees of freedom.
 
         :math:`V = M\,(\sum_g X_gᵀ A_g e_g e_gᵀ A_g X_g)\,M` with :math:`A_g = (I - H_{gg})^{-1/2}`, unbiased when the
         errors are independent with equal variances; the degrees of freedom match the first two moments of the

@@ -50,7 +50,7 @@ class RegressionLine:
         return float(self._errors(self._slope_contrast(), method)[0][0])
 
     def degrees(self) -> float:
-        """Degrees of freedom of the standard error by the default interval method."""
+        """Return the degrees of freedom of the standard error by the default interval method."""
         return float(self._errors(self._slope_contrast(), self.default_interval)[1][0])
 
     def slope_interval(
@@ -118,14 +118,14 @@ class RegressionLine:
 def pooled_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> RegressionLine:
-    """Ordinary least squares on all sequences."""
+    """Fit the line by ordinary least squares on all sequences."""
     return _line(x, y, clusters)
 
 
 def between_prompt_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> RegressionLine:
-    """Ordinary least squares on the prompts' means: how prompts with longer answers differ."""
+    """Fit the line by ordinary least squares on the prompts' means: how prompts with longer answers differ."""
     mean_x, mean_y = _prompt_means(x, clusters), _prompt_means(y, clusters)
     return _line(mean_x, mean_y, np.arange(len(mean_x)))
 
@@ -133,7 +133,7 @@ def between_prompt_line(
 def within_prompt_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> RegressionLine:
-    """Least squares after subtracting each prompt's means (prompt fixed effects).
+    """Fit the line by least squares after subtracting each prompt's means (prompt fixed effects).
 
     Raises:
         ValueError: when no prompt has completions of different lengths.

@@ -41,7 +41,7 @@ class TheilSenLine:
         return (high - low) / (2.0 * float(stats.norm.ppf(0.975)))
 
     def degrees(self) -> float:
-        """Degrees of freedom of the standard error by the default interval method."""
+        """Return the degrees of freedom of the standard error by the default interval method."""
         return float(self.clusters.max())
 
     def slope_interval(
@@ -64,7 +64,7 @@ class TheilSenLine:
         return value, value + ends.min(axis=0), value + ends.max(axis=0)
 
     def _clustered(self, level: float) -> tuple[float, float]:
-        """Sen's inversion of Kendall's S, with the variance of S by prompt.
+        """Invert Kendall's S as Sen does, with the variance of S by prompt.
 
         S = Σ_{i<j} sgn(x_j − x_i) sgn(r_j − r_i) moves with each sequence by S_i, the terms of the sum that it is in,
         so its variance is Σ_g(Σ_{i∈g} S_i)².

@@ -64,7 +64,7 @@ class OnPolicyCheck:
         return departures_of(self.sampler, self.scorer_temperature)
 
     def pvalues(self) -> dict[str, float]:
-        """Two-sided p-values of what on-policy sampling gives, adjusted by Holm for there being several.
+        """Return the two-sided p-values of what on-policy sampling gives, adjusted by Holm for there being several.
 
         Quantities that could not be estimated, or rest on too few prompts, are not among them. As ‖E S‖² is at least 0,
         only a positive estimate of it is evidence against the sampler.
@@ -79,7 +79,7 @@ class OnPolicyCheck:
         return dict(zip(tested, holm(raw).tolist(), strict=True))
 
     def failures(self, confidence_level: float = VERDICT_LEVEL) -> list[str]:
-        """Names of the quantities that on-policy sampling does not explain.
+        """Return the names of the quantities that on-policy sampling does not explain.
 
         On-policy samples have any with a probability of at most 1 − ``confidence_level`` (Holm over the tests).
         """

@@ -77,7 +77,7 @@ class SamplerGap:
         return np.array([total for gap in self.gaps if np.isfinite(total := _total(gap))])
 
     def quantiles(self) -> pd.DataFrame:
-        """One row per level: ``level, token_gap, token_ratio, sequence_log_ratio, sequence_ratio``."""
+        """Return one row per level: ``level, token_gap, token_ratio, sequence_log_ratio, sequence_ratio``."""
         tokens = np.concatenate(self.gaps)
         tokens = np.quantile(tokens[np.isfinite(tokens)], LEVELS)
         sequences = self.sequence_log_ratios
@@ -105,7 +105,7 @@ class SamplerGap:
         return pd.DataFrame(rows)
 
     def summary(self, confidence_level: float = CONFIDENCE_LEVEL) -> dict[str, object]:
-        """All of it as nested numbers, as in a run's manifest."""
+        """Return everything as nested numbers, as in a run's manifest."""
         frames = {"quantities": self.to_frame(confidence_level), "quantiles": self.quantiles()}
         nested = {name: records(frame) for name, frame in frames.items()}
         counts = {name: getattr(self, name) for name in ("n_tokens", "n_unknown", "n_sequences")}
@@ -118,7 +118,7 @@ class SamplerGap:
         return bool(self.departures) or low > _NOTICEABLE
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """How far sampler and scorer differ and, where they do, how much it may matter and what to do."""
+        """Return how far sampler and scorer differ and, where they do, how much it may matter and what to do."""
         tokens = np.concatenate(self.gaps)
         tokens = np.abs(tokens[np.isfinite(tokens)])
         difference = (
@@ -236,7 +236,7 @@ def _of_whole(log_ratios: Float[np.ndarray, " n"]) -> float:
 
 
 def _ratio(sums: ArrayLike, counts: ArrayLike, prompts: np.ndarray) -> Estimate:
-    """Σ sums / Σ counts, jackknifed by prompt; NaN where nothing was counted."""
+    """Return Σ sums / Σ counts, jackknifed by prompt; NaN where nothing was counted."""
     sums, counts = (np.bincount(prompts, weights=np.asarray(values, dtype=np.float64)) for values in (sums, counts))
     if len(sums) < 2:
         return Estimate(float(sums.sum() / counts.sum()) if counts.sum() else np.nan, np.nan, "raw", np.nan)

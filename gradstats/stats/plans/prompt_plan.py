@@ -88,7 +88,7 @@ class PromptPlan:
         return replace(self, seconds_per_token=seconds / speed.n_tokens)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row."""
+        """Return a frame of one row."""
         derived = {name: getattr(self, name) for name in ("n", "n_assured", "n_tokens", "hours")}
         return pd.DataFrame([vars(self) | derived])
 

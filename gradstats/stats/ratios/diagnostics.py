@@ -44,7 +44,7 @@ class RatioDiagnostics:
         return self.product.effective_size_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row for each kind of ratio, over all completions and then by length.
+        """Return a frame with one row for each kind of ratio, over all completions and then by length.
 
         Columns: ``ratio, length_low, length_high, by_length, n, n_prompts``, and each with its ``_low`` and ``_high``
         ``mean, variance, chi_squared, effective_sample_size``.

@@ -63,7 +63,7 @@ def token_correlation(measured: MeasuredTokens, *, max_distance: int | None = No
 
 
 def _lagged(values: Float[np.ndarray, "t k"]) -> Float[np.ndarray, "t k"]:
-    """Σ_t values_t values_{t+d} at every distance d."""
+    """Return Σ_t values_t values_{t+d} at every distance d."""
     length = len(values)
     spectrum = np.fft.rfft(values, 2 * length, axis=0)
     return np.fft.irfft(np.abs(spectrum) ** 2, 2 * length, axis=0)[:length]

@@ -126,7 +126,7 @@ class ProxyQuality:
         return frame
 
     def summary(self, confidence_level: float = CONFIDENCE_LEVEL) -> dict[str, object]:
-        """All of it as nested numbers: the frame's ``.attrs``, its rows, and each profile's rows."""
+        """Return everything as nested numbers: the frame's ``.attrs``, its rows, and each profile's rows."""
         frame = self.to_frame(confidence_level)
         profiles = {
             "correlation": self.correlation,
@@ -198,7 +198,7 @@ def proxy_quality(
 
 
 def _proxies(measured: MeasuredTokens) -> dict[str, list[np.ndarray]]:
-    """Each proxy, one array per completion, by position in the completion."""
+    """Return each proxy, one array per completion, by position in the completion."""
     logit = [
         np.maximum(1 - 2 * np.exp(np.asarray(logprobs)) + squares, 0.0)  # negative by rounding only
         for logprobs, squares in zip(measured.logprobs, measured.sum_pi_squared, strict=True)

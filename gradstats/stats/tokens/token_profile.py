@@ -40,7 +40,7 @@ class TokenProfile:
     def confidence_interval(
         self, confidence_level: float = CONFIDENCE_LEVEL
     ) -> tuple[Float[np.ndarray, " bins"], Float[np.ndarray, " bins"]]:
-        """``(low, high)`` of every bin."""
+        """Return ``(low, high)`` of every bin."""
         ends = np.array([estimate.confidence_interval(confidence_level) for estimate in self.estimates])
         return ends[:, 0], ends[:, 1]
 
@@ -61,6 +61,6 @@ class TokenProfile:
 
 
 def doubling_bins(longest: int) -> tuple[Int[np.ndarray, " bins"], Int[np.ndarray, " bins"]]:
-    """First and last value of bins 1, 2, 3–4, 5–8, …, the last of which ends at ``longest``."""
+    """Return the first and last value of bins 1, 2, 3–4, 5–8, …, the last of which ends at ``longest``."""
     last = np.unique(np.minimum(2 ** np.arange(int(np.ceil(np.log2(max(longest, 1)))) + 1), longest))
     return np.concatenate([[1], last[:-1] + 1]), last

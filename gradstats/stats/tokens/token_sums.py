@@ -26,7 +26,7 @@ def summed_energy(measured: MeasuredRollouts) -> tuple[Float[np.ndarray, " n"], 
 
 
 def has_token_energies(measured: MeasuredRollouts) -> bool:
-    """Whether the energy of every token is known, exactly or from probes."""
+    """Return whether the energy of every token is known, exactly or from probes."""
     if not hasattr(measured, "token_scores"):
         return getattr(measured, "token_energy", None) is not None
     tokens = cast(MeasuredEnergies, measured).token_scores()

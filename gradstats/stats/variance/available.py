@@ -64,7 +64,7 @@ def reasons_against(
     estimators: Sequence[Weighting],
     target: AskedTarget = "auto",
 ) -> list[str | None]:
-    """Why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
+    """Return why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
     if isinstance(measured, Batch):
         return [None] * len(estimators)
     inputs = comparison_inputs(measured, None, None, estimators)

@@ -24,7 +24,7 @@ Deals = Int[np.ndarray, "k drawn"]
 def shuffled_deals(
     rng: np.random.Generator, n_prompts: int, prompts_per_batch: int, n_deals: int
 ) -> Iterator[Int[np.ndarray, "k drawn"]]:
-    """Deals of ⌊M/B⌋ disjoint batches of B prompts each, in random order, a few at a time."""
+    """Yield deals of ⌊M/B⌋ disjoint batches of B prompts each, in random order, a few at a time."""
     drawn = n_prompts // prompts_per_batch * prompts_per_batch
     for start in range(0, n_deals, DEALS_AT_ONCE):
         size = min(DEALS_AT_ONCE, n_deals - start)
@@ -155,7 +155,7 @@ class DealtDifferences:
     def _terms(
         self, prompts: Deals, rows: list[np.ndarray], weights: list[np.ndarray], max_norm: float | None
     ) -> list[tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k j"]]]:
-        """Each statistic in every deal, and without each of its batches."""
+        """Return each statistic in every deal, and without each of its batches."""
         gradients, surplus = self._scores.sums(rows, weights)
         shape = (len(prompts), self._n_batches, -1)
         average = _average_over_batches(prompts, self._size, self._groups.n_prompts)
@@ -202,6 +202,6 @@ def _mean_without_each(values: Float[np.ndarray, "k j"]) -> tuple[Float[np.ndarr
 
 
 def weighted_rows(weights: np.ndarray) -> Bool[np.ndarray, " n"]:
-    """Which completions have any non-zero weight, from weights (n,), (n, T) or (3, n, T)."""
+    """Return which completions have any non-zero weight, from weights (n,), (n, T) or (3, n, T)."""
     nonzero = weights != 0
     return nonzero if weights.ndim == 1 else nonzero.any(axis=-1).reshape(-1, weights.shape[-2]).any(axis=0)

@@ -30,11 +30,11 @@ class PairwiseDifferences:
     largest: Float[np.ndarray, " resamples"]
 
     def known(self, judged: Bool[np.ndarray, " e"]) -> Bool[np.ndarray, " e"]:
-        """Which of the judged estimators have a variance at matched signal to compare."""
+        """Return which of the judged estimators have a variance at matched signal to compare."""
         return judged & np.isfinite(np.diag(self.studentised))
 
     def best_set(self, judged: Bool[np.ndarray, " e"], confidence_level: float) -> Bool[np.ndarray, " e"]:
-        """Whether each estimator belongs to the set that holds the truly lowest one, at this level.
+        """Return whether each estimator belongs to the set that holds the truly lowest one, at this level.
 
         An estimator is left out where another one is lower by more than the quantile of the largest difference: the
         truly lowest is left out only if that difference is exceeded by chance (Hsu 1984, with the quantile from a

@@ -7,7 +7,7 @@ from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
 
 def between_prompt(gradient: GradientStatistics) -> Estimate:
-    """``trace_cov`` less ``within_prompt``: the variance of the prompts' own expected gradients.
+    """Return ``trace_cov`` less ``within_prompt``: the variance of the prompts' own expected gradients.
 
     Without bias, so that it may be negative. It does not shrink with the group size. In the square of the gradient's
     unit. The interval is a delete-one-prompt jackknife on the raw scale; NaN where every prompt has a single group.

@@ -22,7 +22,7 @@ class BiasShare:
     quotient: FiellerRatio
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``, the ends between 0 and 1; no value where the error is not resolved."""
+        """Return ``(value, low, high)``, the ends between 0 and 1; no value where the error is not resolved."""
         if not self.quotient.is_bounded(confidence_level):
             return np.nan, *self.quotient.within(confidence_level, 0.0, 1.0)
         # What lies below 0 by its error is put at 0.

@@ -163,7 +163,7 @@ def comparison_inputs(
 
 
 def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
-    """Why an estimator cannot be compared from scores of whole completions, and what to measure."""
+    """Return why an estimator cannot be compared from scores of whole completions, and what to measure."""
     sentence = f"{estimator.label} weights each token, and only scores of whole completions are known"
     if isinstance(estimator, Recipe) and weighting_names(estimator):
         return (

@@ -22,7 +22,7 @@ class Cosine:
     quotient: FiellerRatio
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``, the ends between −1 and 1; no value where a norm is not resolved."""
+        """Return ``(value, low, high)``, the ends between −1 and 1; no value where a norm is not resolved."""
         if not self.quotient.is_known:
             return np.nan, -1.0, 1.0
         pieces = self.quotient.solution(confidence_level)

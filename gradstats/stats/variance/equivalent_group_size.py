@@ -52,7 +52,7 @@ class EquivalentGroupSize:
         return _size(high), _size(low)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row: the estimator, its group size, and the equivalent one with its interval."""
+        """Return a frame of one row: the estimator, its group size, and the equivalent one with its interval."""
         low, high = self.confidence_interval(confidence_level)
         row = {
             "estimator": self.estimator,
@@ -209,7 +209,7 @@ def equivalent_group_sizes(
 
 
 def _within(pool: PooledCompletions, estimator: Weighting, size: int) -> Statistic:
-    """N·w(N), the within-prompt variance at the same total number of completions."""
+    """Return N·w(N), the within-prompt variance at the same total number of completions."""
     moments = pool.local(estimator).moments
     if moments is None or moments.within is None:
         raise ValueError(

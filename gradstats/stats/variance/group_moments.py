@@ -189,7 +189,7 @@ def prompt_moments(
 
 
 def cross_signal(first: PromptMoments, second: PromptMoments, sketch_error: SketchError | None = None) -> Statistic:
-    """⟨E g, E h⟩ of two estimators without bias: the mean of ⟨ḡ_m, h̄_m'⟩ over different prompts."""
+    """Return ⟨E g, E h⟩ of two estimators without bias: the mean of ⟨ḡ_m, h̄_m'⟩ over different prompts."""
     return _mean_cross(first.means, second.means, first.signs, sketch_error)
 
 

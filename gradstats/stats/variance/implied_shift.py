@@ -33,7 +33,7 @@ class ImpliedShift:
         return self.delta.confidence_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row: the estimator and δ with its interval."""
+        """Return a frame of one row: the estimator and δ with its interval."""
         low, high = self.confidence_interval(confidence_level)
         row = {"estimator": self.estimator, "delta": self.delta.value, "delta_low": low, "delta_high": high}
         return pd.DataFrame([row])
@@ -88,7 +88,7 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
 
 
 def _subtracts_a_baseline(estimator: Estimator | Recipe) -> bool:
-    """Whether each completion's advantage is its reward less one baseline."""
+    """Return whether each completion's advantage is its reward less one baseline."""
     if isinstance(estimator, Recipe):
         plain = estimator.scale.name == "none" and estimator.kl.name != "in_reward" and estimator.reward.name == "none"
         return plain and _subtracts_a_baseline(estimator.advantage)

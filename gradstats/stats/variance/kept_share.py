@@ -27,7 +27,7 @@ class KeptShare:
         return self.share.value
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``, for the sample size that the clustered standard error is worth."""
+        """Return ``(value, low, high)``, for the sample size that the clustered standard error is worth."""
         p, n = self.share.value, self.share.degrees + 1.0
         if np.isnan(p):
             return UNKNOWN

@@ -96,7 +96,7 @@ class LengthBins:
         return self.comparison.confidence_interval(confidence_level, quantity)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row per bin: its lengths, ``n_completions``, ``scale``, and what :func:`gradstats.compare` gives.
+        """Return one row per bin: its lengths, ``n_completions``, ``scale``, and what :func:`gradstats.compare` gives.
 
         Raises:
             ValueError: for a level outside (0, 1).

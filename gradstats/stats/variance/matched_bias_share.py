@@ -9,7 +9,7 @@ from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
 
 def matched_bias_share(gradient: GradientStatistics) -> Estimated:
-    r""":math:`\frac{‖E g/c - G‖²}{‖E g/c - G‖² + \mathrm{tr\,Cov}(g)/(c²B)}` with :math:`c = ⟨E g, G⟩/‖G‖²`.
+    r"""Return :math:`\frac{‖E g/c - G‖²}{‖E g/c - G‖² + \mathrm{tr\,Cov}(g)/(c²B)}` with :math:`c = ⟨E g, G⟩/‖G‖²`.
 
     The estimator g is scaled so that its expected gradient projects with coefficient 1 on G, that of the target: what
     is left of the bias is its direction, in a batch of B prompts. A scale alone, such as the 1/L of Dr. GRPO, has none.

@@ -26,7 +26,7 @@ class OfKnownScale:
     coefficient: float
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``; NaN for an expected gradient of 0."""
+        """Return ``(value, low, high)``; NaN for an expected gradient of 0."""
         return self._scaled(*self.ratio.with_interval(confidence_level))
 
     def within(self, quantile: float, confidence_level: float) -> Interval:
@@ -67,7 +67,7 @@ class OfEstimatedScale:
 
 
 def matched_ratio(gradient: GradientStatistics) -> Estimated:
-    r""":math:`\frac{\mathrm{tr\,Cov}(g)/c²}{\mathrm{tr\,Cov}(r)/c_r²}` with :math:`c = ⟨E g, G⟩/‖G‖²` and
+    r"""Return :math:`\frac{\mathrm{tr\,Cov}(g)/c²}{\mathrm{tr\,Cov}(r)/c_r²}` with :math:`c = ⟨E g, G⟩/‖G‖²` and
     :math:`c_r = ⟨E r, G⟩/‖G‖²`, r the reference and G the expectation of the target.
 
     Estimator and reference are scaled so that their expected gradients project with coefficient 1 on the target's:
@@ -88,7 +88,7 @@ def matched_ratio(gradient: GradientStatistics) -> Estimated:
 
 
 def matched_trace_cov(gradient: GradientStatistics) -> Statistic | None:
-    """Tr Cov at matched signal, up to a factor that all estimators share; None where the signal is not known.
+    """Return tr Cov at matched signal, up to a factor that all estimators share; None where the signal is not known.
 
     It ranks estimators, of which ``matched_ratio`` gives each beside the reference alone.
     """

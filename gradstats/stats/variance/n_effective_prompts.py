@@ -12,7 +12,7 @@ FEW = 50
 
 
 def n_effective_prompts(gradient: GradientStatistics) -> float:
-    r""":math:`(\sum_m q_m)²/\sum_m q_m²` with :math:`q_m = ‖g_m‖²`, averaged over the groups of prompt m.
+    r"""Return :math:`(\sum_m q_m)²/\sum_m q_m²` with :math:`q_m = ‖g_m‖²`, averaged over the groups of prompt m.
 
     M prompts of equal squared gradients are worth M; where a few carry nearly all of the variance it is their number,
     and intervals that rest on the central limit theorem over prompts are too narrow.

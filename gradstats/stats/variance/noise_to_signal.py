@@ -22,13 +22,13 @@ class NoiseToSignal:
     quotient: FiellerRatio
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``: a ray without a value where the signal is not resolved."""
+        """Return ``(value, low, high)``: a ray without a value where the signal is not resolved."""
         low, high = self.quotient.within(confidence_level, 0.0, np.inf)
         return self.quotient.value if np.isfinite(high) else np.nan, low, high
 
 
 def noise_to_signal(gradient: GradientStatistics) -> NoiseToSignal:
-    r""":math:`\mathrm{tr\,Cov}(g)/‖E g‖²`, in units of groups: the simple noise scale.
+    r"""Return :math:`\mathrm{tr\,Cov}(g)/‖E g‖²`, in units of groups: the simple noise scale.
 
     So many groups have to be averaged until the noise of their mean is as large as the signal. It does not depend on
     the unit of the gradient. McCandlish et al., *An Empirical Model of Large-Batch Training*, 1812.06162.

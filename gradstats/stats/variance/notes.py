@@ -55,7 +55,7 @@ def warnings_about(
 
 
 def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
-    """How the table was made, where that is not the plain case."""
+    """Return how the table was made, where that is not the plain case."""
     notes = []
     groups = pool.groups
     sizes = groups.sizes

@@ -113,7 +113,7 @@ class PooledCompletions:
     def row(
         self, estimator: Weighting, reference_estimator: Weighting, reference: Weighted, target: Weighted
     ) -> tuple[EstimatorVariance, Statistic | None]:
-        """All quantities of one estimator, relative to the reference and judged against the target.
+        """Return all quantities of one estimator, relative to the reference and judged against the target.
 
         The second is its variance at matched signal, as :func:`matched_trace_cov` gives it.
         """
@@ -219,7 +219,7 @@ class PooledCompletions:
         return [second, moments.signal, *(cross_signal(moments, other, self.sketch_error) for other in others)]
 
     def _known_scale(self, estimator: Weighting) -> float | None:
-        """E[ĝ] over ∇J, where it is known and the same at every size here: on-policy only."""
+        """Return E[ĝ] over ∇J, where it is known and the same at every size here: on-policy only."""
         if not self.on_policy or self.max_grad_norm is not None:
             return None
         scales = {estimator.expected_scale(int(size)) for size in self.groups.sizes}
@@ -228,7 +228,7 @@ class PooledCompletions:
     def _known_coefficient(
         self, estimator: Weighting, reference_estimator: Weighting, weighted: Weighted, reference: Weighted
     ) -> float | None:
-        """E[ĝ] of one over E[ĝ] of the other, where it is known exactly.
+        """Return E[ĝ] of one over E[ĝ] of the other, where it is known exactly.
 
         Where the weights of one are a multiple of the other's, it is that number whatever the completions. Otherwise
         both have to be known multiples of ∇J at every size here, which holds for completions drawn from the scored

@@ -22,7 +22,7 @@ FEWEST_PROBES = 2 * N_THIRDS
 
 
 def probe_thirds(n_probes: int) -> list[Int[np.ndarray, " probes"]]:
-    """Three disjoint thirds of the probes."""
+    """Return three disjoint thirds of the probes."""
     return np.array_split(np.arange(n_probes), N_THIRDS)
 
 
@@ -146,7 +146,7 @@ class ProbedTokens:
     def sums(
         self, weights: np.ndarray, rows: Int[np.ndarray, " rows"], which: Int[np.ndarray, " rows"], n_sums: int
     ) -> tuple[Float[np.ndarray, "sums features"], Float[np.ndarray, " sums"]]:
-        """Weighted sums of the token scores of some completions, and how far their squares are off.
+        """Return weighted sums of the token scores of some completions, and how far their squares are off.
 
         Args:
             weights: (rows, t), or (3, rows, t) where each third of the probes gives different weights.
@@ -206,7 +206,7 @@ class ProbedTokens:
         along: Float[np.ndarray, "thirds sums k"],
         along_known: Float[np.ndarray, "thirds sums k"],
     ) -> Float[np.ndarray, "sums features"]:
-        """(Z, P/√K, P^Z/√K) of one set of weights; of three, their means and the deviations from them."""
+        """Return (Z, P/√K, P^Z/√K) of one set of weights; of three, their means and the deviations from them."""
         if len(known) == 1:
             return np.concatenate([known[0], along[0], along_known[0]], axis=1)
         mean, deviations = [], []
@@ -237,7 +237,7 @@ class ProbedTokens:
         return batch.with_fields(token_energy=energy, token_cross=cross)
 
     def _heavy_of(self, rows: Int[np.ndarray, " rows"]) -> tuple[Int[np.ndarray, " h"], Int[np.ndarray, " h"]]:
-        """Heavy tokens of some completions, and the place in ``rows`` of the completion each belongs to."""
+        """Return the heavy tokens of some completions, and the place in ``rows`` of the completion each belongs to."""
         ends = np.searchsorted(self.owner, np.stack([rows, rows + 1]))
         counts = ends[1] - ends[0]
         owner = np.repeat(np.arange(len(rows)), counts)

@@ -8,7 +8,7 @@ from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
 
 def ratio(gradient: GradientStatistics) -> Estimate:
-    r""":math:`\mathrm{tr\,Cov}(g)/\mathrm{tr\,Cov}(r)`, with r the gradient of the reference.
+    r"""Return :math:`\mathrm{tr\,Cov}(g)/\mathrm{tr\,Cov}(r)`, with r the gradient of the reference.
 
     It falls with the scale of the estimator: one that shrinks its gradient by c has c² times the variance.
 

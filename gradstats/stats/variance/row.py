@@ -78,11 +78,11 @@ class EstimatorVariance:
         return {one.name: getattr(self, one.name).with_interval(confidence_level) for one in COMPARED}
 
     def component_intervals(self, confidence_level: float) -> dict[str, Interval]:
-        """Variance component → (estimate, low, high) at a level."""
+        """Return variance component → (estimate, low, high) at a level."""
         return {one.name: getattr(self, one.name).with_interval(confidence_level) for one in VARIANCE_COMPONENTS}
 
     def resolved(self, confidence_level: float) -> bool:
-        """Whether the interval of ‖E g‖² lies above 0."""
+        """Return whether the interval of ‖E g‖² lies above 0."""
         return is_resolved(self.signal_sq, confidence_level)
 
 
@@ -92,7 +92,7 @@ def silent_row(label: str, kept: Float[np.ndarray, " prompts"]) -> EstimatorVari
 
 
 def row_of(label: str, gradient: GradientStatistics) -> EstimatorVariance:
-    """Every quantity of one estimator."""
+    """Return every quantity of one estimator."""
     return EstimatorVariance(
         label=label,
         known_coefficient=gradient.known_coefficient,

@@ -103,6 +103,6 @@ class SketchError:
         return (forward + backward - trace / self.dim * self.directions) / pairs
 
     def _without_diagonal(self, first: Float[np.ndarray, "m d"], second: Float[np.ndarray, "m d"]) -> np.ndarray:
-        """Σ_{m≠m'} g_m h_m'ᵀ Z = (Σ_m g_m)(Σ_m h_mᵀ Z) − Σ_m g_m h_mᵀ Z."""
+        """Return Σ_{m≠m'} g_m h_m'ᵀ Z = (Σ_m g_m)(Σ_m h_mᵀ Z) − Σ_m g_m h_mᵀ Z."""
         along = second @ self.directions
         return np.outer(first.sum(axis=0), along.sum(axis=0)) - first.T @ along

@@ -8,7 +8,7 @@ from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
 
 def trace_cov(gradient: GradientStatistics) -> Estimate:
-    r""":math:`\mathrm{tr\,Cov}(g) = E‖g‖² - ‖E g‖²` of one group's gradient, over prompts and completions.
+    r"""Return :math:`\mathrm{tr\,Cov}(g) = E‖g‖² - ‖E g‖²` of one group's gradient, over prompts and completions.
 
     With one group a prompt it is :math:`(\sum_m‖g_m‖² - ‖\sum_m g_m‖²/M)/(M-1)`; with several, the sum of
     ``within_prompt`` and ``between_prompt`` (:class:`gradstats.stats.variance.group_moments.PromptMoments`). In the

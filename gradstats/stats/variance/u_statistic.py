@@ -49,5 +49,5 @@ def inner_products(
     second: Float[np.ndarray, "rows d"],
     signs: Float[np.ndarray, " features"] | None,
 ) -> Float[np.ndarray, " rows"]:
-    """⟨first_r, second_r⟩ of each row."""
+    """Return ⟨first_r, second_r⟩ of each row."""
     return np.einsum("rd,rd->r", first, in_dual(second, signs))

@@ -44,7 +44,7 @@ def refuse_unusable_ratios(weightings: Sequence[Weighting], batch: Batch, choice
 
 
 def uses_ratios(weighting: Weighting) -> bool:
-    """Whether the weights depend on the ratios π/π_old."""
+    """Return whether the weights depend on the ratios π/π_old."""
     if isinstance(weighting, Recipe):
         own = weighting.ratio.name != "none" or weighting.mask.definition.of_ratios
         return own or uses_ratios(weighting.advantage)

@@ -152,7 +152,7 @@ class VarianceComparison:
         return frame
 
     def _table(self, intervals: Sequence[dict[str, Interval]], confidence_level: float) -> pd.DataFrame:
-        """One row per estimator with its quantities, and in ``.attrs`` how the comparison was made."""
+        """Return one row per estimator with its quantities, and in ``.attrs`` how the comparison was made."""
         records = []
         for row, quantities in zip(self.rows, intervals, strict=True):
             record: dict[str, object] = {
@@ -181,7 +181,7 @@ class VarianceComparison:
         return frame
 
     def variance_components(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """trace_cov split into the variance within prompts and the variance between prompts.
+        """Split trace_cov into the variance within prompts and the variance between prompts.
 
         The variance within prompts falls as groups grow, the variance between prompts does not.
 

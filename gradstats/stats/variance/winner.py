@@ -16,7 +16,7 @@ class Comparison(Protocol):
     """What has the frame of a variance comparison, at any level."""
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row an estimator."""
+        """Return a frame with one row per estimator."""
         ...
 
 
@@ -32,7 +32,7 @@ def lowest_beyond_doubt(frame: pd.DataFrame) -> str | None:
 
 
 def rows_in_best_set(frame: pd.DataFrame) -> list[int]:
-    """Positions of the rows whose ``in_best_set`` is true; what is missing there was not judged."""
+    """Return the positions of the rows whose ``in_best_set`` is true; what is missing there was not judged."""
     return np.flatnonzero(frame["in_best_set"].eq(True)).tolist()
 
 
@@ -46,7 +46,7 @@ def lowest(comparison: Comparison | pd.DataFrame) -> str | None:
 
 
 def clear_winner(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> int | None:
-    """Position of the row that is lowest beyond doubt, as far as frames show it.
+    """Return the position of the row that is lowest beyond doubt, as far as frames show it.
 
     Args:
         frame: of a comparison.
