@@ -64,7 +64,7 @@ class PolicySection(Section):
     )
     device: str = Field(default="auto", description='"auto" (CUDA where there is one), "cpu", "cuda" or "mps".')
     revision: str | None = Field(default=None, description="commit, tag or branch on the hub.")
-    adapter: str | None = Field(default=None, description="a peft adapter to put on the model: a folder or a hub id.")
+    adapter: str | None = Field(default=None, description="a peft adapter to apply to the model: a folder or a hub id.")
     trust_remote_code: bool = Field(default=False, description="run model code that comes with the weights.")
     allow_pickle: bool = Field(default=False, description="read pickled weights, which may run code.")
 

@@ -1,4 +1,4 @@
-"""What a measuring run leaves behind."""
+"""The result of measuring: gradients as norms and sketches, and token statistics."""
 
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement

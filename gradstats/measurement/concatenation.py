@@ -51,7 +51,7 @@ def concatenate_measurements(shards: Iterable[Measurement], *, allow_policy_mism
 
 
 def _refuse_different(shards: Sequence[Measurement]) -> None:
-    """Refuse measurements whose numbers cannot stand side by side."""
+    """Refuse measurements whose values are not comparable."""
     for name in _SHARED:
         values = {str(shard.metadata.get(name)) for shard in shards}
         if len(values) > 1:

@@ -42,7 +42,7 @@ def require_space(folder: Path, n_bytes: int) -> None:
 
     Args:
         folder: where it is going to be written; it need not exist yet.
-        n_bytes: how much space it takes.
+        n_bytes: the space that it needs.
 
     Raises:
         OSError: when less is free there.

@@ -1,4 +1,4 @@
-"""The measurement: what a measuring run leaves behind."""
+"""The measurement: the result of measuring rollouts."""
 
 from __future__ import annotations
 

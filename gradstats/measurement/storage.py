@@ -47,14 +47,14 @@ def save_measurement(
         tensors[f"{prefix}sq_norms_by_block"] = gradients.sq_norms_by_block.to_numpy(dtype=np.float64)
         if gradients.sketches is not None:
             tensors[f"{prefix}sketches"] = gradients.sketches
-    # safetensors writes an array's memory as it lies: a transposed one would be read back scrambled.
+    # safetensors writes an array's memory as it is laid out: a transposed array would be read back scrambled.
     tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     with atomic_path(folder, replace_folder=True) as partial:
         partial.mkdir()
         measured.rollouts.to_parquet(partial / "rollouts.parquet")
         try:
             save_file(tensors, partial / "tensors.safetensors")
-        except SafetensorError as error:  # what a full disk raises there
+        except SafetensorError as error:  # the error of safetensors for a full disk
             raise OSError(
                 f"the measurement cannot be written to {os.fspath(folder)} ({error}): free some space"
             ) from error

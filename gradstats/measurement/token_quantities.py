@@ -75,7 +75,7 @@ class TokenQuantities:
         return [one.cross(sketch) for one, sketch in zip(scores, sketches, strict=True)]
 
     def _scores_with_probes(self, needed: int, what: str) -> list[TokenScores] | None:
-        """Return the token scores, with a warning where some tokens take more probes than were measured."""
+        """Return the token scores, with a warning where some tokens need more probes than were measured."""
         scores = self.token_scores()
         if scores is not None and self.n_token_probes < needed and any(one.light.any() for one in scores):
             warnings.warn(

@@ -1,4 +1,4 @@
-"""Gradients under token weights of the user's, as norms and sketches."""
+"""Gradients under user-defined token weights, as norms and sketches."""
 
 from __future__ import annotations
 

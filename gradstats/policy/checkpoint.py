@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ParametersError(ValueError):
-    """A checkpoint has other parameters than its architecture."""
+    """The parameters of a checkpoint are not those of its architecture."""
 
 
 EMBEDDED = "embedded"
@@ -34,7 +34,7 @@ _PICKLED_ADAPTER = "adapter_model.bin"
 def locate(name: str) -> tuple[str, dict[str, str]]:
     """Return the source and the options to pass to ``from_pretrained``; local paths come first.
 
-    Names that look like paths are never passed to the hub client, whose error for a missing folder speaks of
+    Names that look like paths are never passed to the hub client, whose error for a missing folder would mention
     repository names.
 
     Args:
@@ -118,7 +118,7 @@ def weights_file(source: str, options: Mapping[str, str], checkpoint: str | None
 
 
 def refuse_other_parameters(name: str, report: Mapping[str, Collection[str]]) -> None:
-    """Refuse weights that are not those of the architecture: what is missing would be random.
+    """Refuse weights that do not match the architecture: missing parameters would have random values.
 
     Args:
         name: the policy.
@@ -220,10 +220,10 @@ def load_adapter(model: CausalModel, adapter: str, folder: Path) -> None:
         raise ImportError(f"the adapter {adapter} needs peft: pip install 'gradstats[peft]'") from error
     try:
         report = model.load_adapter(str(folder), is_trainable=True)
-    except Exception as error:  # peft and safetensors raise whatever a damaged file trips them over
+    except Exception as error:  # peft and safetensors raise errors of any type for a damaged file
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
-            f"the adapter {adapter} does not fit the model {type(model).__name__}: {reason} (or it is damaged)"
+            f"the adapter {adapter} does not fit the model {type(model).__name__}, or is damaged: {reason}"
         ) from error
     stray = sorted(report.missing_keys | report.unexpected_keys | set(report.mismatched_keys))
     if stray:
@@ -245,7 +245,7 @@ def load_error(name: str, source: str, error: Exception) -> Exception:
     if Path(source).is_dir():
         what = "GGUF file" if name.endswith(".gguf") else "model folder"
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-        return OSError(f"the {what} {name} cannot be loaded, a file may be damaged: {kind}{reason}")
+        return OSError(f"the {what} {name} cannot be loaded; a file may be damaged: {kind}{reason}")
     if "safetensors" in reason and isinstance(error, OSError):
         return ValueError(
             f"the policy {name} has no safetensors on the hub, and pickled weights may run code when they are read: "

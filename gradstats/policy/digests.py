@@ -1,6 +1,6 @@
-"""Digests of what a policy consists of: its weights, its adapter, its tokenizer.
+"""Digests of the parts of a policy: its weights, its adapter, its tokenizer.
 
-They are those of the files, so that a policy has the same ones in every dtype and on every device.
+They are computed from the files, so that they do not depend on dtype or device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OTHER_FILES = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.
 
 
 class PolicyMismatchError(ValueError):
-    """Rollouts were drawn by another policy than the one that is loaded."""
+    """Rollouts were drawn from a policy other than the one that is loaded."""
 
 
 def weights_digest(source: Path) -> str | None:
@@ -62,7 +62,7 @@ def refuse_other_policy(recorded: Mapping[str, Any] | None, digests: Mapping[str
         part = differing[0]
         then, now = before.get(part, "none")[:12], digests.get(part, "none")[:12]
         raise PolicyMismatchError(
-            f"{what} were drawn by a policy with other {part} (SHA-256 {then}, now {now}): {remedy}"
+            f"{what} were drawn from a policy that differs in its {part} (SHA-256 {then}, now {now}): {remedy}"
         )
 
 

@@ -121,7 +121,7 @@ class Policy:
                     **dict(template_options or {}),
                 )
             )
-        except Exception as error:  # jinja raises whatever the template's author chose
+        except Exception as error:  # a template can raise any error
             raise ValueError(
                 f"the chat template of {self.name} failed on the prompt {prompt[:60]!r}: {error}"
             ) from error
@@ -175,11 +175,11 @@ def load_policy(
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "mps", or any other torch device name.
         revision: commit, tag or branch on the hub; resolved to a commit, which ``policy.revision`` records. Of
             "embedded", a checkpoint of its training run, such as "step-0500".
-        adapter: a peft adapter to put on the model: a folder or a hub id (extra ``peft``), with ``@revision`` for
-            another revision than the newest. Its parameters are differentiated and those of the base are not; a
+        adapter: a peft adapter to apply to the model: a folder or a hub id (extra ``peft``), with ``@revision`` for
+            a revision other than the newest. Its parameters are differentiated and those of the base are not; a
             tokenizer in its folder is used.
         trust_remote_code: run model code that comes with the weights.
-        allow_pickle: read pickled weights, which may run code (``.bin``, ``.pt``), where there are no safetensors.
+        allow_pickle: read pickled weights (``.bin``, ``.pt``), which may run code, where there are no safetensors.
 
     Returns:
         The policy, in evaluation mode. The model's ``generation_config`` is not applied.
@@ -217,7 +217,7 @@ def load_policy(
     tokenizer_folder = folder if folder is not None and (folder / "tokenizer_config.json").is_file() else None
     try:
         tokenizer, model = _load(source, options, tokenizer_folder, dtype, trust_remote_code, allow_pickle)
-    except Exception as error:  # readers of weights, tokenizers and GGUF raise whatever a damaged file trips them over
+    except Exception as error:  # readers of weights, tokenizers and GGUF raise errors of any type for a damaged file
         if trust_remote_code and not isinstance(error, (OSError, ValueError)):
             raise  # what the model's own code raised
         raise load_error(name, source, error) from error

@@ -1,4 +1,4 @@
-"""How a completion is scored against its problem's answer."""
+"""Rewards: scoring a completion against its problem's answer."""
 
 from gradstats.rewards.registry import REWARDS, Reward, get_reward
 

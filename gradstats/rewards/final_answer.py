@@ -19,7 +19,7 @@ def final_answer(completion: str) -> str:
 
 
 def _last_tagged(text: str) -> str | None:
-    """Return the text between the last pair of tags, in one pass: a completion may be megabytes of tags."""
+    """Return the text between the last pair of tags, in one pass, since a completion may hold megabytes of tags."""
     answer, place = None, 0
     while (start := text.find(_OPEN, place)) >= 0 and (end := text.find(_CLOSE, start)) >= 0:
         answer, place = text[start + len(_OPEN) : end].strip(), end + len(_CLOSE)

@@ -46,8 +46,9 @@ class WeightedReward:
 class Grader:
     """Rewards with weights: a completion's reward is the weighted sum of their values.
 
-    A reward that exceeds its time limit, raises, or does not return a finite number adds 0 for that completion, and
-    the counts record it.
+    A reward that exceeds its time limit, raises an error, or does not return a finite number adds 0 for that
+    completion,
+    and is counted.
     """
 
     rewards: tuple[WeightedReward, ...]

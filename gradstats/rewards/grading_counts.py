@@ -1,4 +1,4 @@
-"""How grading went: how often each reward timed out or failed, and how often two rewards disagree."""
+"""Counts of grading: how often each reward timed out or failed, and how often two rewards disagree."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ungraded_sentence(counts: GradingCounts | None) -> str | None:
     if not problems:
         return None
     return (
-        f"of {counts['completions']} completions some could not be scored and count 0 from that reward; "
+        f"some of {counts['completions']} completions could not be scored and receive 0 from that reward; "
         f"{'; '.join(problems)}: correct the reward or the answers, then score again with `gradstats regrade`"
     )
 

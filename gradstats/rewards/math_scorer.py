@@ -36,7 +36,7 @@ def math_score(completion: str, answer: str) -> float:
         except Exception:
             continue
     if timed_out:
-        raise ScoringTimeoutError(f"math-verify compared for over {_SECONDS} s")
+        raise ScoringTimeoutError(f"a comparison by math-verify took over {_SECONDS} s")
     return 0.0
 
 
@@ -66,6 +66,6 @@ def _parse(text: str) -> list[Expression]:
     try:
         return parse(text, parsing_timeout=_SECONDS, raise_on_error=True)
     except TimeoutException as error:
-        raise ScoringTimeoutError(f"math-verify parsed for over {_SECONDS} s") from error
+        raise ScoringTimeoutError(f"a parse by math-verify took over {_SECONDS} s") from error
     except Exception:  # what math-verify itself does by default: no expression was found
         return []

@@ -1,4 +1,4 @@
-"""Rewards of the user's own by name: "module:function" runs in the worker process, with its limits of time and memory.
+"""User-defined rewards by name: "module:function" runs in the worker process, with limits on time and memory.
 
 A function that is passed as an object in Python runs in this process, without limits.
 """
@@ -52,7 +52,7 @@ def user_reward(name: str, parameters: Mapping[str, object]) -> Callable[[str, P
 
 
 def prepare(name: str, folders: list[str], parameters: list[str]) -> None:
-    """In the worker: import the function and check the names of its parameters."""
+    """Import the function, in the worker, and check the names of its parameters."""
     known = list(inspect.signature(_function(name, tuple(folders))).parameters.values())[2:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
         return
@@ -66,7 +66,7 @@ def prepare(name: str, folders: list[str], parameters: list[str]) -> None:
 def score(
     name: str, folders: list[str], parameters: dict[str, object], completion: str, problem: dict[str, object]
 ) -> Answer:
-    """In the worker: call the function."""
+    """Call the function, in the worker."""
     value = _function(name, tuple(folders))(completion, Problem(**problem), **parameters)  # pyright: ignore[reportArgumentType]
     return {"value": float(value)} if isinstance(value, numbers.Real) else {"other": repr(value)[:80]}
 

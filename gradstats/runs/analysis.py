@@ -27,8 +27,9 @@ class RunResult:
     Attributes:
         run: the run directory.
         measured: the measurement.
-        alpha: the length-scaling fit with its diagnostics, or None where the data allow none (the remarks say why).
-        comparison: the variance comparison, or None likewise.
+        alpha: the length-scaling fit with its diagnostics, or None where the data do not allow one (the notes state
+        why).
+        comparison: the variance comparison; None as for ``alpha``.
         paths: the files of results, figures and tables.
         gap: the distance of sampler and scorer, or None where the sampler recorded no log-probabilities.
     """
@@ -89,7 +90,7 @@ def analyse(run: RunDirectory) -> RunResult:
 
 
 def _sampler_gap(run: RunDirectory, measured: Measurement) -> SamplerGap | None:
-    """Return the distance of sampler and scorer, with a remark where the samples are off-policy."""
+    """Return the distance between sampler and scorer, with a note where the samples are off-policy."""
     from gradstats.stats import sampler_gap
 
     if measured.old_logprobs is None:
@@ -139,7 +140,7 @@ def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Pat
 
 
 def describe_ratios(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
-    """Write the importance ratios of the scored policy to the sampler, and what recipes clip of them."""
+    """Write the importance ratios of the scored policy to the sampler, and how much of them recipes clip."""
     from gradstats.report.ratio_tables import clipping_table, ratio_table
     from gradstats.stats import ratio_diagnostics
 
@@ -164,9 +165,9 @@ def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) ->
 
 
 def _attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Result | None:
-    """Return the result of an action; None, with the reason as a remark, where the data allow none."""
+    """Return the result of an action; None, with the reason as a note, where the data do not allow it."""
     try:
         return action()
-    except (ValueError, ArithmeticError) as error:  # the latter: a division 0/0, a number out of range
+    except (ValueError, ArithmeticError) as error:  # the latter: a division 0/0 or a number out of range
         run.remarks.append(f"{what}: {error}")
         return None

@@ -147,7 +147,7 @@ def _cache_bytes_per_token(policy: Policy) -> int:
 
 
 def _longest_rollouts(plan: SamplingPlan, cap: int) -> Rollouts:
-    """Stand-ins for the completions: each of the greatest length."""
+    """Stand-ins for the completions, each of the greatest length."""
     rows = [row for batch in plan.rows for row in batch]
     return Rollouts.from_sequences(
         [plan.prompt_tokens[index] for index, _ in rows],

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: What to do where a setting differs from that of the run.
 _REMEDIES = {
-    "prompts.n": "a run can grow and not shrink, so choose another directory (--out)",
+    "prompts.n": "a run can grow but not shrink, so choose another directory (--out)",
     "sampling.group_size": "a run can grow and not shrink, so choose another directory (--out)",
     "sampling.reward": "score its completions again with `gradstats regrade`, or choose another directory (--out)",
 }
@@ -71,7 +71,7 @@ class RunDirectory:
         previous = path / "experiment.yaml"
         finish_regrading(path)
         grows = False
-        # Before the first shard nothing depends on the settings: a wrong path may be corrected in place.
+        # Before the first shard exists, nothing depends on the settings: a wrong path may be corrected in place.
         if previous.exists() and any((path / "rollouts").glob("*.parquet")):
             before = read_recorded_experiment(previous).settled_settings()
             for name, value in experiment.settled_settings().items():
@@ -170,11 +170,11 @@ class RunDirectory:
 
 
 def remove_listed_results(path: Path, *folders: str) -> None:
-    """Remove the files of results that a run's manifest lists, and no others.
+    """Remove only the result files that a run's manifest lists.
 
     Args:
         path: the run directory.
-        *folders: only those in these folders of it.
+        *folders: remove only the files in these folders of the run.
 
     Raises:
         ValueError: when the manifest is damaged.
@@ -189,7 +189,7 @@ def remove_listed_results(path: Path, *folders: str) -> None:
 
 
 def refuse_other_folder(path: Path) -> None:
-    """Refuse to run in a folder that holds anything but a run, before any work is done.
+    """Refuse to run in a folder that contains anything other than a run, before any work is done.
 
     Raises:
         NotADirectoryError: for a file or a device.
@@ -208,7 +208,7 @@ def is_run_directory(path: Path) -> bool:
 
 
 def _holds_something(path: Path) -> bool:
-    """Return whether a folder holds more than what a run that was killed at its very beginning leaves behind."""
+    """Return whether a folder contains more than the remains of a run that was killed at its very beginning."""
     left = {*partials(path), *(path / name for name in ("rollouts", "measurement", LOCK))}
     folders = [path / name for name in ("rollouts", "measurement") if (path / name).is_dir()]
     if folders:  # version 0.1 recorded no checksum

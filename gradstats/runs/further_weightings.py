@@ -36,7 +36,7 @@ class ScoredTokens:
         return [values.astype(np.float64) for values in self.rollouts.tokens("sampler_logprobs")]
 
     def batch(self) -> Batch:
-        """Return the batch of what is known before the gradients are measured."""
+        """Return the batch of everything that is known before the gradients are measured."""
         return Batch.from_measurement(self)
 
 
@@ -60,7 +60,7 @@ def needed_weightings(session: MeasuringSession, first: Rollouts, possible: tupl
 def weightings_of(
     session: MeasuringSession, rollouts: Rollouts, names: Iterable[str]
 ) -> dict[str, list[np.ndarray]] | None:
-    """Return the weightings of some completions, by name, one weight per token; None where none is asked for."""
+    """Return the weightings of some completions, by name, one weight per token; None where none is needed."""
     names = tuple(names)
     if not names:
         return None

@@ -1,7 +1,7 @@
 """How a run grows: by more prompts or more completions per prompt, while finished shards stay as they are.
 
-A round is what one setting of ``prompts.n`` and ``sampling.group_size`` added to the completions that were there. Its
-batches follow those of the earlier rounds, so that each keeps its number, its seed and its shard.
+A round consists of the completions that one setting of ``prompts.n`` and ``sampling.group_size`` added to the existing
+ones. Its batches follow those of the earlier rounds, so that each keeps its number, its seed and its shard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradstats.system.shards import PLAN, read_origin
 if TYPE_CHECKING:
     from gradstats.sampling.plan import SamplingPlan
 
-#: What to do where a run's policy is no longer what it was.
+#: The remedy where a run's policy has changed.
 RESTORE = "restore that policy, or choose another directory (--out)"
 #: Settings of a run directory that may grow.
 GROWING = ("prompts.n", "sampling.group_size")
@@ -52,7 +52,7 @@ def may_grow(name: str, before: object, wanted: object) -> bool:
 
 
 def size_of(experiment: Experiment) -> dict[str, int | None]:
-    """Return the settings that a run can grow in."""
+    """Return the settings that may grow."""
     return {"n": experiment.prompts.n, "group_size": experiment.sampling.group_size}
 
 
@@ -91,7 +91,7 @@ def grown_plan(
     drawn = any(folder.glob("*.parquet"))
     rounds = rounds_of(folder) if drawn else []
     if drawn and not rounds:
-        raise ValueError(f"{folder} holds shards without the {PLAN} that says what they are: restore it from a copy")
+        raise ValueError(f"{folder} contains shards but no {PLAN} that describes them: restore it from a copy")
     ids = [problem.prompt_id for problem in plan.problems]
     waiting = [pair for batch in plan.rows for pair in batch]
     rows: list[list[tuple[int, int]]] = []
@@ -129,7 +129,7 @@ def write_plan(
 
 
 def _origin(plan: SamplingPlan, first: Round, experiment: Experiment) -> dict[str, object]:
-    """Return what identifies a run: the same on every machine, for the same settings, policy and prompts."""
+    """Return the identifier of a run, which is the same on every machine for the same settings, policy and prompts."""
     settings = settings_digest(experiment)
     return {"run": digest([settings, plan.metadata["policy"], first.prompts, first.batches]), "settings": settings}
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def sampling_plan(experiment: Experiment, revisions: dict[str, str | None]) -> SamplingPlan:
     """Load the problems and the policy of an experiment, at the given revisions, and form its batches."""
-    # torch and transformers load here, so that a finished run is redrawn without them.
+    # torch and transformers are imported here, so that redrawing a finished run does not load them.
     from gradstats.sampling.plan import SamplingPlan
 
     problems = experiment_problems(experiment, revisions)
@@ -22,7 +22,7 @@ def sampling_plan(experiment: Experiment, revisions: dict[str, str | None]) -> S
 
 
 def experiment_problems(experiment: Experiment, revisions: dict[str, str | None]) -> list[Problem]:
-    """Load the problems of an experiment, from the revision that the run keeps to."""
+    """Load the problems of an experiment, at the revision that the run recorded."""
     from gradstats.prompts.load import load_prompts
 
     prompts = experiment.prompts
@@ -40,7 +40,7 @@ def behaviour_policy(experiment: Experiment, revisions: dict[str, str | None]) -
 
 
 def experiment_policy(experiment: Experiment, revisions: dict[str, str | None]) -> Policy:
-    """Load the policy of an experiment, from the revision that the run keeps to."""
+    """Load the policy of an experiment, at the revision that the run recorded."""
     from gradstats.policy.policy import load_policy
 
     section = experiment.policy

@@ -26,8 +26,8 @@ _OF_THE_POLICY = ("policy.trust_remote_code", "policy.allow_pickle", "sampling.s
 def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True) -> RunResult:
     """Sample, measure, fit, compare and draw; finished steps are not repeated.
 
-    Rollouts and measurements are written shard by shard, each whole or not at all. A run that was interrupted, at any
-    moment, resumes from its finished shards and ends with the same numbers as one that was not.
+    Rollouts and measurements are written shard by shard, each complete or absent. A run that was interrupted at any
+    moment resumes from its finished shards and ends with the same numbers as an uninterrupted one.
 
     Args:
         experiment: the settings of every step.
@@ -55,10 +55,10 @@ def _run(experiment: Experiment, path: Path, progress: bool) -> RunResult:
 def regrade_run(
     path: Path, reward: RewardSetting = None, *, trust: bool = False, progress: bool = True
 ) -> RunResult | None:
-    """Score a run's stored completions and analyse it again, without sampling or measuring.
+    """Score a run's stored completions again and repeat the analysis, without sampling or measuring.
 
-    The earlier rewards are kept in ``regraded/`` in the run directory. An interrupted call changes nothing, or is
-    finished by the next command that works on the run.
+    The earlier rewards are kept in ``regraded/`` in the run directory. An interrupted call either changes nothing or is
+    completed by the next command that works on the run.
 
     Args:
         path: a run directory.
@@ -77,13 +77,13 @@ def regrade_run(
     previous = path / "experiment.yaml"
     if not previous.exists():
         raise FileNotFoundError(f"{path} is not a run directory: it holds no experiment.yaml")
-    # The policy is not loaded, and a reward that is given takes the place of the run's.
+    # The policy is not loaded, and a given reward replaces the run's.
     unused = [*_OF_THE_POLICY, *(["sampling.reward"] if reward is not None else [])]
     load_experiment_file(previous, trust=trust, ignored=unused)
     with only_writer(path):
         finish_regrading(path)
         read_recorded_experiment(previous)
-        # Once more: a change that was pending may have named another reward.
+        # Read again: a pending change may have named another reward.
         experiment = load_experiment_file(previous, trust=trust, ignored=unused)
         with code_beside(experiment.folder):
             return _regrade(path, experiment, reward, progress)

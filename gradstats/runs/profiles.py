@@ -1,4 +1,4 @@
-"""The profile of a policy, from what was measured on it or by sampling and measuring first."""
+"""The profile of a policy, from an existing measurement or after sampling and measuring."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measurement_for_profile(
     partial: bool = False,
     progress: bool = True,
 ) -> Measurement:
-    """Return the measurement of a run, or of a policy, whose completions are drawn here and measured in all parameters.
+    """Return the measurement of a run, or draw completions from a policy and measure them in all parameters.
 
     Args:
         source: a run directory, a measurement folder, or the name of a policy as for :func:`gradstats.load_policy`.

@@ -128,7 +128,7 @@ def finish_regrading(path: Path) -> None:
 
 
 def read_regradings(path: Path) -> list[dict[str, object]]:
-    """How a run was scored again so far: the rewards before and after, how many changed, and the table of both."""
+    """Return the regradings of a run so far: old and new reward, how many values changed, and the table of both."""
     changes = path / "regraded" / "changes.json"
     return read_json(changes)["changes"] if changes.exists() else []
 
@@ -144,7 +144,7 @@ def refuse_half_regraded(path: Path) -> None:
 
 
 def _refuse_other_places(change: dict[str, Any], folder: Path, pending: Path) -> None:
-    """Refuse a change that names anything but the run's own shards and a table beside it: received files may lie."""
+    """Refuse a change that names anything but the run's own shards and a table beside it: a file may be forged."""
     shards = {shard_path(folder, number, "").name for number in range(n_planned(read_plan(folder), folder / PLAN))}
     for name in sorted(set(change["tallies"]) - shards):
         raise ValueError(f"{pending} names {name!r}, which is not a shard of the run: restore it from a copy")
@@ -157,8 +157,8 @@ def _refuse_other_places(change: dict[str, Any], folder: Path, pending: Path) ->
 def _problem(by_name: dict[str, Problem], name: str, text: str) -> Problem:
     problem = by_name.get(name)
     if problem is None or problem.prompt != text:
-        what = "no longer hold" if problem is None else "have another text for"
-        raise ValueError(f"the problems {what} the run's prompt {name!r}: restore them to what was sampled")
+        what = "no longer contain" if problem is None else "have a different text for"
+        raise ValueError(f"the problems {what} the run's prompt {name!r}: restore the problems that were sampled")
     return problem
 
 

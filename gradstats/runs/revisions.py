@@ -1,4 +1,4 @@
-"""The commits that the hub's branches and tags stood for when a run began."""
+"""The commits to which branches and tags on the hub resolved when a run began."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from gradstats.system.hub import commit_of, hub_problem
 
 
 def resolve_revisions(experiment: Experiment) -> dict[str, str | None]:
-    """Return the commits of a run's policy and data set on the hub, which the run keeps to from then on.
+    """Return the commits of a run's policy and data set on the hub, which the run uses from then on.
 
     Returns:
-        "policy" and "prompts" → commit; no entry for what does not come from the hub, None where the commit is unknown.
+        "policy" and "prompts" → commit; no entry for a source that is not on the hub, None where the commit is unknown.
 
     Raises:
         ConnectionError: when something is neither cached nor can be downloaded: one sentence that names all that is

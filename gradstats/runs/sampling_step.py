@@ -23,7 +23,7 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
         from gradstats.sampling.draw_batches import draw_batches
         from gradstats.sampling.plan import warn_of_rollouts
 
-        # A run keeps to the revisions that the hub's names stood for when it began.
+        # A run keeps the revisions to which names on the hub resolved when it began.
         revisions = read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment)
         plan = sampling_plan(run.experiment, revisions)
         plan.warn_overridden()

@@ -1,4 +1,4 @@
-"""Checks the names in an experiment against the registries, before anything is sampled or loaded."""
+"""Checks of an experiment's names against the registries, before anything is sampled or loaded."""
 
 from __future__ import annotations
 
@@ -105,6 +105,6 @@ def _not_measured(experiment: Experiment, chosen: Iterable[Estimator | Recipe]) 
 
 
 def _weights_tokens(one: Estimator | Recipe) -> bool:
-    """Whether the advantages themselves differ along a completion; a greedy completion's reward is one for all."""
+    """Return whether the advantages themselves differ along a completion; ReMax's do not for a terminal reward."""
     advantage = one.advantage if isinstance(one, Recipe) else one
     return advantage.level == "token" and bool(advantage.needs) and "greedy_rewards" not in advantage.needs

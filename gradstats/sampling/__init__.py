@@ -1,4 +1,4 @@
-"""From prompts to rollouts: one file a sampling engine."""
+"""From prompts to rollouts: one file per sampling engine."""
 
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.sample import sample

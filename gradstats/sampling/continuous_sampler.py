@@ -1,4 +1,4 @@
-"""Sampling with continuous batching in transformers: a new prompt starts when a completion has ended."""
+"""Sampling with continuous batching in transformers: a new prompt starts as soon as a completion ends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class ContinuousSampler:
         """
         if settings.repetition_penalty != 1.0:
             raise ValueError(
-                f"repetition_penalty is {settings.repetition_penalty}: continuous batching has none; leave it at 1, "
+                f"repetition_penalty is {settings.repetition_penalty}: continuous batching does not support "
+                "it; leave it at 1, "
                 'or use sampler "transformers"'
             )
         stop_tokens = stop_token_ids(self.policy)

@@ -12,7 +12,7 @@ from gradstats.sampling.sampler import Sampler
 #: Name → what it is; ``gradstats.sampling`` takes these as ``sampler``.
 SAMPLERS = {
     "transformers": "batches of prompts of similar length through the policy's own generate",
-    "continuous": "transformers' continuous batching, which lets a new prompt in when one has ended",
+    "continuous": "transformers' continuous batching, which starts a new prompt when a completion ends",
     "vllm": "vLLM in this process (extra vllm)",
     "openai": "a server of the OpenAI completions API at base_url (extra openai)",
 }
@@ -24,7 +24,7 @@ def open_sampler(
     base_url: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Sampler:
-    """Return the sampler of a name; one that is given as an object is returned as it is.
+    """Return the sampler with the given name; an object is returned unchanged.
 
     Args:
         sampler: a name of :data:`SAMPLERS`, or a sampler.

@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 from transformers.cache_utils import DynamicLayer
 
-ROOM = 64  # tokens for which there is room when a buffer has been made
+ROOM = 64  # tokens for which a new buffer has room
 
 
 class GrowingLayer(DynamicLayer):
     """Keys and values of one layer, as views of the filled part of two buffers.
 
     ``DynamicLayer`` of transformers concatenates, so that each token copies the keys and values of all earlier ones:
-    for a small model, most of the time that sampling takes. The buffers here are renewed every 64 tokens. Rows are
+    for a small model, this takes most of the sampling time. The buffers here are replaced every 64 tokens. Rows are
     taken out of the cache as from a ``DynamicLayer``.
     """
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Begin with empty buffers of the states' type."""
+        """Create empty buffers of the states' type."""
         super().lazy_initialization(key_states, value_states)
         self._buffers = [key_states[..., :0, :], value_states[..., :0, :]]
         self.keys, self.values = self._buffers
@@ -25,7 +25,7 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_options: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the states of further tokens; returns those of all tokens."""
+        """Append the states of further tokens and return those of all tokens."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None

@@ -1,4 +1,4 @@
-"""Answers of a server that arrived before a batch failed: kept in a file, so that they are not paid for twice."""
+"""Server responses that arrived before a batch failed, kept in a file so that they are not paid for twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradstats.system.files import read_json, write_json
 
 @contextmanager
 def keeping_answers(sampler: Sampler, path: Path) -> Iterator[None]:
-    """While the context is open, a sampler that keeps answers finds those of an earlier failure of the same batch.
+    """Give a sampler the answers kept from an earlier failure of the same batch, while the context is open.
 
     Args:
         sampler: any sampler; one that does not keep answers is left alone.
@@ -44,7 +44,9 @@ def _read(path: Path) -> dict[str, Completion]:
     try:
         return {key: _completion(entry) for key, entry in read_json(path)["answers"].items()}
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} holds no answers of a server: remove it, they will be asked for again") from error
+        raise ValueError(
+            f"{path} does not contain server responses: remove it; they will be requested again"
+        ) from error
 
 
 def _completion(entry: dict[str, object]) -> Completion:

@@ -1,4 +1,4 @@
-"""What is drawn in which batch, and how each batch is drawn and scored."""
+"""The plan of sampling: which completions each batch contains, and how it is drawn and scored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gradstats.system.checksums import digest
 
 
 def warn_of_rollouts(rollouts: Rollouts) -> None:
-    """Warn of completions that a reward could not score, and of those whose token ids are not what was sampled."""
+    """Warn of completions that a reward could not score, and of those whose token ids may not be the sampled ones."""
     for sentence in (ungraded_sentence(rollouts.metadata.get("grading")), retokenised_sentence(rollouts)):
         if sentence:
             warnings.warn(sentence, UserWarning, stacklevel=3)
@@ -70,10 +70,10 @@ class SamplingPlan:
 
         Args:
             policy: the policy.
-            problems: what to ask.
+            problems: the problems.
             section: how completions are drawn and scored.
-            sampler: an engine that takes the place of the section's.
-            reward: a function that takes the place of the section's reward.
+            sampler: an engine that replaces the section's.
+            reward: a function that replaces the section's reward.
 
         Raises:
             ValueError: as for :func:`gradstats.sample`.
@@ -144,8 +144,8 @@ class SamplingPlan:
         if ignored:
             listed = ", ".join(f"{key}={value}" for key, value in ignored.items())
             warnings.warn(
-                f"the model's generation_config asks for {listed}; it is not followed: pass these settings to sample() "
-                "to draw with them",
+                f"the model's generation_config specifies {listed}; it is not followed: pass these settings to "
+                "sample() to draw with them",
                 UserWarning,
                 stacklevel=3,
             )
@@ -153,7 +153,7 @@ class SamplingPlan:
     def draw(self, batch: int, on_tokens: Callable[[int], None] = lambda count: None) -> Rollouts:
         """Draw and score one batch."""
         rows = self.rows[batch]
-        # Its first word does not depend on how many are drawn: an engine with one seed per batch takes that.
+        # The first seed does not depend on how many are drawn: an engine with one seed per batch uses it.
         seeds = np.random.SeedSequence([self.seed, batch]).generate_state(len(rows)).tolist()
         prompts = [self.prompt_tokens[index] for index, _ in rows]
         completions = self.sampler.draw(prompts, self.settings, seeds, on_tokens)

@@ -43,12 +43,13 @@ def sample(
     """Sample completions of each problem from a policy and score them.
 
     By default every token is drawn from exactly the distribution whose log-probability is measured later.
-    Nothing is inherited from the model's ``generation_config``; what it would have changed is warned about once
-    and recorded.
+    Nothing is inherited from the model's ``generation_config``; a warning lists once what it would have changed, and
+    the
+    metadata record it.
 
     Args:
         policy: the policy.
-        problems: what to ask, see :func:`gradstats.load_prompts`.
+        problems: the problems, see :func:`gradstats.load_prompts`.
         group_size: completions of each prompt.
         max_new_tokens: cap on a completion's tokens.
         temperature: the sampler's temperature; the policy's own by default.
@@ -69,8 +70,8 @@ def sample(
         sampler_options: options of the engine, as in ``{"concurrency": 16, "timeout_seconds": 60}``; see
             :mod:`gradstats.sampling.engines`.
         greedy: also draw one greedy completion of each prompt, whose reward is ReMax's baseline.
-        keep_in: a folder in which batches are kept as they finish. The same call resumes an interrupted one from
-            them; removing the folder afterwards is left to you.
+        keep_in: a folder in which finished batches are kept. The same call resumes an interrupted one from them; the
+            folder is not removed afterwards.
         progress: show a progress bar.
 
     Returns:

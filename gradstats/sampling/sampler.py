@@ -64,7 +64,7 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class KeepsAnswers(Protocol):
-    """A sampler whose completions cost money or waiting: it keeps them by request until its batch is complete.
+    """A sampler whose completions cost money or time: it keeps them by request until their batch is complete.
 
     Attributes:
         kept: digest of a request, with its prompt, seed and settings → the completion that answered it.

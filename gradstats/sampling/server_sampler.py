@@ -40,9 +40,10 @@ class MalformedAnswerError(ConnectionError):
 
 @dataclass
 class ServerSampler:
-    """Requests of one completion each, several at a time, retried with growing pauses.
+    """Requests of one completion each, several at a time, retried with increasing delays.
 
-    The prompt is sent as token ids where the server accepts them, and otherwise as text; an answer that counts another
+    The prompt is sent as token ids where the server accepts them, and otherwise as text; an answer that counts a
+    different
     number of prompt tokens is refused. Token ids of the completion come from the server where it returns them, else
     from the text of each token, else from the whole text, tokenised again; each completion's ``token_source`` states
     which.
@@ -219,7 +220,7 @@ class ServerSampler:
         if not choices:
             raise MalformedAnswerError(
                 f"the server at {self.base_url} answered with {0 if choices == [] else 'no'} completions where 1 was "
-                f"asked for, {self.max_retries + 1} times ({str(answer)[:80]!r}): see its log; finished shards are kept"
+                f"requested, {self.max_retries + 1} times ({str(answer)[:80]!r}): see its log; finished shards are kept"
             )
         choice, usage = choices[0], getattr(answer, "usage", None)
         text, reason = getattr(choice, "text", None), getattr(choice, "finish_reason", None)
@@ -231,8 +232,9 @@ class ServerSampler:
         counted = getattr(usage, "prompt_tokens", None)
         if counted is not None and counted != len(prompt):
             raise ValueError(
-                f"the server at {self.base_url} counts {counted} tokens in a prompt of {len(prompt)}: it has another "
-                "tokenizer, or adds a start token; serve the policy's tokenizer, with a server that accepts token ids"
+                f"the server at {self.base_url} counts {counted} tokens in a prompt of {len(prompt)}: it uses "
+                "a different tokenizer, or adds a start token; serve the policy's tokenizer, with a "
+                "server that accepts token ids"
             )
         tokens, logprobs, source = self._tokens(choice, text, reason, getattr(usage, "completion_tokens", None))
         ended = bool(tokens) and tokens[-1] in self._stop_tokens
@@ -255,10 +257,10 @@ class ServerSampler:
         values = completion.logprobs or []
         faults += [f"the log-probability {value}" for value in values if value > _ROUNDING or math.isinf(value)]
         if len(completion.tokens) > max_tokens + 1:
-            faults.append(f"{len(completion.tokens)} tokens where at most {max_tokens} were asked for")
+            faults.append(f"{len(completion.tokens)} tokens where at most {max_tokens} were requested")
         if faults:
             raise MalformedAnswerError(
-                f"the server at {self.base_url} answered with {faults[0]}: it serves another model, or is at fault; "
+                f"the server at {self.base_url} answered with {faults[0]}: it serves another model, or is faulty; "
                 "finished shards are kept"
             )
         return completion
@@ -302,8 +304,8 @@ class ServerSampler:
         text = self.policy.tokenizer.decode(tokens)
         if list(self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]) != tokens:
             raise ValueError(
-                f"the server at {self.base_url} accepts prompts only as text, and the prompt {text[:60]!r} is not "
-                "restored from text as the same tokens: use a server that accepts token ids"
+                f"the server at {self.base_url} accepts prompts only as text, and tokenising the text of "
+                f"the prompt {text[:60]!r} does not restore its tokens: use a server that accepts token ids"
             )
         return text
 

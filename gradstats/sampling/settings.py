@@ -47,7 +47,7 @@ class SamplerSettings:
         return replace(self, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0, repetition_penalty=1.0)
 
     def departures(self, policy_temperature: float) -> list[str]:
-        """Which settings make the samples off-policy for a score at ``policy_temperature``, as ``name=value``."""
+        """Return the settings that make samples off-policy for a score at ``policy_temperature``, as ``name=value``."""
         neutral = {
             "temperature": policy_temperature,
             "top_p": 1.0,
@@ -58,7 +58,7 @@ class SamplerSettings:
         return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
 
     def overridden(self, generation_config: Any) -> dict[str, object]:
-        """Find what the model's ``generation_config`` would have changed, had it been followed.
+        """Return what the model's ``generation_config`` would have changed, had it been used.
 
         Args:
             generation_config: the model's ``transformers.GenerationConfig``, or None.

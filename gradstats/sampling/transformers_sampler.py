@@ -87,8 +87,8 @@ def generate(
 class _Batch:
     """Completions that are drawn together; those that have ended leave the batch.
 
-    Lengths differ a lot, and a row costs the same in every step whether it has ended or not. So ``generate`` stops
-    whenever half of its rows have ended, and resumes with the others and their part of the key-value cache.
+    Lengths vary widely, and every row costs the same in every step, whether or not it has ended. Therefore ``generate``
+    stops whenever half of its rows have ended, and resumes with the others and their part of the key-value cache.
     """
 
     def __init__(self, policy: Policy, prompts: list[list[int]], stop_tokens: list[int], pad: int) -> None:
@@ -122,7 +122,7 @@ class _Batch:
     def _draw_some(
         self, rows: list[int], settings: SamplerSettings, on_tokens: Callable[[int], None]
     ) -> tuple[torch.Tensor, int]:
-        """Draw until half of the rows have ended; returns which are running and how many tokens each was given."""
+        """Draw until half of the rows have ended; return which are running and how many tokens each received."""
         recorder = _Recorder(self._stop_tokens, on_tokens)
         before = self._ids.shape[1]
         stages = {"past_key_values": self._cache, "stopping_criteria": [recorder.halved]}
@@ -144,7 +144,7 @@ class _Batch:
         return recorder.running, drawn.shape[1]
 
     def _keep(self, rows: torch.Tensor) -> None:
-        """Leave the batch to some of its rows."""
+        """Keep only some rows of the batch."""
         assert self._cache is not None
         self._cache.reorder_cache(cast("torch.LongTensor", rows))
         self._ids = self._ids[rows]
@@ -153,7 +153,7 @@ class _Batch:
 
 
 def _divisible_cache(model: CausalModel) -> DynamicCache | None:
-    """Make a key-value cache from which rows can be taken; None for models that keep another state."""
+    """Create a key-value cache from which rows can be selected; None for models that keep another kind of state."""
     if not getattr(model, "_supports_default_dynamic_cache", lambda: False)():
         return None
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -171,7 +171,7 @@ def _pad_token(policy: Policy, stop_tokens: list[int]) -> int:
 
 
 def _plain_sampling(settings: SamplerSettings, stop_tokens: list[int], pad: int) -> GenerationConfig:
-    """Plain ancestral sampling: :func:`_processors` makes all changes to the distribution."""
+    """Configure plain ancestral sampling; :func:`_processors` makes all changes to the distribution."""
     return GenerationConfig(
         do_sample=True,
         num_beams=1,

@@ -96,7 +96,7 @@ class VllmSampler:
 def _completion(output: Any) -> Completion:
     if output.finish_reason not in ("stop", "length"):
         raise RuntimeError(
-            f"vLLM gave up on a request (finish_reason {output.finish_reason!r}): see what it logged, and run again"
+            f"vLLM gave up on a request (finish_reason {output.finish_reason!r}): see its log, and run again"
         )
     tokens = [int(token) for token in output.token_ids]
     logprobs = [float(values[token].logprob) for token, values in zip(tokens, output.logprobs, strict=True)]

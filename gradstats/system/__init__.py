@@ -1,1 +1,1 @@
-"""What the machine is asked for: files, resumable shards, a worker process, progress, interrupts, the hub."""
+"""Access to the machine: files, resumable shards, a worker process, progress, interrupts, the hub."""

@@ -1,4 +1,4 @@
-"""Versions, commit and hardware, on which numbers depend besides the settings."""
+"""Versions, commit and hardware, on which results depend in addition to the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and folders that exist whole or not at all: written under a temporary name, then renamed."""
+"""Files and folders that are complete or absent: written under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradstats.system.checksums import changed_sentence, digest
 if TYPE_CHECKING:
     import pandas as pd
 
-# How a cell begins that spreadsheets take for a formula.
+# First characters of a cell that spreadsheets treat as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _QUOTED_FORMULA = r"^'(?=[=+\-@\t\r])"
 #: Entry of a JSON file that holds the digest of all others.
@@ -29,8 +29,9 @@ _SHA256 = "sha256:"
 def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` to write a file or a folder to; rename it on success.
 
-    A process that is killed, a machine that loses power, or a full disk leaves ``path`` as it was: a reader never
-    finds half a file, since everything is on the disk before it is renamed. The temporary name starts with a dot,
+    If the process is killed, the machine loses power or the disk is full, ``path`` stays as it was: a reader never
+    finds
+    half a file, since everything is on the disk before it is renamed. The temporary name starts with a dot,
     holds the host, the process and a random part, and ends in ``.partial``, so that no reader's pattern matches it and
     no two writers share it. A symbolic link is followed.
 
@@ -44,7 +45,7 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
     """
     path = Path(os.path.realpath(path))
     if path.is_dir() and not replace_folder:
-        raise FileExistsError(f"{path} is a folder, which is left alone: choose another path")
+        raise FileExistsError(f"{path} is a folder and is not replaced: choose another path")
     if path.exists() and not path.is_dir() and not path.is_file():
         raise FileExistsError(f"{path} is a device or a pipe, not a file: choose another path")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +74,7 @@ def remove_path(path: Path) -> None:
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what interrupted writers left in ``folder``; only for one who has locked it."""
+    """Remove what interrupted writers left in ``folder``; the caller must hold its lock."""
     for partial in partials(folder):
         remove_path(partial)
 
@@ -84,7 +85,7 @@ def partials(folder: Path) -> list[Path]:
 
 
 def write_json(path: str | os.PathLike[str], data: Mapping[str, object]) -> None:
-    """Write ``data`` as indented JSON with a checksum, whole or not at all (NaN is written as ``null``)."""
+    """Write ``data`` atomically as indented JSON with a checksum (NaN is written as ``null``)."""
     entries = json.loads(to_json(data))
     with atomic_path(path) as partial:
         partial.write_text(to_json(entries | {CHECKSUM: _SHA256 + _checksum(entries)}) + "\n", encoding="utf-8")
@@ -94,7 +95,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what :func:`write_json` wrote, without the checksum; files without one are those of earlier versions.
 
     Raises:
-        ValueError: when the file is not JSON, holds something else than names and values, or its checksum differs.
+        ValueError: when the file is not JSON, does not hold names and values, or its checksum differs.
     """
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -114,19 +115,19 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def write_csv(path: str | os.PathLike[str], frame: pd.DataFrame, *, float_format: str | None = None) -> None:
-    """Write a table as CSV without its index, whole or not at all, with the same line ends on every system."""
+    """Write a table atomically as CSV without its index, with the same line endings on every system."""
     with atomic_path(path) as partial:
         partial.write_text(csv_text(frame, float_format=float_format), encoding="utf-8", newline="")
 
 
 def csv_text(frame: pd.DataFrame, *, float_format: str | None = None) -> str:
-    """Return a table as CSV; texts that a spreadsheet would run as a formula get a quote in front."""
+    """Return a table as CSV; texts that a spreadsheet would run as a formula are prefixed with a quote."""
     texts = {name: frame[name].map(_as_text) for name in frame if frame[name].dtype.kind not in "bifu"}
     return frame.assign(**texts).to_csv(index=False, lineterminator="\n", float_format=float_format)
 
 
 def read_csv(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read a table; the names of prompts stay what they are, "NA", "null" and "007" included.
+    """Read a table; names of prompts are kept as text, including "NA", "null" and "007".
 
     Raises:
         ValueError: when it is not CSV.
@@ -147,7 +148,7 @@ def to_json(data: Mapping[str, object]) -> str:
 
 
 def _as_text(cell: object) -> object:
-    """Keep a spreadsheet from running a text as a formula: one that begins like one gets a quote in front."""
+    """Prefix a text that begins like a formula with a quote, so that no spreadsheet runs it."""
     if not isinstance(cell, str) or not cell.startswith(_FORMULA):
         return cell
     try:
@@ -169,7 +170,7 @@ def _partial_of(path: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """Have a file, or a folder and all files in it, written to the disk."""
+    """Flush a file, or a folder and all files in it, to the disk."""
     for folder, _, names in os.walk(path):
         for name in names:
             _sync_file(Path(folder, name))
@@ -184,7 +185,7 @@ def _sync_file(path: Path) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Have the names in a folder written to the disk, where the system can open folders."""
+    """Flush the names in a folder to the disk, where the system can open folders."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, and which commit a name stands for."""
+"""The Hugging Face hub: whether it can be reached, and which commit a revision resolves to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hub_problem(repo_id: str, file_name: str, repo_type: str = "model", revision
 
 
 def commit_of(repo_id: str, file_name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
-    """Return the commit that a branch or tag of a repository stands for now; None where neither hub nor cache knows.
+    """Return the current commit of a branch or tag of a repository; None where neither hub nor cache knows it.
 
     Args:
         repo_id: the repository.

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def finishing_current_shard(notify: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """While the context is open, a first Ctrl-C waits for the current shard and a second one stops immediately.
+    """Let a first Ctrl-C wait for the current shard, and a second one stop immediately, while the context is open.
 
     Outside the main thread, where signals cannot be caught, Ctrl-C has its usual effect.
 
@@ -19,7 +19,7 @@ def finishing_current_shard(notify: Callable[[str], None]) -> Iterator[Callable[
         notify: called with a sentence at the first Ctrl-C.
 
     Yields:
-        A function to call when a shard is finished; it raises KeyboardInterrupt if Ctrl-C was pressed meanwhile.
+        A function to call when a shard is finished; it raises KeyboardInterrupt if Ctrl-C was pressed in the meantime.
     """
     asked = False
 

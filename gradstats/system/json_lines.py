@@ -27,7 +27,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         except UnicodeDecodeError as error:
             raise ValueError(f"line {number} of {path} is not UTF-8 ({error}): copy the file again") from error
         except json.JSONDecodeError as error:
-            cut = ": the file is cut short, drop the line" if number == len(lines) else ""
+            cut = ": the file is truncated; drop the line" if number == len(lines) else ""
             raise ValueError(f"line {number} of {path} is not JSON ({error}){cut}") from error
         if not isinstance(row, dict):
             raise ValueError(f"line {number} of {path} is not a JSON object: {str(row)[:60]!r}")

@@ -22,10 +22,10 @@ class LockedError(RuntimeError):
 
 @contextmanager
 def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """While the context is open, no other process (of this program) writes to a folder.
+    """Prevent other processes of this program from writing to a folder while the context is open.
 
-    The operating system frees the lock when its process ends, however that happens: what a killed process leaves
-    behind is recognised and taken over. Locks of other hosts cannot be checked and are respected.
+    The operating system releases the lock when its process ends, for whatever reason: the lock file of a killed process
+    is recognised and taken over. Locks of other hosts cannot be checked and are respected.
 
     Args:
         folder: an existing folder.
@@ -47,7 +47,7 @@ def _acquired(path: Path) -> BinaryIO:
     """Return the open lock file, held by this process."""
     while True:
         if path.is_dir():
-            raise LockedError(f"{path} is a folder where the lock of {path.parent} should be: remove it")
+            raise LockedError(f"{path} is a folder, but the lock file of {path.parent} belongs there: remove it")
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
         try:
             holds = _try_lock(file)
@@ -96,5 +96,5 @@ def _sentence(path: Path, holder: dict[str, object], running: bool) -> str:
     host, pid, started = (holder.get(name, "unknown") for name in ("host", "pid", "started"))
     who = f"process {pid} on {host}, since {started}"
     if running:
-        return f"another process works on {path.parent} ({who}): wait until it ends, or choose another folder"
+        return f"another process is working on {path.parent} ({who}): wait until it ends, or choose another folder"
     return f"{path.parent} is locked by another host ({who}): wait until it ends; if it no longer runs, remove {path}"

@@ -1,4 +1,4 @@
-"""Results that a user names a place for: what this program did not write there is never replaced or removed."""
+"""Results written to a path that the user chose: nothing that this program did not write is replaced or removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradstats.system.files import atomic_path, csv_text, to_json, write_csv
 if TYPE_CHECKING:
     import pandas as pd
 
-#: What every figure, table and page that this program writes holds, in a comment or among its metadata.
+#: A mark in every figure, table and page that this program writes, in a comment or in the metadata.
 MARK = "written by gradstats"
 
 
@@ -23,7 +23,7 @@ def refuse_foreign(path: str | os.PathLike[str], what: str, is_ours: Callable[[P
     Args:
         path: where the result is to be written.
         what: the result, as in "a rollouts file".
-        is_ours: whether what lies there is such a result; it is asked about files and folders only.
+        is_ours: whether the existing file or folder is such a result; not called for anything else.
 
     Raises:
         FileExistsError: when something else lies there.
@@ -42,7 +42,7 @@ def refuse_foreign(path: str | os.PathLike[str], what: str, is_ours: Callable[[P
     if not is_ours(path):
         kind = "folder" if path.is_dir() else "file"
         raise FileExistsError(
-            f"the {kind} {path} exists and is not {what} that gradstats wrote; it is left alone: choose another "
+            f"the {kind} {path} exists and is not {what} that gradstats wrote; it is not replaced: choose another "
             "path, or remove it yourself"
         )
 
@@ -66,7 +66,7 @@ def earlier_result(
 
 
 def refuse_other_result(path: str | os.PathLike[str], difference: str | None, overwrite: bool) -> None:
-    """Refuse to replace a finished result by one of other settings, unless that was asked for.
+    """Refuse to replace a finished result with one obtained with other settings, unless this was requested.
 
     Args:
         path: the result.
@@ -86,7 +86,7 @@ def refuse_other_result(path: str | os.PathLike[str], difference: str | None, ov
 def differing_entry(
     there: Mapping[str, object], wanted: Mapping[str, object], varying: Collection[str] = ()
 ) -> str | None:
-    """Find what two results' metadata differ in, as in "another seed"; None where they are the same.
+    """Return in what two results' metadata differ, as in "another seed"; None where they are the same.
 
     Args:
         there: of the result that exists.
@@ -113,7 +113,7 @@ def has_columns(path: Path, columns: Collection[str]) -> bool:
 
 
 def write_marked(path: Path, text: str, what: str) -> None:
-    """Write a text that holds :data:`MARK`, over an earlier one only.
+    """Write a text that contains :data:`MARK`; replace only an earlier one.
 
     Raises:
         FileExistsError: when something else lies there.
@@ -124,7 +124,7 @@ def write_marked(path: Path, text: str, what: str) -> None:
 
 
 def write_table(path: Path, frame: pd.DataFrame, *, overwrite: bool) -> None:
-    """Write a table where a user asked for it: over the same table, and over another one only on request.
+    """Write a table to the user's path: replace the same table, and a different one only on request.
 
     Raises:
         FileExistsError: when there is something else, or a table with other numbers and ``overwrite`` is False.

@@ -16,7 +16,7 @@ _SPEED_OVER = 1800.0
 
 
 class ProgressReport:
-    """Handle of a running progress bar: finished steps move it, tokens give its speed, rewards its success rate."""
+    """Handle of a running progress bar, which shows finished steps, tokens per second and the success rate."""
 
     def __init__(self, bar: Progress, label: str, total: int, done: int) -> None:
         self._bar = bar
@@ -46,7 +46,7 @@ class ProgressReport:
         Args:
             rewards: their rewards.
             lengths: their numbers of tokens.
-            before: they were finished by an earlier call, which the bar already counts.
+            before: whether an earlier call finished them, so that the bar already counts them.
         """
         self._rewards += [float(reward) for reward in rewards]
         self._lengths += [float(length) for length in lengths]

@@ -18,19 +18,19 @@ from gradstats.system.lock import LOCK, only_writer
 
 Content = TypeVar("Content")
 
-#: The file of a folder of shards that says how many there are, and of which run.
+#: The file that states how many shards a folder has, and which run they belong to.
 PLAN = "plan.json"
-#: Entry of a shard's metadata that says where it belongs: ``run``, ``settings`` and ``shard``, its number.
+#: Entry of a shard's metadata that states where it belongs: ``run``, ``settings`` and ``shard``, its number.
 ORIGIN = "origin"
 _OTHER = {"run": "another run", "settings": "a run with other settings", "shard": "another place in this run"}
-_NO_FAIR_SAMPLE = "shards are ordered by prompt length, so that those there are not a fair sample"
+_NO_FAIR_SAMPLE = "shards are ordered by prompt length, so the existing ones are not a representative sample"
 
 
 @dataclass(frozen=True)
 class Shards(Generic[Content]):
     """A folder of numbered shards, of which a later call makes only those that are missing.
 
-    A shard exists whole or not at all, so what decides whether to make it is whether its file is there.
+    A shard is complete or absent, so it is made exactly when its file does not exist.
 
     Attributes:
         folder: where the shards are.
@@ -85,7 +85,7 @@ class Shards(Generic[Content]):
         recorded = folder / "settings.json"
         wanted = json.loads(to_json(settings))
         if not recorded.exists() and folder.exists() and set(folder.iterdir()) - {*partials(folder), folder / LOCK}:
-            raise ValueError(f"{folder} is not empty and holds no shards of a command: choose another folder")
+            raise ValueError(f"{folder} is not empty and does not contain a command's shards: choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         with only_writer(folder):
             if recorded.exists():
@@ -182,7 +182,7 @@ def planned_shards(
         folder: the folder.
         suffix: how the shards' names end.
         plan_file: the plan; that in the folder when None.
-        partial: leave out shards that are missing, with a warning, instead of refusing.
+        partial: leave out missing shards, with a warning, instead of raising an error.
 
     Raises:
         IncompleteRunError: when shards are missing, or the folder holds those of an unfinished command.
@@ -191,7 +191,7 @@ def planned_shards(
     if (folder / "settings.json").exists() and not partial:
         raise IncompleteRunError(
             f"{folder} holds the finished shards of an unfinished command: repeat that command, and it continues from "
-            "them (or read what there is with --partial)"
+            "them (or read the existing shards with --partial)"
         )
     plan_file = folder / PLAN if plan_file is None else plan_file
     if not plan_file.exists():
@@ -205,7 +205,7 @@ def planned_shards(
         what = f"{total - len(present)} of {total} shards are missing in {folder} (the first: {first})"
         if not partial:
             raise IncompleteRunError(
-                f"{what}: repeat `gradstats run`, which makes what is missing, or analyse what there is with "
+                f"{what}: repeat `gradstats run`, which makes the missing ones, or analyse the existing ones with "
                 f"--partial; {_NO_FAIR_SAMPLE}"
             )
         warnings.warn(f"{what}: this is an analysis of the others; {_NO_FAIR_SAMPLE}", UserWarning, stacklevel=2)
@@ -230,7 +230,7 @@ def n_planned(plan: Mapping[str, Any], path: Path) -> int:
     try:  # version 0.1 recorded only the batches of each round
         return int(plan["n_shards"]) if "n_shards" in plan else sum(len(entry["batches"]) for entry in plan["rounds"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} does not say how many shards there are: restore it from a copy") from error
+        raise ValueError(f"{path} does not state how many shards there are: restore it from a copy") from error
 
 
 def refuse_foreign_shard(
@@ -262,8 +262,8 @@ def _refuse_other_origin(metadata: Mapping[str, Any], path: Path, expected: Mapp
     for name, what in _OTHER.items():
         if name in expected and found.get(name) != expected[name]:
             raise ValueError(
-                f"{path} does not belong here, it comes from {what}: put back the shard that was there, or remove it, "
-                "and the command that made it makes it again"
+                f"{path} does not belong here; it comes from {what}: put back the original shard, or remove this one, "
+                "and repeat the command, which makes it again"
             )
 
 

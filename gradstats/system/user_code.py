@@ -1,6 +1,6 @@
-"""Functions of the user's own, named "module:function": where they may come from.
+"""User-defined functions, named "module:function": where they may come from.
 
-Rewards, sources of problems and estimators share these rules. Whether a name that stands in a file may be used at all
+Rewards, sources of problems and estimators share these rules. Whether a name in a file may be used at all
 is decided in :mod:`gradstats.config.trust`.
 """
 
@@ -17,7 +17,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-# ASCII only: Python reads letters that look alike, or are written in another width, as the same identifier.
+# ASCII only: Python treats some characters that look different (full-width letters) as the same identifier.
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _NAME = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
 
@@ -26,7 +26,7 @@ _folders: list[Path] = []
 
 
 class UserCodeError(ImportError):
-    """A function of the user's cannot be imported, or may not be used."""
+    """A user-defined function cannot be imported, or may not be used."""
 
 
 class UserLabelError(ValueError):
@@ -35,7 +35,7 @@ class UserLabelError(ValueError):
 
 @contextmanager
 def code_beside(folder: Path | None) -> Iterator[None]:
-    """Also find modules in the folder of an experiment file while the context is open; None adds nothing."""
+    """Search the folder of an experiment file for modules as well, while the context is open; None adds nothing."""
     if folder is None:
         yield
         return
@@ -79,7 +79,9 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, (ImportError, AttributeError)) else error
         raise UserCodeError(f"{what} {name!r} cannot be imported: {reason}") from error
     if not callable(function):
-        raise UserCodeError(f"{what} {name!r} is a {type(function).__name__}, not a function: name a function")
+        raise UserCodeError(
+            f"{what} {name!r} is a {type(function).__name__}, not a function: give the name of a function"
+        )
     return function
 
 

@@ -67,7 +67,7 @@ class IsolatedProcess:
         if timed_out and not text:
             raise IsolatedTimeoutError(f"it did not end within {seconds:g} s and was stopped")
         if not text:
-            raise IsolatedError("the process that ran it died (out of memory?)")
+            raise IsolatedError("its process died (out of memory?)")
         answer = json.loads(text)
         if "raised" in answer:
             raise _exception(answer["raised"], answer["message"])
@@ -88,7 +88,7 @@ class IsolatedProcess:
         fresh = self._process is None or self._process.poll() is not None
         if fresh:
             self.close()
-            # So that it finds the modules that this process finds.
+            # The child must find the modules that this process finds.
             path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
             one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             self._process = subprocess.Popen(
@@ -97,7 +97,7 @@ class IsolatedProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                start_new_session=True,  # Ctrl-C is not for it: the current call may finish
+                start_new_session=True,  # Ctrl-C must not reach it: the current call may finish
                 env=os.environ | one_thread | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"},
             )
         if module not in self._imported:
@@ -131,7 +131,7 @@ class IsolatedProcess:
             return text if text.endswith("\n") else "", killed.is_set()
         except OSError:
             return "", killed.is_set()
-        except BaseException:  # Ctrl-C: a late answer would be taken for that of the next call
+        except BaseException:  # Ctrl-C: a late answer would be mistaken for that of the next call
             self.close()
             raise
         finally:

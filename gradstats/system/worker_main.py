@@ -18,7 +18,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     _limit_memory()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # so that what a function prints is not taken for an answer
+    os.dup2(2, 1)  # so that a function's output is not mistaken for an answer
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
 
@@ -37,7 +37,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limit_memory() -> None:
-    """Let a function that builds ever larger numbers fail alone, before the machine runs out of memory."""
+    """Limit memory, so that a function that builds ever larger numbers fails alone, before the machine runs out."""
     try:
         import resource
     except ImportError:  # not on Windows

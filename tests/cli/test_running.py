@@ -75,7 +75,7 @@ def test_sample_then_measure_then_alpha(monkeypatch, capsys, policy_folder, run_
     words = ("--prompts", run_directory / "p.jsonl", "--max-new-tokens", 10, "--reward", "exact", "--no-progress")
     code, out, err = run(monkeypatch, capsys, "sample", policy_folder, *words, "--out", rollouts)
     assert code == 0
-    assert "note: the model's generation_config asks for temperature=0.6" in err
+    assert "note: the model's generation_config specifies temperature=0.6" in err
     assert "40 completions of 5 prompts" in out
     words = ("--rollouts", rollouts, "--out", measured, "--engine", "loop", "--no-progress")
     code, out, _ = run(monkeypatch, capsys, "measure", policy_folder, *words)

@@ -22,7 +22,7 @@ def test_it_is_read_back_and_a_change_is_refused(tmp_path):
     renamed = text.replace(b"sha256", b"sha257")
     for changed in (text.replace(b"seed: 3", b"seed: 7"), text.replace(b"name", b"\xffame", 1), renamed):
         path.write_bytes(changed)
-        with pytest.raises(ValueError, match="has changed since it was written, its checksum does not match"):
+        with pytest.raises(ValueError, match="has changed since it was written"):
             read_recorded_experiment(path)
 
 

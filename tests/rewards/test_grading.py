@@ -107,7 +107,7 @@ def test_failures_and_timeouts_count_nothing_and_are_counted(monkeypatch):
         if arguments[0] == TEXTS[0]:
             raise ScoringTimeoutError("late")
         if arguments[0] == TEXTS[2]:
-            raise IsolatedError("the process that ran it died (out of memory?)")
+            raise IsolatedError("its process died (out of memory?)")
         return 1.0
 
     grader = Grader.make("math", PROBLEMS)
@@ -118,11 +118,11 @@ def test_failures_and_timeouts_count_nothing_and_are_counted(monkeypatch):
         "weight": 1.0,
         "timeouts": 1,
         "failures": 1,
-        "first_failure": "the process that ran it died (out of memory?)",
+        "first_failure": "its process died (out of memory?)",
     }
     sentence = ungraded_sentence(merge_grading_counts([tally, tally]))
     assert "of 6 completions" in sentence
-    assert "math: 2 timed out, 2 failed (the first: the process that ran it died (out of memory?))" in sentence
+    assert "math: 2 timed out, 2 failed (the first: its process died (out of memory?))" in sentence
     assert "gradstats regrade" in sentence
 
 

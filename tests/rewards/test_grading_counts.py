@@ -48,7 +48,7 @@ def test_the_first_failure_of_the_first_shard_with_one_is_kept():
     assert shards[0]["rewards"]["math"]["timeouts"] == 1
     sentence = ungraded_sentence(merged)
     assert sentence == (
-        "of 15 completions some could not be scored and count 0 from that reward; math: 4 timed out, 3 failed (the "
+        "some of 15 completions could not be scored and receive 0 from that reward; math: 4 timed out, 3 failed (the "
         "first: no number); exact: 0 timed out, 1 failed (the first: empty): correct the reward or the answers, then "
         "score again with `gradstats regrade`"
     )

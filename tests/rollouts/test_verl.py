@@ -33,7 +33,7 @@ def test_verl_prompts_whose_template_cannot_be_restored_are_counted(tmp_path, to
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"input": "a", "output": "b", "score": 1, "step": 1}\n{"input": "a", "outp', r"line 2 of .*cut short, drop"),
+        ('{"input": "a", "output": "b", "score": 1, "step": 1}\n{"input": "a", "outp', r"line 2 of .*truncated; drop"),
         ('{"input": "a"}\n', r"line 1 of .* has no field 'output' \(it has input\)"),
         ("{}}\n", "line 1 of .* is not JSON"),
         ("[1]\n", "line 1 of .* is not a JSON object"),

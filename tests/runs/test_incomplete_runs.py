@@ -67,7 +67,7 @@ def test_shards_without_their_plan_are_refused(path):
             read(path)
         assert len(read(path, partial=True)) == 24
     write_json(path / "rollouts" / "plan.json", {"n_shards": "many"})
-    with pytest.raises(ValueError, match=r"plan\.json does not say how many shards there are"):
+    with pytest.raises(ValueError, match=r"plan\.json does not state how many shards there are"):
         load_rollouts_of(path)
 
 

@@ -234,10 +234,10 @@ def test_what_cannot_be_scored_again_is_reported_and_nothing_changes(finished, n
     with pytest.raises(ValueError, match="reward 'vowel' is not known"):
         regrade_run(path, "vowel", progress=False)
     problems.write_text(text.replace("ab ab", "cd cd"))
-    with pytest.raises(ValueError, match="the problems have another text for the run's prompt"):
+    with pytest.raises(ValueError, match="the problems have a different text for the run's prompt"):
         regrade_run(path, "exact", progress=False)
     problems.write_text(text.replace("k", "q").replace("qey", "key"))
-    with pytest.raises(ValueError, match="the problems no longer hold the run's prompt 'k"):
+    with pytest.raises(ValueError, match="the problems no longer contain the run's prompt 'k"):
         regrade_run(path, "exact", progress=False)
     pd.testing.assert_frame_equal(stored(path)[0], before)
     assert not (path / "regraded").exists()

@@ -67,7 +67,7 @@ def test_a_second_process_is_refused_by_name_and_harms_nothing(file, tmp_path, m
         before = contents(out)
         code, _, err = run(monkeypatch, capsys, "run", file, "--out", out, "--no-progress")
         assert code == 1
-        assert f"another process works on {out} (process {process.pid} on " in " ".join(err.split())
+        assert f"another process is working on {out} (process {process.pid} on " in " ".join(err.split())
         assert contents(out) == before
         process.send_signal(signal.SIGCONT)
         finish(process)

@@ -55,7 +55,7 @@ def test_answers_survive_a_failure_and_are_removed_after_success(tmp_path):
         _open(server, path)
     for wrong in ({}, {"answers": [1]}, {"answers": {"a": {"tokens": [1], "sql": ""}}}):
         write_json(path, wrong)
-        with pytest.raises(ValueError, match=r"answers-00000\.json holds no answers of a server: remove it"):
+        with pytest.raises(ValueError, match=r"answers-00000\.json does not contain server responses: remove it"):
             _open(server, path)
 
 

@@ -32,7 +32,7 @@ def draw(policy, problems=PROBLEMS, **options):
 
 
 def test_the_models_generation_config_is_reported_and_not_followed(policy):
-    with pytest.warns(UserWarning, match="generation_config asks for .*temperature=0.6.* it is not followed"):
+    with pytest.warns(UserWarning, match="generation_config specifies .*temperature=0.6.* it is not followed"):
         rollouts = sample(policy, PROBLEMS, group_size=1, max_new_tokens=3, progress=False)
     ignored = rollouts.metadata["generation_config_not_followed"]
     assert ignored == {"temperature": 0.6, "top_p": 0.95, "top_k": 3, "repetition_penalty": 1.1}

@@ -216,14 +216,14 @@ def failing(status, body, since=2):
             "answered 500, 3 times: .*out of memory",
         ),
         (failing(200, completion("x") | {"choices": []}), ConnectionError, "answered with 0 completions where 1 was"),
-        (failing(200, {"oops": 1}), ConnectionError, "answered with no completions where 1 was asked for, 3 times"),
+        (failing(200, {"oops": 1}), ConnectionError, "answered with no completions where 1 was requested, 3 times"),
         (failing(200, "{not json"), ConnectionError, "sent an answer that is not of the completions API"),
         (failing(200, completion("x", "content_filter")), ConnectionError, "finish_reason is 'content_filter'"),
         (failing(400, {"error": {"message": "prompt too long"}}), ValueError, "refuses the request: .*prompt too long"),
         (
             failing(200, completion("x", "stop", {"prompt_tokens": 6, "completion_tokens": 1, "total_tokens": 7})),
             ValueError,
-            "counts 6 tokens in a prompt of 5: it has another tokenizer, or adds a start token",
+            "counts 6 tokens in a prompt of 5: it uses a different tokenizer, or adds a start token",
         ),
     ],
 )
@@ -237,7 +237,7 @@ def test_each_failure_ends_in_its_sentence(policy, answer, kind, message):
     [
         ({"token_ids": [5, 2**40]}, "the token id 1099511627776"),
         ({"token_ids": [5, -1]}, "the token id -1"),
-        ({"token_ids": [5] * 30}, "30 tokens where at most 4 were asked for"),
+        ({"token_ids": [5] * 30}, "30 tokens where at most 4 were requested"),
         ({"token_ids": [5], "logprobs": {"token_logprobs": [0.5]}}, "the log-probability 0.5"),
         ({"token_ids": [5], "logprobs": {"token_logprobs": [-1e999]}}, "the log-probability -inf"),
     ],

@@ -103,7 +103,7 @@ def test_names_of_prompts_stay_what_they_are(tmp_path):
 
 def test_a_folder_is_never_replaced_unasked(tmp_path):
     (tmp_path / "thesis").mkdir()
-    for path, sentence in ((tmp_path / "thesis", "is a folder, which is left alone"), ("/dev/null", "is a device")):
+    for path, sentence in ((tmp_path / "thesis", "is a folder and is not replaced"), ("/dev/null", "is a device")):
         with pytest.raises(FileExistsError, match=sentence), atomic_path(path):
             raise AssertionError("never reached")
     (tmp_path / "file").write_text("old")

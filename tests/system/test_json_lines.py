@@ -16,7 +16,7 @@ def test_blank_lines_are_passed_over_and_numbers_are_those_of_the_file(tmp_path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"a": 1}\n{"a"', r"^line 2 of .*p\.jsonl is not JSON \(.*\): the file is cut short, drop the line$"),
+        (b'{"a": 1}\n{"a"', r"^line 2 of .*p\.jsonl is not JSON \(.*\): the file is truncated; drop the line$"),
         (b'{"a"\n{"a": 1}\n', r"^line 1 of .*p\.jsonl is not JSON \(.*\)$"),
         (b'{"a": 1}\n\n{"a": "\xff"}\n', r"^line 3 of .*p\.jsonl is not UTF-8 \(.*\): copy the file again$"),
         (b"[1]\n", r"^line 1 of .*p\.jsonl is not a JSON object: '\[1\]'$"),

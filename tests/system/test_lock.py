@@ -32,7 +32,7 @@ def holder(tmp_path):
 
 def test_a_second_writer_is_refused_by_name_and_a_killed_one_is_not_waited_for(tmp_path, holder):
     with (
-        pytest.raises(LockedError, match=rf"another process works on .* \(process {holder.pid} on .*, since 20"),
+        pytest.raises(LockedError, match=rf"another process is working on .* \(process {holder.pid} on .*, since 20"),
         only_writer(tmp_path),
     ):
         pass
@@ -65,7 +65,7 @@ def test_what_a_writer_killed_while_it_locked_left_behind_is_taken_over(tmp_path
 def test_a_folder_in_the_place_of_the_lock_is_named(tmp_path):
     (tmp_path / LOCK).mkdir()
     with (
-        pytest.raises(LockedError, match="is a folder where the lock of .* should be"),
+        pytest.raises(LockedError, match="is a folder, but the lock file of .* belongs there"),
         only_writer(tmp_path),
     ):
         pass

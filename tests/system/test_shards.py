@@ -121,7 +121,7 @@ def test_shards_of_rollouts_with_another_mask_are_refused(policy, tmp_path):
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ValueError, match="is not empty and holds no shards of a command: choose another folder"):
+    with pytest.raises(ValueError, match="is not empty and does not contain a command's shards: choose another folder"):
         numbers(tmp_path, {})
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
