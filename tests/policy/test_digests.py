@@ -73,7 +73,9 @@ def test_weights_of_another_architecture_are_refused(folder, alter, message):
     ],
 )
 def test_rollouts_of_another_policy_are_refused(recorded, now, part):
-    with pytest.raises(PolicyMismatchError, match=f"the rollouts were drawn from a policy that differs in its {part} .*: restore"):
+    with pytest.raises(
+        PolicyMismatchError, match=f"the rollouts were drawn from a policy that differs in its {part} .*: restore"
+    ):
         refuse_other_policy({"digests": recorded}, now, "the rollouts", "restore")
 
 

@@ -175,5 +175,7 @@ def test_other_weights_under_the_same_path_are_refused(policy_folder, tmp_path, 
         shutil.rmtree(tmp_path / "run" / "measurement" / "shard-00001")
     else:
         experiment = small_experiment(str(policy), tmp_path / "problems.jsonl", prompts={"n": 6})
-    with pytest.raises(ValueError, match="drawn from a policy that differs in its weights .*: restore that policy, or choose"):
+    with pytest.raises(
+        ValueError, match="drawn from a policy that differs in its weights .*: restore that policy, or choose"
+    ):
         run(experiment, tmp_path / "run")

@@ -98,6 +98,8 @@ def test_requests_that_fail_are_named(answering, answers, message):
 
 def test_a_repetition_penalty_is_refused_before_anything_is_drawn(answering):
     sampler, calls = answering
-    with pytest.raises(ValueError, match=r"repetition_penalty is 1\.2: continuous batching does not support it; leave it at 1"):
+    with pytest.raises(
+        ValueError, match=r"repetition_penalty is 1\.2: continuous batching does not support it; leave it at 1"
+    ):
         sampler(lambda prompts: {}).draw([[2]], SamplerSettings(6, repetition_penalty=1.2), [1])
     assert calls == []
