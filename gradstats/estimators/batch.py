@@ -52,13 +52,13 @@ HOW_TO_GET = {
     "token_cross": "measure with token_probes=… (it is ⟨s_t, S⟩ at every position)",
     "importance": "pass ρ = π/π_old at every position",
 }
-#: What the name of a need begins with that is a column of the user's own, as in "column:salience".
+#: Prefix of a required field that is a user-defined column, as in "column:salience".
 COLUMN = "column:"
 
 
 @runtime_checkable
 class CompletionTable(Protocol):
-    """What a Batch uses of :class:`gradstats.Rollouts`."""
+    """The part of :class:`gradstats.Rollouts` that a Batch uses."""
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -124,8 +124,8 @@ class Batch:
         token_energy: ‖s_{i,t}‖², (N, T). Unbiased estimates may be negative.
         token_cross: ⟨s_{i,t}, S_i⟩, (N, T).
         importance: ρ_{i,t}, (N, T), used by ``otb`` when present.
-        columns: columns of your own by name, (N,) of anything or (N, T) of numbers, for estimators of your own;
-            :meth:`from_measurement` takes those that the rollouts have besides their standard ones.
+        columns: user-defined columns by name, (N,) of anything or (N, T) of numbers, for user-defined estimators;
+            :meth:`from_measurement` takes the columns that the rollouts have in addition to the standard ones.
 
     Raises:
         ValueError: on shapes that disagree, an empty batch, lengths below 1, masks that disagree with the
@@ -342,7 +342,7 @@ class Batch:
 
 
 def how_to_get(need: str) -> str:
-    """Return how a batch comes by a field or column that an estimator needs."""
+    """Return how to provide a field or column that an estimator needs."""
     if need.startswith(COLUMN):
         name = need.removeprefix(COLUMN)
         return f"give the rollouts' frame a column {name!r}, or the batch columns={{{name!r}: …}}"

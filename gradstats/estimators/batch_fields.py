@@ -44,7 +44,7 @@ def sequence_field(name: str, value: ArrayLike, n: int | None) -> Float[np.ndarr
         raise ValueError(f"{name} is empty: a batch needs at least one completion")
     bad = np.flatnonzero(~np.isfinite(array))
     if bad.size:
-        remedy = "leave those completions out of both batch and gradients, or give them a value"
+        remedy = "leave these completions out of both batch and gradients, or give them a value"
         first = f"the first, {array[bad[0]]}, at completion {bad[0]}"
         raise ValueError(f"{name} holds {bad.size} values that are not finite ({first}): {remedy}")
     return array

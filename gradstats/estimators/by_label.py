@@ -1,4 +1,4 @@
-"""Baselines, recipes and estimators of the user's own, found by the label that names them everywhere."""
+"""Baselines, recipes and user-defined estimators, found by the label that names them everywhere."""
 
 from __future__ import annotations
 
@@ -68,4 +68,4 @@ def _hint(name: str) -> str:
     near = nearest(name, labels)
     if near is not None:
         return f"did you mean {labels[near]!r}?"
-    return f"known are {', '.join(sorted(labels.values()))}, and module:function for one of your own"
+    return f"known are {', '.join(sorted(labels.values()))}, and module:function for a user-defined one"

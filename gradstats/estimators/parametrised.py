@@ -1,4 +1,4 @@
-"""What estimators and the components of recipes share: a definition behind a name, and parameters."""
+"""The common part of estimators and recipe components: a definition behind a name, and parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradstats.estimators.parameters import Parameters, describe
 
 @runtime_checkable
 class NamedFunction(Protocol):
-    """A function that is found by name, and what its use depends on."""
+    """A function that is found by name, and the properties of its use."""
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Parametrised(Generic[Defined]):
 
     @property
     def across_groups(self) -> bool:
-        """Whether it is batch-level: what a group gets depends on other groups of the batch."""
+        """Whether it is batch-level: whether a group's weights depend on other groups of the batch."""
         return self.definition.across_groups(self.parameters)
 
     @property

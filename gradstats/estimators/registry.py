@@ -90,7 +90,7 @@ def register(
     Args:
         name: the name under which :func:`gradstats.estimators.get` finds it.
         level: "sequence" when it returns (N,), "token" when it returns (N, T).
-        needs: Batch fields that are required; a batch without them is refused with the remedy. A column of your own
+        needs: Batch fields that are required; a batch without them is refused with the remedy. A user-defined column
             is named as in ``"column:salience"`` and read as ``batch.columns["salience"]``.
         across_groups: True when a group's advantages depend on other groups of the batch; its variance is then
             measured from whole batches.

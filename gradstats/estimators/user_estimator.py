@@ -1,4 +1,4 @@
-"""Estimators of the user's own, named "module:function" without being registered."""
+"""User-defined estimators, named "module:function" without being registered."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gradstats.system.user_code import import_function
 def user_definition(name: str, registered: Iterable[Definition]) -> Definition:
     """Return the definition behind "module:function", a function ``Batch → advantages``.
 
-    What :func:`gradstats.estimators.register` requires of a function holds here as well. A function that is not
-    registered returns one advantage for each completion, and nothing is known of its bias.
+    The requirements of :func:`gradstats.estimators.register` hold here as well. A function that is not registered must
+    return one advantage for each completion, and its bias is unknown.
 
     Args:
         name: the module, a colon, the function; without parameters.
-        registered: the definitions that are known, those that the module registers when it is imported included.
+        registered: the known definitions, including those that the module registers when it is imported.
 
     Raises:
         ImportError, ValueError: as for :func:`gradstats.system.user_code.import_function`.

@@ -20,7 +20,7 @@ def attention_of(model: CausalModel) -> str:
 
 @contextmanager
 def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
-    """Switch attention for a measurement and back again.
+    """Switch the attention implementation for a measurement, and restore it afterwards.
 
     In float64 the fused implementation (sdpa) is used, since eager attention computes its softmax in float32 whatever
     the model's dtype. In other dtypes eager attention is used under ``vmap``, where the fused CPU kernel has no
@@ -58,9 +58,9 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
 
 @contextmanager
 def forward_mode_attention(policy: Policy) -> Iterator[None]:
-    """Switch to an attention that has forward derivatives, and back again.
+    """Switch to an attention that has forward derivatives, and restore the model's own afterwards.
 
-    The fused kernels have none, so this is eager attention; in float64, where eager attention would compute its
+    The fused kernels have none, so eager attention is used; in float64, where eager attention would compute its
     softmax in float32, it is the unfused implementation of sdpa.
 
     Args:

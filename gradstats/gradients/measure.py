@@ -48,17 +48,18 @@ def measure(
 ) -> Measurement:
     r"""Measure the gradient :math:`S_i = \sum_t \nabla_\theta \log\pi(y_{i,t})` of every rollout.
 
-    Begins with a self-check on the shortest, the median and the longest sequence (the engine against one backward pass
-    per sequence: squared norms by parameter, sketches, the quantities of tokens), repeats it on a random later chunk,
-    and stops where they differ by more than the dtype of the model allows.
+    The measurement begins with a self-check on the shortest, the median and the longest sequence, in which the engine
+    is
+    compared with one backward pass per sequence: squared norms by parameter, sketches and token quantities. The check
+    is repeated on a random later chunk. An error is raised where they differ by more than the model's dtype allows.
 
     Args:
         policy: a :class:`gradstats.Policy`, or a transformers model (scored at temperature 1).
         rollouts: the sequences; tokens with a False ``completion_mask`` have weight 0.
         engine: how gradients are computed: "ghost" (one ordinary backward pass for a whole chunk, for the layers it
             knows), "vmap" (``torch.func``, any architecture that it traces), "loop" (one backward pass per sequence),
-            or "auto": the first of these that knows the model and passes the self-check. What decided against an
-            earlier one is warned about and kept in the metadata.
+            or "auto": the first of these that knows the model and passes the self-check. A warning and the metadata
+            state why an earlier one was passed over.
         params: regular expression of the parameters to differentiate; all trainable ones by default.
         blocks: how squared norms are split: "layer", "kind" or "parameter", or a mapping from regular expressions to
             names; see :func:`gradstats.gradients.select_parameters`.
@@ -79,9 +80,10 @@ def measure(
         token_budget: most tokens that go through the model at once, padding included.
         memory_gib: most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most 4
             GiB, by default.
-        keep_in: a folder in which sequences are kept, some at a time, as they are measured. The same call resumes an
-            interrupted one from them; removing the folder afterwards is left to you.
-        allow_policy_mismatch: measure rollouts that other weights, another adapter or another tokenizer drew.
+        keep_in: a folder in which measured sequences are kept, shard by shard. The same call resumes an interrupted one
+            from them; the folder is not removed afterwards.
+        allow_policy_mismatch: measure rollouts that were drawn with other weights, another adapter or another
+        tokenizer.
         progress: show a progress bar.
 
     Returns:

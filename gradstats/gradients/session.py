@@ -137,7 +137,7 @@ class MeasuringSession:
         return session
 
     def expect(self, rollouts: Rollouts) -> None:
-        """Choose at random one of the sequences that are still to be measured, to repeat the check on its chunk."""
+        """Choose one of the remaining sequences at random, to repeat the check on its chunk."""
         row = int(np.random.default_rng(len(rollouts)).integers(len(rollouts)))
         self.checked_later = str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
 
@@ -188,7 +188,7 @@ class MeasuringSession:
                 finished(len(plan[0]), chunk.n_tokens)
                 plan = plan[1:]
                 continue
-            # Outside the handler, whose traceback would keep what did not fit alive.
+            # Outside the handler, whose traceback would keep the tensors alive that did not fit.
             plan = self._plan(rollouts, np.concatenate(plan), len(weightings))
         return self._collect(rollouts, results, token_results, references, list(weightings))
 
@@ -224,7 +224,7 @@ class MeasuringSession:
         )
 
     def _halve_budget(self, chunk: Chunk, error: Exception) -> None:
-        """Take half the tokens at once from now on.
+        """Halve the token budget from now on.
 
         Raises:
             RuntimeError: when the chunk was one sequence alone, which cannot be split.

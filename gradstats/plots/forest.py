@@ -1,4 +1,4 @@
-"""Rows with their intervals, one under the other: what the forest figures share."""
+"""Rows with their intervals, one below the other: the common part of the forest figures."""
 
 from __future__ import annotations
 

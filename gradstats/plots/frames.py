@@ -1,4 +1,4 @@
-"""What every plot requires of its frame, and what it draws when the frame is empty."""
+"""The checks that every plot makes of its frame, and the text drawn for an empty one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def quantity_to_draw(value: str, among: Sequence[Quantity]) -> Quantity:
 
 
 def draw_nothing(ax: Axes, why: str) -> None:
-    """Say in the middle of empty axes why they are empty."""
+    """Write in the middle of empty axes why they are empty."""
     ax.annotate(
         why,
         (0.5, 0.5),

@@ -1,4 +1,4 @@
-"""Length and what goes with it: reward within prompts, noise to signal by bins of length."""
+"""Figures against length: reward within prompts, noise to signal by bins of length."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def plot_length_reward(
 ) -> Axes:
     """Draw reward against length within prompts: each completion relative to the means of its own prompt.
 
-    Between prompts the two go together because hard problems take long and fail often; only what is left within
-    prompts moves a length-weighted baseline.
+    Between prompts the two are correlated because hard problems need long answers and are often failed; only the
+    correlation within prompts shifts a length-weighted baseline.
 
     Args:
         table: one row per completion, columns ``prompt_id``, ``length`` and ``reward``.

@@ -45,11 +45,11 @@ def save_figure(
 
     Args:
         fig: the figure.
-        path_stem: path without a suffix, such as ``"figures/variance"``; folders are made.
+        path_stem: path without a suffix, such as ``"figures/variance"``; missing folders are created.
         formats: any of ``"pdf"``, ``"svg"``, ``"png"``, ``"pgf"`` (a LaTeX picture in the document's fonts).
         source: the table behind the figure, a frame or a result with ``.to_frame()``, written next to it as
             CSV.
-        overwrite: replace files of these names whatever they hold.
+        overwrite: replace files of these names, whatever they contain.
 
     Returns:
         The paths written, the CSV last.

@@ -70,7 +70,7 @@ def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> 
     value, low, high = (known[quantity + end].to_numpy(dtype=float) for end in ("", "_low", "_high"))
     color = sns.color_palette("colorblind")[0]
     ax.plot(at, value, color=color, linewidth=0.9, zorder=2)
-    # An interval of rounding errors, of what is known exactly, is none.
+    # An interval of rounding errors about an exactly known value is not drawn.
     sides = np.where(np.isfinite([low, high]), np.abs([value - low, high - value]), 0.0)
     ax.errorbar(
         at, value, yerr=sides, color=color, fmt="o", markersize=plt.rcParams["lines.markersize"] * 0.8, zorder=3

@@ -1,4 +1,4 @@
-"""Figures of quantities that have a unit: what is measured in another one is left out, with a sentence."""
+"""Figures of quantities that have a unit: estimators in another unit are left out, and a sentence names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn table rows with a prompt and an answer column into problems; read reference answers in several formats."""
+"""Convert rows of a table with a prompt and an answer column into problems; read answers in several formats."""
 
 from __future__ import annotations
 

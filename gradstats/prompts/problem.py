@@ -1,4 +1,4 @@
-"""A problem: what the policy is asked, and what a correct answer is."""
+"""A problem: the question put to the policy, and its reference answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Problems from a function of the user's own, named "module:function"."""
+"""Problems from a user-defined function, named "module:function"."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def user_problems(name: str, n: int | None, seed: int, settings: Settings) -> li
     """Call the user's function as ``function(n, rng=seed, **settings)``.
 
     It returns problems, or mappings with the fields of :class:`gradstats.prompts.Problem`, of which ``reward`` and
-    ``details`` may be left out; ``n`` is None where all are asked for.
+    ``details`` may be left out; ``n`` is None when all problems are requested.
 
     Raises:
         ImportError: when the function cannot be imported or may not be used, see :mod:`gradstats.system.user_code`.
-        ValueError: when it fails, or returns something else than problems, or another number of them than ``n``.
+        ValueError: when it fails, returns something other than problems, or does not return ``n`` of them.
     """
     function = import_function(name, "the source of problems")
     try:

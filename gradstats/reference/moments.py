@@ -49,7 +49,7 @@ class GradientMoments:
 
     @property
     def coefficient(self) -> float:
-        """What E[ĝ] keeps of ∇J, c = ⟨E[ĝ], ∇J⟩/‖∇J‖²; NaN when ∇J is zero."""
+        """The part of ∇J that E[ĝ] keeps, c = ⟨E[ĝ], ∇J⟩/‖∇J‖²; NaN when ∇J is zero."""
         target_sq = float(self.true_gradient @ self.true_gradient)
         return float(self.mean @ self.true_gradient) / target_sq if target_sq > 0 else float("nan")
 

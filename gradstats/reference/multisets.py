@@ -40,6 +40,6 @@ def refuse_too_many(count: int, what: str) -> None:
     """Raise a ValueError when more are to be enumerated than the limit."""
     if count > MAX_GROUPS:
         raise ValueError(
-            f"{count} {what} are too many to enumerate (limit {MAX_GROUPS}): take a smaller group_size, "
+            f"{count} {what} are too many to enumerate (limit {MAX_GROUPS}): choose a smaller group_size, "
             "vocabulary or max_length"
         )

@@ -1,4 +1,4 @@
-"""The index of what is printed and saved: each column of each table, what it means, and the file that defines it.
+"""The index of all printed and saved columns: table, meaning, and the file that defines each.
 
 ``gradstats list quantities`` prints it. Headings that figures and tables share are read from where they are declared;
 a column's ``_low`` and ``_high`` are the ends of its interval and have no entry of their own.
@@ -64,7 +64,7 @@ _ROW = (
         _VARIANCE,
         {
             "ratio_simultaneous": "interval of the ratio that holds for all rows at once",
-            f"{JUDGED.name}_simultaneous": "the same of the matched ratio",
+            f"{JUDGED.name}_simultaneous": "the same for the matched ratio",
             "n_effective_prompts": "number of equally noisy prompts that the variance rests on",
             "most_influential_prompt": "the prompt without which tr Cov changes most",
         },

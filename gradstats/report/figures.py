@@ -45,7 +45,7 @@ class RunFigure:
 
 @dataclass(frozen=True)
 class DrawnFigures:
-    """What drawing a run gave.
+    """The results of drawing a run.
 
     Attributes:
         paths: the files written.
@@ -158,7 +158,7 @@ def _draw_group_sizes(run: SavedResults, table: pd.DataFrame) -> None:
         plots.plot_group_size(table)
         return
     equivalence = run.breakdowns.get("equivalent_group_size")
-    if equivalence is not None:  # RLOO, and what equals it in expectation, are worth their own group size
+    if equivalence is not None:  # RLOO, and estimators that equal it, are equivalent to their own group size
         equivalence = equivalence.query("abs(equivalent_group_size - group_size) > 1e-6")
     plots.plot_group_size(table, value="within_prompt", equivalence=equivalence)
 
@@ -201,7 +201,7 @@ def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
     if ratios is None:
         return None
     bins = ratios.query("by_length").rename(columns={"ratio": "estimator"})
-    # Rounding of a server or in bfloat16 is nothing to draw: the policies count as one.
+    # Differences from rounding (a server, bfloat16) are not drawn: the policies count as one.
     whole = ratios.query("not by_length and ratio == 'product'")
     if bins.empty or not float(whole["chi_squared"].iloc[0]) > NEGLIGIBLE_CHI_SQUARED:
         return None
@@ -270,7 +270,7 @@ FIGURES = (
     ),
     RunFigure(
         "variance_bias",
-        "Variance at matched signal, next to cosine and share of bias, lowest on top.",
+        "Variance at matched signal, next to cosine and share of bias, with the lowest at the top.",
         _resolved_variance,
         lambda run, table: plots.plot_variance_panels(table),
     ),
@@ -283,19 +283,19 @@ FIGURES = (
     ),
     RunFigure(
         "prompt_parts",
-        "Variance within prompts, which larger groups lower, and between prompts, which they do not.",
+        "Variance within prompts, which decreases with the group size, and between prompts, which does not.",
         _largest_groups,
         lambda run, table: plots.plot_prompt_parts(table),
     ),
     RunFigure(
         "length_bins",
-        "Noise to signal of what completions of each range of lengths contribute.",
+        "Noise to signal of the gradient contributed by completions of each range of lengths.",
         _length_bins,
         lambda run, table: plots.plot_length_bins(table),
     ),
     RunFigure(
         "ratios",
-        "Effective share of importance-weighted tokens and completions by length: 1 where both policies are one.",
+        "Effective share of importance-weighted tokens and completions by length; 1 where the two policies are equal.",
         _ratios_by_length,
         lambda run, table: plots.plot_length_bins(table, value="effective_share"),
     ),

@@ -237,7 +237,7 @@ def _commands(run: SavedResults) -> list[tuple[str, str]]:
     folder = shlex.quote(run.path.name)
     return [
         ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {folder}-again"),
-        ("α and what bears on it", f"gradstats alpha {folder}"),
+        ("α with its diagnostics", f"gradstats alpha {folder}"),
         ("the variance table", f"gradstats variance {folder}"),
         *([("single tokens", f"gradstats tokens {folder}")] if run.tokens is not None else []),
         ("figures at another venue's width", f"gradstats figures {folder} --venue neurips --column full"),

@@ -31,7 +31,7 @@ def ratio_table(frame: pd.DataFrame) -> Table:
         rows.append(f"{_KINDS[str(row['ratio'])]}, {what} (n = {row['n']:,})")
     level = frame.attrs["confidence_level"]
     caption = (
-        f"Importance ratios of the scored policy to the one that sampled, with {level:.0%} intervals over prompts; "
+        f"Importance ratios of the scored to the sampling policy, with {level:.0%} intervals over prompts; "
         "χ² is the mean of (ρ − 1)²."
     )
     return Table(caption, "ratio", tuple(rows), _columns(frame, RATIO_HEADINGS), frame, label="tab:ratios")
@@ -41,8 +41,8 @@ def clipping_table(frame: pd.DataFrame) -> Table:
     """Return the table of ``RatioDiagnostics.clipping_frame()``."""
     level = frame.attrs["confidence_level"]
     caption = (
-        f"What the clip of each recipe reaches, with {level:.0%} intervals over prompts. The squared norm is that of "
-        "completions where the clip is of completions, and of tokens where it is of tokens."
+        f"Effect of each recipe's clip, with {level:.0%} intervals over prompts. The squared norm is that of "
+        "completions for clips of completions, and of tokens for clips of tokens."
     )
     rows = tuple(str(name) for name in frame["recipe"])
     return Table(caption, "recipe", rows, _columns(frame, CLIPPING_HEADINGS), frame, label="tab:clipping")

@@ -20,7 +20,7 @@ from gradstats.stats.variance.quantities import shown_in
 from gradstats.system.checksums import changed_sentence, file_digest
 from gradstats.system.files import read_csv, read_json, write_json
 
-# Settings whose difference makes two runs answer different questions.
+# Settings in which two runs must agree to answer the same question.
 SETTINGS_OF_THE_QUESTION = (
     "policy.name",
     "policy.revision",
@@ -79,7 +79,7 @@ class SavedManifest(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SavedResults:
-    """What a run left behind.
+    """The saved results of a run.
 
     Attributes:
         path: the run directory, or a folder that holds a copy of its results.
@@ -161,7 +161,9 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
     """
     path = Path(path)
     if not path.is_dir():
-        raise FileNotFoundError(f"{path} is not a run directory: make one with `gradstats run EXPERIMENT --out {path}`")
+        raise FileNotFoundError(
+            f"{path} is not a run directory: create one with `gradstats run EXPERIMENT --out {path}`"
+        )
     if checked:
         _refuse_changed_tables(path)
     alpha = cast(SavedAlpha | None, _read_json(path / "alpha.json"))

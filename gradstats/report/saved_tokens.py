@@ -23,7 +23,7 @@ PROFILES = ("correlation", "concentration", "local_slope")
 
 @dataclass(frozen=True)
 class SavedTokens:
-    """What ``gradstats tokens`` left behind.
+    """The saved results of ``gradstats tokens``.
 
     Attributes:
         proxies: the frame of :class:`gradstats.ProxyQuality`, with its ``.attrs``.

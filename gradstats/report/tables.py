@@ -1,4 +1,4 @@
-"""Tables for papers: number ± interval with sensible digits, as booktabs LaTeX, Markdown and CSV."""
+"""Tables for papers: numbers with their intervals, suitably rounded, as booktabs LaTeX, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Table:
         columns: for each column its heading and, for each row, ``(value, low, high)``.
         bold: ``(row, column)`` positions set in bold.
         source: the numbers in full, as they go into the CSV file.
-        label: what LaTeX refers to it by.
+        label: the label by which LaTeX refers to it.
     """
 
     caption: str
@@ -148,7 +148,7 @@ def variance_table(
         columns: quantities to show, each with its ``_low`` and ``_high``.
         paired: for a frame without that entry, the comparison whose reference is ``lowest(comparison)``, or its frame;
             without it the lowest is bold only where it is the reference, or in a table of two rows.
-        confidence_level: of the intervals, for a :class:`gradstats.stats.VarianceComparison`; a frame brings its own.
+        confidence_level: of the intervals, for a :class:`gradstats.stats.VarianceComparison`; a frame has its own.
 
     Raises:
         ValueError: when the frame lacks a column, or ``paired`` has another reference or other rows.

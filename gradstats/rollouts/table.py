@@ -23,7 +23,7 @@ from gradstats.system.files import atomic_path
 from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
 
-# What a file states of itself, in the metadata of its Parquet schema.
+# Entries in the metadata of a file's Parquet schema.
 _METADATA_KEY, _FORMAT_KEY, _CHECKSUM_KEY = b"gradstats", b"gradstats_format", b"gradstats_checksum"
 
 # Token ids are written as 32-bit integers.
@@ -36,7 +36,7 @@ _VARYING = {"grading", "versions", ORIGIN}
 class Rollouts:
     """Completions of prompts, one row each, with everything that is needed to score them again.
 
-    Numbers are computed from token ids; texts are for people. Construction validates the table.
+    All numbers are computed from token ids; texts are for human readers. Construction validates the table.
 
     Attributes:
         frame: one row per completion, with the columns of :data:`SCHEMA` (optional ones may be absent):

@@ -1,4 +1,4 @@
-"""What readers of text need of a tokenizer; those of transformers have it."""
+"""The tokenizer interface that readers of text need; tokenizers of transformers have it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the readers of TRL's completions and of verl's rollout dumps share.
+"""The common part of the readers of TRL's completions and verl's rollout dumps.
 
 Both dumps hold text without special tokens and no token ids. What is lost is listed in a warning and in the metadata.
 """

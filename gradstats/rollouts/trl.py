@@ -36,8 +36,8 @@ def read_trl_completions(
         path: a ``completions_NNNNN.parquet``, or the ``completions`` folder of the trainer's output.
         tokenizer: the tokenizer of the policy that was trained, with its chat template.
         reward: the column of the reward, or columns with the trainer's ``reward_weights``; the only numeric column by
-            default (a reward that TRL has as missing adds nothing to the sum).
-        step: keep only this step; by default all steps are kept, each of which another policy sampled.
+            default (a reward that is missing in TRL's file adds nothing to the sum).
+        step: keep only this step; by default all steps are kept, each of which was sampled from a different policy.
         max_completion_length: the trainer's; shorter completions are then known to have ended by themselves, and get
             the end token that their text lacks. Without it no end token is added, and how they ended is unknown.
         template_options: the trainer's ``chat_template_kwargs``.

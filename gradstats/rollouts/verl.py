@@ -35,7 +35,7 @@ def read_verl_rollouts(
         path: a ``STEP.jsonl``, or the folder.
         tokenizer: the tokenizer of the policy that was trained, with its chat template.
         reward: the field of the reward.
-        step: keep only this step; by default all steps are kept, each of which another policy sampled.
+        step: keep only this step; by default all steps are kept, each of which was sampled from a different policy.
         max_completion_length: the trainer's ``data.max_response_length``, see :func:`gradstats.read_trl_completions`.
         system_prompt: the system message that the prompts began with.
         template_options: further variables of the chat template.

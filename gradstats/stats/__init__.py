@@ -1,4 +1,4 @@
-"""How the gradient grows with length, and how noisy each estimator is, with intervals."""
+"""Statistics of the gradient: its growth with length, and the noise of each estimator, with intervals."""
 
 import lazy_loader
 

@@ -21,8 +21,9 @@ class FiellerRatio:
     .. math:: (N - ψD)² ≤ t²\,\big(v_{NN} - 2ψ\,v_{ND} + ψ²\,v_{DD}\big),
 
     which is an interval where D differs from 0, everything outside an interval where it does not but N does, and the
-    whole line otherwise. Unlike an interval about the quotient it covers however near to 0 the denominator is, at the
-    price of being unbounded there. E. C. Fieller, *Some Problems in Interval Estimation*, JRSS B 16, 1954.
+    whole line otherwise. Unlike an interval about the quotient, it has its stated coverage however close the
+    denominator is to 0,
+    but it is unbounded there. E. C. Fieller, *Some Problems in Interval Estimation*, JRSS B 16, 1954.
 
     It is solved for the difference from the estimated quotient r, with :math:`e = N - rD`, so that no digits are lost
     where the quotient is known nearly exactly.

@@ -18,7 +18,7 @@ UNKNOWN: Interval = (np.nan, np.nan, np.nan)
 
 @runtime_checkable
 class Estimated(Protocol):
-    """What was estimated, with an interval at any level; NaN for what the data do not resolve at it."""
+    """An estimate with an interval at any level; NaN where the data do not resolve it at that level."""
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``."""
@@ -26,7 +26,7 @@ class Estimated(Protocol):
 
 
 def require_level(confidence_level: float) -> float:
-    """Return the confidence level, if it is one.
+    """Return the confidence level if it is valid.
 
     Raises:
         ValueError: for a level outside (0, 1).

@@ -1,4 +1,4 @@
-"""What each statistic needs of a measurement, so that anything with these attributes will do."""
+"""The attributes of a measurement that each statistic needs; any object with these attributes is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The profile of a policy: one table of what its completions and gradients are like, to compare with others."""
+"""The profile of a policy: a table of properties of its completions and gradients, for comparison with others."""
 
 from __future__ import annotations
 

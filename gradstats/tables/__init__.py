@@ -1,4 +1,4 @@
-"""Tables for papers, under their public name; they are made in :mod:`gradstats.report.tables`."""
+"""Tables for papers, under their public name; :mod:`gradstats.report.tables` builds them."""
 
 from gradstats.report.tables import Table, alpha_table, latex_escape, markdown_escape, variance_table
 from gradstats.stats.variance.winner import clear_winner, lowest

@@ -34,7 +34,7 @@ def monte_carlo_values(
 ) -> list[np.ndarray]:
     r""":math:`\hat V` where each step begins, NaN inside steps, for the ``vine`` baseline (VinePPO, arXiv:2410.01679).
 
-    From each prefix k completions are drawn with the sampler's settings of the rollouts, up to what is left of their
+    From each prefix, k completions are drawn with the rollouts' sampler settings, up to the remainder of their length
     cap; :math:`\hat V` is the mean reward of prefix and continuation together. The value of the prompt itself is
     estimated once per prompt. The cost is k completions per step: use small k and samples of prompts.
 

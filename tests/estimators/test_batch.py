@@ -39,7 +39,7 @@ def test_token_fields_may_be_wider_than_the_longest():
         ({"rewards": []}, "rewards is empty"),
         (
             {"rewards": [1, np.nan]},
-            "rewards holds 1 values that are not finite .*completion 1.*leave those completions",
+            "rewards holds 1 values that are not finite .*completion 1.*leave these completions",
         ),
         ({"rewards": [[1, 0]]}, r"rewards has shape \(1, 2\)"),
         ({"lengths": [1]}, r"lengths has shape \(1,\)"),

@@ -62,7 +62,7 @@ def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path):
     ("words", "message"),
     [
         ([], "name at least one run directory"),
-        (["nowhere"], "nowhere is not a run directory: make one with `gradstats run EXPERIMENT --out nowhere`"),
+        (["nowhere"], "nowhere is not a run directory: create one with `gradstats run EXPERIMENT --out nowhere`"),
         (["RUN", "--venue", "nature"], "invalid choice 'nature'"),
         (["RUN", "--formats", "bmp"], "invalid choice 'bmp'"),
         (["RUN", "--out", "FILE/figures"], "figures cannot be written to"),

@@ -112,7 +112,7 @@ def test_a_run_without_a_fit_still_has_a_page(tmp_path):
 
 
 def test_missing_numbers_name_the_command(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is not a run directory: make one with `gradstats run"):
+    with pytest.raises(FileNotFoundError, match="is not a run directory: create one with `gradstats run"):
         write_report(tmp_path / "nowhere")
     with pytest.raises(
         FileNotFoundError, match=r"holds neither alpha\.json nor variance\.csv; `gradstats run EXPERIMENT"

@@ -90,7 +90,7 @@ def test_a_folder_without_results_names_the_command(tmp_path, files, message):
         (tmp_path / name).write_text("")
     with pytest.raises(FileNotFoundError, match=message):
         read_results(tmp_path)
-    with pytest.raises(FileNotFoundError, match="absent is not a run directory: make one with `gradstats run"):
+    with pytest.raises(FileNotFoundError, match="absent is not a run directory: create one with `gradstats run"):
         read_results(tmp_path / "absent")
 
 

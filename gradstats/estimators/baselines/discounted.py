@@ -1,4 +1,4 @@
-r"""The advantage of a group baseline, discounted towards the end of the completion."""
+r"""The advantage of a group baseline, discounted by the distance to the end of the completion."""
 
 from __future__ import annotations
 

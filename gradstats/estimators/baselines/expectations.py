@@ -1,4 +1,4 @@
-r"""What E[ĝ] is, for the families where it is known exactly.
+r"""The expectation E[ĝ], for the families of baselines for which it is known exactly.
 
 For on-policy samples E[S_i] = 0 given all other samples. A baseline that does not depend on sample i therefore
 leaves E[ĝ] = ∇J, and the mean of the whole group, in which R_i has the weight 1/N, gives (N−1)/N·∇J. A group of

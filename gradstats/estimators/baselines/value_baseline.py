@@ -43,7 +43,7 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
     """
     assert batch.values is not None
     if np.isnan(batch.values).any():
-        raise ValueError("gae needs a value at every counted token, but some values are NaN: only vine accepts those")
+        raise ValueError("gae needs a value at every counted token, but some values are NaN, which only vine accepts")
     values = pack(batch.values, batch.mask)
     following = np.pad(values[:, 1:], ((0, 0), (0, 1)))
     advantages = discounted_sums(packed_rewards(batch) + gamma * following - values, gamma * lam)

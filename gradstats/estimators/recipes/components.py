@@ -38,8 +38,8 @@ class ComponentDefinition:
         level: "token" when it makes weights differ between the tokens of a completion.
         needs: Batch fields that it requires.
         across_groups: whether it is batch-level, that is, uses other groups than the prompt's, given its parameters.
-        of_ratios: whether it does nothing where every ratio is 1.
-        fixed: whether what it does to a completion is the same in every batch, given its parameters.
+        of_ratios: whether it has no effect where every ratio is 1.
+        fixed: whether its effect on a completion is the same in every batch, given its parameters.
         unit: what a scale divides by, and what an aggregation measures gradients in, given its parameters.
     """
 

@@ -28,13 +28,13 @@ def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "n"]:
 def mask_truncated(batch: Batch, dynamic_sampling: bool = False, rescale: bool = False) -> Bool[np.ndarray, "n"]:
     """Drop completions that were cut off at the cap of new tokens: DAPO's overlong filtering, 2503.14476, section 3.4.
 
-    Their rewards stay in the baselines of the others, as in TRL's ``mask_truncated_completions``. The gradient loses
-    what the longest completions contribute, and is biased by it.
+    Their rewards stay in the baselines of the others, as in TRL's ``mask_truncated_completions``. The gradient lacks
+    the contribution of the longest completions and is therefore biased.
 
     Args:
         batch: the completions, with ``truncated``.
         dynamic_sampling: also drop groups whose rewards are all equal, as DAPO does.
-        rescale: whether the aggregation's denominators count only what is kept; by default they count everything.
+        rescale: whether the aggregation's denominators count only the kept completions; by default they count all.
     """
     assert batch.truncated is not None
     kept = ~batch.truncated

@@ -22,11 +22,11 @@ from gradstats.estimators.recipes.recipe import CUSTOM, PREFIX, Recipe
 
 
 def get(name: str | Recipe, **overrides: Any) -> Recipe:
-    """Find a recipe by name, and change it where wanted.
+    """Find a recipe by name, with optional changes.
 
     Args:
-        name: a name of :func:`names`, with or without "recipe:" before it, and with overrides in brackets where
-            wanted, as in ``"recipe:dapo(loo=True)"``; ``"recipe:custom(advantage=rloo, …)"`` composes a new one. A
+        name: a name of :func:`names`, with or without the prefix "recipe:", and optionally with overrides in
+            brackets, as in ``"recipe:dapo(loo=True)"``; ``"recipe:custom(advantage=rloo, …)"`` composes a new one. A
             Recipe is returned as it is when nothing is overridden.
         **overrides: another component (``aggregation="token_mean"``, ``kl="in_loss(beta=0.01)"``), or
             parameters, which go to every component that takes one of that name (``eps_high=0.28``, ``tau=1.0``).
@@ -116,7 +116,7 @@ def names() -> list[str]:
 
 
 def table() -> pd.DataFrame:
-    """Return the matrix of the field: all recipes, one row each.
+    """Return a table of all recipes, one row each.
 
     Returns:
         A frame with the columns ``name``, ``baseline``, ``advantage unit`` (whether a completion or each token has its
@@ -159,7 +159,7 @@ def table() -> pd.DataFrame:
 
 
 def _filters(row: dict[str, str]) -> str:
-    """Return what is left out of the loss: groups or completions, and tokens."""
+    """Return what the recipe leaves out of the loss: groups or completions, and tokens."""
     stated = [row[kind] for kind in ("filter", "mask") if kind in row]
     return "; ".join(stated) or DEFAULT_COMPONENTS["filter"]
 
@@ -205,7 +205,7 @@ def unit_of_label(label: str) -> str:
 
     Args:
         label: of a baseline, ``"kimi(tau=0.5)"``, or of a recipe, ``"recipe:grpo"`` (in files of earlier versions
-            ``"grpo[group_mean · group_std · sequence_mean]"``). No code of the user's is imported for it.
+            ``"grpo[group_mean · group_std · sequence_mean]"``). No user code is imported for this.
 
     Returns:
         The unit; that of a plain sum for a label under which nothing is registered.

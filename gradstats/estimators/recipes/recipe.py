@@ -22,14 +22,14 @@ from gradstats.estimators.recipes import scale as _scale  # noqa: F401
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, get_component
 from gradstats.estimators.registry import get_estimator
 
-#: What the label of a recipe begins with.
+#: Prefix of a recipe's label.
 PREFIX = "recipe:"
 #: The name of a recipe composed from components without a name; under it a label states its advantage.
 CUSTOM = "custom"
 
-#: What the names of a ratio component's two weightings end with, for positive and negative advantages.
+#: Suffixes of the names of a ratio component's two weightings, for positive and negative advantages.
 SIGNS = ("[+]", "[-]")
-#: What stands between the name of a weighting and the mask that it is under.
+#: Separator between the name of a weighting and the mask under which it is measured.
 BESIDE = " · "
 
 
@@ -126,7 +126,7 @@ class Recipe:
 
     @property
     def composition(self) -> str:
-        """The components that do something, as in "group_mean · group_std · token_clip · sequence_mean"."""
+        """The components that have an effect, as in "group_mean · group_std · token_clip · sequence_mean"."""
         return " · ".join(
             [self.advantage.composition, *(entry.label for entry in self.components if entry.name != "none")]
         )
@@ -208,7 +208,7 @@ class Recipe:
         factor = np.zeros(batch.rewards.size)
         if rows.size:
             rest = batch.select(rows).with_fields(mask=counted[rows], lengths=counted[rows].sum(axis=1))
-            # Sums over the batch are divided by the groups that it had, whether anything of them is left or not.
+            # Sums over the batch are divided by its original number of groups, whether or not anything of them is left.
             lost = batch.n_groups / rest.n_groups if self.aggregation.across_groups else 1.0
             factor[rows] = self.aggregation(rest) * lost
         return factor * kept
@@ -274,7 +274,7 @@ class Recipe:
         mask_level = "sequence" if settled else self.mask.definition.level
         if "token" in (self.advantage.level, self.kl.definition.level, ratio_level, mask_level):
             return self.token_weights(batch)
-        # Of a function of the user's own it is not known whether it stays within its group.
+        # Whether a user-defined function stays within its group is unknown.
         if self.across_groups or not self.advantage.definition.checked:
             return self._of_completions(batch)
         return in_blocks_of_groups(self._of_completions, batch)

@@ -1,4 +1,4 @@
-r"""What is added to the rewards before anything else is computed from them."""
+r"""Terms that are added to the rewards before anything else is computed from them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def soft_overlong(batch: Batch, max: float, cache: float) -> Float[np.ndarray, "
     .. math:: 0 \text{ for } T ≤ L_{max} − L_{cache}, \quad (L_{max} − L_{cache} − T)/L_{cache} \text{ up to } L_{max},
         \quad −1 \text{ beyond.}
 
-    It is part of the reward: the gradient that the estimator aims at becomes that of the punished reward, while a
-    comparison judges it against the gradient of the reward that was measured. Dynamic sampling looks at the rewards
+    It is part of the reward: the estimator then estimates the gradient of the punished reward, while a comparison
+    judges it
+    against the gradient of the measured reward. Dynamic sampling looks at the rewards
     without it, as DAPO does.
 
     Args:

@@ -1,4 +1,4 @@
-r"""What advantages are divided by: nothing, the spread of the group or the batch, the group mean."""
+r"""Divisors of advantages: none, the spread of the group or of the batch, or the group mean."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _check_dtype(
     loop = sq_norms_of(loop_engine, policy, rollouts, every, selection)
     tolerance = TOLERANCES[policy.dtype]
     if widest is not None and policy.dtype.itemsize < 4:
-        # Two ways of rounding differ from each other by as much as either differs from the truth.
+        # Two computations with rounding differ from each other by about as much as each differs from the exact value.
         tolerance = max(tolerance, deviation(loop, widest))
     rows = []
     for name, engine in ENGINES.items():

@@ -37,7 +37,7 @@ class Deviation:
 
     @property
     def passes(self) -> bool:
-        """Whether it is within what is allowed; NaN is not."""
+        """Whether the deviation is allowed; NaN is not."""
         return bool(self.value <= self.allowed)
 
 

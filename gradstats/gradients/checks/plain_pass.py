@@ -20,7 +20,7 @@ from gradstats.policy.model import output_embedding
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 
-# Logits that are processed at a time.
+# Number of logits processed at a time.
 _ELEMENTS = 2**20
 # Coordinates of a gradient that are kept, for exact inner products.
 _KEPT_COORDINATES = 2**18

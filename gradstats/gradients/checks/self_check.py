@@ -67,7 +67,7 @@ class CheckedSequences:
     def make(
         cls, policy: Policy, rollouts: Rollouts, selection: ParameterSelection, sketch: CountSketch | None
     ) -> CheckedSequences:
-        """Pass over the sequences, and check that the policy and the sketches are what they should be.
+        """Make the plain passes, and check that the policy is deterministic and that the sketches keep inner products.
 
         Raises:
             ValueError: when the model's output for the same input varies (dropout is on).
@@ -229,7 +229,7 @@ def _largest(found: Sequence[Deviation]) -> float:
 
 
 def _remedy(policy: Policy, engine: str = "") -> str:
-    """Name what has not been tried: another engine, or more digits."""
+    """Name a remedy that has not been tried: another engine, or a wider dtype."""
     dtype = {torch.float32: 'dtype="float64"', torch.float64: ""}.get(policy.dtype, 'dtype="float32"')
     return ", or ".join(filter(None, ["" if engine == "loop" else 'engine="loop"', dtype])) or "another model"
 

@@ -41,7 +41,7 @@ class Uses:
 
 
 class LayerReduction:
-    """Reduces each parameter's gradient as soon as all its terms are there.
+    """Reduces each parameter's gradient as soon as all its terms are available.
 
     Args:
         reduction: accumulates norms and sketches.
@@ -132,5 +132,5 @@ class LayerReduction:
 
 
 def _place(tensor: Tensor) -> Place:
-    """Return a tensor's place in memory, which two tensors that exist at one time share only if equal."""
+    """Return a tensor's place in memory, which two tensors that exist at the same time share only if equal."""
     return tensor.data_ptr(), tensor.shape, tensor.stride()

@@ -208,7 +208,7 @@ class BroadcastLayer(Layer):
         return weight.expand(batch, *[1] * (inputs.ndim - 2), len(weight)).requires_grad_()
 
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
-        """Return the gradient of the stand-in, which is the gradient by sequence."""
+        """Return the gradient of the substituted weight, which is the gradient of each sequence."""
         yield self.names["weight"], gradient.flatten(start_dim=1)
 
 

@@ -71,7 +71,7 @@ class Reduction:
         self._sq_norms[:, self._selection.block_index[name]] += values.double()
 
     def size_of(self, name: str) -> int:
-        """Return number of a parameter's coordinates."""
+        """Return the number of a parameter's coordinates."""
         return self._selection.parameters[name].numel()
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:

@@ -72,7 +72,7 @@ class FactoredLayers:
 
 def _moved(module: nn.Module, kind: type[Layer], factors: Factors, epsilon: Tensor) -> Callable[..., Tensor]:
     def direction(entered: Tensor) -> Tensor:
-        """Return derivative of the module's output with respect to its weight, along the direction."""
+        """Return the derivative of the module's output with respect to its weight, along the direction."""
         left, right = factors.left, factors.right
         if kind is LinearLayer:
             return (entered @ right) @ left.transpose(-1, -2)

@@ -245,7 +245,7 @@ class _Projector:
         return torch.promote_types(self._policy.dtype, torch.float32)
 
     def _derivative(self, function: Callable[..., Tensor], written_out: dict[str, Tensor]) -> Tensor:
-        """Return derivative along one direction: factored weights move with epsilon, the others as arguments."""
+        """Return the derivative along one direction: factored weights move with epsilon, the others as arguments."""
         one = torch.ones((), dtype=self._policy.dtype, device=self._policy.device)
         primals = {name: self._everything[name] for name in written_out}
         _, derivative = jvp(function, (torch.zeros_like(one), primals), (one, written_out))  # pyright: ignore[reportAssignmentType]

@@ -25,7 +25,7 @@ from gradstats.stats.tokens.token_sums import has_token_energies
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200
 CURVED_BELOW = 0.01
-# How much wider than another the interval that allows for unequal and shared noise has to be, to be reported.
+# How much wider the interval that allows for unequal and shared noise has to be before a report mentions it.
 NOTICEABLY_WIDER = 1.2
 
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class AlphaReport:
-    r"""A fit of :math:`\log‖S‖² = c + 2α\log T` with the diagnostics to read before its α is believed.
+    r"""A fit of :math:`\log‖S‖² = c + 2α\log T` with the diagnostics to read before relying on its α.
 
     Attributes:
         fit: the fit.

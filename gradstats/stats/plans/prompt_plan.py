@@ -1,4 +1,4 @@
-"""What every plan states: prompts, completions, tokens and hours."""
+"""The common part of all plans: prompts, completions, tokens and hours."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pandas as pd
 
 #: The share of studies in which the planned size is enough.
 ASSURANCE = 0.8
-#: Plans above this are infinite for all purposes.
+#: Plans above this number are reported as infinite.
 MOST_PROMPTS = 10**12
 
 
 @runtime_checkable
 class Speed(Protocol):
-    """What a dry run says: seconds that a number of tokens takes."""
+    """The result of a dry run that a plan needs: seconds for a number of tokens."""
 
     @property
     def n_tokens(self) -> int:

@@ -1,1 +1,1 @@
-"""How far the scored policy is from the one that sampled, and what clipping does about it."""
+"""Importance ratios of the scored to the sampling policy, and the effect of clipping them."""

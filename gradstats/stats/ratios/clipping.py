@@ -1,4 +1,4 @@
-"""What a recipe's clip does: the share of tokens and completions that it reaches, and of the gradient it removes."""
+"""The effect of a recipe's clip: the share of tokens and completions affected, and of the gradient removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARES = ("clipped_tokens", "clipped_completions", "removed_share")
 
 @dataclass(frozen=True)
 class ClippedShare:
-    """What the clip of one recipe reaches on these completions.
+    """The effect of one recipe's clip on these completions.
 
     Attributes:
         label: the recipe.

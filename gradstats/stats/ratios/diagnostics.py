@@ -1,4 +1,4 @@
-"""Ratios of the scored policy to the one that sampled: their spread, overall and by length, and what clips remove."""
+"""Ratios of the scored to the sampling policy: their spread, overall and by length, and the effect of clips."""
 
 from __future__ import annotations
 

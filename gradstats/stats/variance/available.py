@@ -1,4 +1,4 @@
-"""A comparison of the estimators that a measurement allows; the others keep a row, which states nothing."""
+"""A comparison of the estimators that a measurement allows; the others have a row of NaN with the reason."""
 
 from __future__ import annotations
 

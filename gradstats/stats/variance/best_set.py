@@ -18,7 +18,7 @@ TIE = 1e-5
 
 @dataclass(frozen=True)
 class PairwiseDifferences:
-    r"""Every pair of estimators, studentised, and how large the largest of all differences gets by chance.
+    r"""Studentised differences of all pairs of estimators, and the distribution of the largest deviation.
 
     Attributes:
         studentised: (E, E) (log V_e − log V_f)/se, with V the variance at matched signal; 0 for a tie, NaN where one of

@@ -1,4 +1,4 @@
-"""The inputs of a comparison: completions in sample order, and what is known of their gradients."""
+"""The inputs of a comparison: completions in sample order, and the known properties of their gradients."""
 
 from __future__ import annotations
 

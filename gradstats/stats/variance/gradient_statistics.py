@@ -38,8 +38,9 @@ class GradientStatistics:
         reference: the gradient in the denominator of ratios; None where it has no weights.
         target: the gradient that bias and cosine are judged against; None where it has no weights.
         reference_on_target: ⟨E r, G⟩, the reference with the target; None where one of them has no weights.
-        known_scale: what E g is of G, where it is known exactly.
-        known_coefficient: what E g is of the reference's E r, where both are known multiples of the true gradient.
+        known_scale: the factor of E g relative to G, where it is known exactly.
+        known_coefficient: the factor of E g relative to the reference's E r, where both are known multiples of the true
+            gradient.
         within: the component of ``trace_cov`` between groups of one prompt; None where no prompt has two.
     """
 

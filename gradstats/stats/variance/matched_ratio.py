@@ -19,7 +19,7 @@ class OfKnownScale:
 
     Attributes:
         ratio: tr Cov over the reference's.
-        coefficient: what E g is of E r.
+        coefficient: the factor of E g relative to E r.
     """
 
     ratio: Estimate

@@ -7,7 +7,7 @@ import numpy as np
 from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
-# Below so many effective prompts the coverage of the intervals was seen to fall short; see docs/statistics.md.
+# Below this effective number of prompts, simulated intervals undercover; see docs/statistics.md.
 FEW = 50
 
 

@@ -25,7 +25,7 @@ def warnings_about(
     notes = []
     silent = [row.label for row in rows if row.kept_share.value == 0.0]
     if silent:
-        notes.append(f"{why_silent(pool)}, so {_listed(silent)} give no completion any weight and the row is NaN")
+        notes.append(f"{why_silent(pool)}, so {_listed(silent)} give every completion weight 0 and the row is NaN")
     undefined = [row.label for row in rows if row.kept_share.value > 0 and np.isnan(row.trace_cov.value)]
     if undefined:
         notes.append(

@@ -167,8 +167,8 @@ def filled_in(text: str, attrs: Mapping[Hashable, object], reference: str | None
     return text.format(reference=name, target=TARGETS[str(attrs.get("target", "on_policy"))])
 
 
-# A shrunken estimator has a low ratio and is no better for it, and a ratio of two units means nothing: only the
-# variance at matched signal decides which estimator is lowest, and it is what figures show by default.
+# A shrunken estimator has a low ratio without being better, and a ratio between two units is meaningless: only the
+# variance at matched signal decides which estimator is lowest, and figures show it by default.
 JUDGED = QUANTITIES["matched_ratio"]
 
 

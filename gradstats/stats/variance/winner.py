@@ -13,7 +13,7 @@ from gradstats.stats.variance.quantities import JUDGED
 
 @runtime_checkable
 class Comparison(Protocol):
-    """What has the frame of a variance comparison, at any level."""
+    """An object that has the frame of a variance comparison, at any level."""
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return a frame with one row per estimator."""

@@ -33,7 +33,7 @@ def test_equal_rewards_give_nan_with_the_reason():
     batch = batch.with_fields(rewards=np.ones(40))
     frame, text = warned_compare(batch, ["rloo", "grpo", "reinforce"], scores, reference="reinforce")
     assert "every reward equals 1 " in text
-    assert "so rloo and grpo give no completion any weight" in text
+    assert "so rloo and grpo give every completion weight 0" in text
     assert frame["trace_cov"].isna().tolist() == [True, True, False]
     assert frame["kept_share"].tolist() == [0.0, 0.0, 1.0]
     assert frame["ratio"].iloc[2] == 1.0
@@ -48,7 +48,7 @@ def test_rewards_of_zero_are_the_reason_even_where_groups_are_single():
 def test_rewards_equal_within_groups_give_nan_with_the_reason():
     batch, scores = interleaved_batch([4] * 10)
     batch = batch.with_fields(rewards=(batch.group_index % 2).astype(float))
-    with pytest.warns(UserWarning, match=r"equal within every group.*so rloo give no completion any weight"):
+    with pytest.warns(UserWarning, match=r"equal within every group.*so rloo give every completion weight 0"):
         frame = compare(batch, ["rloo"], scores).to_frame()
     assert np.isnan(frame["trace_cov"].item())
 
