@@ -39,7 +39,7 @@ class SignalPlan(PromptPlan):
 def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: float = CONFIDENCE_LEVEL) -> SignalPlan:
     r"""Compute how many prompts put the interval of ‖E g‖² above 0, from a pilot comparison.
 
-    How many are needed for a signal follows from the two parts of the variance of its estimate
+    How many are needed for a signal follows from the two parts of the variance of its estimate, :math:`4ζ/M + 2δ/M²`
     (:meth:`gradstats.stats.variance.signal_components.SignalComponents.prompts_to_resolve`). The range is that over the
     pilot's interval of the signal, and reaches to infinity where that does to 0; the assured size is that for the lower
     end of its one-sided 80 % interval.
