@@ -29,7 +29,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 def changed_sentence(path: str | os.PathLike[str]) -> str:
     """Return a sentence stating that a file has changed since it was written."""
     return (
-        f"{os.fspath(path)} has changed since it was written (its checksum does not match): restore it from a copy, or "
+        f"{os.fspath(path)} has changed since it was written, its checksum does not match: restore it from a copy, or "
         "remove it and repeat the command that wrote it"
     )
 
