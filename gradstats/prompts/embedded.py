@@ -153,7 +153,7 @@ def generate_problems(
             if redraws > _MAX_REDRAWS:
                 raise ValueError(
                     f"Only {len(problems)} distinct {split} problems were found for n={n}, steps={steps}: "
-                    "request fewer problems or more steps."
+                    "ask for fewer problems or for more steps."
                 )
             continue
         redraws = 0

@@ -262,7 +262,7 @@ def _refuse_other_origin(metadata: Mapping[str, Any], path: Path, expected: Mapp
     for name, what in _OTHER.items():
         if name in expected and found.get(name) != expected[name]:
             raise ValueError(
-                f"{path} does not belong here; it comes from {what}: put back the original shard, or remove this one, "
+                f"{path} does not belong here, it comes from {what}: put back the original shard, or remove this one, "
                 "and repeat the command, which makes it again"
             )
 
