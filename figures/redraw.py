@@ -36,7 +36,7 @@ TAKEN = NUMBERS | {"manifest.json": "manifest.json", "experiment.yaml": "experim
 DRAWN = (".pdf", ".png", ".svg", ".pgf")
 STAMP = "drawn_from.json"
 #: The runs of the published methods: on-policy, and drawn by an earlier checkpoint.
-ZOO = ("embedded_zoo", "embedded_zoo_stale")
+ZOO = {"embedded_zoo": "on-policy", "embedded_zoo_stale": "eight optimizer steps stale"}
 
 
 def take(run: Path, root: Path = HERE) -> Path:
@@ -82,7 +82,7 @@ def redraw_zoo(root: Path = HERE, venue: str = "icml") -> list[Path]:
     folder.mkdir(exist_ok=True)
     with TemporaryDirectory() as drawn:
         style = FiguresSection.model_validate({"venue": venue})
-        drawn_paths = draw_overlay([read_results(run) for run in runs], Path(drawn), style)
+        drawn_paths = draw_overlay([read_results(run) for run in runs], Path(drawn), style, list(ZOO.values()))
         paths = [folder / f"zoo{path.suffix}" for path in drawn_paths if path.stem == "variance"]
         for path in paths:
             shutil.copyfile(Path(drawn) / f"variance{path.suffix}", path)

@@ -26,10 +26,12 @@ STAR = 1.6
 EDGE = {"markeredgecolor": "0.25", "markeredgewidth": 0.4}
 
 
-def forest_height(labels: Sequence[str]) -> float:
-    """Return the figure height in inches at which each row has room at the current font size."""
-    row = max([ROW_HEIGHT, *(ROW_HEIGHT + (TWO_LINE_ROW_HEIGHT - ROW_HEIGHT) * label.count("\n") for label in labels)])
-    return (row * max(len(labels), 1) + AXIS_HEIGHT) * plt.rcParams["font.size"] / 8.0
+def forest_height(labels: Sequence[str], rows_each: int = 1) -> float:
+    """Return the figure height in inches at which each label, which some rows share, has room."""
+    line = TWO_LINE_ROW_HEIGHT - ROW_HEIGHT
+    tallest = max([ROW_HEIGHT, *(ROW_HEIGHT + line * label.count("\n") for label in labels)])
+    row = max(tallest / rows_each, ROW_HEIGHT if rows_each == 1 else 1.5 * line)
+    return (row * rows_each * max(len(labels), 1) + AXIS_HEIGHT) * plt.rcParams["font.size"] / 8.0
 
 
 def wrap_label(label: str, longest: int = LONGEST_LINE) -> str:
@@ -41,7 +43,9 @@ def wrap_label(label: str, longest: int = LONGEST_LINE) -> str:
     wrapped = []
     for line in lines:
         while len(line) > longest:
-            cut = max(line.rfind(mark, 0, longest) for mark in (" ", "_", "/", "·", ".")) + 1 or longest
+            at_space = line.rfind(" ", 1, longest)
+            marks = (" ",) if at_space > 0 else ("_", "/", "·", ".")
+            cut = max(line.rfind(mark, 0, longest) for mark in marks) + 1 or longest
             wrapped.append(line[:cut].rstrip())
             line = line[cut:]
         wrapped.append(line)
@@ -52,7 +56,23 @@ def set_rows(ax: Axes, labels: Sequence[str]) -> None:
     """Label the rows, the first on top, and hide ticks and spine, which a forest does not need."""
     ax.set_yticks(range(len(labels)), labels=list(labels), linespacing=1.05)
     ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.tick_params(axis="y", length=0)
+    _without_ticks(ax)
+
+
+def set_shared_rows(ax: Axes, labels: Sequence[str], letters: Sequence[Sequence[str]]) -> None:
+    """Label groups of rows: one name for each group, one letter for each of its rows."""
+    sizes = [len(group) for group in letters]
+    first = np.cumsum([0, *sizes])[:-1]
+    centres = first + (np.array(sizes) - 1) / 2.0
+    ax.set_yticks(range(sum(sizes)), labels=[letter for group in letters for letter in group], minor=True)
+    ax.set_yticks(centres, labels=list(labels), linespacing=1.05)
+    ax.set_ylim(sum(sizes) - 0.4, -0.6)
+    _without_ticks(ax)
+    ax.tick_params(axis="y", which="major", pad=2.0 * plt.rcParams["font.size"])
+
+
+def _without_ticks(ax: Axes) -> None:
+    ax.tick_params(axis="y", which="both", length=0)
     ax.grid(axis="x", which="major", zorder=0)
     ax.spines["left"].set_visible(False)
 
@@ -79,14 +99,21 @@ def draw_landmark(ax: Axes, at: float) -> None:
 
 
 def draw_row(
-    ax: Axes, row: float, estimate: tuple[float, float, float], color: ColorType, marker: str, *, hollow: bool = False
+    ax: Axes,
+    row: float,
+    estimate: tuple[float, float, float],
+    color: ColorType,
+    marker: str,
+    *,
+    hollow: bool = False,
+    unknown: str = "not resolved",
 ) -> None:
-    """Draw a value with its interval; an unknown end becomes an arrow, an unknown row "not resolved"."""
+    """Draw a value with its interval; an end that is unknown becomes an arrow, an unknown row a text."""
     centre, low, high = estimate
     left, right = ax.get_xlim()
     if np.isnan(centre) and not np.isfinite(low) and not np.isfinite(high):
         ax.annotate(
-            "not resolved",
+            unknown,
             (0.5, row),
             xycoords=("axes fraction", "data"),
             ha="center",
@@ -101,8 +128,8 @@ def draw_row(
     if np.isfinite(centre) and np.isnan(low) and np.isnan(high):
         start = stop = centre
     else:
-        start = max(low, left) if np.isfinite(low) else left
-        stop = min(high, right) if np.isfinite(high) else right
+        start = float(np.clip(low, left, right)) if np.isfinite(low) else left
+        stop = float(np.clip(high, left, right)) if np.isfinite(high) else right
         if not np.isfinite(low):
             ax.plot([left], [row], marker="<", color=color, clip_on=False, zorder=3)
         if not np.isfinite(high):
@@ -116,7 +143,8 @@ def draw_row(
         zorder=2,
     )
     if not np.isfinite(centre):
-        ax.plot([start], [row], marker="|", color=color, zorder=3)
+        if start < stop:
+            ax.plot([start], [row], marker="|", color=color, zorder=3)
         return
     face = {"markerfacecolor": ax.get_facecolor(), "markeredgecolor": color, "markeredgewidth": 1.0} if hollow else EDGE
     size = plt.rcParams["lines.markersize"] * (STAR if marker == "*" else 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -19,6 +20,7 @@ from gradstats.plots.forest import (
     forest_limits,
     plain_ticks,
     set_rows,
+    set_shared_rows,
     wrap_label,
 )
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
@@ -80,12 +82,11 @@ def plot_variance(
     frame, sentence = rows_of_one_unit(frame, [quantity])
     if sort:
         frame = sorted_rows(frame, value)
-    labels = row_labels(frame)
     if ax is None:
-        height = forest_height(labels) + sentence_height(sentence)
+        height = _height(frame) + sentence_height(sentence)
         _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height))
     _draw(ax, frame, quantity)
-    set_rows(ax, labels)
+    _name_rows(ax, frame)
     if quantity is JUDGED:
         _mark_best_set(ax, frame)
     if frame.empty:
@@ -129,9 +130,9 @@ def plot_variance_panels(
     name = _reference(frame, reference)
     if sort and values and values[0] in frame:
         frame = sorted_rows(frame, values[0])
-    labels = row_labels(frame, NARROW_LINE)
     if axes is None:
-        size = (plt.rcParams["figure.figsize"][0], forest_height(labels) + 0.25 + sentence_height(sentence))
+        height = _height(frame, NARROW_LINE) + 0.25 + sentence_height(sentence)
+        size = (plt.rcParams["figure.figsize"][0], height)
         _, grid = plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=_widths(len(values)))
         axes = list(grid[0])
     if len(axes) != len(values):
@@ -141,11 +142,11 @@ def plot_variance_panels(
         ax.set_xlabel(filled_in(quantity.panel_label, frame.attrs, name))
         # The first panel is the widest.
         plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2)
-    set_rows(axes[0], labels)
+    _name_rows(axes[0], frame, NARROW_LINE)
     if JUDGED in quantities:
         _mark_best_set(axes[0], frame)
     for ax in axes[1:]:
-        ax.tick_params(labelleft=False)
+        ax.tick_params(which="both", labelleft=False)
     if axes:
         write_sentence(axes[-1], sentence)
     return list(axes)
@@ -160,18 +161,38 @@ def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def row_labels(frame: pd.DataFrame, longest: int = LONGEST_LINE) -> list[str]:
-    """Name each row by its estimator, with its group size and its run where those differ."""
+    """Name each row by its estimator, with its group size where those differ."""
     labels = [display_name(str(label)) for label in frame["estimator"]]
     if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
         labels = [f"{label}, N={size:g}" for label, size in zip(labels, frame["group_size"], strict=True)]
-    if "run" in frame and len(set(frame["run"])) > 1:
-        letters = {run: chr(ord("a") + at) for at, run in enumerate(dict.fromkeys(frame["run"]))}
-        lettered = [
-            f"{wrap_label(label, longest)}  {letters[run]}" for label, run in zip(labels, frame["run"], strict=True)
-        ]
-        # Only the first of an estimator's rows carries its name.
-        return [text if at == 0 or labels[at] != labels[at - 1] else text[-1] for at, text in enumerate(lettered)]
     return [wrap_label(label, longest) for label in labels]
+
+
+def _name_rows(ax: Axes, frame: pd.DataFrame, longest: int = LONGEST_LINE) -> None:
+    labels, letters = row_labels(frame, longest), _letters_of_runs(frame)
+    if letters:
+        set_shared_rows(ax, [label for label, _ in groupby(labels)], _grouped(labels, letters))
+    else:
+        set_rows(ax, labels)
+
+
+def _height(frame: pd.DataFrame, longest: int = LONGEST_LINE) -> float:
+    labels, letters = row_labels(frame, longest), _letters_of_runs(frame)
+    if not letters:
+        return forest_height(labels)
+    return forest_height([label for label, _ in groupby(labels)], max(map(len, _grouped(labels, letters))))
+
+
+def _letters_of_runs(frame: pd.DataFrame) -> list[str]:
+    """Return each row's letter, by its run in order of appearance; none for the rows of one run."""
+    runs = list(dict.fromkeys(frame["run"])) if "run" in frame else []
+    return [chr(ord("a") + runs.index(run)) for run in frame["run"]] if len(runs) > 1 else []
+
+
+def _grouped(labels: Sequence[str], letters: Sequence[str]) -> list[list[str]]:
+    """Return the letters of rows that follow each other under the same name."""
+    remaining = iter(letters)
+    return [[next(remaining) for _ in group] for _, group in groupby(labels)]
 
 
 def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
@@ -181,13 +202,18 @@ def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
         ax.set_xscale("log")
     if quantity.landmark is not None and len(frame):
         draw_landmark(ax, quantity.landmark)
-    shown = np.concatenate([estimates.ravel(), together.ravel()])
+    # A row of which one end is known runs off the axis; it does not stretch it, unless there is no other.
+    resolved = ~np.isnan(estimates[:, 0])
+    framing = resolved if resolved.any() else np.ones(len(frame), dtype=bool)
+    shown = np.concatenate([estimates[framing].ravel(), together[framing].ravel()])
     ax.set_xlim(*forest_limits(shown, quantity.logarithmic, quantity.landmark))
+    measured = frame["kept_share"].notna().to_numpy() if "kept_share" in frame else np.ones(len(frame), dtype=bool)
     colors = []
     for row, (label, estimate) in enumerate(zip(frame["estimator"], estimates, strict=True)):
         color, marker = estimator_appearance(str(label))
         colors.append(color)
-        draw_row(ax, float(row), (estimate[0], estimate[1], estimate[2]), color, marker)
+        unknown = "not resolved" if measured[row] else "not measured"
+        draw_row(ax, float(row), (estimate[0], estimate[1], estimate[2]), color, marker, unknown=unknown)
     known = np.flatnonzero(~np.isnan(together).any(axis=1))
     low, high = np.clip(together[known], *ax.get_xlim()).T
     ax.hlines(known, low, high, colors=[colors[row] for row in known], linewidth=0.6, zorder=1.5)
@@ -202,7 +228,7 @@ def _simultaneous(frame: pd.DataFrame, quantity: Quantity) -> np.ndarray:
 
 def _mark_best_set(ax: Axes, frame: pd.DataFrame) -> None:
     if "in_best_set" in frame:
-        labels = ax.get_yticklabels()
+        labels = ax.get_yticklabels(minor=bool(len(ax.get_yticks(minor=True))))
         for row in rows_in_best_set(frame):
             labels[row].set_fontweight("bold")
 

@@ -16,13 +16,24 @@ from gradstats.report.saved_results import SavedResults, differing_settings, run
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def draw_overlay(runs: list[SavedResults], folder: Path, figure_style: FiguresSection) -> list[Path]:
+def draw_overlay(
+    runs: list[SavedResults], folder: Path, figure_style: FiguresSection, labels: list[str] | None = None
+) -> list[Path]:
     """Draw several runs on the same axes, labelled, and warn where their settings differ.
+
+    Args:
+        runs: the runs.
+        folder: where the figures are written.
+        figure_style: venue, width and formats.
+        labels: a name for each run; by default its own, with the settings in which it differs.
+
+    Returns:
+        The files written.
 
     Raises:
         ValueError: when no figure's numbers are in every run, or their ratios have different references.
     """
-    labels = run_labels(runs)
+    labels = labels or run_labels(runs)
     for setting, values in differing_settings(runs).items():
         values_by_run = ", ".join(f"{run.path.name}: {value}" for run, value in zip(runs, values, strict=True))
         warnings.warn(

@@ -60,6 +60,10 @@ def test_what_is_not_resolved_is_said_in_words():
 def test_labels_break_before_and_between_their_parameters():
     assert wrap_label("group_mean(loo=True)") == "group_mean(loo=True)"
     assert wrap_label("length_weighted(alpha=0.8)") == "length_weighted\n(alpha=0.8)"
+    assert (
+        wrap_label("norm_weighted(loo=True, off_policy=True, k=1)")
+        == "norm_weighted\n(loo=True, off_policy=True,\nk=1)"
+    )
     long = wrap_label("mine(first_parameter=0.123456, second_parameter=0.654321)")
     assert long.split("\n") == ["mine", "(first_parameter=0.123456,", "second_parameter=0.654321)"]
 

@@ -196,3 +196,37 @@ def test_sorting_puts_unresolved_rows_last():
     frame.loc[0, "matched_ratio"] = np.nan
     ax = plot_variance(frame, sort=True)
     assert ax.get_yticklabels()[-1].get_text() == frame["estimator"][0]
+
+
+def two_runs():
+    frame = pd.concat([table(3).assign(run="on-policy"), table(3).assign(run="stale")], ignore_index=True)
+    return frame.sort_values("estimator", kind="stable", ignore_index=True)
+
+
+def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
+    frame = two_runs().assign(in_best_set=[True, False, False, False, False, True])
+    axes = plot_variance_panels(frame, sort=False)
+    for ax in (plot_variance(frame), axes[0]):
+        names = [label.get_text() for label in ax.get_yticklabels()]
+        assert [name.partition("\n")[0] for name in names] == ["length_weighted", "reinforce", "rloo"]
+        assert list(ax.get_yticks()) == [0.5, 2.5, 4.5]
+        letters = ax.get_yticklabels(minor=True)
+        assert [letter.get_text() for letter in letters] == ["a", "b"] * 3
+        assert [letter.get_fontweight() == "bold" for letter in letters] == [True, *[False] * 4, True]
+    assert not any(label.get_visible() for label in axes[1].get_yticklabels(minor=True))
+
+
+def test_a_row_of_which_one_end_is_known_does_not_stretch_the_axis():
+    frame = table(3)
+    frame.loc[2, ["matched_ratio", "matched_ratio_low", "matched_ratio_high"]] = np.nan, 1e3, np.inf
+    ax = plot_variance(frame)
+    assert ax.get_xlim()[1] < 10
+    assert [line.get_marker() for line in ax.lines if line.get_xdata()[0] == ax.get_xlim()[1]].count(">") == 1
+
+
+def test_a_row_without_any_number_was_not_measured():
+    frame = table(3)
+    frame.loc[1:, [f"matched_ratio{end}" for end in ("", "_low", "_high")]] = np.nan
+    frame.loc[2, "kept_share"] = np.nan
+    texts = [text.get_text() for text in plot_variance(frame).texts]
+    assert texts == ["not resolved", "not measured"]
