@@ -133,7 +133,12 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "group_sizes": (*_ROW, *_each(_VARIANCE, _headings(VARIANCE_COMPONENTS))),
     "length_bins": (
         *_ROW,
-        *_of(f"{_VARIANCE}/length_bins.py", length="range of lengths", n_completions="completions of these lengths"),
+        *_of(
+            f"{_VARIANCE}/length_bins.py",
+            length="range of lengths",
+            n_completions="completions of these lengths",
+            scale="what their expected gradient keeps of the target's",
+        ),
     ),
     "equivalent_group_size": (
         *_ESTIMATOR,
