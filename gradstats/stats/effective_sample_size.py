@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 from gradstats.stats.jackknife import Statistic
 
 
-def effective_sample_size(weights: Float[np.ndarray, " n"]) -> float:
+def effective_sample_size(weights: ArrayLike) -> float:
     r"""Return :math:`(\sum_i w_i)²/\sum_i w_i²`: n of equal weights, 1 where one holds all; NaN where all are 0.
 
     Args:
@@ -19,9 +19,9 @@ def effective_sample_size(weights: Float[np.ndarray, " n"]) -> float:
         >>> effective_sample_size([1.0, 1.0, 1.0, 1.0]), effective_sample_size([3.0, 1.0])
         (4.0, 1.6)
     """
-    weights = np.asarray(weights, dtype=np.float64)
-    squares = float(weights @ weights)
-    return float(weights.sum()) ** 2 / squares if squares > 0 else np.nan
+    values = np.asarray(weights, dtype=np.float64)
+    squares = float(values @ values)
+    return float(values.sum()) ** 2 / squares if squares > 0 else np.nan
 
 
 def effective_sample_size_of_means(first: Statistic, second: Statistic, n: int) -> Statistic:
