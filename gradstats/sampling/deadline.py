@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+TOO_LATE = "the whole answer took longer than its limit"
 
 
 def client_until(client: type[Any], seconds: float) -> Any:
@@ -25,7 +28,7 @@ def client_until(client: type[Any], seconds: float) -> Any:
         def __iter__(self) -> Iterator[bytes]:
             for part in self._stream:
                 if time.monotonic() > self._end:
-                    raise httpx.ReadTimeout("the whole answer took longer than its limit", request=self._request)
+                    raise httpx.ReadTimeout(TOO_LATE, request=self._request)
                 yield part
 
         def close(self) -> None:
@@ -34,7 +37,15 @@ def client_until(client: type[Any], seconds: float) -> Any:
     class DeadlineTransport(httpx.HTTPTransport):
         def handle_request(self, request: Any) -> Any:
             end = time.monotonic() + seconds
-            response = super().handle_request(request)
+            # The headers are read within this call, with a timeout for each byte: a thread waits for them.
+            waiting = ThreadPoolExecutor(max_workers=1)
+            headers = waiting.submit(super().handle_request, request)
+            waiting.shutdown(wait=False)
+            try:
+                response = headers.result(timeout=seconds)
+            except TimeoutError:
+                self.close()  # the thread ends at its next byte
+                raise httpx.ReadTimeout(TOO_LATE, request=request) from None
             response.stream = UntilDeadline(response.stream, request, end)
             return response
 

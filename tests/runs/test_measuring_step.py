@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from small_runs import sampled_and_measured, small_experiment
 
 from gradstats.gradients import MeasuringSession
 from gradstats.measurement.storage import read_measurement
+from gradstats.policy.embedded import checkpoint_names
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.measuring_step import measure_shards
 from gradstats.runs.pipeline import run_experiment
+from gradstats.stats import check_on_policy, sampler_gap
 from gradstats.system.files import read_json
 
 
@@ -64,3 +67,24 @@ def test_only_the_missing_shard_is_measured_again(experiment, finished, tmp_path
     assert read_json(run.measurement / "complete.json") == {"n_shards": 4}
     expected = read_measurement(finished.run.measurement)
     np.testing.assert_allclose(read_measurement(run.measurement).sq_norms, expected.sq_norms, rtol=1e-6)
+
+
+def test_rollouts_of_a_declared_behaviour_policy_are_measured_and_others_refused(tmp_path):
+    """The digests of the weights differ, which only the declaration permits."""
+    changes = {
+        "prompts": {"source": "embedded", "n": 3, "settings": {}},
+        "sampling": {"max_new_tokens": 8, "reward": "embedded", "batch_size": 6},
+    }
+    same = small_experiment("embedded", tmp_path / "p.jsonl", **changes)
+    earlier = checkpoint_names()[0]
+    experiment = same.model_copy(update={"behaviour_policy": {"revision": earlier}})
+    measured = sampled_and_measured(experiment, tmp_path / "run")
+    drawn_by, scored = measured.rollouts.metadata["policy"], measured.metadata["policy"]
+    assert drawn_by["revision"] == earlier != scored["revision"]
+    assert drawn_by["digests"]["weights"] != scored["digests"]["weights"]
+    assert check_on_policy(measured).verdict().startswith("Not on-policy: the tokens were drawn by another policy, as")
+    assert f"drawn by another policy, as recorded (revision={earlier})" in sampler_gap(measured).sentence()
+    shutil.rmtree(tmp_path / "run" / "measurement")
+    undeclared = RunDirectory(tmp_path / "run", same)
+    with pytest.raises(ValueError, match="weights"):
+        measure_shards(undeclared, progress=False)

@@ -14,7 +14,7 @@ from gradstats.stats.measured import MeasuredPolicy
 from gradstats.stats.on_policy.energy_ratio import energy_ratio
 from gradstats.stats.on_policy.holm import holm
 from gradstats.stats.on_policy.mean_score_sq import mean_score_sq
-from gradstats.stats.on_policy.settings import SAMPLER_SETTINGS, departures_of
+from gradstats.stats.on_policy.settings import SAMPLER_SETTINGS, departures_of, other_policy_of
 from gradstats.stats.on_policy.surprise import excess_of, surprise
 from gradstats.stats.on_policy.temperature import TemperatureTest, temperature_test
 
@@ -47,6 +47,7 @@ class OnPolicyCheck:
         energy_prompts: effective number of prompts behind the energy ratio, :math:`(\sum_m x_m)²/\sum_m x_m²` of
             prompts' energies. Where a few hold nearly all, its interval is too narrow to count against the sampler.
         temperatures: which temperatures the surprises exclude; None where they were not tested.
+        other_policy: what is recorded of the policy that sampled and differs from the scored one, as ``name=value``.
     """
 
     surprise: Estimate
@@ -57,6 +58,7 @@ class OnPolicyCheck:
     n_prompts: int
     energy_prompts: float = np.inf
     temperatures: TemperatureTest | None = None
+    other_policy: tuple[str, ...] = ()
 
     @property
     def departures(self) -> list[str]:
@@ -114,6 +116,11 @@ class OnPolicyCheck:
                 f"Not on-policy by the recorded settings: the tokens were drawn with {', '.join(self.departures)} and "
                 f"scored{scored} without; draw with top_p=1, top_k=0 and score at the sampler's temperature."
                 f"{seen if estimates else ''} Such samples bias alpha up or down."
+            )
+        if self.other_policy:
+            return (
+                f"Not on-policy: the tokens were drawn by another policy, as recorded ({', '.join(self.other_policy)})."
+                f"{f' {off[0].upper()}{off[1:]} ({evidence}).' if failures else ''} Such samples bias alpha up or down."
             )
         if not estimates:
             return (
@@ -230,4 +237,5 @@ def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator 
         n_prompts=n_prompts,
         energy_prompts=energy_prompts,
         temperatures=temperature_test(excess, prompts),
+        other_policy=tuple(other_policy_of(rollouts.metadata.get("policy"), scorer)),
     )

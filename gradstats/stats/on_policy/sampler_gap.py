@@ -14,7 +14,7 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredSampler
-from gradstats.stats.on_policy.settings import SAMPLER_SETTINGS, departures_of
+from gradstats.stats.on_policy.settings import SAMPLER_SETTINGS, departures_of, other_policy_of
 from gradstats.stats.records import records
 
 LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -50,6 +50,7 @@ class SamplerGap:
         n_sequences: completions that enter the sequence quantities.
         sampler: the sampler's settings, as far as recorded.
         scorer_temperature: temperature of the scored distribution; None where not recorded.
+        other_policy: what is recorded of the policy that sampled and differs from the scored one, as ``name=value``.
     """
 
     gaps: list[np.ndarray]
@@ -65,6 +66,7 @@ class SamplerGap:
     n_sequences: int
     sampler: Mapping[str, object]
     scorer_temperature: float | None
+    other_policy: tuple[str, ...] = ()
 
     @property
     def departures(self) -> list[str]:
@@ -145,6 +147,11 @@ class SamplerGap:
                 f"the tokens were drawn with {', '.join(self.departures)}, which is not scored: draw with top_p=1, "
                 "top_k=0 at the scorer's temperature"
             )
+        elif self.other_policy:
+            remedy = (
+                f"they were drawn by another policy, as recorded ({', '.join(self.other_policy)}), and comparisons "
+                "weight them by importance ratios"
+            )
         else:
             remedy = "the recorded settings do not explain it: check weights, precision and quantisation of the two"
         return f"The samples are off-policy: {drift}; {remedy}."
@@ -220,6 +227,7 @@ def sampler_gap(measured: MeasuredSampler) -> SamplerGap:
             n_sequences=int(whole.sum()),
             sampler={name: sampler[name] for name in SAMPLER_SETTINGS if name in sampler},
             scorer_temperature=scorer.get("temperature"),
+            other_policy=tuple(other_policy_of(rollouts.metadata.get("policy"), scorer)),
         )
 
 

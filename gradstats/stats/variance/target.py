@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,7 @@ from gradstats.estimators import Batch, recipes
 from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.ratios import LARGEST_LOG_RATIO, NEGLIGIBLE_CHI_SQUARED, sequence_log_ratios
 from gradstats.stats.measured import MeasuredRollouts
-from gradstats.stats.on_policy.settings import departures_of
+from gradstats.stats.on_policy.settings import departures_of, other_policy_of
 from gradstats.stats.ratios.spread import RatioSpread, ratio_spread
 from gradstats.stats.variance.pooled_completions import PooledCompletions, Weighted
 from gradstats.stats.variance.quantities import JUDGED
@@ -69,13 +69,7 @@ def recorded_differences(measured: object) -> list[str]:
     drawn = getattr(measured.rollouts, "metadata", None) or {}
     scorer = (getattr(measured, "metadata", None) or {}).get("policy") or {}
     found = departures_of(drawn.get("sampler") or {}, scorer.get("temperature"))
-    sampled_by = drawn.get("policy")
-    if isinstance(sampled_by, Mapping):
-        # The same weights may go by two names; a revision or an adapter is another policy.
-        for name in ("revision", "adapter"):
-            if name in sampled_by and name in scorer and sampled_by[name] != scorer[name]:
-                found.append(f"{name}={sampled_by[name]}")
-    return found
+    return [*found, *other_policy_of(drawn.get("policy"), scorer)]
 
 
 def choose_target(target: AskedTarget, batch: Batch, differences: Sequence[str] = ()) -> TargetChoice:
