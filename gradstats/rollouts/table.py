@@ -225,7 +225,8 @@ class Rollouts:
         known = {name: kind for name, (kind, _) in SCHEMA.items() if name in self.frame}
         packed = json.dumps(self.metadata).encode()
         own = [name for name in self.frame if name not in SCHEMA]
-        table = pa.table({str(name): _arrow(name, self.frame[name], known.get(name)) for name in (*known, *own)})
+        columns: dict[str, pd.Series] = {str(name): self.frame[name] for name in (*known, *own)}
+        table = pa.table({name: _arrow(name, column, known.get(name)) for name, column in columns.items()})
         about = {_METADATA_KEY: packed, _FORMAT_KEY: b"%d" % FORMAT, _CHECKSUM_KEY: table_digest(table, packed)}
         with atomic_path(path) as partial:
             pq.write_table(table.replace_schema_metadata(about), partial, compression="zstd", write_page_checksum=True)

@@ -10,7 +10,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 render_jinja_template([[{"role": "user", "content": ""}]], chat_template="{{ messages[0]['content'] }}")
 
 
-def render(template: str, messages: list[dict[str, object]], variables: dict[str, object]) -> int:
+def render(template: str, messages: list[dict[str, object]], variables: dict[str, Any]) -> int:
     """Return the length of messages in a template."""
     rendered: Any = render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **variables)
     return sum(map(len, rendered[0]))

@@ -115,9 +115,9 @@ class SamplerGap:
 
     @property
     def off_policy(self) -> bool:
-        """Whether the settings differ, or the distance between the distributions over completions is noticeable."""
+        """Whether settings or policy differ, or the distance of the distributions over completions is noticeable."""
         low, _ = self.sequence_distance.confidence_interval()
-        return bool(self.departures) or low > _NOTICEABLE
+        return bool(self.departures) or bool(self.other_policy) or low > _NOTICEABLE
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """Return how far sampler and scorer differ and, where they do, how much it may matter and what to do."""
