@@ -179,7 +179,7 @@ def load_policy(
             a revision other than the newest. Its parameters are differentiated and those of the base are not; a
             tokenizer in its folder is used.
         trust_remote_code: run model code that comes with the weights.
-        allow_pickle: read pickled weights (``.bin``, ``.pt``), which may run code, where there are no safetensors.
+        allow_pickle: read pickled weights, which may run code, where there are no safetensors.
 
     Returns:
         The policy, in evaluation mode. The model's ``generation_config`` is not applied.

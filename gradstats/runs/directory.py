@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: What to do where a setting differs from that of the run.
 _REMEDIES = {
     "prompts.n": "a run can grow but not shrink, so choose another directory (--out)",
-    "sampling.group_size": "a run can grow and not shrink, so choose another directory (--out)",
+    "sampling.group_size": "a run can grow but not shrink, so choose another directory (--out)",
     "sampling.reward": "score its completions again with `gradstats regrade`, or choose another directory (--out)",
 }
 

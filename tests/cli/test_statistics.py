@@ -188,16 +188,16 @@ def test_an_estimator_of_ones_own_uses_a_saved_column(monkeypatch, capsys, measu
     salience = np.linspace(0.5, 1.5, len(known.rollouts))
     frame = known.rollouts.frame.assign(salience=salience)
     replace(known, rollouts=gradstats.Rollouts(frame, known.rollouts.metadata)).save(tmp_path / "measurement")
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "salience.py").write_text(
         "def salient(batch, power=1.0):\n    return batch.columns['salience'] ** power * batch.rewards\n"
     )
     monkeypatch.chdir(tmp_path)
     out_file = tmp_path / "v.csv"
-    words = ("--estimators", "rloo", "mine:salient(power=2)", "--out", out_file)
+    words = ("--estimators", "rloo", "salience:salient(power=2)", "--out", out_file)
     code, _, err = run(monkeypatch, capsys, "variance", tmp_path / "measurement", *words)
     assert code == 0, err
     frame = pd.read_csv(out_file)
-    assert frame["estimator"].tolist() == ["rloo", "mine:salient(power=2)"]
+    assert frame["estimator"].tolist() == ["rloo", "salience:salient(power=2)"]
     batch = gradstats.estimators.Batch.from_measurement(gradstats.read_measurement(tmp_path / "measurement"))
     weights = salience**2 * batch.rewards / 8
     gradients = np.zeros((30, 32))

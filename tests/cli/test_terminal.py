@@ -187,7 +187,7 @@ def test_the_cost_of_a_run(printed):
     assert "would sample 12,000 completions of 1,500 prompts, at most 1,200 tokens each, in 188 shards" in text
     assert "1,234,567 parameters" in text
     cells = {" ".join(line.replace("│", " ").split()) for line in text.splitlines()}
-    assert {"sampling 80 s", "measuring 2.0 h", "memory 1.2 GiB", "disk 0.50 GiB"} <= cells
+    assert {"sampling 80 s", "measuring 2.0 h", "memory, estimated 1.2 GiB", "disk 0.50 GiB"} <= cells
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,6 @@ def test_measuring_with_other_weights_needs_permission(folder):
     measure(load_policy(folder, dtype="float64"), rollouts, sketch_dim=16, progress=False)
     change(folder, lambda weights: weights["model.norm.weight"][0].add_(1e-3))
     changed = load_policy(folder)
-    with pytest.raises(PolicyMismatchError, match="other weights .* --allow-policy-mismatch"):
+    with pytest.raises(PolicyMismatchError, match="differs in its weights .* --allow-policy-mismatch"):
         measure(changed, rollouts, sketch_dim=16, progress=False)
     assert len(measure(changed, rollouts, sketch_dim=16, allow_policy_mismatch=True, progress=False)) == 4

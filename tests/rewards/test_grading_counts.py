@@ -52,7 +52,7 @@ def test_the_first_failure_of_the_first_shard_with_one_is_kept():
         "first: no number); exact: 0 timed out, 1 failed (the first: empty): correct the reward or the answers, then "
         "score again with `gradstats regrade`"
     )
-    with pytest.warns(UserWarning, match="^of 15 completions") as caught:
+    with pytest.warns(UserWarning, match="^some of 15 completions") as caught:
         warn_ungraded(merged)
     assert str(caught[0].message) == sentence
 

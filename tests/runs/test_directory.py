@@ -24,10 +24,10 @@ def test_leftovers_of_a_killed_writer_are_removed_not_read(experiment, finished,
 @pytest.mark.parametrize(
     ("section", "name", "value", "message"),
     [
-        ("sampling", "group_size", 2, r"sampling\.group_size=4, not 2: a run can grow and not shrink"),
+        ("sampling", "group_size", 2, r"sampling\.group_size=4, not 2: a run can grow but not shrink"),
         ("sampling", "seed", 1, r"sampling\.seed=0, not 1: choose another directory"),
         ("sampling", "reward", "exact", r"sampling\.reward=.* not 'exact': score its completions again with .*regrade"),
-        ("prompts", "n", 3, r"prompts\.n=None, not 3: a run can grow and not shrink"),
+        ("prompts", "n", 3, r"prompts\.n=None, not 3: a run can grow but not shrink"),
         ("policy", "revision", "v2", r"policy\.revision=None, not 'v2': choose another directory"),
     ],
 )

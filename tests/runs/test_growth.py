@@ -140,7 +140,7 @@ def test_a_finished_extension_is_not_sampled_or_measured_again(experiment, grown
     monkeypatch.setattr(SamplingPlan, "make", never)
     monkeypatch.setattr(MeasuringSession, "open", never)
     run(experiment(prompts={"n": 6}, sampling={"group_size": 3}), grown_twice)
-    with pytest.raises(ValueError, match=r"made with prompts\.n=6, not 4: a run can grow and not shrink"):
+    with pytest.raises(ValueError, match=r"made with prompts\.n=6, not 4: a run can grow but not shrink"):
         run(experiment(), grown_twice)
 
 

@@ -40,7 +40,7 @@ def test_a_large_sample_agrees_with_the_enumeration():
         exact = policy.moments(estimators.get(name), 3)
         for quantity in ("trace_cov", "signal_sq", "noise_to_signal", "cosine"):
             low, high = frame[f"{quantity}_low"].iloc[position], frame[f"{quantity}_high"].iloc[position]
-            assert low <= getattr(exact, quantity) <= high, (name, quantity)
+            assert low - 1e-9 <= getattr(exact, quantity) <= high + 1e-9, (name, quantity)  # an exact 1 is rounded
         assert frame["trace_cov_high"].iloc[position] < 1.3 * frame["trace_cov_low"].iloc[position]
 
 

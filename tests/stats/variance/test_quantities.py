@@ -82,7 +82,7 @@ def test_only_estimates_and_the_table_spell_a_quantity():
     found = subprocess.run(["grep", "-rl", JUDGED.name, PACKAGE, "--include=*.py"], capture_output=True, text=True)
     assert {Path(path).name for path in found.stdout.split()} <= {
         "quantities.py", "matched_ratio.py", "row.py", "comparison.py", "pooled_completions.py",
-        "matched_ratio_simultaneous.py", "variance_comparison.py", "ratio_plan.py",
+        "matched_ratio_simultaneous.py", "variance_comparison.py", "ratio_plan.py", "length_bins.py", "statistics.py",
     }  # fmt: skip
 
 
