@@ -33,8 +33,8 @@ REAL_MODEL = {
     "ratio of length_weighted(alpha=0.8, loo=True)": "1.07 [1.00, 1.15]",
     "ratio of norm_weighted(loo=True)": "1.08 [0.97, 1.19]",
 }
-# `gradstats profile SmolLM2-135M-Instruct.Q4_1.gguf --prompts embedded --n 24 --group-size 4 --max-new-tokens 160`: none
-# of its 96 answers is right, so that what needs rewards of both kinds is not defined.
+# `gradstats profile SmolLM2-135M-Instruct.Q4_1.gguf --prompts embedded --n 24 --group-size 4 --max-new-tokens 160`:
+# none of its 96 answers is right, so that what needs rewards of both kinds is not defined.
 SMOLLM2 = {
     "mean_entropy": "2.29",
     "share_above_half_nat": "87 %",

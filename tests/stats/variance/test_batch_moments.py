@@ -161,9 +161,7 @@ def test_a_batch_level_estimator_sees_whole_batches():
     assert sizes == [(24, 96)] + [(8, 32)] * 6
 
 
-@pytest.mark.parametrize(
-    "name", ["rloo", "recipe:grpo", pytest.param("batch_mean(loo=True)", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["rloo", "recipe:grpo", pytest.param("batch_mean(loo=True)", marks=pytest.mark.slow)])
 def test_clipped_gradients_against_enumeration(name):
     """The mean of 3 groups of 2, clipped to a norm that about half of the batches exceed."""
     policy = EnumeratedPolicy(vocabulary=2, max_length=3, n_prompts=2, rng=4)
