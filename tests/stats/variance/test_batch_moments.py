@@ -161,7 +161,12 @@ def test_a_batch_level_estimator_sees_whole_batches():
     assert sizes == [(24, 96)] + [(8, 32)] * 6
 
 
-@pytest.mark.parametrize("name", ["rloo", "recipe:grpo", pytest.param("batch_mean(loo=True)", marks=pytest.mark.slow)])
+SLOW = pytest.mark.slow  # minutes each: every deal is clipped, and every prompt left out of it
+
+
+@pytest.mark.parametrize(
+    "name", ["rloo", pytest.param("recipe:grpo", marks=SLOW), pytest.param("batch_mean(loo=True)", marks=SLOW)]
+)
 def test_clipped_gradients_against_enumeration(name):
     """The mean of 3 groups of 2, clipped to a norm that about half of the batches exceed."""
     policy = EnumeratedPolicy(vocabulary=2, max_length=3, n_prompts=2, rng=4)
