@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -225,7 +225,7 @@ class Rollouts:
         known = {name: kind for name, (kind, _) in SCHEMA.items() if name in self.frame}
         packed = json.dumps(self.metadata).encode()
         own = [name for name in self.frame if name not in SCHEMA]
-        columns: dict[str, pd.Series] = {str(name): self.frame[name] for name in (*known, *own)}
+        columns = {str(name): cast("pd.Series", self.frame[name]) for name in (*known, *own)}
         table = pa.table({name: _arrow(name, column, known.get(name)) for name, column in columns.items()})
         about = {_METADATA_KEY: packed, _FORMAT_KEY: b"%d" % FORMAT, _CHECKSUM_KEY: table_digest(table, packed)}
         with atomic_path(path) as partial:
