@@ -47,8 +47,7 @@ def main() -> None:
     """Run the ``gradstats`` command.
 
     A failure that the user can correct (wrong settings, missing files, a full disk) ends with a one-sentence message
-    and
-    exit code 1; set GRADSTATS_TRACEBACK=1 to see the traceback.
+    and exit code 1; set GRADSTATS_TRACEBACK=1 to see the traceback.
     """
     from gradstats.cli.errors import EXPECTED, unexpected
 

@@ -45,8 +45,7 @@ def profile(
 
     Args:
         sources: run directories or measurement folders; or policies (as for ``gradstats sample``), from which
-        completions
-            are drawn and measured with the options below.
+            completions are drawn and measured with the options below.
         out: also write the table, as OUT.tex, OUT.md and OUT.csv.
     """
     from gradstats.report.tables import profile_table, refuse_foreign_tables

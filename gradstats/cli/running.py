@@ -161,7 +161,7 @@ def measure(
             trainer.rollout_data_dir), whose texts are tokenised with the policy's tokenizer.
         rollouts_options: options of the trainer's reader, as in reward=accuracy_reward max_completion_length=256.
         allow_policy_mismatch: measure rollouts that were drawn with other weights, another adapter or another
-        tokenizer.
+            tokenizer.
     """
     import gradstats
     from gradstats.measurement.disk_size import measured_bytes, require_space

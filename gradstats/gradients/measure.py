@@ -49,9 +49,9 @@ def measure(
     r"""Measure the gradient :math:`S_i = \sum_t \nabla_\theta \log\pi(y_{i,t})` of every rollout.
 
     The measurement begins with a self-check on the shortest, the median and the longest sequence, in which the engine
-    is
-    compared with one backward pass per sequence: squared norms by parameter, sketches and token quantities. The check
-    is repeated on a random later chunk. An error is raised where they differ by more than the model's dtype allows.
+    is compared with one backward pass per sequence: squared norms by parameter, sketches and token quantities. The
+    check is repeated on a random later chunk. An error is raised where they differ by more than the model's dtype
+    allows.
 
     Args:
         policy: a :class:`gradstats.Policy`, or a transformers model (scored at temperature 1).
@@ -83,7 +83,7 @@ def measure(
         keep_in: a folder in which measured sequences are kept, shard by shard. The same call resumes an interrupted one
             from them; the folder is not removed afterwards.
         allow_policy_mismatch: measure rollouts that were drawn with other weights, another adapter or another
-        tokenizer.
+            tokenizer.
         progress: show a progress bar.
 
     Returns:

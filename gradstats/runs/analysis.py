@@ -28,7 +28,7 @@ class RunResult:
         run: the run directory.
         measured: the measurement.
         alpha: the length-scaling fit with its diagnostics, or None where the data do not allow one (the notes state
-        why).
+            why).
         comparison: the variance comparison; None as for ``alpha``.
         paths: the files of results, figures and tables.
         gap: the distance of sampler and scorer, or None where the sampler recorded no log-probabilities.

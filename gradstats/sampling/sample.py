@@ -42,10 +42,9 @@ def sample(
 ) -> Rollouts:
     """Sample completions of each problem from a policy and score them.
 
-    By default every token is drawn from exactly the distribution whose log-probability is measured later.
-    Nothing is inherited from the model's ``generation_config``; a warning lists once what it would have changed, and
-    the
-    metadata record it.
+    By default every token is drawn from exactly the distribution whose log-probability is measured later. Nothing is
+    inherited from the model's ``generation_config``; a warning lists once what it would have changed, and the metadata
+    record it.
 
     Args:
         policy: the policy.

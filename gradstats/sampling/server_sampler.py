@@ -43,10 +43,9 @@ class ServerSampler:
     """Requests of one completion each, several at a time, retried with increasing delays.
 
     The prompt is sent as token ids where the server accepts them, and otherwise as text; an answer that counts a
-    different
-    number of prompt tokens is refused. Token ids of the completion come from the server where it returns them, else
-    from the text of each token, else from the whole text, tokenised again; each completion's ``token_source`` states
-    which.
+    different number of prompt tokens is refused. Token ids of the completion come from the server where it returns
+    them, else from the text of each token, else from the whole text, tokenised again; each completion's
+    ``token_source`` states which.
 
     Attributes:
         policy: its tokenizer and stop tokens are used; its weights are not.

@@ -82,10 +82,9 @@ def length_reward_correlation(
     r"""Correlate length and reward within prompts.
 
     Between prompts the two are correlated because hard problems need long answers and are often failed, which is
-    irrelevant
-    to baselines: only the correlation among answers to one prompt shifts a length-weighted baseline away from the mean.
-    It is :math:`\sum_m \sum_i δT_{mi} δR_{mi} / \sqrt{\sum δT² \sum δR²}` over the prompts m whose completions
-    differ both in length and in reward; δ is the deviation from the prompt's mean.
+    irrelevant to baselines: only the correlation among answers to one prompt shifts a length-weighted baseline away
+    from the mean. It is :math:`\sum_m \sum_i δT_{mi} δR_{mi} / \sqrt{\sum δT² \sum δR²}` over the prompts m whose
+    completions differ both in length and in reward; δ is the deviation from the prompt's mean.
 
     Args:
         measured: a measurement, a :class:`gradstats.estimators.Batch` or rollouts with ``.lengths``, ``.rewards`` and

@@ -30,10 +30,9 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
     """Yield a temporary sibling of ``path`` to write a file or a folder to; rename it on success.
 
     If the process is killed, the machine loses power or the disk is full, ``path`` stays as it was: a reader never
-    finds
-    half a file, since everything is on the disk before it is renamed. The temporary name starts with a dot,
-    holds the host, the process and a random part, and ends in ``.partial``, so that no reader's pattern matches it and
-    no two writers share it. A symbolic link is followed.
+    finds half a file, since everything is on the disk before it is renamed. The temporary name starts with a dot, holds
+    the host, the process and a random part, and ends in ``.partial``, so that no reader's pattern matches it and no two
+    writers share it. A symbolic link is followed.
 
     Args:
         path: the final name; an existing file is replaced.

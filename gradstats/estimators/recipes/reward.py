@@ -23,9 +23,8 @@ def soft_overlong(batch: Batch, max: float, cache: float) -> Float[np.ndarray, "
         \quad −1 \text{ beyond.}
 
     It is part of the reward: the estimator then estimates the gradient of the punished reward, while a comparison
-    judges it
-    against the gradient of the measured reward. Dynamic sampling looks at the rewards
-    without it, as DAPO does.
+    judges it against the gradient of the measured reward. Dynamic sampling looks at the rewards without it, as DAPO
+    does.
 
     Args:
         batch: the completions.

@@ -31,8 +31,7 @@ def noise_to_signal(gradient: GradientStatistics) -> NoiseToSignal:
     r"""Return :math:`\mathrm{tr\,Cov}(g)/‖E g‖²`, in units of groups: the simple noise scale.
 
     It is the number of groups that must be averaged for the noise of their mean to equal the signal. It does not depend
-    on
-    the unit of the gradient. McCandlish et al., *An Empirical Model of Large-Batch Training*, 1812.06162.
+    on the unit of the gradient. McCandlish et al., *An Empirical Model of Large-Batch Training*, 1812.06162.
 
     The interval is the Fieller set of the quotient where the signal is at least 0
     (:class:`gradstats.stats.fieller.FiellerRatio`, variances from a delete-one-prompt jackknife). Where the signal is
