@@ -13,7 +13,7 @@ from gradstats.config.sections import FitMethod, IntervalMethod, Target, Varianc
 from gradstats.system.files import to_json
 
 
-def refuse_unknown_estimators(*labels: str) -> None:
+def _refuse_unknown_estimators(*labels: str) -> None:
     """Refuse unknown labels before the statistics are imported, which takes longer than looking the labels up.
 
     Raises:
@@ -68,7 +68,7 @@ def variance(
         source: a measurement folder or a run directory.
         out: also write the table as CSV.
     """
-    refuse_unknown_estimators(*settings.estimators, settings.reference)
+    _refuse_unknown_estimators(*settings.estimators, settings.reference)
     from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
     from gradstats.stats.variance.available import compare_available
 
@@ -162,7 +162,7 @@ def plan(
         signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.
         dry_run: load the policy of a run directory and time a trial of each step, for the hours.
     """
-    refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
+    _refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
     import gradstats
     from gradstats.runs.sources import load_measurement_of, load_points
 
@@ -212,7 +212,7 @@ def group_size(
         estimator: its name, with parameters as in "length_weighted(alpha=0.8, loo=True)".
         group_size: N.
     """
-    refuse_unknown_estimators(estimator)
+    _refuse_unknown_estimators(estimator)
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 
@@ -234,7 +234,7 @@ def shift(
         source: a measurement folder or a run directory.
         estimator: its name, with parameters as in "length_weighted(alpha=0.8)".
     """
-    refuse_unknown_estimators(estimator)
+    _refuse_unknown_estimators(estimator)
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 

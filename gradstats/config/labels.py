@@ -7,7 +7,11 @@ from typing import Any
 
 
 def read_label(label: str) -> tuple[str, dict[str, Any]]:
-    """Return ``"kimi(tau=0.5)"`` → ``("kimi", {"tau": 0.5})``.
+    """Read a name with parameters in brackets.
+
+    Example:
+        >>> read_label("kimi(tau=0.5)")
+        ('kimi', {'tau': 0.5})
 
     Raises:
         ValueError: for a label that cannot be read.

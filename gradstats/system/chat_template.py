@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradstats.system.worker import PROCESS, IsolatedError, IsolatedTimeoutError
+from gradstats.system.worker_main import MEMORY_BYTES
 
 #: Seconds for rendering one prompt, which takes less than a hundredth of one on a machine that does nothing else.
 SECONDS = 30.0
@@ -25,7 +26,7 @@ def refuse_endless_template(
         options: further variables of the template.
 
     Raises:
-        ValueError: when the template does not end within 30 s and 4 GiB.
+        ValueError: when the template does not end within :data:`SECONDS` and the worker's memory.
     """
     if not hasattr(tokenizer, "get_chat_template"):  # not a tokenizer of transformers, and no template of jinja
         return
@@ -42,4 +43,6 @@ def refuse_endless_template(
         raise ValueError(f"it does not end within {SECONDS:g} s: correct it, or use another tokenizer") from error
     except IsolatedError as error:
         if "out of memory" in str(error) or str(error).startswith("MemoryError"):
-            raise ValueError("it takes more than 4 GiB of memory: correct it, or use another tokenizer") from error
+            raise ValueError(
+                f"it takes more than {MEMORY_BYTES / 1024**3:g} GiB of memory: correct it, or use another tokenizer"
+            ) from error

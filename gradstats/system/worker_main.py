@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any
 
-_MEMORY_BYTES = 4 * 1024**3
+MEMORY_BYTES = 4 * 1024**3
 _LONGEST_MESSAGE = 600
 
 
@@ -43,7 +43,7 @@ def _limit_memory() -> None:
     except ImportError:  # not on Windows
         return
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _MEMORY_BYTES if most == resource.RLIM_INFINITY else min(_MEMORY_BYTES, most)
+    limit = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(MEMORY_BYTES, most)
     resource.setrlimit(resource.RLIMIT_AS, (limit, most))
 
 
