@@ -24,6 +24,7 @@ def experiment(policy_folder, tmp_path_factory) -> Experiment:
         sampling={"group_size": 4, "max_new_tokens": 16, "batch_size": 6, "reward": "small_runs:vowels"},
         measurement={"sketch_dim": 256},
         variance={"estimators": ["reinforce", "rloo", "length_weighted(alpha=0.8, loo=True)"]},
+        figures={"formats": ["png"]},  # drawing is half of the time of so small a run
     )
 
 

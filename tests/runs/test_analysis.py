@@ -83,7 +83,7 @@ def test_ratios_are_written_and_drawn_only_where_they_differ_from_one(finished, 
     ratios = pd.read_csv(tables / "ratios.csv")
     assert ratios["ratio"].tolist()[:3] == ["token", "product", "geometric_mean"]
     assert {"grpo", "dapo"} <= set(pd.read_csv(tables / "ratio_clipping.csv")["recipe"])
-    assert not (finished.run.path / "figures" / "ratios.pdf").exists()
+    assert not (finished.run.path / "figures" / "ratios.png").exists()
     saved = read_results(finished.run.path)
     drawn_off_policy = replace(saved, breakdowns=saved.breakdowns | {"ratios": ratios.assign(chi_squared=0.2)})
     assert "ratios" in figures_as_svg(drawn_off_policy)

@@ -25,8 +25,7 @@ def test_a_run_leaves_the_whole_directory(finished):
     for name in (
         "experiment.yaml", "manifest.json", "alpha.json", "variance.csv", "tables/variance.csv",
         "variance.json", "tables/variance.tex", "tables/variance.md", "tables/alpha.tex", "report.html",
-        "figures/length_scaling.pdf", "figures/length_scaling.png", "figures/length_scaling.csv",
-        "figures/variance.pdf", "figures/variance.png",
+        "figures/length_scaling.png", "figures/length_scaling.csv", "figures/variance.png",
         "rollouts/shard-00000.parquet", "measurement/shard-00003/tensors.safetensors",
     ):  # fmt: skip
         assert (path / name).stat().st_size > 0, name
@@ -62,7 +61,7 @@ def test_its_numbers_are_those_of_the_public_functions(finished, experiment):
     np.testing.assert_allclose(written_table["ratio_high"], table["ratio_high"], rtol=1e-2)
 
 
-@pytest.mark.parametrize("moment", range(8))
+@pytest.mark.parametrize("moment", [0, 3, 4, 7])
 def test_an_interrupted_run_ends_with_the_same_numbers(experiment, finished, tmp_path, monkeypatch, moment):
     """Four batches are sampled and four shards measured; the run is stopped during each and then resumed."""
     calls = {"left": moment}
@@ -86,7 +85,7 @@ def test_an_interrupted_run_ends_with_the_same_numbers(experiment, finished, tmp
     before = {shard: shard.stat().st_mtime_ns for shard in shards}
     run_experiment(experiment, tmp_path / "run", progress=False)
     assert all(shard.stat().st_mtime_ns == when for shard, when in before.items())
-    for name in ("alpha.json", "variance.csv", "figures/length_scaling.csv", "figures/variance.pdf"):
+    for name in ("alpha.json", "variance.csv", "figures/length_scaling.csv", "figures/variance.png"):
         assert (tmp_path / "run" / name).read_bytes() == (finished.run.path / name).read_bytes(), name
 
 

@@ -103,7 +103,7 @@ def test_new_rewards_go_into_every_shard_and_every_result(finished, no_model):
 def test_scoring_back_gives_the_first_results_again(finished, no_model):
     experiment, path = finished
     run_experiment(experiment, path, progress=False)
-    names = ("alpha.json", "variance.csv", "tables/length_scaling.csv", "figures/variance.pdf")
+    names = ("alpha.json", "variance.csv", "tables/length_scaling.csv", "figures/variance.png")
     before = {name: (path / name).read_bytes() for name in names}
     regrade_run(path, "small_runs:consonants", progress=False)
     assert (path / "variance.csv").read_bytes() != before["variance.csv"]
