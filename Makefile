@@ -6,6 +6,8 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint const
 
 # Two workers with one thread each: the tests use many small models, which run slower with more threads.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+# Every call is checked against the shapes and types of its annotations, which takes half as long again.
+CHECKED = --jaxtyping-packages=gradstats,beartype.beartype
 # The examples in docstrings, in a process of their own: modules are imported as users import them.
 EXAMPLES = OMP_NUM_THREADS=1 $(BIN)/pytest --import-mode=prepend --doctest-modules --doctest-ignore-import-errors gradstats
 
@@ -39,9 +41,9 @@ test: $(VENV)/.dev  ## run the test suite (takes minutes)
 	@$(EXAMPLES)
 	@$(BROWSER); $(PYTEST) -m "not slow$$browser"
 
-test-all: $(VENV)/.dev  ## run the test suite including the slow tests
+test-all: $(VENV)/.dev  ## run the test suite including the slow tests, with shapes and types checked at each call
 	@$(EXAMPLES)
-	@$(BROWSER); $(PYTEST) -m "$${browser# and }"
+	@$(BROWSER); $(PYTEST) $(CHECKED) -m "$${browser# and }"
 
 lint: $(VENV)/.dev  ## run ruff and pyright
 	@$(BIN)/ruff check .
