@@ -12,6 +12,7 @@ from gradstats.config.experiment import MeasurementSection
 from gradstats.rollouts.table import Rollouts
 
 GIB = 1024**3
+_MIB = 1024**2
 # Four statistics of each token in float64, its id and its sampler's log-probability.
 _BYTES_PER_TOKEN = 4 * 8 + 8
 _BYTES_PER_SKETCH_ENTRY = 4
@@ -52,6 +53,6 @@ def require_space(folder: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(existing).free
     if n_bytes > free:
         raise OSError(
-            f"the measurement takes up to {n_bytes / GIB:.2f} GiB, and {existing} has {free / GIB:.2f} GiB left: "
+            f"the measurement takes up to {n_bytes / _MIB:,.1f} MiB, and {existing} has {free / _MIB:,.1f} MiB left: "
             "measure with fewer token_probes or token_exact, a smaller sketch_dim, or elsewhere"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -17,6 +18,7 @@ from gradstats.system.checksums import changed_sentence, digest
 if TYPE_CHECKING:
     import pandas as pd
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 # First characters of a cell that spreadsheets treat as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _QUOTED_FORMULA = r"^'(?=[=+\-@\t\r])"
@@ -57,6 +59,14 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
             path.rename(old)
         partial.replace(path)
         _sync_folder(path.parent)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        full = OSError(
+            f"no space is left to write {path}: free some and repeat the command; what was finished before is kept"
+        )
+        full.errno = error.errno
+        raise full from error
     finally:
         if old.exists() and not path.exists():
             old.rename(path)

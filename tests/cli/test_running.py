@@ -129,7 +129,7 @@ def test_measuring_tokens(monkeypatch, capsys, policy_folder, run_directory, tmp
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     code, _, err = run(monkeypatch, capsys, *words)
     assert code == 1
-    assert re.search(r"the measurement takes up to 0\.0\d GiB, and .* has 0\.00 GiB left: measure with fewer", err)
+    assert re.search(r"the measurement takes up to [\d.]+ MiB, and .* has 0\.0 MiB left: measure with fewer", err)
 
 
 @pytest.fixture

@@ -33,5 +33,5 @@ def test_it_is_an_upper_bound_of_the_tensors(tmp_path):
 def test_what_does_not_fit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2**30))
     require_space(tmp_path / "not" / "yet", 2**30)
-    with pytest.raises(OSError, match=r"takes up to 2\.00 GiB, and .* has 1\.00 GiB left: measure with fewer"):
+    with pytest.raises(OSError, match=r"takes up to 2,048\.0 MiB, and .* has 1,024\.0 MiB left: measure with fewer"):
         require_space(tmp_path, 2**31)
