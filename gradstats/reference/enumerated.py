@@ -3,7 +3,7 @@ r"""A small autoregressive policy with every trajectory enumerated, for exact mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import product
+from math import comb
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -48,6 +48,7 @@ class EnumeratedPolicy:
         logprobs: log π(y_t), (K, T).
         old_logprobs: log π_old(y_t), (K, T).
         sum_pi_squared: Σ_v π(v)² at each position, (K, T).
+        entropy: −Σ_v π(v) log π(v) at each position, in nats, (K, T).
         values: the exact value E[R | prefix] before each token, (K, T).
         greedy_rewards: the reward of the prompt's greedy trajectory, (K,).
         gradient: ∇J, (D,).
@@ -137,13 +138,14 @@ class EnumeratedPolicy:
         self.mask = np.arange(self.max_length) < self.lengths[:, None]
         k, width, dimension = len(pairs), self.max_length, self.theta.size
         self.logprobs, self.old_logprobs = np.zeros((k, width)), np.zeros((k, width))
-        self.sum_pi_squared = np.zeros((k, width))
+        self.sum_pi_squared, self.entropy = np.zeros((k, width)), np.zeros((k, width))
         self.token_scores = np.zeros((k, width, dimension))
         for row, (prompt, tokens) in enumerate(pairs):
             for t, token in enumerate(tokens):
                 log_pi, scores, old_log_pi = self._node(prompt, tokens[:t])
                 self.logprobs[row, t], self.old_logprobs[row, t] = log_pi[token], old_log_pi[token]
                 self.sum_pi_squared[row, t] = np.exp(2 * log_pi).sum()
+                self.entropy[row, t] = -np.exp(log_pi) @ log_pi
                 self.token_scores[row, t] = scores[token]
         self.sequence_scores = self.token_scores.sum(axis=1)
         self.rewards = np.array([float(self._reward(prompt, tokens)) for prompt, tokens in pairs])
@@ -228,6 +230,7 @@ class EnumeratedPolicy:
             logprobs=self.logprobs[rows],
             old_logprobs=self.old_logprobs[rows] if self.off_policy else None,
             sum_pi_squared=self.sum_pi_squared[rows],
+            entropy=self.entropy[rows],
             values=self.values[rows],
             greedy_rewards=self.greedy_rewards[rows],
             sq_norms=self.sq_norms[rows],
@@ -290,7 +293,7 @@ class EnumeratedPolicy:
         """Return the exact moments of a batch's gradient, the mean over its groups, for any estimator.
 
         Args:
-            estimator: symmetric in the members of a group; it may be batch-level.
+            estimator: symmetric in the members of a group and in the groups; it may be batch-level.
             group_size: N.
             n_groups: groups in the batch, each of an independently drawn prompt.
             max_grad_norm: c of the clipped gradient ĝ·min(1, c/‖ĝ‖), whose moments are then returned.
@@ -301,18 +304,23 @@ class EnumeratedPolicy:
         listed = [self._groups(prompt, group_size) for prompt in range(self.n_prompts)]
         groups = np.concatenate([members for members, _ in listed])
         chances = np.concatenate([p * chance for p, (_, chance) in zip(self.prompt_probabilities, listed, strict=True)])
-        refuse_too_many(len(groups) ** n_groups, "batches")
-        labels = np.repeat(np.arange(n_groups), group_size)
-        chosen = np.array(list(product(range(len(groups)), repeat=n_groups)))
-        gradients = np.empty((len(chosen), self.theta.size))
-        for number, picked in enumerate(chosen):
-            rows = groups[picked].reshape(-1)
-            gradients[number] = self._sum(estimator.weights(self.batch(rows, labels)), rows, 1)[0] / n_groups
+        refuse_too_many(comb(len(groups) + n_groups - 1, n_groups), "batches")
+        with np.errstate(divide="ignore"):  # a prompt may have probability 0
+            log_chances = np.log(chances)
+        # The order of a batch's groups does not matter, as that of a group's completions does not.
+        chosen, probabilities = multisets(np.arange(len(groups)), log_chances, n_groups)
+        if estimator.across_groups:
+            labels = np.repeat(np.arange(n_groups), group_size)
+            rows = groups[chosen].reshape(len(chosen), -1)
+            sums = [self._sum(estimator.weights(self.batch(picked, labels)), picked, 1) for picked in rows]
+            gradients = np.concatenate(sums) / n_groups
+        else:
+            gradients = self._gradients(estimator, groups)[chosen].mean(axis=1)
         if max_grad_norm is not None:
             norms = np.linalg.norm(gradients, axis=1, keepdims=True)
             gradients *= np.minimum(1.0, max_grad_norm / np.where(norms > 0, norms, 1.0))
         one_unit = np.zeros(len(chosen), dtype=np.int64)
-        return gradient_moments(gradients, chances[chosen].prod(axis=1), one_unit, self.gradient)
+        return gradient_moments(gradients, probabilities, one_unit, self.gradient)
 
     def weighted_moments(self, weights: Float[np.ndarray, "k"] | Float[np.ndarray, "k t"]) -> GradientMoments:
         """Return the exact moments of Σ_t w_t s_t over single trajectories, for weights fixed for each of them.

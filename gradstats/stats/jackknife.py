@@ -151,14 +151,18 @@ class Statistic:
             None if self.dealt is None else self.dealt * slope,
         )
 
-    def without_bias(self) -> Statistic:
+    def without_bias(self, from_deals: float = 0.0) -> Statistic:
         r"""Return the statistic less the jackknife's estimate of its bias, :math:`(M-1)(\bar θ_{(·)} - θ)`.
 
         Functions of unbiased statistics have a bias of order 1/M; the replicates, and with them the standard error, are
         left as they are. B. Efron, *The Jackknife, the Bootstrap and Other Resampling Plans*, 1982.
+
+        Args:
+            from_deals: the part of that estimate which a finite number of deals adds: half the second derivative times
+                :attr:`surplus_over_deals`.
         """
         m = len(self.replicates)
-        return replace(self, value=m * self.value - (m - 1.0) * float(self.replicates.mean()))
+        return replace(self, value=m * self.value - (m - 1.0) * float(self.replicates.mean()) + from_deals)
 
     def in_units_of_itself(self) -> Statistic:
         """Return the statistic divided by its value: its derivative is that of the logarithm."""
@@ -180,8 +184,7 @@ class Statistic:
         with np.errstate(invalid="ignore"):
             variance = (m - 1.0) / m * float(np.sum((self.replicates - self.replicates.mean()) ** 2))
         if self.dealt is not None:
-            scatter = self.dealt[:, 1:] - self.dealt[:, 1:].mean(axis=1, keepdims=True)
-            variance -= (m - 1.0) / m * float(np.sum(scatter**2))
+            variance -= self._scatter_over_deals
             # Where the difference of the two is negative, the deals are all there is.
             variance = max(variance, 0.0) if np.isfinite(variance) else variance
             variance += self.variance_over_deals
@@ -191,6 +194,20 @@ class Statistic:
     def variance_over_deals(self) -> float:
         """The part of the squared standard error that more deals would remove."""
         return 0.0 if self.dealt is None else float(np.sum(self.dealt[:, 0] ** 2))
+
+    @property
+    def _scatter_over_deals(self) -> float:
+        """What the scatter of replicates over a finite number of deals adds to the jackknife's variance."""
+        if self.dealt is None:
+            return 0.0
+        m = len(self.replicates)
+        scatter = self.dealt[:, 1:] - self.dealt[:, 1:].mean(axis=1, keepdims=True)
+        return (m - 1.0) / m * float(np.sum(scatter**2))
+
+    @property
+    def surplus_over_deals(self) -> float:
+        """By how much a finite number of deals moves the replicates more than the value, as a variance."""
+        return self._scatter_over_deals - self.variance_over_deals
 
     def estimate(self, scale: Literal["raw", "log"] = "raw") -> Estimate:
         """Return the value with its standard error, of itself or of its logarithm.

@@ -204,6 +204,13 @@ def test_batch_moments_of_a_local_estimator_are_a_share_of_one_groups():
     assert three.trace_cov == pytest.approx(one.trace_cov / 3)
 
 
+def test_entropies_of_the_positions_sum_to_that_of_the_trajectory(policy: EnumeratedPolicy):
+    """By the chain rule E[Σ_t H_t] = −E[log π(y)]."""
+    total = policy.probabilities @ policy.entropy.sum(axis=1)
+    assert total == pytest.approx(-policy.probabilities @ policy.logprobs.sum(axis=1), rel=1e-12)
+    assert policy.batch(np.arange(2), np.zeros(2)).has("entropy")
+
+
 @pytest.mark.parametrize("b", [-0.5, 0.0, 0.3, 2.0])
 def test_cost_of_any_constant(policy: EnumeratedPolicy, b: float):
     best = policy.optimal_constant

@@ -44,8 +44,10 @@ class DealtDifferences:
     to all completions as one batch, these expectations have a closed form: with :math:`E‖g‖²` and the U-statistic U of
     :class:`PromptMoments`, :math:`E‖G_j‖² = \frac1B E‖g‖² + (1-\frac1B) U` and :math:`E⟨G_j, G_{j'}⟩ = U`. So the fixed
     weights are dealt alike, and only the *difference* is averaged over deals; it is small, and 0 for an estimator that
-    stays within its group. Drawing without replacement matters: a prompt drawn twice would leak a sample's own reward
-    into a leave-one-out baseline.
+    stays within its group. Gradients that are clipped are shorter: there the fixed weights are taken times the factor f
+    that clipping leaves of the first deals' gradients on average. The average over all deals does not depend on f, but
+    how far a finite number of deals scatters about it does. Drawing without replacement matters: a prompt drawn twice
+    would leak a sample's own reward into a leave-one-out baseline.
 
     The replicate without prompt m leaves out, in every deal, the batch that holds m, and nothing in a deal that leaves
     m out already: what remains is a random deal of the other M − 1 prompts, so that the average over deals is the
@@ -79,6 +81,7 @@ class DealtDifferences:
         self._weights_of, self._fixed, self._scores, self._groups = weights_of, fixed, scores, groups
         self._size, self._rng, self._others, self._max_norm = prompts_per_batch, rng, others, max_norm
         self._n_clipped = 0
+        self._shrinkage: float | None = None
         m = groups.n_prompts
         self._n_batches = m // prompts_per_batch
         self._first_group = np.searchsorted(groups.prompt, np.arange(m))
@@ -121,6 +124,7 @@ class DealtDifferences:
             self._terms(prompts, rows, [weight / self._size for weight in some], max_norm)
             for some, max_norm in ((weights, self._max_norm), (fixed, None))
         )
+        expected = [(value * by, without * by) for (value, without), by in zip(expected, self._scales, strict=True)]
         folds = (self.n_deals + np.arange(n_deals)) % N_FOLDS
         np.add.at(self._deals, folds, 1.0)
         places = (folds[:, None] * m + prompts).ravel()
@@ -141,7 +145,8 @@ class DealtDifferences:
         n_folds = int(used.sum())
         total = self._deals.sum()
         result = []
-        for one, values, changes in zip(closed, self._values, self._changes, strict=True):
+        scaled = [one.scaled(by) for one, by in zip(closed, self._scales, strict=True)]
+        for one, values, changes in zip(scaled, self._values, self._changes, strict=True):
             value, change = values.sum() / total, changes.sum(axis=0) / total
             dealt = None
             if n_folds > 1:
@@ -164,12 +169,22 @@ class DealtDifferences:
             # A sketched square may be negative by its error, and is then not clipped.
             factors = np.minimum(1.0, max_norm / np.sqrt(np.maximum(squares, np.finfo(float).tiny)))
             self._n_clipped += int(np.sum(factors < 1.0))
+            if self._shrinkage is None:
+                # Σ⟨clipped, G⟩/Σ‖G‖²: the multiple of the unclipped gradients that is nearest to the clipped ones.
+                weight = np.maximum(squares, 0.0)
+                self._shrinkage = float(factors @ weight / weight.sum()) if weight.any() else 1.0
             gradients, squares = gradients * factors[:, None], squares * factors**2
         squares = squares.reshape(shape[:2])
         gradients = gradients.reshape(shape)
         others = [(average @ other.means).reshape(shape) for other in self._others]
         pairs = [mean_over_pairs(gradients, second, self._scores.signs) for second in (gradients, *others)]
         return [_mean_without_each(squares), *pairs]
+
+    @property
+    def _scales(self) -> list[float]:
+        """The factor of each statistic under the fixed weights times f."""
+        factor = 1.0 if self._shrinkage is None else self._shrinkage
+        return [factor**2, factor**2, *[factor] * len(self._others)]
 
     def _count_kept(self, prompts: Deals, chosen: Deals, rows: list[np.ndarray], weights: list[np.ndarray]) -> None:
         m = self._groups.n_prompts

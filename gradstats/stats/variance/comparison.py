@@ -115,7 +115,8 @@ def compare(
             every row; none by default. trace_cov, bias and cosine are then those of :math:`G \min(1, c/‖G‖)` with G
             the mean gradient of the batch, and ratios are to the unclipped reference.
         n_resamples: how often the prompts are dealt into batches for batch-level estimators; by default until the error
-            that this leaves is small: 1 % of the squared standard errors, at most 512 times.
+            that this leaves is small: 1 % of the squared standard errors, at most 512 times; fewer, but 64 at least,
+            where these would be more than 32 768 batches that an estimator weights one by one.
         rng: seed of the comparison, or a generator: for the deals into batches and for the estimate of the sketch's
             error.
         target: what cosine and bias are judged against; ``"auto"``, ``"on_policy"`` or ``"importance"``.

@@ -38,11 +38,16 @@ def cosine(gradient: GradientStatistics) -> Estimated:
 
     Cross-fitted: each prompt's gradient is multiplied by the target's of all *other* prompts, so that no completion is
     paired with itself. The product of the norms is less the jackknife's estimate of its bias: roots of unbiased squares
-    are too small on average, and the cosine would be too large. The estimate may exceed 1 by its error. The interval is
+    are too small on average, and the cosine would be too large (of dealt batches the estimate is less the part that a
+    finite number of deals adds to it). The estimate may exceed 1 by its error. The interval is
     the Fieller set of the quotient, cut to [−1, 1]; where the product of the norms is not resolved no value is given,
     and where one of them may be 0 the interval is all of [−1, 1].
     """
     if gradient.target is None:
         return NOT_ESTIMATED
-    norms = (gradient.signal.root() * gradient.target.signal.root()).without_bias()
+    own, target = gradient.signal, gradient.target.signal
+    norms = own.root() * target.root()
+    # √((1 + a)(1 + b)) = 1 + (a + b)/2 − (a − b)²/8 + …, a and b the relative errors of the two squares.
+    relative = own.in_units_of_itself() - target.in_units_of_itself()
+    norms = norms.without_bias(-norms.value * relative.surplus_over_deals / 8)
     return Cosine(fieller_ratio(gradient.target.cross, norms))

@@ -30,6 +30,7 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
         turned = gradient.signal - cross.scaled(2.0 * known) + target_signal.scaled(known**2)
         noise = gradient.trace_cov
     else:
-        turned = (gradient.signal * target_signal - cross * cross).without_bias()
+        # The error of ⟨E g, G⟩ enters A by minus its square; that of ‖G‖² has no deals.
+        turned = (gradient.signal * target_signal - cross * cross).without_bias(-cross.surplus_over_deals)
         noise = gradient.trace_cov * target_signal
     return BiasShare(fieller_ratio(turned, turned + noise.scaled(1.0 / gradient.prompts_per_batch)))

@@ -26,6 +26,8 @@ from gradstats.stats.variance.sketch_error import SketchError
 #: is at most this share of the squared standard error, up to so many.
 FEWEST_DEALS, MOST_DEALS = 64, 512
 SMALL_DEAL_SHARE = 0.01
+#: A batch-level estimator weights each dealt batch by itself: no more than this many of them, beyond the fewest deals.
+MOST_WEIGHTED_BATCHES = 2**15
 
 
 @dataclass(frozen=True)
@@ -191,8 +193,11 @@ class PooledCompletions:
         dealt = DealtDifferences(
             weights_of, fixed, self.scores, self.groups, size, rng, others, max_norm=self.max_grad_norm
         )
+        most = MOST_DEALS
+        if estimator.across_groups:
+            most = min(most, max(FEWEST_DEALS, MOST_WEIGHTED_BATCHES * size // self.groups.n_prompts))
         while True:
-            more = self.n_resamples or max(FEWEST_DEALS, dealt.n_deals)
+            more = self.n_resamples or min(max(FEWEST_DEALS, dealt.n_deals), most - dealt.n_deals)
             for prompts in shuffled_deals(rng, self.groups.n_prompts, size, more):
                 dealt.add(prompts)
             kept = dealt.kept_share
@@ -204,7 +209,7 @@ class PooledCompletions:
             of_group = second.scaled(float(size)) - signal.scaled(size - 1.0)
             gradient = replace(gradient_of(trace_cov, of_group, signal, crosses), kept=kept, prompts_per_batch=size)
             row = row_of(estimator.label, gradient)
-            if self.n_resamples or dealt.n_deals >= MOST_DEALS or row.share_of_deals <= SMALL_DEAL_SHARE:
+            if self.n_resamples or dealt.n_deals >= most or row.share_of_deals <= SMALL_DEAL_SHARE:
                 clipped = np.nan if self.max_grad_norm is None else dealt.clipped_share
                 return replace(row, n_deals=dealt.n_deals, clipped_share=clipped), matched_trace_cov(gradient)
 
