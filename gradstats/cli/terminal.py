@@ -7,10 +7,12 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rich import box, markup
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from gradstats.stats.tokens.proxy_quality import ProxyQuality
 
 _WIDE = 100  # columns; labels are broken into lines on a narrower terminal
+_NARROWEST_NAMES = 28  # characters; names of rows longer than that may be broken into lines
 
 
 class _PipedConsole(Console):
@@ -237,13 +240,19 @@ def show_tokens(quality: ProxyQuality, confidence_level: float = CONFIDENCE_LEVE
 
 
 def show_table(table: PaperTable) -> None:
-    """Print a table made for a paper, in plain text."""
+    """Print a table made for a paper, in plain text; columns that are too wide side by side follow one another."""
     headings, rows = table.cells("plain")
-    shown = Table(headings[0], *(Column(name, justify="right", no_wrap=True) for name in headings[1:]))
-    shown.box, shown.pad_edge = box.SIMPLE_HEAD, False
-    for row in rows:
-        shown.add_row(*map(escape, row))
-    console.print(shown)
+    names, *columns = zip(headings, *rows, strict=True)
+    widths = [max(map(cell_len, column)) + 3 for column in columns]  # padding, and the space that the box adds
+    room = console.width - min(max(map(cell_len, names)), _NARROWEST_NAMES) - 3
+    while columns:
+        at_once = max(1, sum(total <= room for total in accumulate(widths)))
+        numbers = [Column(heading, justify="right", no_wrap=True) for heading, *_ in columns[:at_once]]
+        shown = Table(Column(names[0], overflow="fold"), *numbers, box=box.SIMPLE_HEAD, pad_edge=False)
+        for row in zip(names[1:], *(column[1:] for column in columns[:at_once]), strict=True):
+            shown.add_row(*map(escape, row))
+        console.print(shown)
+        columns, widths = columns[at_once:], widths[at_once:]
 
 
 def show_rollouts(rollouts: Rollouts, path: Path) -> None:

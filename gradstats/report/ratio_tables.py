@@ -34,7 +34,7 @@ def ratio_table(frame: pd.DataFrame) -> Table:
         f"Importance ratios of the scored to the sampling policy, with {level:.0%} intervals over prompts; "
         "χ² is the mean of (ρ − 1)²."
     )
-    return Table(caption, "ratio", tuple(rows), _columns(frame, RATIO_HEADINGS), frame, label="tab:ratios")
+    return Table(caption, "ratio", tuple(rows), columns_of(frame, RATIO_HEADINGS), frame, label="tab:ratios")
 
 
 def clipping_table(frame: pd.DataFrame) -> Table:
@@ -45,10 +45,11 @@ def clipping_table(frame: pd.DataFrame) -> Table:
         "completions for clips of completions, and of tokens for clips of tokens."
     )
     rows = tuple(str(name) for name in frame["recipe"])
-    return Table(caption, "recipe", rows, _columns(frame, CLIPPING_HEADINGS), frame, label="tab:clipping")
+    return Table(caption, "recipe", rows, columns_of(frame, CLIPPING_HEADINGS), frame, label="tab:clipping")
 
 
-def _columns(frame: pd.DataFrame, headings: dict[str, str]) -> dict[str, list[Triple]]:
+def columns_of(frame: pd.DataFrame, headings: dict[str, str]) -> dict[str, list[Triple]]:
+    """Return what a table's columns hold: heading → (value, low, high) of each row, given column → heading."""
     return {
         heading: [
             (float(value), float(low), float(high))

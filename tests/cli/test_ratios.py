@@ -11,6 +11,7 @@ import pytest
 from command_line import run
 
 import gradstats as gs
+from gradstats.report.ratio_tables import clipping_table, ratio_table
 
 
 @pytest.fixture
@@ -31,6 +32,17 @@ def test_the_tables_and_the_csv(monkeypatch, capsys, drawn_elsewhere, tmp_path):
     assert "tokens clipped" in out
     expected = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2).to_frame()
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "ratios.csv"), expected, check_dtype=False)
+
+
+def test_no_number_is_cut_at_80_columns(monkeypatch, capsys, drawn_elsewhere):
+    _, out, _ = run(monkeypatch, capsys, "ratios", drawn_elsewhere, "--bins", "2", width=80)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    found = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2)
+    for table in (ratio_table(found.to_frame()), clipping_table(found.clipping_frame())):
+        (_, *headings), rows = table.cells("plain")
+        for written in (*headings, *(cell for _, *cells in rows for cell in cells)):
+            assert written in out
 
 
 def test_as_json(monkeypatch, capsys, drawn_elsewhere):
