@@ -58,6 +58,7 @@ def alpha(
 def variance(
     source: Positional[Path],
     settings: OptionsOf[VarianceSection],
+    by_length: int | None = None,
     out: Path | None = None,
     partial: Partial = False,
     overwrite: Overwrite = False,
@@ -66,20 +67,31 @@ def variance(
 
     Args:
         source: a measurement folder or a run directory.
+        by_length: print noise, signal and bias in that many bins of completion length instead, the reference first.
         out: also write the table as CSV.
     """
     _refuse_unknown_estimators(*settings.estimators, settings.reference)
     from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
-    from gradstats.stats.variance.available import compare_available
 
+    if by_length is not None and settings.max_grad_norm is not None:
+        raise ValueError("max_grad_norm clips gradients of whole batches, which are not split by length: leave it out")
     refuse_foreign_table(out, ["estimator", "trace_cov"])
     measured = load_measurement_of(source, partial=partial)
-    with warnings.catch_warnings():  # its notes say the same, and more
+    with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
-        comparison = compare_available(measured, **settings.arguments())
-    frame = comparison.to_frame(settings.confidence_level)
-    terminal.show_variance(frame)
-    for sentence in comparison.notes:
+        if by_length is not None:
+            from gradstats.report.length_table import length_table
+            from gradstats.runs.breakdowns import length_bins
+
+            frame, notes = length_bins(measured, settings, by_length, settings.first_group_size)
+            terminal.show_table(length_table(frame))
+        else:
+            from gradstats.stats.variance.available import compare_available
+
+            comparison = compare_available(measured, **settings.arguments())
+            frame, notes = comparison.to_frame(settings.confidence_level), comparison.notes
+            terminal.show_variance(frame)
+    for sentence in notes:
         terminal.note(sentence)
     if out is not None:
         from gradstats.system.outputs import write_table

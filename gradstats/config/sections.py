@@ -240,6 +240,11 @@ class VarianceSection(Section):
     confidence_level: ConfidenceLevel = Field(default=CONFIDENCE_LEVEL, description="level of the intervals.")
     seed: NonNegativeInt = Field(default=0, description="seed of the comparison.")
 
+    @property
+    def first_group_size(self) -> int | None:
+        """The group size, or the first of several: of studies that take one."""
+        return self.group_size[0] if isinstance(self.group_size, list) else self.group_size
+
 
 class FiguresSection(Section):
     """Appearance of the figures."""

@@ -190,9 +190,10 @@ def _with_reference(run: SavedResults, frame: pd.DataFrame | None) -> pd.DataFra
 
 def _length_bins(run: SavedResults) -> pd.DataFrame | None:
     bins = run.breakdowns.get("length_bins")
-    if bins is None or not np.isfinite(bins["noise_to_signal_low"].to_numpy(dtype=float)).any():
+    if bins is None:
         return None
-    return bins
+    bins = bins.loc[bins["estimator"] == bins["estimator"].iloc[0]]  # the reference comes first
+    return bins if np.isfinite(bins["noise_to_signal_low"].to_numpy(dtype=float)).any() else None
 
 
 def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
@@ -289,7 +290,7 @@ FIGURES = (
     ),
     RunFigure(
         "length_bins",
-        "Noise to signal of the gradient contributed by completions of each range of lengths.",
+        "Noise to signal of the reference's gradient contributed by completions of each range of lengths.",
         _length_bins,
         lambda run, table: plots.plot_length_bins(table),
     ),

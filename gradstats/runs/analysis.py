@@ -158,8 +158,7 @@ def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) ->
     from gradstats.stats import proxy_quality
 
     section = run.experiment.variance
-    size = section.group_size[0] if isinstance(section.group_size, list) else section.group_size
-    quality = proxy_quality(measured, group_size=size, rng=section.seed)
+    quality = proxy_quality(measured, group_size=section.first_group_size, rng=section.seed)
     run.remarks += quality.notes
     paths += save_tokens(quality, run.path, section.confidence_level)
 

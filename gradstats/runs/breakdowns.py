@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 
 from gradstats import estimators
-from gradstats.stats import compare, equivalent_group_sizes, variance_by_length
+from gradstats.stats import compare, equivalent_group_sizes
+from gradstats.stats.variance.available import reasons_against
+from gradstats.stats.variance.length_bins import variances_by_length
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import VarianceSection
@@ -24,17 +26,15 @@ def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict
         ``group_sizes``: the estimators that stay within their group at 2, 4, 8, … completions per group, with their
         variance within and between prompts where a prompt has two groups; ``equivalent_group_size``: of each whose
         expectation is a known multiple of the gradient, the group size at which RLOO has the same noise;
-        ``length_bins``: noise and signal that completions of some lengths contribute to the reference.
+        ``length_bins``: noise, signal and bias of what completions of some lengths contribute to the reference, then
+        to each of the other group-level estimators.
     """
     most = int(np.unique(measured.rollouts.prompt_id, return_counts=True)[1].min())
     sizes = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
-    level = section.confidence_level
     makers = {
         "group_sizes": lambda: _group_sizes(measured, section, sizes),
         "equivalent_group_size": lambda: _equivalent(measured, section, max(sizes, default=0) // 2),
-        "length_bins": lambda: variance_by_length(
-            measured, section.reference, rng=section.seed, target=section.target
-        ).to_frame(level),
+        "length_bins": lambda: length_bins(measured, section)[0],
     }
     frames = {}
     for name, make in makers.items():
@@ -47,6 +47,37 @@ def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict
         if len(frame):
             frames[name] = frame
     return frames
+
+
+def length_bins(
+    measured: Measurement, section: VarianceSection, n_bins: int = 4, group_size: int | None = None
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the table by completion length of the reference and of each estimator, and the notes on it.
+
+    Args:
+        measured: the completions.
+        section: names estimators, reference, target, level and seed; what is batch-level or not measured is left out.
+        n_bins: bins of about equally many completions.
+        group_size: completions of a group; all of a prompt by default.
+
+    Raises:
+        ValueError: as :func:`gradstats.variance_by_length`; where none of the estimators can be split.
+    """
+    chosen = [estimators.get(label) for label in dict.fromkeys([section.reference, *section.estimators])]
+    reasons = [
+        f"{one.label} is a batch-level estimator, which is not split by length" if one.across_groups else reason
+        for one, reason in zip(chosen, reasons_against(measured, chosen, section.target), strict=True)
+    ]
+    left_out = list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    allowed = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
+    if not allowed:
+        raise ValueError("; ".join(left_out))
+    found = variances_by_length(
+        measured, allowed, n_bins=n_bins, group_size=group_size, rng=section.seed, target=section.target
+    )
+    frame = pd.concat([one.to_frame(section.confidence_level) for one in found], ignore_index=True)
+    frame.attrs["confidence_level"] = section.confidence_level
+    return frame, [*left_out, *found[0].comparison.notes]
 
 
 def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:

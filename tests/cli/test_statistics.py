@@ -114,6 +114,24 @@ def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path
     assert "rloo, N=2" in out
 
 
+def test_bias_by_length_of_every_estimator(monkeypatch, capsys, measured, tmp_path):
+    words = ("variance", measured, "--by-length", "2", "--estimators", "group_mean", "batch_mean")
+    code, out, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "bins.csv")
+    assert code == 0
+    frame = pd.read_csv(tmp_path / "bins.csv")
+    assert frame["estimator"].tolist() == ["rloo", "rloo", "group_mean", "group_mean"]
+    for row in frame.to_dict("records"):
+        assert f"{row['estimator']}, {row['length_low']:g}–{row['length_high']:g} tokens" in out
+    assert "scale kept" in out
+    assert "batch_mean is a batch-level estimator, which is not split by length" in err
+    code, _, err = run(monkeypatch, capsys, *words, "--max-grad-norm", "1")
+    assert code == 1
+    assert "max_grad_norm clips gradients of whole batches, which are not split by length" in err
+    code, _, err = run(monkeypatch, capsys, "variance", measured, "--by-length", "0")
+    assert code == 1
+    assert "n_bins=0 must be at least 1" in err
+
+
 def test_the_questions(monkeypatch, capsys, measured):
     code, out, _ = run(monkeypatch, capsys, "group-size", measured, "rloo", "--group-size", 4)
     assert code == 0

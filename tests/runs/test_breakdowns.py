@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from gradstats import Rollouts, equivalent_group_size
+from gradstats import Rollouts, equivalent_group_size, variance_by_length
 from gradstats.config.experiment import VarianceSection
-from gradstats.runs.breakdowns import variance_breakdowns
+from gradstats.runs.breakdowns import length_bins, variance_breakdowns
 
 
 @dataclass
@@ -56,6 +56,20 @@ def test_tables_of_eight_completions():
     alone = equivalent_group_size(pool, "token_mean(loo=True)", 4)
     assert equal.loc["token_mean(loo=True)", "equivalent_group_size"] == pytest.approx(alone.value)
     assert equal.loc["rloo", "equivalent_group_size"] == pytest.approx(4.0)
+
+
+def test_the_bins_of_length_are_of_every_estimator_that_can_be_split():
+    """The reference comes first; each bin of a baseline's own-sample mean keeps (N−1)/N of the gradient."""
+    pool = measured(4, n_prompts=400)
+    section = VarianceSection(estimators=["group_mean", "batch_mean", "otb", "rloo"])
+    frame, notes = length_bins(pool, section, n_bins=2)
+    assert frame["estimator"].tolist() == ["rloo", "rloo", "group_mean", "group_mean"]
+    assert frame["scale"].tolist() == pytest.approx([1.0, 1.0, 0.75, 0.75])
+    assert notes[0] == "batch_mean is a batch-level estimator, which is not split by length"
+    assert notes[1].startswith("otb needs")
+    alone = variance_by_length(pool, "group_mean", n_bins=2, group_size=2).to_frame()
+    halves, _ = length_bins(pool, section, n_bins=2, group_size=2)
+    assert halves["trace_cov"].tolist()[2:] == pytest.approx(alone["trace_cov"].tolist())
 
 
 def test_what_the_data_do_not_allow_is_missing():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -162,22 +164,68 @@ def variance_by_length(
         >>> frame[["length_low", "length_high", "n_completions", "ratio"]].round(2).to_numpy().tolist()
         [[10.0, 57.0, 198.0, 0.31], [58.0, 99.0, 202.0, 0.67]]
     """
+    (found,) = variances_by_length(
+        measured_or_batch,
+        [estimator],
+        scores,
+        n_bins,
+        group_size,
+        rng,
+        target=target,
+        scores_are_sketches=scores_are_sketches,
+    )
+    return found
+
+
+def variances_by_length(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[str | Weighting],
+    scores: ArrayLike | None = None,
+    n_bins: int = 4,
+    group_size: int | None = None,
+    rng: int | np.random.Generator | None = 0,
+    *,
+    target: AskedTarget = "auto",
+    scores_are_sketches: bool | None = None,
+) -> list[LengthBins]:
+    """Return :func:`variance_by_length` of several estimators in the same bins; scores are prepared only once.
+
+    Raises:
+        ValueError: as :func:`variance_by_length`.
+    """
     if n_bins < 1:
         raise ValueError(f"n_bins={n_bins} must be at least 1")
-    chosen = families.get(estimator)
-    if chosen.across_groups:
-        raise ValueError(f"{chosen.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
-    inputs, (whole,), judged = prepared_inputs(measured_or_batch, [chosen], scores, scores_are_sketches, target)
+    chosen = [families.get(estimator) for estimator in estimators]
+    for one in chosen:
+        if one.across_groups:
+            raise ValueError(f"{one.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
+    inputs, prepared, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
     generator = np.random.default_rng(rng)
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
     (stream,) = generator.spawn(1)
     groups = split_into_groups(prompts, inputs.order, group_size)
-    pool = pooled(inputs, groups, [whole], stream, None, None, judged)
+    pool = pooled(inputs, groups, prepared, stream, None, None, judged)
     lengths = np.sort(inputs.batch.lengths)
     starts = np.unique(lengths[(np.arange(n_bins) * len(lengths)) // n_bins])
     ends = [*(lengths[lengths < start].max() for start in starts[1:]), lengths[-1]]
     bins = np.column_stack([starts, ends])
     counts = np.array([((lengths >= low) & (lengths <= high)).sum() for low, high in bins])
+    sketch_dim = inputs.scores.shape[-1] if inputs.sketched else None
+    return [
+        _split(pool, one, whole, bins, counts, judged, sketch_dim) for one, whole in zip(chosen, prepared, strict=True)
+    ]
+
+
+def _split(
+    pool: PooledCompletions,
+    chosen: Weighting,
+    whole: Weighting,
+    bins: Int[np.ndarray, "bins ends"],
+    counts: Int[np.ndarray, " bins"],
+    judged: TargetChoice,
+    sketch_dim: int | None,
+) -> LengthBins:
+    """Compare the parts of one estimator; ``whole`` is the chosen one with what was prepared for it."""
     parts = [_OfLengths(whole, float(low), float(high)) for low, high in bins]
     split, rows, _, _, _, labels = compared(pool, parts, whole, judged)
     comparison = VarianceComparison(
@@ -185,7 +233,7 @@ def variance_by_length(
         splits=(split,),
         reference=whole.label,
         prompts_per_batch=pool.error_prompts,
-        sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
+        sketch_dim=sketch_dim,
         target=judged,
         notes=tuple(filter(None, [judged.missing, judged.remark])),
         differences=(pairwise_differences([None] * len(parts)),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from off_policy import ImportanceWeighted, turned_policy
 
@@ -10,7 +11,7 @@ from gradstats import estimators as est
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import compare, variance_by_length
-from gradstats.stats.variance.length_bins import _OfLengths
+from gradstats.stats.variance.length_bins import _OfLengths, variances_by_length
 
 
 def ragged_batch(n_prompts=60, per_prompt=4, dim=3, seed=0):
@@ -95,6 +96,16 @@ def test_masked_lengths_keep_nothing_of_the_gradient():
     ).to_frame()
     assert frame.iloc[3][["scale", "scale_low", "scale_high", "kept_share"]].tolist() == [0.0, 0.0, 0.0, 0.0]
     assert (frame["scale"].iloc[:3] > 0.5).all()
+
+
+def test_several_estimators_have_the_same_bins_and_their_own_rows():
+    batch, scores = ragged_batch()
+    labels = ["rloo", "recipe:grpo"]
+    together = variances_by_length(batch, labels, scores, n_bins=3)
+    for label, found in zip(labels, together, strict=True):
+        alone = variance_by_length(batch, label, scores, n_bins=3).to_frame()
+        pd.testing.assert_frame_equal(found.to_frame(), alone)
+        assert set(alone["estimator"]) == {label}
 
 
 def test_what_cannot_be_split_is_refused():
