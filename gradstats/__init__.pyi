@@ -72,7 +72,10 @@ from . import plots as plots
 from . import tables as tables
 from .plots import plot_length_scaling as plot_length_scaling
 from .plots import plot_variance as plot_variance
+from .report import SweepResult as SweepResult
+from .report import read_sweep as read_sweep
 from .report import write_report as write_report
+from .runs import run_sweep as run_sweep
 
 # named data sets and oracles
 from . import data as data

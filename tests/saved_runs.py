@@ -62,3 +62,14 @@ def save_run(folder, name="saved <run>", seed=0, **settings):
     write_json(folder / "variance.json", about | {"notes": ["a note"], "lowest_beyond_doubt": ESTIMATORS[2]})
     write_json(folder / "manifest.json", {"experiment": name, "versions": {"numpy": "2"}, "remarks": ["a remark"]})
     return folder
+
+
+def saved_sweep(folder, temperatures=(0.6, 1.0), missing=()):
+    """The folder of a sweep over temperatures, with the numbers of its finished cells."""
+    cells = [{"folder": f"temperature={value}", "settings": {"sampling.temperature": value}} for value in temperatures]
+    for at, cell in enumerate(cells):
+        if cell["folder"] not in missing:
+            save_run(folder / cell["folder"], name=f"cell {at}", seed=at)
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "sweep.json", {"name": "saved", "varied": ["sampling.temperature"], "cells": cells})
+    return folder

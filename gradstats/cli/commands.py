@@ -17,12 +17,14 @@ from gradstats.cli.ratios import ratios
 from gradstats.cli.reporting import figures, report
 from gradstats.cli.running import measure, regrade, run, sample
 from gradstats.cli.statistics import alpha, group_size, length_reward, plan, shift, tokens, variance
+from gradstats.cli.sweeping import sweep
 
 _STDOUT = 1  # file descriptor
 _SUMMARY = "Measure the variance of policy gradients of reasoning language models."
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
+    "sweep": sweep,
     "sample": sample,
     "regrade": regrade,
     "measure": measure,

@@ -43,10 +43,10 @@ def check(
 
 def list_things(
     what: Positional[
-        Literal["experiments", "estimators", "recipes", "data", "rewards", "quantities", "schema"]
+        Literal["experiments", "sweeps", "estimators", "recipes", "data", "rewards", "quantities", "schema"]
     ] = "experiments",
 ) -> None:
-    """List experiments, estimators, recipes, data sets, rewards or quantities; or print the schema of experiment files.
+    """List experiments, sweeps, estimators, recipes, data sets, rewards or quantities; or print the schema.
 
     Args:
         what: the kind of thing; ``quantities`` are the columns of every table, with the files that define them;

@@ -138,7 +138,7 @@ def show_alpha_report(report: AlphaReport, by_block: bool = True) -> None:
         for column in ("share", "α"):
             table.add_column(column, justify="right")
         for row in report.by_block.to_dict("records"):
-            table.add_row(escape(row["block"]), f"{row['share_of_sq_norm']:.1%}", _with_interval(row, "alpha"))
+            table.add_row(escape(row["block"]), f"{row['share_of_sq_norm']:.1%}", with_interval(row, "alpha"))
         console.print(table)
 
 
@@ -217,7 +217,7 @@ def show_tokens(quality: ProxyQuality, confidence_level: float = CONFIDENCE_LEVE
     for heading in PROXY_QUANTITIES.values():
         table.add_column(heading, justify="right")
     for row in frame.to_dict("records"):
-        table.add_row(escape(row["proxy"]), *(_with_interval(row, name) for name in PROXY_QUANTITIES))
+        table.add_row(escape(row["proxy"]), *(with_interval(row, name) for name in PROXY_QUANTITIES))
     console.print(table)
     concentration = quality.concentration
     shares = ", ".join(
@@ -352,6 +352,12 @@ def _columns(what: str) -> dict[str, list[str]]:
 
         names = list(shipped_experiments())
         return {"experiment": names, "what it does": [load_experiment(name).description for name in names]}
+    if what == "sweeps":
+        from gradstats.config.experiment import shipped_experiments
+        from gradstats.config.sweep import load_sweep
+
+        names = list(shipped_experiments(sweeps=True))
+        return {"sweep": names, "what it does": [load_sweep(name).cells[0].experiment.description for name in names]}
     if what in ("estimators", "recipes"):
         from gradstats import estimators
 
@@ -373,7 +379,8 @@ def _columns(what: str) -> dict[str, list[str]]:
     }
 
 
-def _with_interval(row: dict[str, Any], name: str) -> str:
+def with_interval(row: dict[str, Any], name: str) -> str:
+    """Format a number of a row with the ends of its interval."""
     return escape(_number(row[name], row[f"{name}_low"], row[f"{name}_high"]))
 
 

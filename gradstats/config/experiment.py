@@ -25,6 +25,9 @@ from gradstats.config.trust import is_received, refuse_untrusted
 from gradstats.config.validation import Section, WrongSettingsError
 from gradstats.config.yaml_text import read_yaml
 
+#: The entry of a file that varies settings, see :mod:`gradstats.config.sweep`.
+VARY = "vary"
+
 
 class Experiment(Section):
     """An experiment, with every default filled in.
@@ -110,7 +113,7 @@ def load_experiment(
         ValueError: when the file is not YAML, or a setting is unknown, missing, of a wrong type or out of range: one
             sentence for each.
     """
-    return load_experiment_file(_find(os.fspath(name_or_path)), overrides, trust=trust)
+    return load_experiment_file(find_experiment(os.fspath(name_or_path)), overrides, trust=trust)
 
 
 def load_experiment_file(
@@ -127,10 +130,14 @@ def load_experiment_file(
     Raises:
         UntrustedCodeError, ValueError: as for :func:`load_experiment`.
     """
-    data = _settings_in(path)
+    data = settings_in(path)
     if not trust:
         refuse_untrusted(path, with_settings(data, overrides), with_settings({}, overrides), ignored=ignored)
-    experiment = _experiment_of(path, data, overrides)
+    return in_its_folder(experiment_of(path, data, overrides), path, trust)
+
+
+def in_its_folder(experiment: Experiment, path: Path, trust: bool) -> Experiment:
+    """Let user modules be searched for beside an experiment's file, unless someone else may have put them there."""
     if trust or not is_received(path):
         experiment._folder = path.resolve().parent
     return experiment
@@ -147,20 +154,31 @@ def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         ValueError: when the file is not YAML, or a setting is unknown, missing, of a wrong type or out of range: one
             sentence for each.
     """
-    return _experiment_of(path, _settings_in(path), overrides)
+    return experiment_of(path, settings_in(path), overrides)
 
 
-def _experiment_of(path: Path, data: dict[str, Any], overrides: Sequence[str]) -> Experiment:
+def experiment_of(path: Path, data: dict[str, Any], overrides: Sequence[str] = ()) -> Experiment:
+    """Return the experiment of a file's settings, without the trust that running it needs.
+
+    Raises:
+        ValueError: when a setting is unknown, missing, of a wrong type or out of range, or the file varies settings.
+    """
     settings: dict[str, Any] = {"name": path.stem}
     settings |= {str(key): value for key, value in with_settings(data, overrides).items()}
+    if VARY in settings:
+        raise ValueError(f"the experiment file {path} varies settings ({VARY}): run it with `gradstats sweep {path}`")
     try:
         return Experiment(**settings)
     except WrongSettingsError as error:
         raise ValueError(f"the experiment file {path} has wrong settings: {error}") from error
 
 
-def _settings_in(path: Path) -> dict[str, Any]:
-    """Return the settings of a file as written."""
+def settings_in(path: Path) -> dict[str, Any]:
+    """Return the settings of a file as written.
+
+    Raises:
+        ValueError: when it is not YAML, or does not hold settings.
+    """
     try:
         data = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -174,6 +192,11 @@ def experiment_schema() -> dict[str, Any]:
     """Return the JSON schema of an experiment file, with which editors complete and check it."""
     schema = Experiment.model_json_schema()
     schema["required"] = [name for name in schema["required"] if name != "name"]  # else the name of the file
+    schema["properties"][VARY] = {
+        "type": ["object", "array"],
+        "description": "for `gradstats sweep`: settings and the values that they take, as in "
+        "{sampling.temperature: [0.8, 1.0]}, every combination of which is run; or a list of the cells.",
+    }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -188,34 +211,45 @@ def with_settings(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise ValueError(f"{word!r} is not a setting: write it as name=value, for example prompts.n=60")
-        *sections, last = name.split(".")
-        place = data
-        for section in sections:
-            if not isinstance(place.get(section), dict):
-                place[section] = {}
-            place = place[section]
         try:
-            place[last] = read_yaml(value)
+            set_setting(data, name, read_yaml(value))
         except yaml.YAMLError as error:
             raise ValueError(f"the value of {name} is {value!r}, which is not YAML: quote it") from error
     return data
 
 
-def shipped_experiments() -> dict[str, Path]:
-    """Name → file of the experiments that come with the project."""
+def set_setting(data: dict[str, Any], name: str, value: object) -> None:
+    """Set a nested setting in place, named as ``"sampling.group_size"``; sections that are missing are made."""
+    *sections, last = name.split(".")
+    place = data
+    for section in sections:
+        if not isinstance(place.get(section), dict):
+            place[section] = {}
+        place = place[section]
+    place[last] = value
+
+
+def shipped_experiments(*, sweeps: bool = False) -> dict[str, Path]:
+    """Name → file of the experiments that come with the project, or of the sweeps."""
     package = Path(__file__).parents[1]
     folders = (package / "data" / "experiments", package.parent / "experiments")
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+    chosen = [folder / "sweeps" if sweeps else folder for folder in folders]
+    return {path.stem: path for folder in chosen for path in sorted(folder.glob("*.yaml"))}
 
 
-def _find(name: str) -> Path:
+def find_experiment(name: str, *, sweep: bool = False) -> Path:
+    """Return the file of an experiment or a sweep: the one at that path, or one of that name with the project.
+
+    Raises:
+        FileNotFoundError: when there is neither.
+    """
     path = Path(name)
     if path.is_file():
         return path
-    shipped = shipped_experiments()
+    kind, shipped = "sweep" if sweep else "experiment", shipped_experiments(sweeps=sweep)
     if name in shipped:
         return shipped[name]
     raise FileNotFoundError(
-        f"there is no experiment file {name}, and no experiment of that name comes with the project "
+        f"there is no {kind} file {name}, and no {kind} of that name comes with the project "
         f"(there are {', '.join(shipped)})"
     )

@@ -7,6 +7,7 @@ from gradstats.plots.length_reward import plot_length_bins, plot_length_reward
 from gradstats.plots.length_scaling import plot_length_scaling
 from gradstats.plots.save import save_figure
 from gradstats.plots.style import VENUES, style
+from gradstats.plots.sweep import plot_sweep, varying_settings
 from gradstats.plots.token_profiles import plot_concentration, plot_token_correlation
 from gradstats.plots.tokens import plot_proxy, plot_token_energy
 from gradstats.plots.units import estimator_unit
@@ -27,10 +28,12 @@ __all__ = [
     "plot_length_scaling",
     "plot_prompt_parts",
     "plot_proxy",
+    "plot_sweep",
     "plot_token_correlation",
     "plot_token_energy",
     "plot_variance",
     "plot_variance_panels",
     "save_figure",
     "style",
+    "varying_settings",
 ]

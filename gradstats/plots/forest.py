@@ -93,9 +93,10 @@ def forest_limits(values: Float[np.ndarray, " n"], logarithmic: bool, landmark: 
     return (float(np.exp(left)), float(np.exp(right))) if logarithmic else (float(left), float(right))
 
 
-def draw_landmark(ax: Axes, at: float) -> None:
+def draw_landmark(ax: Axes, at: float, *, horizontal: bool = False) -> None:
     """Draw a dashed line at a value to compare with."""
-    ax.axvline(at, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    draw = ax.axhline if horizontal else ax.axvline
+    draw(at, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
 
 
 def draw_row(

@@ -1,5 +1,6 @@
 """A run's saved numbers → figures, tables and a page."""
 
 from gradstats.report.page import write_report
+from gradstats.report.sweeps import SweepResult, read_sweep
 
-__all__ = ["write_report"]
+__all__ = ["SweepResult", "read_sweep", "write_report"]

@@ -140,6 +140,19 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             scale="what their expected gradient keeps of the target's",
         ),
     ),
+    "sweep": (
+        *_ROW,
+        *_of(
+            "report/sweeps.py",
+            cell="run of the sweep",
+            n_prompts="prompts of the run",
+            n_completions="completions of the run",
+            truncated_share="share of completions that were cut off",
+            mean_length="mean over prompts of the mean length",
+            mean_reward="mean over prompts of the mean reward",
+        ),
+        *_each(_LENGTH, {"alpha": "exponent α of the run"}),
+    ),
     "equivalent_group_size": (
         *_ESTIMATOR,
         *_of(f"{_VARIANCE}/equivalent_group_size.py", group_size="completions per group", n_prompts="prompts"),

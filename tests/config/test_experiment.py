@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 
-from gradstats.config.experiment import Experiment, experiment_schema, load_experiment, shipped_experiments
+from gradstats.config.experiment import VARY, Experiment, experiment_schema, load_experiment, shipped_experiments
 from gradstats.system.files import to_json
 
 SCHEMA = Path(__file__).parents[2] / "experiments" / "experiment.schema.json"
@@ -22,7 +22,7 @@ def test_the_schema_beside_the_experiments_is_up_to_date():
 
 def test_the_schema_knows_every_setting_its_help_and_its_range():
     schema = experiment_schema()
-    assert set(schema["properties"]) == set(Experiment.model_fields)
+    assert set(schema["properties"]) == {*Experiment.model_fields, VARY}
     assert schema["required"] == ["policy", "prompts"]
     sampling = schema["$defs"]["SamplingSection"]
     assert sampling["additionalProperties"] is False

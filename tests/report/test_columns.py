@@ -19,7 +19,9 @@ import gradstats as gs
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
 from gradstats.report.columns import INDEX, without_interval_end
+from gradstats.report.saved_results import SavedResults
 from gradstats.report.saved_tokens import save_tokens
+from gradstats.report.sweeps import SweepResult
 from gradstats.report.tables import alpha_table, profile_table
 from gradstats.runs.breakdowns import variance_breakdowns
 from gradstats.stats.jackknife import NOT_ESTIMATED
@@ -94,6 +96,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         }
         frames = variance_breakdowns(measured, section)
         engines = check_engines(tiny_model("qwen2"), dtypes=["float64"])
+    run = SavedResults(folder, "c", {}, {}, None, None, comparison.to_frame())
     found = {name: set(frame.columns) for name, frame in frames.items()}
     assert {"group_sizes", "equivalent_group_size", "length_bins"} <= set(found)
     assert report.curvature is not None
@@ -122,6 +125,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         "length-reward": set(gs.length_reward_correlation(measured).to_frame().columns),
         "fitted values": set(FittedValues([], NOT_ESTIMATED, (1.0,), 2).to_frame().columns),
         "check": set(engines.columns),
+        "sweep": set(SweepResult(folder, "s", ["x"], {"c": {"x": 1}}, {"c": run}).to_frame()) - {"x"},
     }
     for name in ("proxy_quality", "token_traces", "token_sample"):
         found[name] = set(read_csv(folder / f"{name}.csv").columns)

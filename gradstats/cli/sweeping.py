@@ -1,0 +1,83 @@
+"""The command that runs a sweep, and what it prints."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich import box
+from rich.table import Table
+
+from gradstats.cli import terminal
+from gradstats.cli.options import Positional, Progress, SettingWords
+
+if TYPE_CHECKING:
+    from gradstats.report.sweeps import SweepResult
+
+
+def sweep(
+    experiment: Positional[str],
+    out: Path | None = None,
+    dry_run: bool = False,
+    overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
+    trust: bool = False,
+    progress: Progress = True,
+) -> None:
+    """Run an experiment file with ``vary`` once for each cell, and join what the cells found. Resumes like ``run``.
+
+    Args:
+        experiment: a file with ``vary``, or the name of a sweep that comes with the project (``list sweeps``).
+        out: the folder of the run directories; runs/NAME by default.
+        dry_run: only print the cells, and for each what would be sampled and measured.
+        overrides: settings to change in all cells, as in prompts.n=60.
+        trust: as for ``gradstats run``.
+    """
+    from gradstats.config.sweep import load_sweep
+    from gradstats.runs.sweep import check_cells, draws_alike, run_sweep
+
+    loaded = load_sweep(experiment, overrides, trust=trust)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_cells(loaded)
+    if dry_run:
+        from gradstats.runs.cost import estimate_cost
+
+        for at, cell in enumerate(loaded.cells):
+            earlier = [one.name for one in loaded.cells[:at] if draws_alike(one.experiment, cell.experiment)]
+            terminal.show_cost(cell.experiment, estimate_cost(cell.experiment))
+            if earlier:
+                terminal.note(f"{cell.name} takes the completions of {earlier[0]}: it samples nothing")
+        return
+    show_sweep(run_sweep(experiment, overrides, out=out, trust=trust, progress=progress))
+
+
+def show_sweep(result: SweepResult) -> None:
+    """Print what the cells of a sweep found, and which have no results."""
+    from gradstats.stats.variance.quantities import JUDGED, filled_in
+
+    frame = result.to_frame()
+    for columns, rows in (
+        (("alpha", "mean_length", "mean_reward"), frame.drop_duplicates("cell")),
+        ((JUDGED.name,), frame.dropna(subset="estimator") if JUDGED.name in frame else frame.iloc[:0]),
+    ):
+        if not len(rows):
+            continue
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        of_estimators = columns == (JUDGED.name,)
+        names = ["cell", "estimator"] if of_estimators else ["cell"]
+        for name in names:
+            table.add_column(name, overflow="fold")
+        for name in columns:
+            heading = filled_in(JUDGED.heading, frame.attrs) if of_estimators else name.replace("_", " ")
+            table.add_column("α" if name == "alpha" else heading, justify="right", no_wrap=True)
+        for row in rows.to_dict("records"):
+            table.add_row(
+                *(terminal.escape(str(row[name])).replace(",", ",\n", 1) for name in names),
+                *(terminal.with_interval(row, name) for name in columns),
+            )
+        terminal.console.print(table)
+    for cell in result.missing:
+        terminal.note(f"{cell} has no results yet: the same command runs it")
+    terminal.console.print(f"written: {terminal.escape(str(result.path))}/sweep.csv, and a run directory for each cell")

@@ -1,0 +1,189 @@
+"""What the cells of a sweep found, against a setting that varies: small panels of one width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from gradstats.estimators.recipes.lookup import display_name
+from gradstats.plots.appearance import Appearance, estimator_appearance
+from gradstats.plots.forest import EDGE, draw_landmark, plain_ticks
+from gradstats.plots.frames import WithFrame, as_frame, require_columns
+from gradstats.plots.legend import legend_below, legend_height
+from gradstats.stats.variance.quantities import QUANTITIES, filled_in
+
+#: What is drawn of a cell, and its axis label.
+OF_CELLS = {"alpha": "α", "mean_length": "mean length (tokens)", "mean_reward": "mean reward"}
+#: What is drawn of each estimator.
+OF_ESTIMATORS = ("ratio", "matched_ratio")
+_STYLES = ("-", "--", ":", "-.")
+_CELL = Appearance(color=(0.15, 0.15, 0.15), marker="o")
+_ROW_INCHES = 1.35
+
+
+def varying_settings(frame: pd.DataFrame, varied: Sequence[str]) -> list[str]:
+    """Return the settings that take several values, without those that always change together with one before."""
+    kept: list[str] = []
+    for name in varied:
+        values = frame[name].astype(str)
+        together = any(
+            len(set(zip(values, frame[other].astype(str), strict=True))) == values.nunique() == frame[other].nunique()
+            for other in kept
+        )
+        if values.nunique() > 1 and not together:
+            kept.append(name)
+    return kept
+
+
+def plot_sweep(
+    table: WithFrame | pd.DataFrame,
+    setting: str,
+    *,
+    varied: Sequence[str] = (),
+    estimators: Sequence[str] | None = None,
+) -> list[Axes]:
+    """Draw α, mean length, mean reward and the ratios of the estimators against a setting, with intervals.
+
+    Numbers stand at their values, other settings side by side. Where further settings vary, cells that agree in them
+    are joined by a line of the same style, as the legend states.
+
+    Args:
+        table: a sweep, or its frame.
+        setting: the column on the horizontal axis, such as ``"sampling.temperature"``.
+        varied: the columns of all settings that vary.
+        estimators: labels of those to draw; all but the reference by default.
+
+    Returns:
+        The axes of the panels.
+
+    Raises:
+        ValueError: for a frame without its columns, or an estimator without a row.
+    """
+    frame = as_frame(table)
+    require_columns(frame, ["cell", setting, "alpha", "estimator"], "draw what gradstats.read_sweep() gives")
+    drawn = _drawn(frame, estimators)
+    others = [name for name in varying_settings(frame, varied) if name != setting and not _same(frame, name, setting)]
+    lines = _lines(frame, others)
+    numeric = pd.api.types.is_numeric_dtype(frame[setting]) and not pd.api.types.is_bool_dtype(frame[setting])
+    ticks = sorted(frame[setting].unique()) if numeric else list(dict.fromkeys(frame[setting].astype(str)))
+    panels = [name for name in OF_CELLS if np.isfinite(frame[name].to_numpy(dtype=float)).any()]
+    ratios = [name for name in OF_ESTIMATORS if drawn and name in frame]
+    columns = 2
+    rows = -(-(len(panels) + len(ratios)) // columns)
+    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    width, _ = plt.rcParams["figure.figsize"]
+    entries = [*(display_name(name) for name in drawn), *(label for label, _ in lines if label)]
+    height = rows * _ROW_INCHES + legend_height(entries, width, font_size)
+    _, grid = plt.subplots(rows, columns, figsize=(width, height), squeeze=False)
+    axes = list(grid.ravel())
+    for ax in axes[len(panels) + len(ratios) :]:
+        ax.set_visible(False)
+    for ax, name in zip(axes, [*panels, *ratios], strict=False):
+        of_cells = name in OF_CELLS
+        for style, (_, cells) in zip(_styles(lines), lines, strict=True):
+            series = (
+                [("", cells.drop_duplicates("cell"))]
+                if of_cells
+                else [(label, pd.DataFrame(cells.loc[cells["estimator"] == label])) for label in drawn]
+            )
+            for place, (label, part) in enumerate(series):
+                _draw(ax, part, setting, name, ticks, numeric, style, label, place - (len(series) - 1) / 2.0)
+        _finish(ax, frame, setting, name, ticks, numeric)
+    for style, (label, _) in zip(_styles(lines), lines, strict=True):
+        if label:
+            axes[0].plot([], [], color=_CELL.color, linestyle=style, linewidth=1.0, label=label)
+    for label in drawn:
+        color, marker = estimator_appearance(label)
+        axes[0].plot([], [], color=color, marker=marker, linewidth=1.0, label=display_name(label), **EDGE)
+    legend_below(axes[0], font_size)
+    return axes[: len(panels) + len(ratios)]
+
+
+def _drawn(frame: pd.DataFrame, estimators: Sequence[str] | None) -> list[str]:
+    """Return the labels of the estimators to draw; by default all but the reference."""
+    known = [str(name) for name in dict.fromkeys(frame["estimator"].dropna())]
+    if estimators is not None:
+        missing = [name for name in estimators if name not in known]
+        if missing:
+            raise ValueError(f"estimators: no cell has a row of {missing[0]!r}: choose from {', '.join(known)}")
+        return list(estimators)
+    if "ratio" not in frame:
+        return []
+    return [name for name in known if name != frame.attrs.get("reference")]
+
+
+def _same(frame: pd.DataFrame, one: str, other: str) -> bool:
+    """Whether two settings determine each other."""
+    pairs = set(zip(frame[one].astype(str), frame[other].astype(str), strict=True))
+    return len(pairs) == frame[one].astype(str).nunique() == frame[other].astype(str).nunique()
+
+
+def _lines(frame: pd.DataFrame, others: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
+    """Return the cells that a line joins, with what they have in common."""
+    if not others:
+        return [("", frame)]
+    keys = frame[list(others)].astype(str).agg(", ".join, axis=1)
+    names = ", ".join(map(_words, others))
+    return [(f"{names} {key}", pd.DataFrame(frame.loc[keys == key])) for key in dict.fromkeys(keys)]
+
+
+def _words(setting: str) -> str:
+    """Return the name of a setting for an axis: ``"sampling.max_new_tokens"`` → ``"sampling max new tokens"``."""
+    return setting.replace(".", " ").replace("_", " ")
+
+
+def _styles(lines: Sequence[object]) -> list[str]:
+    return [_STYLES[at % len(_STYLES)] for at in range(len(lines))]
+
+
+def _draw(
+    ax: Axes,
+    rows: pd.DataFrame,
+    setting: str,
+    name: str,
+    ticks: list[float] | list[str],
+    numeric: bool,
+    style: str,
+    estimator: str,
+    place: float,
+) -> None:
+    color, marker = estimator_appearance(estimator) if estimator else _CELL
+    if numeric:
+        rows = rows.sort_values(by=setting)
+        at = rows[setting].to_numpy(dtype=float)
+        step = np.ptp(np.asarray(ticks, dtype=float)) / max(len(ticks) - 1, 1)
+    else:
+        at = np.array([ticks.index(value) for value in rows[setting].astype(str)], dtype=float)  # pyright: ignore[reportArgumentType]
+        step = 1.0
+    at = at + 0.06 * step * place
+    centre, low, high = (rows[f"{name}{end}"].to_numpy(dtype=float) for end in ("", "_low", "_high"))
+    ax.plot(at, centre, color=color, marker=marker, linestyle=style, linewidth=1.0, zorder=3, **EDGE)
+    ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=color, linewidth=1.0, zorder=2)
+
+
+def _finish(
+    ax: Axes, frame: pd.DataFrame, setting: str, name: str, ticks: list[float] | list[str], numeric: bool
+) -> None:
+    """Set the scales, ticks and labels of a panel."""
+    logarithmic = name not in OF_CELLS  # ratios
+    if logarithmic:
+        ax.set_yscale("log")
+        draw_landmark(ax, 1.0, horizontal=True)
+    plain_ticks(ax, logarithmic=logarithmic, vertical=True)
+    ax.set_xticks([float(tick) for tick in ticks] if numeric else range(len(ticks)))
+    ax.set_xticklabels([f"{tick:g}" if numeric else str(tick) for tick in ticks], rotation=0 if numeric else 30)
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel(_words(setting))
+    if numeric:
+        margin = 0.12 * (np.ptp(np.asarray(ticks, dtype=float)) or 1.0)
+        ax.set_xlim(float(ticks[0]) - margin, float(ticks[-1]) + margin)
+    else:
+        ax.set_xlim(-0.5, len(ticks) - 0.5)
+    reference = str(frame.attrs.get("reference", "the reference"))
+    label = OF_CELLS.get(name) or filled_in(QUANTITIES[name].panel_label, frame.attrs, reference).replace("\n", " ")
+    ax.set_title(label, loc="left", fontsize="small")

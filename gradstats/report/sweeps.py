@@ -1,0 +1,175 @@
+"""What the cells of a sweep found, joined: one table, and a figure against each setting that varies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gradstats import plots
+from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.experiment import FiguresSection
+from gradstats.report.figures import styled
+from gradstats.report.saved_results import SavedResults, read_results
+from gradstats.stats.jackknife import mean_statistic
+from gradstats.system.files import read_json, write_csv
+
+#: The file that lists the cells of a sweep, in the folder that holds them.
+LISTED = "sweep.json"
+_ENDS = ("", "_low", "_high")
+# What all cells should have in common to be read from one axis.
+_SHARED = ("reference", "target", "confidence_level")
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The saved results of a sweep.
+
+    Attributes:
+        path: the folder of the sweep.
+        name: of the sweep.
+        varied: the names of the settings that vary.
+        settings: cell → its values of them, in the order of the file.
+        results: cell → its results; cells that have none yet are missing.
+    """
+
+    path: Path
+    name: str
+    varied: list[str]
+    settings: dict[str, dict[str, object]]
+    results: dict[str, SavedResults]
+
+    @property
+    def missing(self) -> list[str]:
+        """The cells that have no results yet."""
+        return [cell for cell in self.settings if cell not in self.results]
+
+    def to_frame(self) -> pd.DataFrame:
+        r"""Return one row for each cell and estimator; one for a cell whose comparison was not possible.
+
+        Columns: ``cell``; each setting that varies; of the cell ``n_prompts``, ``n_completions``,
+        ``truncated_share``, and ``mean_length``, ``mean_reward`` and ``alpha`` with ``_low`` and ``_high``; then the
+        columns of its ``variance.csv`` (``estimator``, ``group_size``, ``ratio``, ``matched_ratio``, …). Means are
+        those of the prompts' means, with Student's t interval over prompts at the level of the cell's comparison. α is
+        that of the cell's ``alpha.json``, at the level stated there.
+        """
+        frames = []
+        for cell, results in self.results.items():
+            known = {
+                "cell": cell,
+                **_flat(self.settings[cell], self.varied),
+                **_of_completions(results),
+                **_alpha(results),
+            }
+            variance = pd.DataFrame({"estimator": [None]}) if results.variance is None else results.variance
+            table = variance.drop(columns=[name for name in known if name in variance]).reset_index(drop=True)
+            repeated = pd.DataFrame({name: [value] * len(table) for name, value in known.items()})
+            frames.append(pd.concat([repeated, table], axis=1))
+        if not frames:
+            return pd.DataFrame(columns=["cell", *self.varied])
+        joined = pd.concat(frames, ignore_index=True)
+        attrs = [cell.variance.attrs for cell in self.results.values() if cell.variance is not None]
+        shared = {key for key in _SHARED if attrs and all(one.get(key) == attrs[0].get(key) for one in attrs)}
+        joined.attrs = {key: attrs[0][key] for key in sorted(shared) if key in attrs[0]}
+        return joined
+
+
+def read_sweep(folder: str | os.PathLike[str]) -> SweepResult:
+    """Read what the finished cells of a sweep saved; needs no model.
+
+    Args:
+        folder: the folder of the sweep.
+
+    Raises:
+        FileNotFoundError: when it is not the folder of a sweep.
+        ValueError: when a file is damaged.
+    """
+    path = Path(folder)
+    if not (path / LISTED).is_file():
+        raise FileNotFoundError(
+            f"{path} is not the folder of a sweep: create one with `gradstats sweep FILE --out {path}`"
+        )
+    listed = read_json(path / LISTED)
+    try:
+        settings = {str(cell["folder"]): dict(cell["settings"]) for cell in listed["cells"]}
+        name, varied = str(listed["name"]), [str(setting) for setting in listed["varied"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path / LISTED} does not list the cells of a sweep: repeat `gradstats sweep`") from error
+    results = {}
+    for cell in settings:
+        if Path(cell).name != cell:
+            raise ValueError(f"{path / LISTED} names the folder {cell!r}, which is not in {path}")
+        if (path / cell / "alpha.json").exists() or (path / cell / "variance.csv").exists():
+            results[cell] = read_results(path / cell)
+    return SweepResult(path, name, varied, settings, results)
+
+
+def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> list[Path]:
+    """Write ``sweep.csv``, and a figure for each setting that takes several values; returns the paths.
+
+    Args:
+        result: the results of a sweep; nothing is written where no cell has any.
+        figure_style: venue, width, theme and formats.
+    """
+    frame = result.to_frame()
+    if frame.empty:
+        return []
+    table = result.path / "sweep.csv"
+    write_csv(table, frame)
+    return [table, *draw_sweep(result, result.path / "figures", figure_style)]
+
+
+def draw_sweep(result: SweepResult, folder: Path, figure_style: FiguresSection) -> list[Path]:
+    """Draw what was found against each setting that takes several values; returns the paths.
+
+    Settings that always change together are drawn once, against the first of them.
+    """
+    frame, paths = result.to_frame(), []
+    for setting in plots.varying_settings(frame, result.varied):
+        with styled(figure_style) as current_figure:
+            plots.plot_sweep(frame, setting, varied=result.varied)
+            name = setting.replace(".", "_")
+            paths += plots.save_figure(current_figure(), folder / name, figure_style.formats, source=frame)
+    return paths
+
+
+def _flat(settings: Mapping[str, object], varied: list[str]) -> dict[str, Any]:
+    """Return one value for each setting, as text where it is not a single one; None where a cell does not state it."""
+    return {
+        name: value if isinstance(value := settings.get(name), str | int | float | bool | None) else str(value)
+        for name in varied
+    }
+
+
+def _of_completions(results: SavedResults) -> dict[str, float]:
+    """Return the size of a cell, and the mean length and reward of its completions with intervals."""
+    points = results.points
+    manifest = results.manifest
+    n_completions = manifest.get("n_sequences", np.nan if points is None else len(points))
+    truncated = manifest.get("n_truncated")
+    known = {
+        "n_prompts": manifest.get("n_prompts", np.nan),
+        "n_completions": n_completions,
+        "truncated_share": np.nan if truncated is None else truncated / n_completions,
+    }
+    level = float(str(results.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
+    for name, column in (("mean_length", "length"), ("mean_reward", "reward")):
+        values = (np.nan,) * 3
+        if points is not None and column in points:
+            each = points.groupby("prompt_id", sort=False)[column].mean().to_numpy(dtype=float)
+            if len(each) > 1:
+                values = mean_statistic(each).estimate().with_interval(level)
+        known |= dict(zip((f"{name}{end}" for end in _ENDS), values, strict=True))
+    return known
+
+
+def _alpha(results: SavedResults) -> dict[str, float]:
+    """Return α with its interval; NaN where it could not be fitted."""
+    alpha = results.alpha or {}
+    entries = ((f"alpha{end}", alpha.get(f"alpha{end}")) for end in _ENDS)
+    return {name: np.nan if value is None else float(str(value)) for name, value in entries}

@@ -1,0 +1,153 @@
+"""From a file with ``vary`` to a folder of run directories, one for each cell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gradstats.config.experiment import Experiment
+from gradstats.config.sweep import Cell, Sweep, load_sweep
+from gradstats.report.recorded_experiment import write_recorded_experiment
+from gradstats.report.sweeps import LISTED, SweepResult, read_sweep, write_sweep_results
+from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.validate import check_names
+from gradstats.system.files import atomic_path, read_json, write_json
+from gradstats.system.lock import LOCK, only_writer
+from gradstats.system.user_code import code_beside
+
+
+def run_sweep(
+    name_or_path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    out: str | os.PathLike[str] | None = None,
+    trust: bool = False,
+    progress: bool = True,
+) -> SweepResult:
+    """Run every cell of a sweep in a run directory of its own, and join what they found.
+
+    Cells that draw the same completions share them: the shards are linked, or copied where the file system has no
+    links. A cell that fails does not keep the others from being run. The same call resumes an interrupted sweep.
+
+    Args:
+        name_or_path: a file with ``vary``, see :func:`gradstats.config.sweep.load_sweep`.
+        overrides: settings to change in all cells, as ``"prompts.n=60"``.
+        out: the folder of the sweep; runs/NAME by default.
+        trust: permit what needs permission, see :mod:`gradstats.config.trust`.
+        progress: show progress bars.
+
+    Returns:
+        The results of all cells, as :func:`gradstats.read_sweep` reads them.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when a setting is wrong, before anything is run; when the folder holds something else.
+        RuntimeError: when a cell failed, after all others were run; names it and why.
+    """
+    sweep = load_sweep(name_or_path, overrides, trust=trust)
+    check_cells(sweep)
+    folder = Path(out) if out is not None else Path("runs") / sweep.name
+    _refuse_other_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_writer(folder):
+        listed = [{"folder": cell.name, "settings": cell.settings} for cell in sweep.cells]
+        write_json(folder / LISTED, {"name": sweep.name, "varied": list(sweep.varied), "cells": listed})
+        failed = {}
+        for at, cell in enumerate(sweep.cells):
+            try:
+                _share(folder, cell, sweep.cells[:at])
+                run_experiment(cell.experiment, folder / cell.name, progress=progress)
+            except (ValueError, OSError, RuntimeError) as error:
+                failed[cell.name] = error
+        result = read_sweep(folder)
+        write_sweep_results(result, sweep.cells[0].experiment.figures)
+    if failed:
+        name, error = next(iter(failed.items()))
+        raise RuntimeError(
+            f"{len(failed)} of {len(sweep.cells)} cells failed, the first {name}: {error}; the others are finished, "
+            "and the same command runs those that are missing"
+        ) from error
+    return result
+
+
+def check_cells(sweep: Sweep) -> None:
+    """Check every name in every cell.
+
+    Raises:
+        ValueError: as :func:`gradstats.runs.validate.check_names`, naming the cell.
+    """
+    for cell in sweep.cells:
+        with code_beside(cell.experiment.folder):
+            try:
+                check_names(cell.experiment)
+            except ValueError as error:
+                raise ValueError(f"{cell.name}: {error}") from error
+
+
+def draws_alike(one: Experiment, other: Experiment) -> bool:
+    """Return whether two experiments draw the same completions, whatever is measured of them."""
+    return _drawing(one) == _drawing(other)
+
+
+def _drawing(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that decide which completions are drawn."""
+    settings = {name: value for name, value in experiment.settled_settings().items() if not _measures(name)}
+    if experiment.sampling.temperature is not None:  # else the sampler takes that of the policy
+        del settings["policy.temperature"]
+    return settings
+
+
+def _measures(name: str) -> bool:
+    return name.startswith("measurement.")
+
+
+def _share(folder: Path, cell: Cell, earlier: Sequence[Cell]) -> None:
+    """Begin a cell with the completions of an earlier one that draws the same, and its measurement if that is alike."""
+    path = folder / cell.name
+    source = next(
+        (one for one in earlier if draws_alike(one.experiment, cell.experiment) and _is_drawn(folder / one.name)), None
+    )
+    if path.exists() or source is None:
+        return
+    alike = source.experiment.settled_settings() == cell.experiment.settled_settings()
+    with atomic_path(path) as partial:
+        partial.mkdir()
+        for name in ("rollouts", "measurement") if alike else ("rollouts",):
+            shutil.copytree(
+                folder / source.name / name,
+                partial / name,
+                copy_function=_link,
+                ignore=shutil.ignore_patterns(LOCK, ".*.partial"),
+            )
+        write_recorded_experiment(partial / "experiment.yaml", cell.experiment.to_yaml())
+
+
+def _is_drawn(path: Path) -> bool:
+    return (path / "rollouts" / "complete.json").exists()
+
+
+def _link(source: str, target: str) -> str:
+    """Give a file a second name: writers replace files whole, and so never change the content under the other name."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+    return target
+
+
+def _refuse_other_folder(folder: Path) -> None:
+    """Refuse a folder that holds something other than a sweep.
+
+    Raises:
+        NotADirectoryError: for a file or a device.
+        ValueError: for a folder that is not empty and not that of a sweep.
+    """
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder: choose another (--out)")
+    if not folder.is_dir() or ((folder / LISTED).is_file() and "cells" in read_json(folder / LISTED)):
+        return
+    if any(path.name != LOCK for path in folder.iterdir()):
+        raise ValueError(f"the folder {folder} is not empty and is not that of a sweep: choose another (--out)")

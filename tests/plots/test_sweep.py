@@ -1,0 +1,84 @@
+"""A sweep's figure: panels, lines of further settings, settings that are not numbers."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from gradstats.plots import plot_sweep, varying_settings
+
+
+@pytest.fixture(autouse=True)
+def close():
+    yield
+    plt.close("all")
+
+
+def frame_of(cells):
+    """A joined frame with two estimators a cell."""
+    rows = []
+    for at, settings in enumerate(cells):
+        for estimator, ratio in (("rloo", 1.0), ("grpo", 1.2 + 0.1 * at)):
+            row = {"cell": f"c{at}", **settings, "estimator": estimator}
+            numbers = {
+                "alpha": 0.5 + at,
+                "mean_length": 50.0,
+                "mean_reward": 0.5,
+                "ratio": ratio,
+                "matched_ratio": ratio,
+            }
+            for name, value in numbers.items():
+                row |= {name: value, f"{name}_low": 0.9 * value, f"{name}_high": 1.1 * value}
+            rows.append(row)
+    frame = pd.DataFrame(rows)
+    frame.attrs = {"reference": "rloo"}
+    return frame
+
+
+def heights(ax):
+    return [
+        line.get_ydata().tolist() for line in ax.get_lines() if len(line.get_ydata()) and line.get_marker() != "None"
+    ]
+
+
+def test_panels_stand_at_the_values_of_the_setting():
+    frame = frame_of([{"sampling.temperature": 1.0}, {"sampling.temperature": 0.6}])
+    axes = plot_sweep(frame, "sampling.temperature", varied=["sampling.temperature"])
+    assert [ax.get_title(loc="left") for ax in axes] == [
+        "α", "mean length (tokens)", "mean reward", "ratio to rloo", "matched ratio to rloo"
+    ]  # fmt: skip
+    assert heights(axes[0]) == [[1.5, 0.5]]  # from the lower temperature to the higher
+    assert heights(axes[3]) == [[1.3, 1.2]]  # the reference is not drawn
+    assert axes[3].get_yscale() == "log"
+    assert axes[0].get_xlabel() == "sampling temperature"
+
+
+def test_further_settings_are_lines_of_their_own():
+    cells = [{"a.x": x, "b.y": y} for x in (1, 2) for y in ("p", "q")]
+    axes = plot_sweep(frame_of(cells), "a.x", varied=["a.x", "b.y"])
+    assert heights(axes[0]) == [[0.5, 2.5], [1.5, 3.5]]
+    (legend,) = axes[0].get_figure().legends
+    assert [text.get_text() for text in legend.get_texts()] == ["b y p", "b y q", "grpo"]
+
+
+def test_settings_without_numbers_stand_side_by_side():
+    axes = plot_sweep(frame_of([{"policy.name": name} for name in ("late", "early")]), "policy.name")
+    assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["late", "early"]
+
+
+def test_settings_that_change_together_count_once():
+    frame = frame_of([{"a.x": x, "b.x": x, "c.z": 3} for x in (1, 2)])
+    assert varying_settings(frame, ["a.x", "b.x", "c.z"]) == ["a.x"]
+
+
+def test_estimators_may_be_chosen_and_unresolved_numbers_are_left_out():
+    frame = frame_of([{"a.x": 1}, {"a.x": 2}])
+    frame.loc[frame["estimator"] == "grpo", ["ratio", "ratio_low", "ratio_high"]] = np.nan
+    axes = plot_sweep(frame, "a.x", estimators=["grpo", "rloo"])
+    assert heights(axes[3])[1] == [1.0, 1.0]
+    with pytest.raises(ValueError, match="no cell has a row of 'grop': choose from rloo, grpo"):
+        plot_sweep(frame, "a.x", estimators=["grop"])
+    with pytest.raises(ValueError, match=r"lacks the column\(s\) a\.z"):
+        plot_sweep(frame, "a.z")

@@ -1,0 +1,70 @@
+"""The joined results of a sweep, from saved numbers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from saved_runs import saved_sweep
+from scipy import stats
+
+import gradstats as gs
+from gradstats.config.sections import FiguresSection
+from gradstats.report.sweeps import draw_sweep, write_sweep_results
+
+
+def test_one_row_for_each_cell_and_estimator(tmp_path):
+    result = gs.read_sweep(saved_sweep(tmp_path / "sweep"))
+    frame = result.to_frame()
+    assert frame["cell"].tolist() == ["temperature=0.6"] * 4 + ["temperature=1.0"] * 4
+    assert frame["sampling.temperature"].tolist() == [0.6] * 4 + [1.0] * 4
+    assert frame["ratio"].tolist() == [1.0, 1.3, 0.93, 1.03] * 2
+    points = pd.read_csv(tmp_path / "sweep" / "temperature=1.0" / "tables" / "length_scaling.csv")
+    for name, column in (("mean_length", "length"), ("mean_reward", "reward")):
+        each = points.groupby("prompt_id")[column].mean()
+        low, high = stats.t.interval(0.95, len(each) - 1, each.mean(), each.sem())
+        row = frame.iloc[-1]
+        assert [row[name], row[f"{name}_low"], row[f"{name}_high"]] == pytest.approx([each.mean(), low, high])
+    alpha = json.loads((tmp_path / "sweep" / "temperature=1.0" / "alpha.json").read_text())
+    assert frame.iloc[-1]["alpha_high"] == alpha["alpha_high"]
+
+
+def test_cells_without_results_are_named(tmp_path):
+    result = gs.read_sweep(saved_sweep(tmp_path / "sweep", missing=["temperature=0.6"]))
+    assert result.missing == ["temperature=0.6"]
+    assert set(result.to_frame()["cell"]) == {"temperature=1.0"}
+    nothing = gs.read_sweep(saved_sweep(tmp_path / "none", missing=["temperature=0.6", "temperature=1.0"]))
+    assert nothing.to_frame().empty
+    assert write_sweep_results(nothing, FiguresSection()) == []
+
+
+def test_a_cell_without_a_comparison_keeps_its_alpha(tmp_path):
+    folder = saved_sweep(tmp_path / "sweep")
+    (folder / "temperature=0.6" / "variance.csv").unlink()
+    frame = gs.read_sweep(folder).to_frame()
+    assert len(frame) == 5
+    assert np.isfinite(frame.loc[0, "alpha"])
+    assert pd.isna(frame.loc[0, "estimator"])
+
+
+def test_one_figure_for_each_setting_that_takes_several_values(tmp_path):
+    result = gs.read_sweep(saved_sweep(tmp_path / "sweep"))
+    paths = draw_sweep(result, tmp_path / "figures", FiguresSection(formats=["png"]))
+    assert [path.name for path in paths] == ["sampling_temperature.png", "sampling_temperature.csv"]
+
+
+def test_what_is_not_a_sweep_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not the folder of a sweep: create one with `gradstats sweep FILE"):
+        gs.read_sweep(tmp_path)
+    (tmp_path / "sweep.json").write_text("[]")
+    with pytest.raises(ValueError, match="holds a JSON list"):
+        gs.read_sweep(tmp_path)
+    (tmp_path / "sweep.json").write_text(json.dumps({"name": "x", "varied": [], "cells": [{"settings": {}}]}))
+    with pytest.raises(ValueError, match="does not list the cells of a sweep"):
+        gs.read_sweep(tmp_path)
+    cells = [{"folder": "../elsewhere", "settings": {}}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"name": "x", "varied": [], "cells": cells}))
+    with pytest.raises(ValueError, match=r"names the folder '\.\./elsewhere'"):
+        gs.read_sweep(tmp_path)

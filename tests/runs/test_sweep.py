@@ -1,0 +1,147 @@
+"""A sweep from end to end: shared completions, resuming, a cell that fails, folders that are refused."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import yaml
+
+import gradstats as gs
+from gradstats.config.sweep import load_sweep
+from gradstats.runs.sweep import check_cells, draws_alike
+from gradstats.sampling.plan import SamplingPlan
+
+
+@pytest.fixture
+def file(experiment, tmp_path):
+    """Two sampling temperatures, each measured with two sketches."""
+    data = experiment.model_dump() | {"name": "tiny sweep"}
+    data["vary"] = {"sampling.temperature": [0.7, 1.0], "measurement.sketch_dim": [64, 256]}
+    data["figures"] = {"formats": ["png"]}
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    return path
+
+
+def drawn(monkeypatch):
+    """The batches that are drawn from now on."""
+    real, calls = SamplingPlan.draw, []
+
+    def counted(self, *given, **options):
+        calls.append(self.policy)
+        return real(self, *given, **options)
+
+    monkeypatch.setattr(SamplingPlan, "draw", counted)
+    return calls
+
+
+def test_cells_that_draw_alike_share_completions(file, tmp_path, monkeypatch):
+    batches = drawn(monkeypatch)
+    result = gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    assert len(batches) == 2 * 4  # two temperatures, four batches each
+    cells = [tmp_path / "out" / name for name in result.settings]
+    shards = [cell / "rollouts" / "shard-00000.parquet" for cell in cells]
+    assert os.path.samefile(shards[0], shards[1])
+    assert shards[0].read_bytes() != shards[2].read_bytes()
+    dims = [gs.read_measurement(cell / "measurement").sketches.shape[1] for cell in cells]
+    assert dims == [64, 256, 64, 256]
+    frame = result.to_frame()
+    assert frame["sampling.temperature"].unique().tolist() == [0.7, 1.0]
+    assert len(frame) == 4 * 3
+    alone = gs.read_measurement(cells[3] / "measurement")
+    row = frame.loc[frame["cell"] == cells[3].name].iloc[0]
+    assert row["mean_length"] == pytest.approx(np.mean(alone.rollouts.lengths))
+    assert row["alpha"] == pytest.approx(gs.fit_length_scaling(alone).alpha, rel=1e-4)
+    figures = sorted(path.name for path in (tmp_path / "out" / "figures").glob("*.png"))
+    assert figures == ["measurement_sketch_dim.png", "sampling_temperature.png"]
+
+    batches.clear()
+    again = gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    assert not batches
+    assert again.to_frame().equals(frame)
+
+
+def test_a_run_of_one_cell_alone_has_the_same_numbers(file, tmp_path):
+    gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    last = load_sweep(file).cells[-1]
+    from gradstats.runs.pipeline import run_experiment
+
+    run_experiment(last.experiment, tmp_path / "alone", progress=False)
+    assert (tmp_path / "alone" / "variance.csv").read_bytes() == (
+        tmp_path / "out" / last.name / "variance.csv"
+    ).read_bytes()
+
+
+def test_an_interrupted_sweep_keeps_its_finished_cells(file, tmp_path, monkeypatch):
+    real, calls = SamplingPlan.draw, []
+
+    def interrupted(self, *given, **options):
+        calls.append(None)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return real(self, *given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SamplingPlan, "draw", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    partly = gs.read_sweep(tmp_path / "out")
+    assert len(partly.results) == 2
+    assert len(partly.missing) == 2
+    batches = drawn(monkeypatch)
+    assert not gs.run_sweep(file, out=tmp_path / "out", progress=False).missing
+    assert len(batches) == 3
+
+
+def test_a_cell_that_fails_does_not_keep_the_others_from_running(file, tmp_path, monkeypatch):
+    from gradstats.runs import sweep
+
+    real = sweep.run_experiment
+
+    def failing(experiment, path, *, progress):
+        if "sketch_dim=64" in path.name:
+            raise ValueError("no room")
+        return real(experiment, path, progress=progress)
+
+    monkeypatch.setattr(sweep, "run_experiment", failing)
+    with pytest.raises(RuntimeError, match=r"2 of 4 cells failed, the first temperature=0\.7,sketch_dim=64: no room"):
+        gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    assert len(gs.read_sweep(tmp_path / "out").results) == 2
+    assert (tmp_path / "out" / "sweep.csv").exists()
+
+
+def test_names_are_checked_in_every_cell_before_anything_is_run(experiment, tmp_path):
+    data = experiment.model_dump() | {"vary": {"variance.reference": ["rloo", "rlo"]}}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+    with pytest.raises(ValueError, match=r"reference=rlo: variance\.reference: .*rlo"):
+        gs.run_sweep(tmp_path / "s.yaml", out=tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="reference=rlo"):
+        check_cells(load_sweep(tmp_path / "s.yaml"))
+
+
+def test_other_folders_are_left_alone(file, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("text")
+    with pytest.raises(ValueError, match="is not empty and is not that of a sweep"):
+        gs.run_sweep(file, out=tmp_path / "mine", progress=False)
+    with pytest.raises(NotADirectoryError, match="is not a folder"):
+        gs.run_sweep(file, out=tmp_path / "mine" / "thesis.tex", progress=False)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "text"
+
+
+def test_what_decides_the_draws(experiment):
+    def changed(**sections):
+        data = experiment.model_dump()
+        for section, fields in sections.items():
+            data[section] |= fields
+        return type(experiment).model_validate(data)
+
+    at_one = changed(sampling={"temperature": 1.0})
+    assert draws_alike(at_one, changed(sampling={"temperature": 1.0}, policy={"temperature": 0.6}))
+    assert not draws_alike(experiment, changed(policy={"temperature": 0.6}))
+    assert draws_alike(experiment, changed(measurement={"sketch_dim": 8}, variance={"estimators": ["rloo"]}))
+    assert not draws_alike(experiment, changed(prompts={"seed": 1}))
+    assert not draws_alike(experiment, changed(policy={"dtype": "float64"}))
