@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+from rich.table import Column, Table
+
 from gradstats.cli import terminal
 from gradstats.cli.options import Partial, PolicyName, PolicySettings, Positional, described_by, policy_section
 from gradstats.config.defaults import CHECKED_TYPES
@@ -57,9 +59,9 @@ def list_things(
 
         print(to_json(experiment_schema()))
     elif what == "quantities":
-        terminal.show_quantities()
+        _show_quantities()
     else:
-        terminal.show_list(what)
+        show_list(what)
 
 
 def env() -> None:
@@ -67,3 +69,58 @@ def env() -> None:
     from gradstats.system.environment import environment
 
     print(to_json(environment()))
+
+
+def show_list(what: str) -> None:
+    """Print the names and descriptions of one kind of thing."""
+    columns = _columns(what)
+    first, *others = columns
+    table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), show_lines=True)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(terminal.escape, cells))
+    terminal.console.print(table)
+
+
+def _show_quantities() -> None:
+    """Print every printed or saved column, one line each: name, table, the file that defines it, meaning."""
+    from gradstats.report.columns import INDEX
+
+    listed = [
+        (column.name, table, column.file, column.meaning) for table, columns in INDEX.items() for column in columns
+    ]
+    widths = [max(len(row[place]) for row in listed) for place in range(3)]
+    for *names, meaning in listed:
+        print("  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)), meaning, sep="  ")
+
+
+def _columns(what: str) -> dict[str, list[str]]:
+    if what == "experiments":
+        from gradstats.config.experiment import load_experiment, shipped_experiments
+
+        names = list(shipped_experiments())
+        return {"experiment": names, "what it does": [load_experiment(name).description for name in names]}
+    if what == "sweeps":
+        from gradstats.config.experiment import shipped_experiments
+        from gradstats.config.sweep import load_sweep
+
+        names = list(shipped_experiments(sweeps=True))
+        return {"sweep": names, "what it does": [load_sweep(name).cells[0].experiment.description for name in names]}
+    if what in ("estimators", "recipes"):
+        from gradstats import estimators
+
+        table = estimators.table() if what == "estimators" else estimators.recipes.published()
+        if terminal.console.width < terminal.WIDE:  # all columns would have seven characters each
+            shown = {"estimators": ["name", "baseline", "bias"], "recipes": ["label", "components", "bias"]}
+            table = table[shown[what]]
+        return {str(column): [str(cell) for cell in table[column]] for column in table}
+    if what == "data":
+        from gradstats import data
+
+        names = data.names()
+        return {"data set": names, "source": [data.load(name).attrs["source"] for name in names]}
+    from gradstats.rewards.registry import REWARDS
+
+    return {
+        "reward": list(REWARDS),
+        "what it does": [(function.__doc__ or "").splitlines()[0] for function in REWARDS.values()],
+    }

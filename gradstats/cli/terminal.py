@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gradstats.stats import AlphaReport
     from gradstats.stats.tokens.proxy_quality import ProxyQuality
 
-_WIDE = 100  # columns; labels are broken into lines on a narrower terminal
+WIDE = 100  # columns; labels are broken into lines on a narrower terminal
 _NARROWEST_NAMES = 28  # characters; names of rows longer than that may be broken into lines
 
 
@@ -166,7 +166,7 @@ def show_variance(frame: pd.DataFrame) -> None:
         shown.append((column.heading, [written(*triple) for triple in column.triples]))
     if (marks := best_set_marks(frame)) is not None:
         shown.append((BEST_SET, marks))
-    narrow = console.width < _WIDE
+    narrow = console.width < WIDE
     at_once = 2 if narrow else (console.width - 40) // 20  # columns next to whole names
     for first in range(0, len(shown), at_once):
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -322,61 +322,6 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
         fail("nothing could be checked, for the reasons above: choose other dtypes, or another device")
     else:
         fail(f"the check fails ({wrong}): measure with an engine that passes, or with dtype float32")
-
-
-def show_list(what: str) -> None:
-    """Print the names and descriptions of one kind of thing."""
-    columns = _columns(what)
-    first, *others = columns
-    table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), show_lines=True)
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*map(escape, cells))
-    console.print(table)
-
-
-def show_quantities() -> None:
-    """Print every printed or saved column, one line each: name, table, the file that defines it, meaning."""
-    from gradstats.report.columns import INDEX
-
-    listed = [
-        (column.name, table, column.file, column.meaning) for table, columns in INDEX.items() for column in columns
-    ]
-    widths = [max(len(row[place]) for row in listed) for place in range(3)]
-    for *names, meaning in listed:
-        print("  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)), meaning, sep="  ")
-
-
-def _columns(what: str) -> dict[str, list[str]]:
-    if what == "experiments":
-        from gradstats.config.experiment import load_experiment, shipped_experiments
-
-        names = list(shipped_experiments())
-        return {"experiment": names, "what it does": [load_experiment(name).description for name in names]}
-    if what == "sweeps":
-        from gradstats.config.experiment import shipped_experiments
-        from gradstats.config.sweep import load_sweep
-
-        names = list(shipped_experiments(sweeps=True))
-        return {"sweep": names, "what it does": [load_sweep(name).cells[0].experiment.description for name in names]}
-    if what in ("estimators", "recipes"):
-        from gradstats import estimators
-
-        table = estimators.table() if what == "estimators" else estimators.recipes.published()
-        if console.width < _WIDE:  # all columns would have seven characters each
-            shown = {"estimators": ["name", "baseline", "bias"], "recipes": ["label", "components", "bias"]}
-            table = table[shown[what]]
-        return {str(column): [str(cell) for cell in table[column]] for column in table}
-    if what == "data":
-        from gradstats import data
-
-        names = data.names()
-        return {"data set": names, "source": [data.load(name).attrs["source"] for name in names]}
-    from gradstats.rewards.registry import REWARDS
-
-    return {
-        "reward": list(REWARDS),
-        "what it does": [(function.__doc__ or "").splitlines()[0] for function in REWARDS.values()],
-    }
 
 
 def with_interval(row: dict[str, Any], name: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from gradstats.cli import terminal
+from gradstats.cli.installation import show_list
 from gradstats.config.experiment import load_experiment
 from gradstats.data import load
 from gradstats.rollouts.table import Rollouts
@@ -78,7 +79,7 @@ def test_durations(seconds, text):
     ],
 )
 def test_a_cell_is_a_number_with_its_interval(row, text):
-    cell = terminal._with_interval(dict(zip(("q", "q_low", "q_high"), row, strict=True)), "q")
+    cell = terminal.with_interval(dict(zip(("q", "q_low", "q_high"), row, strict=True)), "q")
     assert cell.replace("\\[", "[") == text
 
 
@@ -226,19 +227,19 @@ def test_lists_have_a_row_for_each_name(printed):
     from gradstats.rewards.registry import REWARDS
 
     for what, names in (("estimators", estimators.names()), ("rewards", REWARDS), ("data", ["gloeckle2026"])):
-        text = printed(terminal.show_list, what, width=400)
+        text = printed(show_list, what, width=400)
         assert all(name in text for name in names), what
 
 
 def test_the_recipes_are_listed_by_their_labels_in_80_columns(printed):
-    text = printed(terminal.show_list, "recipes", width=80)
+    text = printed(show_list, "recipes", width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert all(f"recipe:{name}" in text for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "kimi_k15", "ppo"))
 
 
 def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
     heading = "┃ name", "┃ baseline", "┃ bias", "┃ source", "┃ scale", "┃ aggregation"
-    wide, narrow = (printed(terminal.show_list, "estimators", width=width) for width in (400, 80))
+    wide, narrow = (printed(show_list, "estimators", width=width) for width in (400, 80))
     assert [column in wide for column in heading] == [True] * 6
     assert [column in narrow for column in heading] == [True] * 3 + [False] * 3
     assert max(map(len, narrow.splitlines())) <= 80
