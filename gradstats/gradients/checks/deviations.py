@@ -15,10 +15,12 @@ from gradstats.gradients.sketches import CountSketch
 
 #: Largest relative deviation of ‖S‖² that is accepted, by the model's dtype.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-# A parameter, or a sketch, sums fewer terms than ‖S‖², so that rounding shows more: in float32, two plain passes over a
-# model with large activations (Qwen2.5-0.5B, with padding and without) differ by 1e-3 in some matrices; in float64, so
-# does that of norms which transformers computes in float32.
-_OF_PARTS = {torch.float64: 1e-5, torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
+#: The same for one parameter or a sketch. It sums fewer terms than ‖S‖², so that rounding shows more: in float32, two
+#: plain passes over a model with large activations (Qwen2.5-0.5B, with padding and without) differ by 1e-3 in some
+#: matrices; in float64, so does that of norms which transformers computes in float32.
+TOLERANCES_OF_PARTS = {torch.float64: 1e-5, torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
+#: What the deviation of ‖S‖² is called.
+WHOLE = "the squared norm of the whole gradient"
 # Deviations of a parameter are relative to its own ‖S‖², or to this share of the whole where that is more.
 _LEAST_SHARE = {torch.float64: 1e-12, torch.float32: 1e-8, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 # Deviations of token quantities are relative to the largest of the sequence, or to this where that is more.
@@ -55,10 +57,12 @@ def of_norms(
         values = np.abs(norms - exact) / np.where(scale == 0, 1.0, scale)
         worst = int(np.argmax(np.where(np.isnan(values), np.inf, values)))
         found.append(
-            Deviation(float(values[worst]), _OF_PARTS[dtype], f"the squared norm of {selection.block_names[worst]}")
+            Deviation(
+                float(values[worst]), TOLERANCES_OF_PARTS[dtype], f"the squared norm of {selection.block_names[worst]}"
+            )
         )
         whole = abs(float(norms.sum()) - total) / (total or 1.0)
-        found.append(Deviation(whole, TOLERANCES[dtype], "the squared norm of the whole gradient"))
+        found.append(Deviation(whole, TOLERANCES[dtype], WHOLE))
     return found
 
 
@@ -72,7 +76,9 @@ def of_sketches(result: ChunkResult, place: int, plain: PlainPass, dtype: torch.
         off = float(np.linalg.norm(sketch.astype(np.float64) - gradient.sketch))
         # ‖S‖² deviates by twice what S deviates by.
         found.append(
-            Deviation(off / (float(np.linalg.norm(gradient.sketch)) or 1.0), _OF_PARTS[dtype] / 2, "the sketch")
+            Deviation(
+                off / (float(np.linalg.norm(gradient.sketch)) or 1.0), TOLERANCES_OF_PARTS[dtype] / 2, "the sketch"
+            )
         )
     return found
 

@@ -31,18 +31,22 @@ class SelfCheck:
     """Largest relative deviations of an engine from one backward pass per sequence, on a few sequences.
 
     Attributes:
-        squared_norms: of ‖S‖², by parameter and of the whole.
+        squared_norms: of ‖S‖².
+        parameters: of the part of ‖S‖² that is one parameter's.
         sketches: of the sketches; None where there are none.
         token_quantities: of the recorded quantities of tokens.
-        tolerance: the largest deviation of ‖S‖² that was accepted.
+        tolerance: the largest deviation of ‖S‖² and of token quantities that was accepted.
+        tolerance_of_parts: the same for one parameter, and half of it for sketches.
         deviation_from_float32: for a model in bfloat16 or float16, of ‖S‖² from that in float32 (the error of the
             dtype, without a tolerance); None otherwise.
     """
 
     squared_norms: float
+    parameters: float
     sketches: float | None
     token_quantities: float
     tolerance: float
+    tolerance_of_parts: float
     deviation_from_float32: float | None = None
 
 
@@ -127,10 +131,12 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfChec
                 tokens += deviations.of_tokens(token_quantities(result, place), plain.tokens, policy.dtype)
     _refuse([*norms, *sketches, *tokens], f'the engine "{name}"', policy, _remedy(policy, name))
     return SelfCheck(
-        _largest(norms),
+        _largest([one for one in norms if one.what == deviations.WHOLE]),
+        _largest([one for one in norms if one.what != deviations.WHOLE]),
         _largest(sketches) if sketches else None,
         _largest(tokens),
         TOLERANCES[policy.dtype],
+        deviations.TOLERANCES_OF_PARTS[policy.dtype],
         checked.deviation_from_float32,
     )
 

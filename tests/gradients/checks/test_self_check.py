@@ -71,8 +71,16 @@ def test_in_float32_one_parameter_may_be_off_by_rounding_and_no_more(monkeypatch
 
 def test_the_self_check_is_recorded(rollouts):
     check = gradients.measure(tiny_model("gpt2"), rollouts, progress=False).metadata["self_check"]
-    assert check["tolerance"] == 1e-8
-    assert all(0 <= check[name] < 1e-9 for name in ("squared_norms", "sketches", "token_quantities"))
+    assert (check["tolerance"], check["tolerance_of_parts"]) == (1e-8, 1e-5)
+    assert all(0 <= check[name] < 1e-9 for name in ("squared_norms", "parameters", "sketches", "token_quantities"))
+
+
+def test_a_deviation_of_one_parameter_is_recorded_apart(monkeypatch, rollouts):
+    monkeypatch.setitem(gradients.ENGINES, "ghost", _smallest_block_scaled(1.004))
+    model = tiny_model("qwen2", dtype=torch.float32)
+    check = gradients.measure(model, rollouts, engine="ghost", progress=False).metadata["self_check"]
+    assert 0.003 < check["parameters"] < check["tolerance_of_parts"]
+    assert check["squared_norms"] < check["tolerance"]
 
 
 def test_dropout_is_refused(rollouts):
