@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gradstats.stats.tokens.proxy_quality import ProxyQuality
 
 WIDE = 100  # columns; labels are broken into lines on a narrower terminal
-_NARROWEST_NAMES = 28  # characters; names of rows longer than that may be broken into lines
 
 
 class _PipedConsole(Console):
@@ -244,7 +243,8 @@ def show_table(table: PaperTable) -> None:
     headings, rows = table.cells("plain")
     names, *columns = zip(headings, *rows, strict=True)
     widths = [max(map(cell_len, column)) + 3 for column in columns]  # padding, and the space that the box adds
-    room = console.width - min(max(map(cell_len, names)), _NARROWEST_NAMES) - 3
+    word = max(cell_len(word) for name in names for word in name.split())  # names are broken between words
+    room = console.width - min(max(map(cell_len, names)), max(28, min(word, console.width // 2))) - 3
     while columns:
         at_once = max(1, sum(total <= room for total in accumulate(widths)))
         numbers = [Column(heading, justify="right", no_wrap=True) for heading, *_ in columns[:at_once]]

@@ -12,7 +12,7 @@ LENGTH_HEADINGS = {
     "matched_bias_share": "matched bias",
     "cosine": "cosine",
     "noise_to_signal": "noise to signal",
-    "ratio": "share of the whole's variance",
+    "ratio": "share of variance",
 }
 
 

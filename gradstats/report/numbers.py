@@ -31,6 +31,9 @@ def number_with_interval(value: float, low: float, high: float, *, exponent: int
         ends = [_fixed(end, _decimals(high - low) if high > low else 2, latex) for end in (low, high)]
         return rf"${ends[0]}$ to ${ends[1]}$" if latex else " to ".join(ends)
     # An estimate outside of what is possible, such as a negative share: its interval is cut, and says what is known.
+    nearest = min(max(value, low), high)
+    if abs(value - nearest) <= 1e-9 * abs(nearest):  # outside by rounding only
+        value = nearest
     if value < low or value > high:
         if low == high:
             return _mathematics(_alone(low), latex)

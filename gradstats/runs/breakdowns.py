@@ -77,7 +77,7 @@ def length_bins(
     )
     frame = pd.concat([one.to_frame(section.confidence_level) for one in found], ignore_index=True)
     frame.attrs["confidence_level"] = section.confidence_level
-    return frame, [*left_out, *found[0].comparison.notes]
+    return frame, list(dict.fromkeys([*left_out, *(note for one in found for note in one.comparison.notes)]))
 
 
 def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:

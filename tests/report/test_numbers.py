@@ -55,6 +55,13 @@ def test_an_estimate_outside_of_what_is_possible_is_a_bound():
     assert number_with_interval(-0.004, 0.0, 0.017, markup="latex") == "$< 0.017$"
 
 
+def test_rounding_does_not_put_an_estimate_outside_of_its_interval():
+    """A cosine of exactly 1, whose interval is cut there."""
+    assert number_with_interval(1.0 + 2e-14, 1.0 - 1e-14, 1.0) == number_with_interval(1.0, 1.0, 1.0) == "1"
+    assert number_with_interval(1.0 + 2e-14, 0.9, 1.0) == number_with_interval(1.0, 0.9, 1.0)
+    assert number_with_interval(1.01, 0.9, 1.0) == "> 0.90"
+
+
 def test_a_range_without_a_value():
     assert number_with_interval(math.nan, -1.0, 1.0) == "−1.0 to 1.0"
     assert number_with_interval(math.nan, 0.2, 1.0, markup="latex") == "$0.20$ to $1.00$"

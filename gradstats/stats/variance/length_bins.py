@@ -21,6 +21,7 @@ from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.best_set import pairwise_differences
 from gradstats.stats.variance.comparison import compared, pooled
 from gradstats.stats.variance.group_moments import cross_signal, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.prepared_inputs import prepared_inputs
 from gradstats.stats.variance.target import TargetChoice, target_of
@@ -228,6 +229,9 @@ def _split(
     """Compare the parts of one estimator; ``whole`` is the chosen one with what was prepared for it."""
     parts = [_OfLengths(whole, float(low), float(high)) for low, high in bins]
     split, rows, _, _, _, labels = compared(pool, parts, whole, judged)
+    silent = None
+    if all(row.kept_share.value == 0.0 for row in rows):
+        silent = f"{why_silent(pool)}, so {chosen.label} gives every completion weight 0 and its rows are NaN"
     comparison = VarianceComparison(
         rows=tuple(replace(row, matched_ratio=NOT_ESTIMATED) for row in rows),
         splits=(split,),
@@ -235,7 +239,7 @@ def _split(
         prompts_per_batch=pool.error_prompts,
         sketch_dim=sketch_dim,
         target=judged,
-        notes=tuple(filter(None, [judged.missing, judged.remark])),
+        notes=tuple(filter(None, [silent, judged.missing, judged.remark])),
         differences=(pairwise_differences([None] * len(parts)),),
         prompt_labels=(labels,),
     )

@@ -108,6 +108,15 @@ def test_several_estimators_have_the_same_bins_and_their_own_rows():
         assert set(alone["estimator"]) == {label}
 
 
+def test_an_estimator_without_any_weight_says_why():
+    batch, scores = ragged_batch()
+    found = variance_by_length(batch.with_fields(rewards=np.zeros(len(scores))), "recipe:grpo", scores)
+    assert found.comparison.notes == (
+        "every reward equals 0 (choose problems that are solved sometimes, not always), so recipe:grpo gives every "
+        "completion weight 0 and its rows are NaN",
+    )
+
+
 def test_what_cannot_be_split_is_refused():
     batch, scores = ragged_batch()
     with pytest.raises(ValueError, match="batch_mean is a batch-level estimator: choose a group-level one"):
