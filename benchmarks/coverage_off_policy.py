@@ -58,6 +58,8 @@ def coverage(
 ) -> pd.DataFrame:
     """One row for each recipe and quantity: how often the interval holds the exact value, and how often it is known.
 
+    ``.attrs["ranked"]`` is the share of data sets in which token ratios have a higher cosine than plain RLOO.
+
     Args:
         n_prompts: groups in each data set.
         replications: data sets.
@@ -103,7 +105,9 @@ def coverage(
         }
         for (label, name), held in hits.items()
     ]
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    table.attrs["ranked"] = float(np.mean(ranked))
+    return table
 
 
 def main(

@@ -59,7 +59,7 @@ def test_rounding_does_not_put_an_estimate_outside_of_its_interval():
     """A cosine of exactly 1, whose interval is cut there."""
     assert number_with_interval(1.0 + 2e-14, 1.0 - 1e-14, 1.0) == number_with_interval(1.0, 1.0, 1.0) == "1"
     assert number_with_interval(1.0 + 2e-14, 0.9, 1.0) == number_with_interval(1.0, 0.9, 1.0)
-    assert number_with_interval(1.01, 0.9, 1.0) == "> 0.90"
+    assert number_with_interval(1.01, 0.9, 1.0) == "> 0.9"
 
 
 def test_a_range_without_a_value():
