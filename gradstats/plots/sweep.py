@@ -30,12 +30,7 @@ def varying_settings(frame: pd.DataFrame, varied: Sequence[str]) -> list[str]:
     """Return the settings that take several values, without those that always change together with one before."""
     kept: list[str] = []
     for name in varied:
-        values = frame[name].astype(str)
-        together = any(
-            len(set(zip(values, frame[other].astype(str), strict=True))) == values.nunique() == frame[other].nunique()
-            for other in kept
-        )
-        if values.nunique() > 1 and not together:
+        if len(set(_texts(frame, name))) > 1 and not any(_same(frame, name, other) for other in kept):
             kept.append(name)
     return kept
 
@@ -117,10 +112,14 @@ def _drawn(frame: pd.DataFrame, estimators: Sequence[str] | None) -> list[str]:
     return [name for name in known if name != frame.attrs.get("reference")]
 
 
+def _texts(frame: pd.DataFrame, name: str) -> list[str]:
+    return [str(value) for value in frame[name]]
+
+
 def _same(frame: pd.DataFrame, one: str, other: str) -> bool:
     """Whether two settings determine each other."""
-    pairs = set(zip(frame[one].astype(str), frame[other].astype(str), strict=True))
-    return len(pairs) == frame[one].astype(str).nunique() == frame[other].astype(str).nunique()
+    pairs = set(zip(_texts(frame, one), _texts(frame, other), strict=True))
+    return len(pairs) == len({first for first, _ in pairs}) == len({second for _, second in pairs})
 
 
 def _lines(frame: pd.DataFrame, others: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:

@@ -161,7 +161,7 @@ def _of_completions(results: SavedResults) -> dict[str, float]:
     for name, column in (("mean_length", "length"), ("mean_reward", "reward")):
         values = (np.nan,) * 3
         if points is not None and column in points:
-            each = points.groupby("prompt_id", sort=False)[column].mean().to_numpy(dtype=float)
+            each = np.array([rows[column].mean() for _, rows in points.groupby("prompt_id")], dtype=float)
             if len(each) > 1:
                 values = mean_statistic(each).estimate().with_interval(level)
         known |= dict(zip((f"{name}{end}" for end in _ENDS), values, strict=True))

@@ -129,7 +129,7 @@ def ratio_diagnostics(
         worst = int(np.argmax(logs))
         notes.insert(
             0,
-            f"the squared ratio of {overflowing} completions overflows (π/π_old of completion {worst} is "
+            f"the squared ratio overflows in {overflowing} of the completions (π/π_old of completion {worst} is "
             f"e^{logs[worst]:.0f}), so that mean, variance and χ² are not finite: score a policy closer to the "
             "one that sampled",
         )
