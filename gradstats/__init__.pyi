@@ -35,6 +35,7 @@ from .stats import RatioPlan as RatioPlan
 from .stats import SamplerGap as SamplerGap
 from .stats import SignalPlan as SignalPlan
 from .stats import VarianceComparison as VarianceComparison
+from .stats import VarianceCurve as VarianceCurve
 from .stats import alpha_report as alpha_report
 from .stats import alpha_without_each_prompt as alpha_without_each_prompt
 from .stats import check_on_policy as check_on_policy
@@ -57,6 +58,7 @@ from .stats import plan_signal as plan_signal
 from .stats import profile_policy as profile_policy
 from .stats import sampler_gap as sampler_gap
 from .stats import variance_by_length as variance_by_length
+from .stats import variance_curve as variance_curve
 from .stats import proxy_quality as proxy_quality
 from .stats import ratio_diagnostics as ratio_diagnostics
 from .stats import surprise_along as surprise_along

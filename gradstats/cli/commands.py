@@ -10,6 +10,7 @@ from collections.abc import Callable
 import tyro
 
 from gradstats.cli import terminal
+from gradstats.cli.curves import curve
 from gradstats.cli.installation import check, env, list_things
 from gradstats.cli.options import REGISTRY
 from gradstats.cli.profiling import profile
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "measure": measure,
     "alpha": alpha,
     "variance": variance,
+    "curve": curve,
     "tokens": tokens,
     "ratios": ratios,
     "plan": plan,

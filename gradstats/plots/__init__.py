@@ -13,6 +13,7 @@ from gradstats.plots.tokens import plot_proxy, plot_token_energy
 from gradstats.plots.units import estimator_unit
 from gradstats.plots.variance import plot_variance, plot_variance_panels
 from gradstats.plots.variance_components import plot_prompt_parts
+from gradstats.plots.variance_curve import plot_variance_curve, plot_variance_curve_panels
 
 __all__ = [
     "VENUES",
@@ -32,6 +33,8 @@ __all__ = [
     "plot_token_correlation",
     "plot_token_energy",
     "plot_variance",
+    "plot_variance_curve",
+    "plot_variance_curve_panels",
     "plot_variance_panels",
     "save_figure",
     "style",

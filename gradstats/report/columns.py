@@ -130,6 +130,21 @@ _PLAN = _of(
 #: Table → its columns. A file of that name in a run directory holds the table, unless it is printed only.
 INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "variance": _ROW,
+    "curve": (
+        *_of(f"{_VARIANCE}/variance_curve.py", value="of the parameter"),
+        *_ROW,
+        *_of(
+            f"{_VARIANCE}/fieller_simultaneous.py",
+            cosine_simultaneous="interval of the cosine that holds at all values at once",
+            matched_bias_share_simultaneous="the same for the matched bias",
+        ),
+    ),
+    "curve fits": _of(
+        f"{_VARIANCE}/variance_curve.py",
+        fit="how an exponent was fitted",
+        value="the exponent",
+        ratio_to_lowest="variance with it plugged in over that at the minimiser",
+    ),
     "group_sizes": (*_ROW, *_each(_VARIANCE, _headings(VARIANCE_COMPONENTS))),
     "length_bins": (
         *_ROW,

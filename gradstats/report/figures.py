@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from gradstats.config.experiment import FiguresSection
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.plots.blocks import has_kinds
 from gradstats.plots.save import DETERMINISTIC, METADATA
+from gradstats.report.curves import curve_caption, draw_curve
 from gradstats.report.saved_results import SavedResults
 from gradstats.stats import LengthRewardCorrelation, length_reward_correlation
 from gradstats.stats.variance.quantities import JUDGED
@@ -81,7 +82,23 @@ def figures_as_svg(run: SavedResults) -> dict[str, str]:
 
 def run_figures(run: SavedResults, figure_style: FiguresSection) -> Iterator[tuple[RunFigure, Figure, pd.DataFrame]]:
     """Yield each figure of a run as listed, as drawn, and its table; a figure is closed when the next is asked for."""
-    for listed in FIGURES:
+    yield from _drawn(run, figures_of(run), figure_style)
+
+
+def figures_of(run: SavedResults) -> list[RunFigure]:
+    """Return the figures that a run may have: those of every run, and one of each table that a command added."""
+    return [*FIGURES, *(added_figure(name, frame) for name, frame in run.added.items())]
+
+
+def added_figure(name: str, frame: pd.DataFrame) -> RunFigure:
+    """Return the figure of a table that a command added to a run."""
+    return RunFigure(name, curve_caption(frame), lambda run: run.added.get(name), lambda run, table: draw_curve(table))
+
+
+def _drawn(
+    run: SavedResults, figures: Sequence[RunFigure], figure_style: FiguresSection
+) -> Iterator[tuple[RunFigure, Figure, pd.DataFrame]]:
+    for listed in figures:
         table = listed.needs(run)
         if table is not None:
             with styled(figure_style) as current_figure:

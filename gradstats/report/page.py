@@ -138,7 +138,7 @@ def inline_svg(svg: str, prefix: str, title: str) -> str:
 
 
 def _figures(run: SavedResults, svgs: Mapping[str, str] | None) -> list[dict[str, str]]:
-    from gradstats.report.figures import FIGURES, figures_as_svg
+    from gradstats.report.figures import figures_as_svg, figures_of
 
     drawn = figures_as_svg(run) if svgs is None else svgs
     return [
@@ -147,7 +147,7 @@ def _figures(run: SavedResults, svgs: Mapping[str, str] | None) -> list[dict[str
             "caption": figure.caption,
             "svg": inline_svg(drawn[figure.name], figure.name, figure.caption),
         }
-        for figure in FIGURES
+        for figure in figures_of(run)
         if figure.name in drawn
     ]
 

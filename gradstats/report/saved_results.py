@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ import pandas as pd
 
 from gradstats.config.experiment import FiguresSection
 from gradstats.report.recorded_experiment import read_recorded_experiment
+from gradstats.report.saved_frames import read_added
 from gradstats.report.saved_tokens import SavedTokens, read_tokens
 from gradstats.stats import LengthScalingFit, fit_length_scaling
 from gradstats.stats.variance.quantities import shown_in
@@ -92,6 +93,7 @@ class SavedResults:
         breakdowns: name → further table, of those that were written: ``group_sizes``, ``equivalent_group_size``,
             ``length_bins``, ``ratios``, ``ratio_clipping``.
         tokens: the token-level results, or None.
+        added: name → table that a command added, with its ``.attrs``: curves along a parameter.
     """
 
     path: Path
@@ -103,6 +105,7 @@ class SavedResults:
     variance: pd.DataFrame | None
     breakdowns: dict[str, pd.DataFrame] = field(default_factory=dict)
     tokens: SavedTokens | None = None
+    added: dict[str, pd.DataFrame] = field(default_factory=dict)
 
     @cached_property
     def fit(self) -> LengthScalingFit | None:
@@ -189,6 +192,7 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
         variance=variance,
         breakdowns={name: _read_csv(table) for name, table in breakdowns.items()},
         tokens=read_tokens(path),
+        added=read_added(path),
     )
 
 
@@ -197,11 +201,18 @@ def table_checksums(path: Path, files: Iterable[Path]) -> dict[str, str]:
     return {file.relative_to(path).as_posix(): file_digest(file) for file in files if file.suffix == ".csv"}
 
 
-def record_tables(path: Path, files: Iterable[Path]) -> None:
-    """Record the checksums of tables that were written again, where the run has a manifest."""
+def record_tables(path: Path, files: Sequence[Path]) -> None:
+    """List files that were added to a run, or written again, in its manifest, with the checksums of tables.
+
+    What is listed is removed when the run is analysed again, for instance with other rewards.
+    """
     manifest = _read_json(path / "manifest.json")
-    if manifest is not None and isinstance(recorded := manifest.get("checksums"), dict):
-        write_json(path / "manifest.json", manifest | {"checksums": recorded | table_checksums(path, files)})
+    if manifest is None or not isinstance(recorded := manifest.get("checksums"), dict):
+        return
+    listed = manifest.get("files")
+    names = [*(listed if isinstance(listed, list) else []), *(file.relative_to(path).as_posix() for file in files)]
+    changes = {"files": list(dict.fromkeys(names)), "checksums": recorded | table_checksums(path, files)}
+    write_json(path / "manifest.json", manifest | changes)
 
 
 def _refuse_changed_tables(path: Path) -> None:

@@ -42,3 +42,5 @@ from .variance.implied_shift import implied_shift as implied_shift
 from .variance.length_bins import LengthBins as LengthBins
 from .variance.length_bins import variance_by_length as variance_by_length
 from .variance.variance_comparison import VarianceComparison as VarianceComparison
+from .variance.variance_curve import VarianceCurve as VarianceCurve
+from .variance.variance_curve import variance_curve as variance_curve

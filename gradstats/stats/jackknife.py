@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -259,3 +260,36 @@ def added_variance(slopes: Float[np.ndarray, "f ..."]) -> float:
     pairs = float(np.sum(total**2) - np.sum(slopes**2)) / (n_folds * (n_folds - 1))
     # Where the estimate of this sum of squares is negative, nothing is added.
     return max(pairs, 0.0)
+
+
+def covariance_of(statistics: Sequence[Statistic]) -> Float[np.ndarray, "k k"]:
+    """Return the covariance matrix C of several statistics of the same prompts.
+
+    A combination of them with coefficients c has the variance cᵀCc. The diagonal is :meth:`Statistic.variance`:
+    jackknife, deals and sketch, except that parts that are estimated as negative are not raised to 0.
+
+    Args:
+        statistics: of the same prompts, all with or all without a sketch's error.
+    """
+    replicates = np.stack([one.replicates for one in statistics])
+    m = replicates.shape[1]
+    centred = replicates - replicates.mean(axis=1, keepdims=True)
+    covariance = (m - 1.0) / m * centred @ centred.T
+    for first, one in enumerate(statistics):
+        for second, other in enumerate(statistics):
+            if one.dealt is not None and other.dealt is not None:
+                scatter, beside = (
+                    part[:, 1:] - part[:, 1:].mean(axis=1, keepdims=True) for part in (one.dealt, other.dealt)
+                )
+                covariance[first, second] += float(one.dealt[:, 0] @ other.dealt[:, 0])
+                covariance[first, second] -= (m - 1.0) / m * float(np.sum(scatter * beside))
+    slopes = [one.sketch for one in statistics if one.sketch is not None]
+    if len(slopes) < len(statistics):
+        return covariance
+    folds = np.stack([slope.reshape(len(slope), -1) for slope in slopes])
+    n_folds = folds.shape[1]
+    within = sum(folds[:, fold] @ folds[:, fold].T for fold in range(n_folds))
+    if n_folds == 1:
+        return covariance + within
+    total = folds.sum(axis=1)
+    return covariance + (total @ total.T - within) / (n_folds * (n_folds - 1))

@@ -43,6 +43,26 @@ def variance(shape: str) -> pd.DataFrame:
     return frame
 
 
+def curves(shape: str) -> pd.DataFrame:
+    """A frame as returned by variance_curve(), with a minimiser and three fitted exponents."""
+    count = {"empty": 0, "one row": 1, "thirty": 30}.get(shape, 7)
+    frame = with_intervals(pd.DataFrame({"value": np.linspace(0.0, 2.0, count)}), QUANTITIES, shape)
+    for quantity in ("matched_ratio", "cosine", "matched_bias_share"):
+        frame[f"{quantity}_simultaneous_low"] = 0.9 * frame[f"{quantity}_low"]
+        frame[f"{quantity}_simultaneous_high"] = 1.1 * frame[f"{quantity}_high"]
+    fits = {"pooled": 1.09, "within prompts": 1.75, "of the mean": 1.1}
+    frame.attrs |= {
+        "curve": LONG if shape == "long names" else "length_weighted(loo=True)",
+        "parameter": "alpha",
+        "reference": "rloo",
+        "minimiser": None if shape == "nan intervals" else 0.8,
+        "minimiser_low": 0.5,
+        "minimiser_high": 1.3,
+        "fits": [] if shape == "empty" else [{"fit": name, "value": value} for name, value in fits.items()],
+    }
+    return frame
+
+
 def group_sizes(shape: str) -> pd.DataFrame:
     """Tables of several group sizes."""
     sizes = [8] if shape == "one row" else [2, 4, 8]
@@ -169,6 +189,8 @@ def length_bins(shape: str) -> pd.DataFrame:
 CASES: dict[str, tuple[Callable[..., Any], Callable[[str], pd.DataFrame]]] = {
     "variance": (plots.plot_variance, variance),
     "variance_panels": (plots.plot_variance_panels, variance),
+    "curve": (plots.plot_variance_curve, curves),
+    "curve_panels": (plots.plot_variance_curve_panels, curves),
     "group_size": (plots.plot_group_size, group_sizes),
     "prompt_parts": (plots.plot_prompt_parts, prompt_parts),
     "alpha_by_block": (plots.plot_alpha_by_block, blocks),

@@ -51,6 +51,7 @@ TABLES_OF = {
     "SamplerGap": "sampler_gap",
     "TokenProfile": "token_profiles",
     "VarianceComparison": "variance",
+    "VarianceCurve": "curve",
 }
 #: Entries of what only a figure's table or a run with every option holds.
 NOT_DRAWN_HERE = {"ratios": {"effective_share", "estimator"}}
@@ -86,6 +87,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         comparison = gs.compare(measured, ["rloo", "reinforce"])
         section = VarianceSection(estimators=["reinforce", "length_weighted(alpha=0.8, loo=True)"])
         report, gap, profile = gs.alpha_report(measured), sampler_gap(), gs.profile_policy(measured)
+        curve = gs.variance_curve(measured, "length_weighted(loo=True)", "alpha", [0.0, 1.0])
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
         save_tokens(quality, folder)
@@ -107,6 +109,8 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
     found |= {name: set(plan.to_frame().columns) for name, plan in plans.items()}
     found |= {
         "variance": set(comparison.to_frame().columns),
+        "curve": set(curve.to_frame().columns),
+        "curve fits": set(curve.fits_frame().columns),
         "variance.json": set(comparison.to_frame().attrs),
         "ratios": set(ratios.to_frame().columns),
         "ratio_clipping": set(ratios.clipping_frame().columns),

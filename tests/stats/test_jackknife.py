@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradstats.stats.jackknife import Estimate, Statistic
+from gradstats.stats.jackknife import Estimate, Statistic, covariance_of
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(3.0, 1.0, 20), RNG.normal(5.0, 1.0, 20)
@@ -74,3 +74,19 @@ def test_pvalue_is_that_of_students_test():
     assert estimate.pvalue(below) < 1.0
     exact = Estimate(1.0, 0.0, "raw", 10.0)
     assert (exact.pvalue(1.0), exact.pvalue(0.0)) == (1.0, 0.0)
+
+
+def test_the_covariance_of_statistics_is_that_of_their_combinations():
+    rng = np.random.default_rng(0)
+    statistics = [
+        Statistic(1.0, rng.normal(size=30), rng.normal(3.0, 1.0, size=(4, 5, 2)), 0.01 * rng.normal(size=(3, 31)))
+        for _ in range(3)
+    ]
+    coefficients = [0.5, -2.0, 3.5]
+    first, second, third = (one.scaled(by) for one, by in zip(statistics, coefficients, strict=True))
+    expected = (first + second + third).variance()
+    assert expected > 0
+    covariance = covariance_of(statistics)
+    assert coefficients @ covariance @ coefficients == pytest.approx(expected, rel=1e-12)
+    one_fold = [Statistic(one.value, one.replicates, one.sketch[:1]) for one in statistics]
+    assert np.diag(covariance_of(one_fold)) == pytest.approx([one.variance() for one in one_fold], rel=1e-12)

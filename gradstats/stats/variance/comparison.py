@@ -253,7 +253,8 @@ def compared(
         same_part = getattr(estimator, "same_part", None)
         judge = target if same_part is None else target_of(pool, judged, same_part).weighted
         row, at_matched_signal = pool.row(estimator, reference, reference_weighted, judge)
-        rows.append(replace(row, group_size=size, unit=unit_of(estimator), components=composition_of(estimator)))
+        about = {"group_size": size, "unit": unit_of(estimator), "components": composition_of(estimator)}
+        rows.append(replace(row, **about, at_matched_signal=at_matched_signal))
         matched.append(at_matched_signal)
     groups, lengths = pool.groups, pool.batch.lengths
     split = GroupSplit(

@@ -16,6 +16,8 @@ from gradstats.stats.variance.row import EstimatorVariance
 # An estimate that is significant below so many standard errors is more than 10 % too large on average: a true effect of
 # 2.8 standard errors is significant with 80 % chance, and then exaggerated by 1.12.
 BARELY = 3.0
+#: Rows that a note names one by one; of more, as along a curve, it names the first and the last.
+MOST_NAMED = 12
 
 
 def warnings_about(
@@ -200,4 +202,6 @@ def why_silent(pool: PooledCompletions) -> str:
 
 
 def _listed(labels: Sequence[str]) -> str:
+    if len(labels) > MOST_NAMED:
+        return f"{', '.join(labels[:2])}, … and {labels[-1]} ({len(labels)} rows)"
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"

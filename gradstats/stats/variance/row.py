@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
 
 from gradstats.estimators.estimator import SEQUENCE_SUM
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Interval
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Interval, Statistic
 from gradstats.stats.variance.between_prompt import between_prompt
 from gradstats.stats.variance.bias_share import bias_share
 from gradstats.stats.variance.cosine import cosine
@@ -47,6 +47,8 @@ class EstimatorVariance:
         clipped_share: the share of dealt batches whose gradient was clipped; NaN without a norm that clips.
         signal_components: the parts of the variance of signal_sq, for a plan; None at batch level and for fewer than 4
             prompts.
+        at_matched_signal: tr Cov at matched signal, up to a factor that all rows of a comparison share; None where the
+            signal is not known.
     """
 
     label: str
@@ -72,6 +74,7 @@ class EstimatorVariance:
     matched_bias_share: Estimated = NOT_ESTIMATED
     within_prompt: Estimate = NOT_ESTIMATED
     between_prompt: Estimate = NOT_ESTIMATED
+    at_matched_signal: Statistic | None = field(default=None, repr=False, compare=False)
 
     def intervals(self, confidence_level: float) -> dict[str, Interval]:
         """Quantity → (estimate, low, high) at a level, with NaN for what the data do not resolve."""

@@ -1,0 +1,66 @@
+"""Frames that a command adds to a finished run: a table as CSV, and how it was made as JSON beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from gradstats.system.files import csv_text, read_csv, read_json, write_csv, write_json
+from gradstats.system.outputs import differing_entry, has_columns, refuse_foreign, refuse_other_result
+
+#: Prefix of the names of curves along a parameter.
+CURVE = "curve_"
+#: Names of the tables that commands add to a run, as patterns.
+ADDED = (f"{CURVE}*",)
+
+
+def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> list[Path]:
+    """Write a frame and its ``.attrs``; returns the two paths.
+
+    Args:
+        frame: the frame; its attributes must be values that JSON can hold.
+        stem: path without a suffix.
+        overwrite: replace the same table with other settings or numbers.
+
+    Raises:
+        FileExistsError: when another file lies there, or a table that may not be replaced.
+    """
+    table, about = stem.with_suffix(".csv"), stem.with_suffix(".json")
+    attrs = {str(name): value for name, value in frame.attrs.items()}
+    _refuse_foreign(table, about, list(map(str, frame)))
+    if table.exists():
+        same = table.read_bytes() == csv_text(frame).encode()
+        difference = differing_entry(read_json(about), attrs) if about.exists() else None
+        refuse_other_result(table, difference or (None if same else "other numbers"), overwrite)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    write_csv(table, frame)
+    write_json(about, attrs)
+    return [table, about]
+
+
+def read_frame(table: Path) -> pd.DataFrame:
+    """Return what :func:`save_frame` wrote, with its ``.attrs``; a number that is not finite is None among these.
+
+    Raises:
+        ValueError: when a file is broken.
+    """
+    try:
+        frame = read_csv(table)
+        about = table.with_suffix(".json")
+        frame.attrs |= read_json(about) if about.exists() else {}
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{table} cannot be read ({error}): repeat the command that made it") from error
+    return frame
+
+
+def read_added(run: Path) -> dict[str, pd.DataFrame]:
+    """Return the frames that commands added to a run directory: name → frame, in alphabetical order."""
+    tables = run / "tables"
+    return {path.stem: read_frame(path) for pattern in ADDED for path in sorted(tables.glob(f"{pattern}.csv"))}
+
+
+def _refuse_foreign(table: Path, about: Path, columns: Sequence[str]) -> None:
+    refuse_foreign(table, "an earlier table of this command", lambda there: has_columns(there, columns))
+    refuse_foreign(about, "the settings of an earlier table", lambda there: table.is_file())

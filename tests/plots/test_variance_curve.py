@@ -1,0 +1,55 @@
+"""Variance, cosine and bias along a parameter."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from fixture_frames import curves
+from matplotlib.colors import to_rgb
+
+from gradstats import plots
+
+mpl.use("Agg")
+
+pytestmark = pytest.mark.usefixtures("narrowest")
+
+
+def test_the_line_the_bands_and_the_marks_are_those_of_the_frame():
+    frame = curves("ordinary")
+    ax = plots.plot_variance_curve(frame)
+    by_label = {line.get_label(): line for line in ax.lines}
+    curve = by_label["length_weighted(loo=True)"]
+    np.testing.assert_allclose(curve.get_xydata(), frame[["value", "matched_ratio"]])
+    heights = [tuple(line.get_ydata()) for line in ax.lines]
+    for end in ("low", "high"):
+        assert tuple(frame[f"matched_ratio_simultaneous_{end}"]) in heights
+    band = ax.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.min() == pytest.approx(frame["matched_ratio_low"].min())
+    assert band.max() == pytest.approx(frame["matched_ratio_high"].max())
+    assert by_label["lowest: 0.8 [0.5, 1.3]"].get_xdata()[0] == 0.8
+    assert by_label["α within prompts: 1.75"].get_xdata()[0] == 1.75
+    np.testing.assert_allclose(by_label["without matching"].get_ydata(), frame["ratio"])
+
+
+def test_everything_is_grey_and_lines_differ_in_dashes():
+    ax = plots.plot_variance_curve(curves("ordinary"))
+    for line in ax.lines:
+        red, green, blue = to_rgb(line.get_color())
+        assert red == green == blue
+    fits = [line for line in ax.lines if line.get_label().startswith("α")]
+    assert len({str(line._unscaled_dash_pattern) for line in fits}) == len(fits) == 3
+
+
+def test_the_panels_share_the_parameter_and_one_legend():
+    axes = plots.plot_variance_curve_panels(curves("ordinary"))
+    assert [ax.get_ylabel() for ax in axes] == ["matched\nratio to\nrloo", "cosine\n(on-policy)", "matched\nbias"]
+    assert axes[-1].get_xlabel() == r"exponent $\alpha$"
+    (legend,) = plt.gcf().legends
+    assert len(legend.get_texts()) == 6
+
+
+def test_an_unknown_value_is_refused():
+    with pytest.raises(ValueError, match="value='rewards' cannot be drawn"):
+        plots.plot_variance_curve(curves("ordinary"), value="rewards")

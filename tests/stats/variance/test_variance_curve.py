@@ -1,0 +1,147 @@
+"""Variance along one parameter of an estimator."""
+
+import numpy as np
+import pytest
+from comparison_batches import correlated_batch, quietly, sized_batch
+
+import gradstats as gs
+from gradstats import estimators as est
+from gradstats.reference import EnumeratedPolicy
+from gradstats.stats.variance.variance_curve import variance_curve
+
+VALUES = np.linspace(0.0, 2.0, 9)
+
+
+@pytest.fixture(scope="module")
+def curve():
+    batch, scores = correlated_batch(100, 6)
+    return variance_curve(batch, "length_weighted(loo=True)", "alpha", VALUES, scores)
+
+
+def test_each_row_is_that_of_a_comparison(curve):
+    batch, scores = correlated_batch(100, 6)
+    frame = curve.to_frame()
+    labels = [f"length_weighted(alpha={value:g}, loo=True)" for value in VALUES]
+    assert list(frame["estimator"]) == labels
+    assert list(frame["value"]) == list(VALUES)
+    for at in (0, 3, 8):
+        expected = quietly(gs.compare, batch, [labels[at]], scores).to_frame().iloc[0]
+        alone = [name for name in expected.index if "simultaneous" not in name and frame[name].dtype.kind == "f"]
+        assert {"trace_cov_low", "ratio_high", "matched_ratio", "cosine_low", "matched_bias_share"} <= set(alone)
+        np.testing.assert_allclose(
+            frame[alone].iloc[at].to_numpy(dtype=float), expected[alone].to_numpy(dtype=float), rtol=1e-12, atol=1e-14
+        )
+
+
+def test_simultaneous_bands_contain_the_pointwise_ones(curve):
+    frame = curve.to_frame(0.9)
+    for name in ("ratio", "matched_ratio", "cosine", "matched_bias_share"):
+        ends = frame[[f"{name}_simultaneous_low", f"{name}_low", f"{name}_high", f"{name}_simultaneous_high"]]
+        assert (np.diff(ends.to_numpy(dtype=float), axis=1) >= -1e-12).all(), name
+    assert (frame["ratio_simultaneous_high"] > frame["ratio_high"])[1:].all()
+
+
+def test_the_minimiser_and_the_fits(curve):
+    low, high = curve.confidence_interval()
+    assert low <= curve.minimiser <= high
+    frame = curve.to_frame()
+    assert frame.attrs["minimiser"] == curve.minimiser
+    assert frame.attrs["parameter"] == "alpha"
+    fits = curve.fits_frame().set_index("fit")
+    assert list(fits.index) == ["pooled", "within prompts", "of the mean"]
+    batch, scores = correlated_batch(100, 6)
+    norms = (scores**2).sum(axis=1)
+    for name, method in {"pooled": "ols", "within prompts": "within_prompt", "of the mean": "gamma"}.items():
+        expected = gs.fit_length_scaling(lengths=batch.lengths, sq_norms=norms, groups=batch.groups, method=method)
+        assert fits.loc[name, "value"] == expected.alpha
+    # Plugging an exponent in costs what the curve says, here by a comparison at that exponent.
+    alpha = fits.loc["pooled", "value"]
+    pair = [est.length_weighted(alpha=one, loo=True) for one in (alpha, curve.minimiser)]
+    there, best = quietly(gs.compare, batch, pair, scores).to_frame()["trace_cov"]
+    assert fits.loc["pooled", "ratio_to_lowest"] == pytest.approx(there / best, rel=1e-3)
+    assert f"{curve.minimiser:.3g}" in curve.sentence()
+    assert "the pooled exponent" in curve.sentence()
+
+
+def test_an_exact_curve_is_followed():
+    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=1)
+    batch, scores, _ = policy.sample(400, 3, rng=0)
+    found = variance_curve(batch, "asymmetric(loo=True)", "delta", np.linspace(-1, 1, 5), scores)
+    exact = [policy.moments(est.asymmetric(delta=value, loo=True), 3).trace_cov for value in found.values]
+    frame = found.to_frame(0.999)
+    assert (frame["trace_cov_low"] < exact).all()
+    assert (exact < frame["trace_cov_high"]).all()
+    quadratic, slope, _ = np.polyfit(found.values, exact, 2)  # the variance is a parabola in δ
+    low, high = found.confidence_interval(0.999)
+    assert low < -slope / (2.0 * quadratic) < high
+
+
+@pytest.mark.parametrize(
+    ("label", "parameter", "values"),
+    [
+        ("kimi(loo=True)", "tau", [0.5, 1.0, 2.0, 4.0, 8.0]),
+        ("asymmetric", "delta", [-0.2, -0.1, 0.0]),
+        ("grpo", "eps", [1e-6, 0.1]),
+        ("recipe:dr_grpo", "max_tokens", [10, 20]),
+    ],
+)
+def test_parameters_of_other_estimators_and_recipes(label, parameter, values):
+    batch, scores = correlated_batch(40, 4)
+    found = variance_curve(batch, label, parameter, values, scores + 2.0 * batch.rewards[:, None])
+    frame = found.to_frame()
+    expected = quietly(gs.compare, batch, list(frame["estimator"]), scores + 2.0 * batch.rewards[:, None]).to_frame()
+    np.testing.assert_allclose(frame["trace_cov"], expected["trace_cov"], rtol=1e-12)
+    assert found.fits == {}
+
+
+def test_the_width_of_a_clip_off_policy():
+    policy = EnumeratedPolicy(
+        vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=0, theta=np.full(4, 0.6), old_theta=np.full(4, 0.4)
+    )
+    batch, _, scores = policy.sample(80, 4, rng=0)
+    found = variance_curve(batch, "recipe:grpo", "clip_width", [0.02, 0.2], scores)
+    narrow, wide = found.to_frame()["trace_cov"]
+    expected = quietly(gs.compare, batch, ["recipe:grpo(eps_low=0.2, eps_high=0.2)"], scores).to_frame()["trace_cov"]
+    assert wide == pytest.approx(expected.item(), rel=1e-12)
+    assert narrow != wide
+
+
+def test_lambda_of_gae_takes_the_state_values():
+    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=0)
+    batch, _, scores = policy.sample(60, 4, rng=0)
+    found = variance_curve(batch, "gae", "lam", [0.0, 0.5, 1.0], scores)
+    expected = quietly(gs.compare, batch, ["gae(lam=0.5)"], scores).to_frame()["trace_cov"]
+    assert found.to_frame()["trace_cov"][1] == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_group_size_is_compared_at_an_equal_total_of_completions():
+    batch, scores = sized_batch(40, 8)
+    found = variance_curve(batch, "rloo", "group_size", [2, 4, 8], scores)
+    frame = found.to_frame()
+    expected = quietly(gs.compare, batch, ["rloo"], scores, group_size=[2, 4, 8]).to_frame()
+    np.testing.assert_allclose(frame["trace_cov"], expected["trace_cov"], rtol=1e-12)
+    assert found.minimiser == [2, 4, 8][int(np.argmin(frame["trace_cov"] * frame["value"]))]
+    low, high = found.confidence_interval()
+    assert {low, high} <= {2.0, 4.0, 8.0}
+
+
+def test_where_the_signal_is_not_resolved_there_is_no_minimiser():
+    batch, scores = correlated_batch(20, 4)
+    found = variance_curve(batch, "length_weighted", "alpha", VALUES, scores)
+    assert np.isnan([found.minimiser, *found.confidence_interval()]).all()
+    assert any("the minimiser is not known" in note for note in found.notes)
+    assert "is not known" in found.sentence()
+
+
+def test_refusals():
+    batch, scores = sized_batch()
+    with pytest.raises(ValueError, match="at least two different finite numbers"):
+        variance_curve(batch, "length_weighted", "alpha", [1.0, 1.0], scores)
+    with pytest.raises(TypeError, match="has no parameter 'delta'"):
+        variance_curve(batch, "length_weighted", "delta", [0.0, 1.0], scores)
+    with pytest.raises(ValueError, match="a curve along alpha has one group size"):
+        variance_curve(batch, "length_weighted", "alpha", [0.0, 1.0], scores, group_size=[2, 4])
+    with pytest.raises(ValueError, match=r"group_size=2\.5 must be a whole number"):
+        variance_curve(batch, "rloo", "group_size", [2, 2.5], scores)
+    with pytest.raises(ValueError, match="tau must be a finite number above 0"):
+        variance_curve(batch, "kimi", "tau", [-1.0, 1.0], scores)
