@@ -27,6 +27,7 @@ from .stats import LengthRewardCorrelation as LengthRewardCorrelation
 from .stats import LengthScalingFit as LengthScalingFit
 from .stats import MundlakTest as MundlakTest
 from .stats import OnPolicyCheck as OnPolicyCheck
+from .stats import OptimalBaselines as OptimalBaselines
 from .stats import PolicyProfile as PolicyProfile
 from .stats import ProxyQuality as ProxyQuality
 from .stats import RatioDiagnostics as RatioDiagnostics
@@ -52,6 +53,7 @@ from .stats import length_reward_correlation as length_reward_correlation
 from .stats import length_scaling_by_block as length_scaling_by_block
 from .stats import local_slope as local_slope
 from .stats import mundlak_test as mundlak_test
+from .stats import optimal_baselines as optimal_baselines
 from .stats import plan_alpha as plan_alpha
 from .stats import plan_ratio as plan_ratio
 from .stats import plan_signal as plan_signal

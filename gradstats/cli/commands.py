@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tyro
 
 from gradstats.cli import terminal
-from gradstats.cli.curves import curve
+from gradstats.cli.curves import curve, optimal_baselines
 from gradstats.cli.installation import check, env, list_things
 from gradstats.cli.options import REGISTRY
 from gradstats.cli.profiling import profile
@@ -32,6 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
     "variance": variance,
     "curve": curve,
+    "optimal-baselines": optimal_baselines,
     "tokens": tokens,
     "ratios": ratios,
     "plan": plan,

@@ -1,10 +1,10 @@
-"""The command on curves: variance along one parameter of an estimator."""
+"""The commands that look for the best: variance along a parameter, and learned baselines beside published ones."""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional,
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target, VarianceSection
 from gradstats.system.files import to_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def curve(
@@ -71,12 +74,60 @@ def curve(
         terminal.console.print(found.sentence(confidence_level), markup=False)
     for sentence in found.notes:
         terminal.note(sentence)
+    from gradstats.report.curves import curve_name
+
+    _save(frame, source, out, curve_name(found.estimator, parameter), overwrite)
+
+
+def optimal_baselines(
+    source: Positional[Path],
+    group_size: int | None = None,
+    target: Annotated[Target, described_by(VarianceSection, "target")] = "auto",
+    prompts_per_batch: Annotated[int | None, described_by(VarianceSection, "prompts_per_batch")] = None,
+    n_resamples: Annotated[int | None, described_by(VarianceSection, "n_resamples")] = None,
+    seed: Annotated[int, described_by(VarianceSection, "seed")] = 0,
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    out: Path | None = None,
+    as_json: AsJson = False,
+    partial: Partial = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Learn the exponent, shift and mixture of means of lowest variance, and compare published baselines with them.
+
+    Table and figure are written to the run directory, or to --out.
+
+    Args:
+        source: a measurement folder or a run directory.
+        group_size: completions per group; all of a prompt by default.
+        out: folder for table and figure; the run directory by default, none for a bare measurement.
+    """
+    import gradstats
+    from gradstats.report.saved_frames import OPTIMAL_BASELINES
+    from gradstats.runs.sources import load_measurement_of
+
+    found = gradstats.optimal_baselines(
+        load_measurement_of(source, partial=partial), group_size=group_size, target=target,
+        prompts_per_batch=prompts_per_batch, n_resamples=n_resamples, rng=seed,
+    )  # fmt: skip
+    frame = found.to_frame(confidence_level)
+    if as_json:
+        print(to_json({**frame.attrs, "rows": frame.to_dict("records")}))
+    else:
+        from gradstats.report.curves import baselines_table
+
+        terminal.show_table(baselines_table(frame))
+        terminal.console.print(found.sentence(confidence_level), markup=False)
+    for sentence in found.notes:
+        terminal.note(sentence)
+    _save(frame, source, out, OPTIMAL_BASELINES, overwrite)
+
+
+def _save(frame: pd.DataFrame, source: Path, out: Path | None, name: str, overwrite: bool) -> None:
+    """Write a table and its figure to a run, or to the folder asked for; a bare measurement keeps neither."""
     folder = source if out is None and (source / "measurement").is_dir() else out
     if folder is not None:
         from gradstats.report.added_results import save_added
-        from gradstats.report.curves import curve_name
 
-        name = curve_name(found.estimator, parameter)
         for path in save_added(frame, folder, name, overwrite=overwrite):
             terminal.note(f"→ {path}")
 

@@ -23,6 +23,7 @@ DEFAULT_ESTIMATORS = (
     "dr_grpo",
     "token_mean(loo=True)",
     "length_weighted(alpha=0.8, loo=True)",
+    "length_weighted(alpha=within_prompt, loo=True)",
     "norm_weighted(loo=True)",
 )
 

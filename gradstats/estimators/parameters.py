@@ -43,7 +43,7 @@ RULES: dict[str, Rule] = {
     "truncate": POSITIVE,
     "singleton": _one_of("zero", "reward", "nan"),
     "b": (lambda value: _finite(value) or value == "optimal", "a number or 'optimal'"),
-    "alpha": FINITE,
+    "alpha": (lambda value: _finite(value) or value == "within_prompt", "a finite number or 'within_prompt'"),
     "delta": FINITE,
     "tau": POSITIVE,
     "ddof": _whole(0),

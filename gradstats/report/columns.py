@@ -145,6 +145,16 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         value="the exponent",
         ratio_to_lowest="variance with it plugged in over that at the minimiser",
     ),
+    "optimal_baselines": (
+        *_ROW,
+        *_of(
+            f"{_VARIANCE}/optimal_baselines.py",
+            kind="learned, published or oracle",
+            parameters="what was learned, as the mean over prompts with its range",
+            ratio_to_learned="variance over that of the best learned baseline",
+            ratio_to_learned_simultaneous="its interval that holds for all rows at once",
+        ),
+    ),
     "group_sizes": (*_ROW, *_each(_VARIANCE, _headings(VARIANCE_COMPONENTS))),
     "length_bins": (
         *_ROW,
@@ -210,7 +220,10 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         removed_of="what the removed share is a share of",
         **CLIPPING_HEADINGS,
     ),
-    "alpha": (*_FIT, *_of("report/tables.py", run="name of the run")),
+    "alpha": (
+        *_FIT,
+        *_of("report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"),
+    ),
     "alpha_by_block": (
         *_FIT,
         *_of(f"{_LENGTH}/by_block.py", block="block of parameters", share_of_sq_norm="its share of Σ‖S‖²"),
@@ -220,6 +233,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         *_of(
             f"{_LENGTH}/alpha_report.py",
             mean_scaling="α of the mean of ‖S‖²",
+            within_prompt="α within prompts, that of a group baseline",
             without_truncated="α without completions that were cut off",
             within_between="α within and between prompts",
             token_energy="α of the summed token energies",

@@ -1,4 +1,4 @@
-"""Curves along a parameter: the name of their files, their table and their figure."""
+"""Curves along a parameter, and learned baselines: the names of their files, their tables and figures."""
 
 from __future__ import annotations
 
@@ -42,6 +42,29 @@ def curve_table(frame: pd.DataFrame) -> Table:
         columns=columns,
         source=frame,
         label="tab:curve",
+    )
+
+
+def baselines_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``OptimalBaselines.to_frame()``: what was learned, and both ratios with simultaneous ends."""
+    about = frame.attrs
+    level = about.get("confidence_level", math.nan)
+    columns = {}
+    for heading, name in (("over oracle", "ratio"), ("over best learned", "ratio_to_learned")):
+        ends = frame[[name, f"{name}_simultaneous_low", f"{name}_simultaneous_high"]].to_numpy(dtype=float)
+        columns[heading] = [(value, low, high) for value, low, high in ends.tolist()]
+    rows = zip(frame["estimator"], frame["kind"], frame["parameters"], strict=True)
+    return Table(
+        caption=(
+            f"Variance of leave-one-out baselines over that of {about.get('reference')} and over that of the "
+            f"{about.get('best_learned')}; {level:.0%} intervals hold for all rows at once, over "
+            f"{about.get('n_prompts')} prompts."
+        ),
+        heading="baseline",
+        rows=tuple(f"{label}: {learned}" if learned else f"{label} ({kind})" for label, kind, learned in rows),
+        columns=columns,
+        source=frame,
+        label="tab:baselines",
     )
 
 

@@ -22,6 +22,7 @@ from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.plots.blocks import has_kinds
 from gradstats.plots.save import DETERMINISTIC, METADATA
 from gradstats.report.curves import curve_caption, draw_curve
+from gradstats.report.saved_frames import OPTIMAL_BASELINES
 from gradstats.report.saved_results import SavedResults
 from gradstats.stats import LengthRewardCorrelation, length_reward_correlation
 from gradstats.stats.variance.quantities import JUDGED
@@ -92,6 +93,14 @@ def figures_of(run: SavedResults) -> list[RunFigure]:
 
 def added_figure(name: str, frame: pd.DataFrame) -> RunFigure:
     """Return the figure of a table that a command added to a run."""
+    if name == OPTIMAL_BASELINES:
+        caption = (
+            "Variance of learned, published and oracle baselines over that of the oracle of measured norms; thin bars "
+            "hold for all rows at once."
+        )
+        return RunFigure(
+            name, caption, lambda run: run.added.get(name), lambda run, table: plots.plot_variance(table, value="ratio")
+        )
     return RunFigure(name, curve_caption(frame), lambda run: run.added.get(name), lambda run, table: draw_curve(table))
 
 

@@ -14,7 +14,7 @@ from typing import TypedDict
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import common_exponent, number_with_interval
-from gradstats.report.saved_results import SavedResults, read_results
+from gradstats.report.saved_results import SavedAlpha, SavedResults, read_results
 from gradstats.report.variance_columns import BEST_SET, TOGETHER, best_set_marks, variance_columns
 from gradstats.stats.variance.quantities import JUDGED, shown_in
 from gradstats.stats.variance.winner import best_rows
@@ -184,8 +184,19 @@ def _alpha(run: SavedResults) -> dict[str, str] | None:
         "interval": f"[{low:.3f}, {high:.3f}]",
         "level": f"{saved.get('confidence_level', CONFIDENCE_LEVEL):.0%}",
         "method": f"{saved['method']}, {saved['interval']} interval",
+        "within": _alpha_within(saved),
         "rest": f"n = {saved['n']} completions of {saved['n_prompts']} prompts, R² = {r_squared:.2f}",
     }
+
+
+def _alpha_within(saved: SavedAlpha) -> str:
+    """Return α within prompts with its interval; nothing where it was not fitted, or is the α of the run itself."""
+    within = saved.get("within_prompt")
+    if within is None or saved["method"] == "within_prompt":
+        return ""
+    ends = (within.get(name) for name in ("alpha", "alpha_low", "alpha_high"))
+    alpha, low, high = (math.nan if number is None else number for number in ends)
+    return f"{number_with_interval(alpha, low, high)} [{low:.3f}, {high:.3f}]"
 
 
 def _variance(run: SavedResults) -> _VarianceTable | None:

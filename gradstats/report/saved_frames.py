@@ -12,8 +12,10 @@ from gradstats.system.outputs import differing_entry, has_columns, refuse_foreig
 
 #: Prefix of the names of curves along a parameter.
 CURVE = "curve_"
+#: Name of the table of learned, published and oracle baselines.
+OPTIMAL_BASELINES = "optimal_baselines"
 #: Names of the tables that commands add to a run, as patterns.
-ADDED = (f"{CURVE}*",)
+ADDED = (f"{CURVE}*", OPTIMAL_BASELINES)
 
 
 def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> list[Path]:

@@ -59,6 +59,7 @@ class SavedAlpha(TypedDict):
     n: int
     n_prompts: int
     confidence_level: NotRequired[float]
+    within_prompt: NotRequired[dict[str, float | None] | None]
     by_block: NotRequired[list[dict[str, object]] | None]
     sentences: NotRequired[list[str]]
 

@@ -191,17 +191,24 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
         raise ValueError("fits is empty: give at least one name and its fit")
     frame = pd.concat([fit.to_frame(confidence_level) for fit in fits.values()], ignore_index=True)
     frame.insert(0, "run", list(fits))
+    within = [fit.within_prompts() for fit in fits.values()]
+    ends = [
+        (math.nan,) * 3 if fit is None else (fit.alpha, *fit.confidence_interval(confidence_level)) for fit in within
+    ]
+    frame[["alpha_within", "alpha_within_low", "alpha_within_high"]] = ends
     kinds = " and ".join(dict.fromkeys(f"{fit.method}, {fit.interval} interval" for fit in fits.values()))
     counts = [(float(value), math.nan, math.nan) for value in frame["n"]]
     return Table(
         caption=(
             f"Length exponent α with {confidence_level:.0%} intervals ({kinds}): the norm of a completion's gradient "
-            f"grows like the power α of its length. n completions of {_distinct(frame['n_prompts'])} prompts."
+            f"grows like the power α of its length; a group baseline uses that within prompts. n completions of "
+            f"{_distinct(frame['n_prompts'])} prompts."
         ),
         heading="run",
         rows=tuple(map(str, frame["run"])),
         columns={
             "α": _triples(frame, "alpha"),
+            **({"α within prompts": _triples(frame, "alpha_within")} if frame["alpha_within"].notna().any() else {}),
             "R²": [(round(value, 2), math.nan, math.nan) for value in frame["r_squared"]],
             "n": counts,
         },

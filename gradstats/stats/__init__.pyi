@@ -41,6 +41,8 @@ from .variance.implied_shift import ImpliedShift as ImpliedShift
 from .variance.implied_shift import implied_shift as implied_shift
 from .variance.length_bins import LengthBins as LengthBins
 from .variance.length_bins import variance_by_length as variance_by_length
+from .variance.optimal_baselines import OptimalBaselines as OptimalBaselines
+from .variance.optimal_baselines import optimal_baselines as optimal_baselines
 from .variance.variance_comparison import VarianceComparison as VarianceComparison
 from .variance.variance_curve import VarianceCurve as VarianceCurve
 from .variance.variance_curve import variance_curve as variance_curve

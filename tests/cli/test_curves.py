@@ -54,3 +54,16 @@ def test_an_unknown_parameter_is_refused(monkeypatch, capsys, measured):
     code, _, err = run(monkeypatch, capsys, "curve", measured, "length_weighted", "alfa=0:1:3")
     assert code == 1
     assert "has no parameter 'alfa': known are alpha" in err
+
+
+def test_learned_baselines_are_written_and_printed(monkeypatch, capsys, measured, tmp_path):
+    code, out, err = run(
+        monkeypatch, capsys, "optimal-baselines", measured, "--n-resamples", "8", "--out", tmp_path / "found"
+    )
+    assert code == 0, err
+    assert "learned shift: delta " in out
+    assert "The best learned baseline is the " in out
+    table = pd.read_csv(tmp_path / "found" / "tables" / "optimal_baselines.csv")
+    expected = gs.optimal_baselines(gs.read_measurement(measured), n_resamples=8).to_frame()
+    np.testing.assert_allclose(table["ratio_to_learned"], expected["ratio_to_learned"])
+    assert (tmp_path / "found" / "figures" / "optimal_baselines.pdf").is_file()

@@ -44,6 +44,7 @@ TABLES_OF = {
     "LengthScalingFit": "alpha",
     "MundlakTest": "within_between",
     "OnPolicyCheck": "on_policy",
+    "OptimalBaselines": "optimal_baselines",
     "PolicyProfile": "profile",
     "PromptPlan": "plan alpha",
     "ProxyQuality": "proxy_quality",
@@ -88,6 +89,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         section = VarianceSection(estimators=["reinforce", "length_weighted(alpha=0.8, loo=True)"])
         report, gap, profile = gs.alpha_report(measured), sampler_gap(), gs.profile_policy(measured)
         curve = gs.variance_curve(measured, "length_weighted(loo=True)", "alpha", [0.0, 1.0])
+        baselines = gs.optimal_baselines(measured, published=["rloo"])
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
         save_tokens(quality, folder)
@@ -110,6 +112,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
     found |= {
         "variance": set(comparison.to_frame().columns),
         "curve": set(curve.to_frame().columns),
+        "optimal_baselines": set(baselines.to_frame().columns),
         "curve fits": set(curve.fits_frame().columns),
         "variance.json": set(comparison.to_frame().attrs),
         "ratios": set(ratios.to_frame().columns),

@@ -161,8 +161,21 @@ def test_alpha_table_states_n_level_and_method():
     low, high = fit.confidence_interval(0.9)
     assert number_with_interval(fit.alpha, low, high, markup="latex") in table.to_latex()
     assert r"my\_run" in table.to_latex()
+    assert "α within prompts" not in table.columns  # one completion per prompt
     with pytest.raises(ValueError, match="fits is empty"):
         alpha_table({})
+
+
+def test_alpha_within_prompts_stands_beside_the_pooled_one():
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(20), 4)
+    lengths = np.exp(rng.normal(5, 0.5, 80))
+    sq_norms = lengths**1.6 * np.exp(rng.normal(0, 0.3, 20))[groups] * np.exp(rng.normal(0, 0.1, 80))
+    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups)
+    within = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method="within_prompt")
+    table = alpha_table({"mine": fit}, confidence_level=0.9)
+    assert table.columns["α within prompts"] == [(within.alpha, *within.confidence_interval(0.9))]
+    assert table.source["alpha_within"].item() == within.alpha
 
 
 def profile(seed=0, **changes):

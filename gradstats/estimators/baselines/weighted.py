@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from gradstats.estimators.baselines.expectations import WEIGHTED_BIAS, is_batch_level, unbiased_if_loo
 from gradstats.estimators.baselines.grouping import reduce_by_group, reference_sets
+from gradstats.estimators.baselines.length_exponent import WITHIN_PROMPT, length_exponents
 from gradstats.estimators.baselines.weighted_mean import weighted_mean_advantages
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.registry import estimator
@@ -49,12 +50,13 @@ def token_mean(
     baseline="group mean weighted by T^{2α}",
     bias=WEIGHTED_BIAS,
     source="Gloeckle 2026",
-    across_groups=is_batch_level,
+    needs=lambda parameters: ("sq_norms",) if parameters.get("alpha") == WITHIN_PROMPT else (),
+    across_groups=lambda parameters: is_batch_level(parameters) or parameters["alpha"] == WITHIN_PROMPT,
     expected_scale=unbiased_if_loo,
 )
 def length_weighted(
     batch: Batch,
-    alpha: float,
+    alpha: float | str,
     loo: bool = False,
     scope: str = "group",
     singleton: str = "zero",
@@ -69,10 +71,17 @@ def length_weighted(
     Args:
         batch: the completions.
         alpha: the exponent α of ‖S‖ ∝ T^α; there is no default because it is a property of the policy.
+            ``"within_prompt"`` fits it on the other groups of the batch, with fixed effects of the prompts and
+            ``sq_norms`` (:func:`gradstats.estimators.baselines.length_exponent.exponents_of_others`), which costs no
+            bias and makes it batch-level; :func:`gradstats.compare` fits it on all other prompts of the measurement,
+            and takes these exponents as given.
         loo: leave sample i out of its own baseline.
         scope: average over the group or over the whole batch.
         singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
         off_policy: weight each completion by ρ² as well, ρ = π/π_old of the whole completion.
+
+    Raises:
+        ValueError: for ``alpha="within_prompt"`` with ``scope="batch"``, whose completions have no common exponent.
 
     Example:
         >>> from gradstats import estimators
@@ -82,8 +91,10 @@ def length_weighted(
         >>> estimators.length_weighted(alpha=0.5, loo=True).advantages(batch)
         array([ 1., -1.])
     """
+    if alpha == WITHIN_PROMPT and scope == "batch":
+        raise ValueError("alpha='within_prompt' has an exponent for each group: choose scope='group', or a number")
     # only ratios of weights matter: scaling the greatest of each set to 1 avoids overflow and underflow
-    log_weights = 2 * alpha * np.log(batch.lengths)
+    log_weights = 2 * length_exponents(batch, alpha) * np.log(batch.lengths)
     index, n_sets = reference_sets(batch, scope)
     greatest = reduce_by_group(log_weights, index, n_sets, np.maximum)[index]
     return weighted_mean_advantages(

@@ -187,6 +187,24 @@ class LengthScalingFit:
             method=self.method,
         )
 
+    def within_prompts(self) -> LengthScalingFit | None:
+        """Return the fit within prompts of the same sequences, whose exponent is that of a group baseline.
+
+        None where every prompt has one completion, or one length.
+        """
+        if self.method == "within_prompt":
+            return self
+        try:
+            return fit_length_scaling(
+                lengths=self.lengths,
+                sq_norms=self.sq_norms,
+                groups=self.clusters,
+                method="within_prompt",
+                truncated=self.truncated,
+            )
+        except ValueError:
+            return None
+
     def _offered(self, method: str | None, offered: tuple[str, ...]) -> str:
         by = self.interval if method is None else method
         if by not in offered:

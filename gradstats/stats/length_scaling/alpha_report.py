@@ -43,6 +43,8 @@ class AlphaReport:
         high: upper end of it.
         stderr: the standard error of α that this interval uses.
         mean_fit: for ``fit.method == "ols"``, the gamma fit of E[‖S‖² | T], which the baseline needs; else None.
+        within_fit: the fit within prompts, whose α is that of a group baseline; the fit itself where it is that, None
+            without prompts of different lengths.
         uncut_fit: the fit without completions that were cut off at the cap; None where none was, or too few remain.
         curvature: whether one power law fits; None with too few lengths or prompts.
         within_between: whether α within prompts equals α between them; None without prompts that vary in length.
@@ -60,6 +62,7 @@ class AlphaReport:
     high: float
     stderr: float
     mean_fit: LengthScalingFit | None
+    within_fit: LengthScalingFit | None
     uncut_fit: LengthScalingFit | None
     curvature: CurvatureTest | None
     within_between: MundlakTest | None
@@ -85,6 +88,7 @@ class AlphaReport:
         return {
             **self.to_frame().iloc[0].to_dict(),
             "mean_scaling": _brief(self.mean_fit, level),
+            "within_prompt": _brief(self.within_fit, level),
             "without_truncated": _brief(self.uncut_fit, level),
             "curvature": None if self.curvature is None else self.curvature.to_frame(level).iloc[0].to_dict(),
             "within_between": (
@@ -206,6 +210,7 @@ def alpha_report(
         high=high,
         stderr=fit.standard_error(interval),
         mean_fit=mean_fit,
+        within_fit=fit.within_prompts(),
         uncut_fit=_or_none(fit.without_truncated) if fit.n_truncated else None,
         curvature=_or_none(lambda: curvature_test(fit)),
         within_between=_or_none(lambda: mundlak_test(fit)),

@@ -10,7 +10,13 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import ArrayLike
 
-from gradstats.estimators import Batch
+from gradstats.estimators import Batch, Estimator
+from gradstats.estimators.baselines.length_exponent import (
+    FITTED_ELSEWHERE,
+    GivenExponents,
+    exponents_of_others,
+    fits_exponents,
+)
 from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.ratios import chi_squared, without_negligible_ratios
 from gradstats.estimators.recipes.recipe import Recipe
@@ -60,6 +66,18 @@ class ComparisonInputs:
         combined = tuple(dict.fromkeys(name for names in known.values() for name in names))
         replaced = [ByWeightings(cast(Recipe, one), combined) if id(one) in known else one for one in chosen]
         return replace(self, combined=combined), replaced
+
+    def with_fitted_exponents(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
+        """Fit exponents that estimators take from the other prompts, once and on all of these.
+
+        The batch has them as a column, so that they are the same at every group size, and the estimators stay within
+        their group.
+        """
+        if not any(map(fits_exponents, chosen)) or self.batch.sq_norms is None:
+            return self, list(chosen)
+        columns = {**self.batch.columns, FITTED_ELSEWHERE: exponents_of_others(self.batch)}
+        given = [GivenExponents(one) if isinstance(one, Estimator) and fits_exponents(one) else one for one in chosen]
+        return replace(self, batch=self.batch.with_fields(columns=columns)), given
 
     def with_settled_ratios(self) -> ComparisonInputs:
         """Set every ratio to exactly 1 where sampler and scorer differ by rounding only."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.estimators.baselines.length_exponent import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.variance.n_effective_prompts import FEW as FEW_PROMPTS
 from gradstats.stats.variance.pooled_completions import PooledCompletions
@@ -77,6 +78,12 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
         notes.append(
             "some groups hold a single completion: bias and cosine are judged against rloo(singleton=reward), which "
             "keeps the gradient of these prompts"
+        )
+    if FITTED_ELSEWHERE in pool.batch.columns:
+        exponents = pool.batch.columns[FITTED_ELSEWHERE]
+        notes.append(
+            f"alpha=within_prompt takes for each prompt the exponent of the other prompts, {exponents.min():.3g} to "
+            f"{exponents.max():.3g}, and intervals take these as given"
         )
     barely = [
         row.label

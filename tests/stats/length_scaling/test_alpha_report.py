@@ -139,3 +139,17 @@ def test_noise_that_changes_with_length_is_reported_where_the_interval_does_not_
         assert ("or is shared by answers to a prompt, which the t interval does not allow for" in said) is reported
         for interval in (None, "cluster", "hc3"):
             assert "The noise changes" not in " ".join(alpha_report(**keywords, interval=interval).sentences())
+
+
+def test_alpha_within_prompts_stands_beside_the_pooled_one():
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(20), 4)
+    lengths = np.exp(rng.normal(5, 0.5, 80))
+    sq_norms = lengths**1.6 * np.exp(rng.normal(0, 0.3, 20))[groups]
+    report = alpha_report(lengths=lengths, sq_norms=sq_norms, groups=groups)
+    assert report.within_fit is not None
+    assert report.within_fit.alpha == pytest.approx(0.8)
+    assert report.summary()["within_prompt"]["alpha"] == report.within_fit.alpha
+    itself = alpha_report(lengths=lengths, sq_norms=sq_norms, groups=groups, method="within_prompt")
+    assert itself.within_fit is itself.fit
+    assert alpha_report(lengths=lengths, sq_norms=sq_norms).within_fit is None

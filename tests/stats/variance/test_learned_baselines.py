@@ -1,0 +1,136 @@
+"""Baselines that are learned on the other prompts."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from comparison_batches import correlated_batch
+
+from gradstats import estimators as est
+from gradstats.reference import EnumeratedPolicy
+from gradstats.stats.variance.comparison import pooled
+from gradstats.stats.variance.group_moments import split_into_groups
+from gradstats.stats.variance.learned_baselines import (
+    LearnedBaseline,
+    learned_baselines,
+    learned_exponent,
+    learned_mixture,
+    learned_shift,
+    lowest_shares,
+    variance_with,
+)
+from gradstats.stats.variance.prepared_inputs import prepared_inputs
+
+
+def pool_of(batch, scores):
+    inputs, chosen, judged = prepared_inputs(batch, [est.rloo()], scores, False, "auto")
+    groups = split_into_groups(batch.group_index, inputs.order, None)
+    return pooled(inputs, groups, chosen, np.random.default_rng(0), None, None, judged)
+
+
+def test_what_a_prompt_gets_does_not_depend_on_its_own_completions():
+    batch, scores = correlated_batch(20, 4)
+    other = scores.copy()
+    own = batch.group_index == 7
+    other[own] *= -3.0
+    for first, second in zip(
+        learned_baselines(pool_of(batch, scores)), learned_baselines(pool_of(batch, other)), strict=True
+    ):
+        np.testing.assert_allclose(first.parameters[7], second.parameters[7], atol=1e-9)
+        assert (np.abs(first.parameters - second.parameters).max(axis=1) > 1e-9).any()
+
+
+def test_the_learned_shift_is_the_lowest_on_the_other_prompts():
+    batch, scores = correlated_batch(20, 4)
+    learned = learned_shift(pool_of(batch, scores)).parameters[:, 0]
+    for prompt in (0, 11):
+        others = batch.group_index != prompt
+        pool = pool_of(batch.select(others), scores[others])
+        weights = [
+            est.asymmetric(delta=learned[prompt] + by, loo=True).weights(pool.batch) for by in (-0.01, 0.0, 0.01)
+        ]
+        below, there, above = (variance_with(pool, one).value for one in weights)
+        assert there < min(below, above)
+        assert below == pytest.approx(above, rel=1e-6)
+
+
+def test_shares_are_the_lowest_of_a_grid():
+    rng = np.random.default_rng(0)
+    roots = rng.normal(size=(40, 3, 3))
+    forms = roots @ roots.transpose(0, 2, 1)
+    shares = lowest_shares(forms)
+    assert (shares >= 0).all()
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+    steps = [(i / 50, j / 50, 1 - (i + j) / 50) for i in range(51) for j in range(51 - i)]
+    for form, found in zip(forms, shares, strict=True):
+        on_grid = min(np.array(one) @ form @ np.array(one) for one in steps)
+        assert found @ form @ found <= on_grid + 1e-12
+    assert len({tuple(share > 0) for share in shares}) > 2  # corners, edges and the inside occur
+
+
+class Mixture:
+    """A mixture of leave-one-out means with the exact mean reward in place of that of the other prompts."""
+
+    name = label = "mixture"
+    level, needs, across_groups = "sequence", (), False
+
+    def __init__(self, shares, mean):
+        self.shares, self.mean = shares, mean
+
+    def expected_scale(self, group_size):
+        return 1.0
+
+    def weights(self, batch):
+        plain, by_length = est.rloo().weights(batch), est.token_mean(loo=True).weights(batch)
+        beside = (batch.rewards - self.mean) / batch.group_sizes[batch.group_index]
+        return np.einsum("k,kn->n", self.shares, np.stack([plain, by_length, beside]))
+
+
+def test_what_is_learned_is_near_the_exact_optimum_of_an_enumerated_policy():
+    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=5, n_prompts=6, rng=2)
+    size = 3
+    batch, scores, _ = policy.sample(1500, size, rng=0)
+    pool = pool_of(batch, scores)
+
+    def exact(estimator):
+        return policy.moments(estimator, size).trace_cov
+
+    deltas = np.array([-1.0, 0.0, 1.0])
+    curvature, slope, _ = np.polyfit(deltas, [exact(est.asymmetric(delta=one, loo=True)) for one in deltas], 2)
+    best = -slope / (2.0 * curvature)
+    assert learned_shift(pool).parameters.mean() == pytest.approx(best, abs=0.03)
+
+    mean = float(policy.probabilities @ policy.rewards)
+    form, unit = np.empty((1, 3, 3)), np.eye(3)
+    for at in range(3):
+        form[0, at, at] = exact(Mixture(unit[at], mean))
+    for one, two in combinations(range(3), 2):
+        half = exact(Mixture((unit[one] + unit[two]) / 2, mean))
+        form[0, one, two] = form[0, two, one] = 2 * half - (form[0, one, one] + form[0, two, two]) / 2
+    optimum = lowest_shares(form)[0]
+    shares = learned_mixture(pool).parameters.mean(axis=0)
+    assert optimum @ form[0] @ optimum < form[0].diagonal().min()  # a mixture is better than each of its parts
+    assert shares @ form[0] @ shares == pytest.approx(optimum @ form[0] @ optimum, rel=0.01)
+
+    exponents = np.linspace(-1.0, 2.0, 13)
+    lowest = min(exact(est.length_weighted(alpha=one, loo=True)) for one in exponents)
+    alpha = float(learned_exponent(pool).parameters.mean())
+    assert exact(est.length_weighted(alpha=alpha, loo=True)) == pytest.approx(lowest, rel=0.01)
+
+
+def test_a_learned_baseline_is_described_and_bound_to_its_completions():
+    one = LearnedBaseline("learned shift", ("delta",), np.array([[0.1], [0.3]]), np.ones(4))
+    assert one.described() == "delta 0.2 (0.1 to 0.3)"
+    assert (one.name, one.level, one.needs, one.across_groups) == ("learned shift", "sequence", (), False)
+    assert one.expected_scale(4) == 1.0
+    with pytest.raises(ValueError, match="learned shift has weights for 4 completions, got 80"):
+        one.weights(correlated_batch(20, 4)[0])
+
+
+def test_equal_rewards_are_refused():
+    batch, scores = correlated_batch(20, 4)
+    pool = pool_of(batch.with_fields(rewards=np.zeros(80)), scores)
+    with pytest.raises(ValueError, match="a baseline cannot be learned here, since every completion has weight 0"):
+        learned_exponent(pool)
