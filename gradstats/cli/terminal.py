@@ -117,7 +117,7 @@ def show_run(result: RunResult) -> None:
 
 
 def show_alpha(report: AlphaReport) -> None:
-    """Print α with its interval, and α within prompts."""
+    """Print α with its interval, in one line."""
     fit = report.fit
     console.print(
         f"[bold]α = {fit.alpha:.4f}[/]  stderr {report.stderr:.3f}  "
@@ -125,16 +125,12 @@ def show_alpha(report: AlphaReport) -> None:
         f"({report.interval}; slope 2α = {fit.slope:.4f}, R² = {fit.r_squared:.2f}, n = {fit.n})",
         markup=True,
     )
-    within = report.within_fit
-    if within is not None and within is not fit:
-        low, high = within.confidence_interval(report.confidence_level)
-        console.print(f"within prompts α = {within.alpha:.4f} \\[{low:.3f}, {high:.3f}], that of a group baseline")
 
 
 def show_alpha_report(report: AlphaReport, by_block: bool = True) -> None:
-    """Print α with its interval, the sentences that qualify it, and, on request, α of each block of parameters."""
+    """Print α with its interval, what qualifies it and, on request, α of each block of parameters."""
     show_alpha(report)
-    for sentence in report.sentences():
+    for sentence in [*report.beside(), *report.sentences()]:
         console.print(f"  {escape(sentence)}")
     if by_block and report.by_block is not None:
         table = Table("block", title="α of each block's share of ‖S‖²", title_justify="left")

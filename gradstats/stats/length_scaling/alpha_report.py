@@ -101,6 +101,12 @@ class AlphaReport:
             "sentences": self.sentences(),
         }
 
+    def beside(self) -> list[str]:
+        """State α within prompts, which a group baseline uses, where it is not the α of the fit; else nothing."""
+        if self.within_fit is None or self.within_fit is self.fit:
+            return []
+        return [f"Within prompts, as a group baseline uses it, {self._alpha(self.within_fit)}."]
+
     def sentences(self) -> list[str]:
         """State what to consider when reading α, one sentence each; the on-policy verdict is the first."""
         sentences = ["Whether the samples are on-policy is not known: lengths and norms alone do not show it."]
