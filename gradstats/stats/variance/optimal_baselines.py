@@ -39,7 +39,9 @@ _RATIO_ENDS = ("", "_low", "_high", "_simultaneous_low", "_simultaneous_high")
 
 @dataclass(frozen=True)
 class OptimalBaselines:
-    """Learned baselines beside published ones and the oracle; ``.to_frame()`` is the table.
+    r"""Learned baselines beside published ones and the oracle; ``.to_frame()`` is the table.
+
+    A prompt m has the parameters :math:`\hat β_m = \arg\min_β V_{(m)}(β)`, with the variance of the others.
 
     Attributes:
         learned: the learned baselines, with their parameters for each prompt.
@@ -113,7 +115,9 @@ def optimal_baselines(
 
     Three baselines are learned: the exponent of length weights, a constant shift of the leave-one-out mean, and the
     mixture of three leave-one-out means (of the group, of the group weighted by length, of all other prompts). Each
-    prompt's parameters minimise the variance of the gradient on all *other* prompts, so that the choice costs no bias:
+    prompt's parameters minimise the variance of the gradient on all *other* prompts,
+    :math:`\hat β_m = \arg\min_β V_{(m)}(β)` with :math:`V_{(m)} = \mathrm{tr\,Cov}` without prompt m, so that the
+    choice costs no bias:
     they do not depend on the prompt's own completions. Beside them stand published baselines and the oracle
     ``norm_weighted(loo=True)``, whose weights are the measured squared norms. Intervals take what was learned as given.
 

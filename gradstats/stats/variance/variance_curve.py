@@ -35,7 +35,7 @@ FITTED_EXPONENTS = {"ols": "pooled", "within_prompt": "within prompts", "gamma":
 
 @dataclass(frozen=True)
 class VarianceCurve:
-    """The variance of one estimator along one of its parameters; ``.to_frame()`` is the table.
+    r"""The variance :math:`V(β) = \mathrm{tr\,Cov}(ĝ_β)` of an estimator along a parameter, with its lowest point.
 
     Attributes:
         estimator: its label, as it was given.
@@ -141,6 +141,7 @@ def variance_curve(
 ) -> VarianceCurve:
     r"""Follow variance, cosine and bias of an estimator along one of its parameters, on the same completions.
 
+    With β the parameter the variance is :math:`V(β) = \mathrm{tr\,Cov}(ĝ_β)`.
     Every row is that of :func:`gradstats.compare` for the estimator at this value: ratios and differences are paired.
     The minimiser of the variance at matched signal has an interval from a delete-one-prompt jackknife
     (:class:`gradstats.stats.variance.minimiser.Minimiser`). For ``alpha`` of ``length_weighted`` the exponents of
