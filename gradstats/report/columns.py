@@ -49,6 +49,8 @@ _VARIANCE = "stats/variance"
 _LENGTH = "stats/length_scaling"
 _TOKENS = "stats/tokens"
 _TABLE = "rollouts/schema.py"
+_TOGETHER, _JUDGED = f"{_VARIANCE}/fieller_simultaneous.py", ("cosine", "matched_bias_share")
+_LEARNED = f"{_VARIANCE}/optimal_baselines.py"
 
 _ESTIMATOR = _of("estimators/by_label.py", estimator="label of the estimator")
 _COMPLETION = _of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
@@ -133,27 +135,16 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "curve": (
         *_of(f"{_VARIANCE}/variance_curve.py", value="of the parameter"),
         *_ROW,
-        *_of(
-            f"{_VARIANCE}/fieller_simultaneous.py",
-            cosine_simultaneous="interval of the cosine that holds at all values at once",
-            matched_bias_share_simultaneous="the same for the matched bias",
-        ),
+        *(PrintedColumn(f"{name}_simultaneous", "that holds at all values at once", _TOGETHER) for name in _JUDGED),
     ),
     "curve fits": _of(
-        f"{_VARIANCE}/variance_curve.py",
-        fit="how an exponent was fitted",
-        value="the exponent",
-        ratio_to_lowest="variance with it plugged in over that at the minimiser",
+        f"{_VARIANCE}/variance_curve.py", fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"
     ),
     "optimal_baselines": (
         *_ROW,
-        *_of(
-            f"{_VARIANCE}/optimal_baselines.py",
-            kind="learned, published or oracle",
-            parameters="what was learned, as the mean over prompts with its range",
-            ratio_to_learned="variance over that of the best learned baseline",
-            ratio_to_learned_simultaneous="its interval that holds for all rows at once",
-        ),
+        *_of(_LEARNED, kind="learned, published or oracle", parameters="what was learned, with its range"),
+        *_of(_LEARNED, ratio_to_learned="variance over that of the best learned baseline"),
+        *_of(_LEARNED, ratio_to_learned_simultaneous="its interval that holds for all rows at once"),
     ),
     "group_sizes": (*_ROW, *_each(_VARIANCE, _headings(VARIANCE_COMPONENTS))),
     "length_bins": (
