@@ -66,7 +66,12 @@ def curve(
         )  # fmt: skip
     frame = found.to_frame(confidence_level)
     if as_json:
-        print(to_json({**frame.attrs, "curve": found.estimator, "rows": frame.to_dict("records")}))
+        print(
+            to_json(
+                {str(name): value for name, value in frame.attrs.items()}
+                | {"curve": found.estimator, "rows": frame.to_dict("records")}
+            )
+        )
     else:
         from gradstats.report.curves import curve_table
 
@@ -111,7 +116,8 @@ def optimal_baselines(
     )  # fmt: skip
     frame = found.to_frame(confidence_level)
     if as_json:
-        print(to_json({**frame.attrs, "rows": frame.to_dict("records")}))
+        about = {str(name): value for name, value in frame.attrs.items()}
+        print(to_json(about | {"rows": frame.to_dict("records")}))
     else:
         from gradstats.report.curves import baselines_table
 

@@ -208,7 +208,11 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
         rows=tuple(map(str, frame["run"])),
         columns={
             "α": _triples(frame, "alpha"),
-            **({"α within prompts": _triples(frame, "alpha_within")} if frame["alpha_within"].notna().any() else {}),
+            **(
+                {"α within prompts": _triples(frame, "alpha_within")}
+                if np.isfinite(frame["alpha_within"].to_numpy(dtype=float)).any()
+                else {}
+            ),
             "R²": [(round(value, 2), math.nan, math.nan) for value in frame["r_squared"]],
             "n": counts,
         },

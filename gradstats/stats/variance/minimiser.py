@@ -60,7 +60,9 @@ class Minimiser:
             return float(self._spline(np.array([parameter]), 1)[0] @ heights)
 
         before, after = points[at - 1], points[at + 1]
-        return float(optimize.brentq(slope, before, after)) if slope(before) < 0.0 < slope(after) else float(points[at])
+        if not slope(before) < 0.0 < slope(after):
+            return float(points[at])
+        return float(optimize.root_scalar(slope, bracket=(before, after)).root)
 
     @property
     def is_at_an_end(self) -> bool:

@@ -191,7 +191,7 @@ def variance_curve(
     if parameter == GROUP_SIZE:
         chosen, options[GROUP_SIZE] = [families.get(estimator)], [_whole(value) for value in grid]
     else:
-        if np.size(options.get(GROUP_SIZE)) > 1:
+        if np.size(np.asarray(options.get(GROUP_SIZE))) > 1:
             raise ValueError(f"a curve along {parameter} has one group size, got {options[GROUP_SIZE]}: choose one")
         chosen = [with_parameter(estimator, parameter, value) for value in grid]
     with warnings.catch_warnings():  # the notes of the curve say the same
