@@ -198,6 +198,7 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
     frame[["alpha_within", "alpha_within_low", "alpha_within_high"]] = ends
     kinds = " and ".join(dict.fromkeys(f"{fit.method}, {fit.interval} interval" for fit in fits.values()))
     counts = [(float(value), math.nan, math.nan) for value in frame["n"]]
+    known = _triples(frame, "alpha_within")
     return Table(
         caption=(
             f"Length exponent α with {confidence_level:.0%} intervals ({kinds}): the norm of a completion's gradient "
@@ -208,11 +209,7 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
         rows=tuple(map(str, frame["run"])),
         columns={
             "α": _triples(frame, "alpha"),
-            **(
-                {"α within prompts": _triples(frame, "alpha_within")}
-                if np.isfinite(frame["alpha_within"].to_numpy(dtype=float)).any()
-                else {}
-            ),
+            **({"α within prompts": known} if any(math.isfinite(value) for value, _, _ in known) else {}),
             "R²": [(round(value, 2), math.nan, math.nan) for value in frame["r_squared"]],
             "n": counts,
         },
