@@ -17,6 +17,7 @@ from .measurement import read_measurement as read_measurement
 # estimators and statistics
 from . import estimators as estimators
 from .estimators import recipes as recipes
+from .stats import Allocation as Allocation
 from .stats import AlphaPlan as AlphaPlan
 from .stats import AlphaReport as AlphaReport
 from .stats import CurvatureTest as CurvatureTest
@@ -31,12 +32,14 @@ from .stats import OptimalBaselines as OptimalBaselines
 from .stats import PolicyProfile as PolicyProfile
 from .stats import ProxyQuality as ProxyQuality
 from .stats import RatioDiagnostics as RatioDiagnostics
+from .stats import SuccessBins as SuccessBins
 from .stats import TokenProfile as TokenProfile
 from .stats import RatioPlan as RatioPlan
 from .stats import SamplerGap as SamplerGap
 from .stats import SignalPlan as SignalPlan
 from .stats import VarianceComparison as VarianceComparison
 from .stats import VarianceCurve as VarianceCurve
+from .stats import allocate as allocate
 from .stats import alpha_report as alpha_report
 from .stats import alpha_without_each_prompt as alpha_without_each_prompt
 from .stats import check_on_policy as check_on_policy
@@ -61,6 +64,8 @@ from .stats import profile_policy as profile_policy
 from .stats import sampler_gap as sampler_gap
 from .stats import variance_by_length as variance_by_length
 from .stats import variance_curve as variance_curve
+from .stats import variance_by_success as variance_by_success
+from .stats import variances_by_length as variances_by_length
 from .stats import proxy_quality as proxy_quality
 from .stats import ratio_diagnostics as ratio_diagnostics
 from .stats import surprise_along as surprise_along

@@ -58,6 +58,16 @@ def save_run(folder, name="saved <run>", seed=0, **settings):
     equal.to_csv(folder / "tables" / "equivalent_group_size.csv", index=False)
     bins = frame[:2].assign(estimator="rloo", length_low=[10, 61], length_high=[60, 300])
     bins.to_csv(folder / "tables" / "length_bins.csv", index=False)
+    rates = pd.concat([frame[:2].assign(success_low=at / 2, success_high=(at + 1) / 2, n_prompts=7) for at in (0, 1)])
+    for share in ("share_of_gradient", "share_of_variance"):
+        for end, of_half in (("", 0.5), ("_low", 0.3), ("_high", 0.7)):
+            rates[f"{share}{end}"] = of_half
+    rates.sort_values("estimator", kind="stable").to_csv(folder / "tables" / "success_bins.csv", index=False)
+    noise = [frame[:2].assign(group_size=n, n_prompts=60.0 / n, extrapolated=n > 4) for n in (2, 4, 8)]
+    noise = pd.concat(noise, ignore_index=True)
+    for end in ("", "_low", "_high"):
+        noise[f"relative_noise{end}"] = noise[f"ratio{end}"]
+    noise.to_csv(folder / "tables" / "allocation.csv", index=False)
     about = {"reference": "rloo", "confidence_level": 0.95, "n_prompts": 15, "n_groups": 15, "prompts_per_batch": 128}
     write_json(folder / "variance.json", about | {"notes": ["a note"], "lowest_beyond_doubt": ESTIMATORS[2]})
     write_json(folder / "manifest.json", {"experiment": name, "versions": {"numpy": "2"}, "remarks": ["a remark"]})

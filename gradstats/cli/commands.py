@@ -10,6 +10,7 @@ from collections.abc import Callable
 import tyro
 
 from gradstats.cli import terminal
+from gradstats.cli.breakdowns import allocate, by_success
 from gradstats.cli.curves import curve, optimal_baselines
 from gradstats.cli.installation import check, env, list_things
 from gradstats.cli.options import REGISTRY
@@ -33,6 +34,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "variance": variance,
     "curve": curve,
     "optimal-baselines": optimal_baselines,
+    "by-success": by_success,
+    "allocate": allocate,
     "tokens": tokens,
     "ratios": ratios,
     "plan": plan,

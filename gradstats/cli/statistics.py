@@ -13,7 +13,7 @@ from gradstats.config.sections import FitMethod, IntervalMethod, Target, Varianc
 from gradstats.system.files import to_json
 
 
-def _refuse_unknown_estimators(*labels: str) -> None:
+def refuse_unknown_estimators(*labels: str) -> None:
     """Refuse unknown labels before the statistics are imported, which takes longer than looking the labels up.
 
     Raises:
@@ -70,7 +70,7 @@ def variance(
         by_length: print noise, signal and bias in that many bins of completion length instead, the reference first.
         out: also write the table as CSV.
     """
-    _refuse_unknown_estimators(*settings.estimators, settings.reference)
+    refuse_unknown_estimators(*settings.estimators, settings.reference)
     from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
 
     if by_length is not None and settings.max_grad_norm is not None:
@@ -174,7 +174,7 @@ def plan(
         signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.
         dry_run: load the policy of a run directory and time a trial of each step, for the hours.
     """
-    _refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
+    refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
     import gradstats
     from gradstats.runs.sources import load_measurement_of, load_points
 
@@ -224,7 +224,7 @@ def group_size(
         estimator: its name, with parameters as in "length_weighted(alpha=0.8, loo=True)".
         group_size: N.
     """
-    _refuse_unknown_estimators(estimator)
+    refuse_unknown_estimators(estimator)
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 
@@ -246,7 +246,7 @@ def shift(
         source: a measurement folder or a run directory.
         estimator: its name, with parameters as in "length_weighted(alpha=0.8)".
     """
-    _refuse_unknown_estimators(estimator)
+    refuse_unknown_estimators(estimator)
     import gradstats
     from gradstats.runs.sources import load_measurement_of
 

@@ -1,11 +1,13 @@
 """Finished statistics → matplotlib axes, at a venue's width."""
 
+from gradstats.plots.allocation import plot_allocation
 from gradstats.plots.appearance import Appearance, estimator_appearance
 from gradstats.plots.blocks import plot_alpha_by_block, plot_block_heatmap
 from gradstats.plots.group_size import plot_group_size
 from gradstats.plots.length_reward import plot_length_bins, plot_length_reward
 from gradstats.plots.length_scaling import plot_length_scaling
 from gradstats.plots.save import save_figure
+from gradstats.plots.shares import plot_shares
 from gradstats.plots.style import VENUES, style
 from gradstats.plots.sweep import plot_sweep, varying_settings
 from gradstats.plots.token_profiles import plot_concentration, plot_token_correlation
@@ -20,6 +22,7 @@ __all__ = [
     "Appearance",
     "estimator_appearance",
     "estimator_unit",
+    "plot_allocation",
     "plot_alpha_by_block",
     "plot_block_heatmap",
     "plot_concentration",
@@ -29,6 +32,7 @@ __all__ = [
     "plot_length_scaling",
     "plot_prompt_parts",
     "plot_proxy",
+    "plot_shares",
     "plot_sweep",
     "plot_token_correlation",
     "plot_token_energy",

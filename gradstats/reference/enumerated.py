@@ -287,6 +287,23 @@ class EnumeratedPolicy:
             np.concatenate(gradients), np.concatenate(probabilities), np.concatenate(prompts), self.gradient
         )
 
+    def moments_by_prompt(self, estimator: Weighting, group_size: int) -> list[GradientMoments]:
+        """Return the exact moments given each prompt, judged against the gradient of that prompt's expected reward.
+
+        Args:
+            estimator: as in :meth:`moments`.
+            group_size: N.
+        """
+        found = []
+        for prompt in range(self.n_prompts):
+            groups, chance = self._groups(prompt, group_size)
+            here = self.prompts == prompt
+            gradient = (self.probabilities * self.rewards)[here] @ self.sequence_scores[here]
+            one_unit = np.zeros(len(groups), dtype=np.int64)
+            of_prompt = gradient / self.prompt_probabilities[prompt]
+            found.append(gradient_moments(self._gradients(estimator, groups), chance, one_unit, of_prompt))
+        return found
+
     def batch_moments(
         self, estimator: Weighting, group_size: int, n_groups: int, max_grad_norm: float | None = None
     ) -> GradientMoments:

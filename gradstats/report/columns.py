@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gradstats.report.breakdown_columns import ALLOCATION, EQUIVALENT_GROUP_SIZE, SHARES, SUCCESS_BINS
 from gradstats.report.ratio_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
 from gradstats.stats.on_policy.check import WORDS
 from gradstats.stats.profile import PROFILE_QUANTITIES
@@ -114,6 +115,8 @@ _POINT = (
     *_of(f"{_TOKENS}/token_sums.py", energy="summed energy of its tokens"),
 )
 
+_SHARES = _of(f"{_VARIANCE}/gradient_shares.py", **SHARES)
+
 _PLAN = _of(
     "stats/plans/prompt_plan.py",
     confidence_level="level of the planned interval",
@@ -155,6 +158,13 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             n_completions="completions of these lengths",
             scale="what their expected gradient keeps of the target's",
         ),
+        *_SHARES,
+    ),
+    "success_bins": (
+        *_ESTIMATOR,
+        *_of("estimators/estimator.py", unit="unit of the gradient"),
+        *_of(f"{_VARIANCE}/success_bins.py", **SUCCESS_BINS),
+        *_SHARES,
     ),
     "sweep": (
         *_ROW,
@@ -171,8 +181,13 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "equivalent_group_size": (
         *_ESTIMATOR,
-        *_of(f"{_VARIANCE}/equivalent_group_size.py", group_size="completions per group", n_prompts="prompts"),
+        *_of(f"{_VARIANCE}/equivalent_group_size.py", **EQUIVALENT_GROUP_SIZE),
         *_each(_VARIANCE, {"equivalent_group_size": "group size at which RLOO is as noisy"}),
+    ),
+    "allocation": (
+        *_ESTIMATOR,
+        *_of("estimators/estimator.py", unit="unit of the gradient as measured"),
+        *_of(f"{_VARIANCE}/allocation.py", **ALLOCATION),
     ),
     "variance.json": (
         *_of(

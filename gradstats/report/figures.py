@@ -215,11 +215,28 @@ def _with_reference(run: SavedResults, frame: pd.DataFrame | None) -> pd.DataFra
 
 
 def _length_bins(run: SavedResults) -> pd.DataFrame | None:
+    """Return the bins of the reference, the first of the estimators that are split."""
     bins = run.breakdowns.get("length_bins")
     if bins is None:
         return None
     bins = bins.loc[bins["estimator"] == bins["estimator"].iloc[0]]  # the reference comes first
     return bins if np.isfinite(bins["noise_to_signal_low"].to_numpy(dtype=float)).any() else None
+
+
+def _shares(name: str, fewest_estimators: int) -> Callable[[SavedResults], pd.DataFrame | None]:
+    """Return a breakdown whose shares of the expected gradient are resolved for some estimators."""
+
+    def needs(run: SavedResults) -> pd.DataFrame | None:
+        bins = run.breakdowns.get(name)
+        if bins is None or "share_of_gradient" not in bins:  # an earlier version did not estimate them
+            return None
+        # Aggregation and scale decide the shares: one line for the reference and for each other unit.
+        of_unit = bins.drop_duplicates("unit")["estimator"] if "unit" in bins else bins["estimator"]
+        bins = bins.loc[bins["estimator"].isin(set(of_unit))]
+        resolved = bins.loc[np.isfinite(bins["share_of_gradient"].to_numpy(dtype=float)), "estimator"]
+        return bins if len(set(resolved)) >= fewest_estimators else None
+
+    return needs
 
 
 def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
@@ -309,6 +326,13 @@ FIGURES = (
         _draw_group_sizes,
     ),
     RunFigure(
+        "allocation",
+        "Noise at an equal number of tokens against completions a prompt (and prompts, for the tokens of the run), "
+        "relative to RLOO at the largest measured size; open markers are extrapolated.",
+        lambda run: run.breakdowns.get("allocation"),
+        lambda run, table: plots.plot_allocation(table),
+    ),
+    RunFigure(
         "prompt_parts",
         "Variance within prompts, which decreases with the group size, and between prompts, which does not.",
         _largest_groups,
@@ -319,6 +343,18 @@ FIGURES = (
         "Noise to signal of the reference's gradient contributed by completions of each range of lengths.",
         _length_bins,
         lambda run, table: plots.plot_length_bins(table),
+    ),
+    RunFigure(
+        "success_shares",
+        "Share of the expected gradient that prompts of each range of success rates make up.",
+        _shares("success_bins", 1),
+        lambda run, table: plots.plot_shares(table),
+    ),
+    RunFigure(
+        "length_shares",
+        "Share of the expected gradient that completions of each range of lengths make up, by aggregation.",
+        _shares("length_bins", 2),
+        lambda run, table: plots.plot_shares(table),
     ),
     RunFigure(
         "ratios",

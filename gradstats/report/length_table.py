@@ -10,6 +10,7 @@ from gradstats.report.tables import Table
 LENGTH_HEADINGS = {
     "scale": "scale kept",
     "matched_bias_share": "matched bias",
+    "share_of_gradient": "share of gradient",
     "cosine": "cosine",
     "noise_to_signal": "noise to signal",
     "ratio": "share of variance",

@@ -44,7 +44,15 @@ SETTINGS_OF_THE_QUESTION = (
 )
 
 #: Tables in addition to the variance comparison, where the data allowed them.
-BREAKDOWNS = ("group_sizes", "equivalent_group_size", "length_bins", "ratios", "ratio_clipping")
+BREAKDOWNS = (
+    "group_sizes",
+    "equivalent_group_size",
+    "allocation",
+    "length_bins",
+    "success_bins",
+    "ratios",
+    "ratio_clipping",
+)
 
 
 class SavedAlpha(TypedDict):
@@ -92,7 +100,7 @@ class SavedResults:
         points: one row per completion: prompt_id, length, sq_norm, and where known reward and truncated; or None.
         variance: the variance table with its ``.attrs``, or None.
         breakdowns: name → further table, of those that were written: ``group_sizes``, ``equivalent_group_size``,
-            ``length_bins``, ``ratios``, ``ratio_clipping``.
+            ``allocation``, ``length_bins``, ``success_bins``, ``ratios``, ``ratio_clipping``.
         tokens: the token-level results, or None.
         added: name → table that a command added, with its ``.attrs``: curves along a parameter.
     """

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from gradstats import estimators
-from gradstats.stats import compare, equivalent_group_sizes
+from gradstats.estimators.estimator import SEQUENCE_SUM, unit_of
+from gradstats.stats import allocate, compare, equivalent_group_sizes, variance_by_success
 from gradstats.stats.variance.available import reasons_against
 from gradstats.stats.variance.length_bins import variances_by_length
 
@@ -25,16 +26,20 @@ def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict
     Returns:
         ``group_sizes``: the estimators that stay within their group at 2, 4, 8, … completions per group, with their
         variance within and between prompts where a prompt has two groups; ``equivalent_group_size``: of each whose
-        expectation is a known multiple of the gradient, the group size at which RLOO has the same noise;
+        expectation is a known multiple of the gradient, or whose scale is estimated, the group size at which RLOO has
+        the same noise; ``allocation``: their noise over prompts and completions at the number of tokens of the run;
         ``length_bins``: noise, signal and bias of what completions of some lengths contribute to the reference, then
-        to each of the other group-level estimators.
+        to each of the other group-level estimators; ``success_bins``: what prompts of some success rates make up, of
+        the reference and the first estimator of each other unit, where prompts have four completions.
     """
     most = int(np.unique(measured.rollouts.prompt_id, return_counts=True)[1].min())
     sizes = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
     makers = {
         "group_sizes": lambda: _group_sizes(measured, section, sizes),
         "equivalent_group_size": lambda: _equivalent(measured, section, max(sizes, default=0) // 2),
+        "allocation": lambda: _allocation(measured, section, sizes),
         "length_bins": lambda: length_bins(measured, section)[0],
+        "success_bins": lambda: _success(measured, section, most),
     }
     frames = {}
     for name, make in makers.items():
@@ -81,7 +86,8 @@ def length_bins(
 
 
 def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
-    comparison = compare(measured, **section.arguments(estimators=_local(section), group_size=sizes))
+    chosen = _within_groups(measured, section)
+    comparison = compare(measured, **section.arguments(estimators=chosen, group_size=sizes))
     frame = comparison.to_frame(section.confidence_level)
     if comparison.n_groups > sum(split.n_prompts for split in comparison.splits):
         components = comparison.variance_components(section.confidence_level)
@@ -93,12 +99,43 @@ def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[in
 def _equivalent(measured: Measurement, section: VarianceSection, size: int) -> pd.DataFrame:
     if size < 3:
         return pd.DataFrame()
-    known = [one for one in _local(section) if one.expected_scale(size)]
-    answers = equivalent_group_sizes(measured, known, size, target=section.target)
+    chosen = _within_groups(measured, section)
+    # The shrinkage of an own-sample baseline would count as lower variance.
+    known = [one for one in chosen if one.expected_scale(size) or unit_of(one) != SEQUENCE_SUM]
+    answers = equivalent_group_sizes(measured, known, size, target=section.target, unresolved="nan")
     return pd.concat([answer.to_frame(section.confidence_level) for answer in answers], ignore_index=True)
 
 
-def _local(section: VarianceSection) -> list[Weighting]:
-    """Return the estimators that stay within their group and weight whole completions."""
+def _allocation(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
+    """Return the noise at the number of tokens of the run itself, for groups up to four times the largest here."""
+    if not sizes:
+        return pd.DataFrame()
+    found = allocate(
+        measured,
+        _within_groups(measured, section),
+        tokens=float(np.sum(measured.rollouts.lengths)),
+        group_sizes=[*sizes, 2 * sizes[-1], 4 * sizes[-1]],
+        rng=section.seed,
+        target=section.target,
+    )
+    return found.to_frame(section.confidence_level)
+
+
+def _success(measured: Measurement, section: VarianceSection, completions: int) -> pd.DataFrame:
+    """Return the bins by success rate of the reference and of the first estimator of each other unit."""
+    if completions < 4:  # half of them form a group, and one completion has no baseline
+        return pd.DataFrame()
+    reference = estimators.get(section.reference)
+    by_unit = {unit_of(reference): reference}
+    for one in _within_groups(measured, section):
+        by_unit.setdefault(unit_of(one), one)
+    found = variance_by_success(measured, list(by_unit.values()), rng=section.seed, target=section.target)
+    return found.to_frame(section.confidence_level)
+
+
+def _within_groups(measured: Measurement, section: VarianceSection) -> list[Weighting]:
+    """Return the estimators that stay within their group and that the measurement allows, token-level ones included."""
     chosen = [estimators.get(label) for label in section.estimators]
-    return [one for one in chosen if one.level == "sequence" and not one.across_groups]
+    reasons = reasons_against(measured, chosen, section.target)
+    pairs = zip(chosen, reasons, strict=True)
+    return [one for one, reason in pairs if reason is None and not one.across_groups]

@@ -33,6 +33,8 @@ from .tokens.proxy_quality import ProxyQuality as ProxyQuality
 from .tokens.proxy_quality import proxy_quality as proxy_quality
 from .tokens.surprise_along import surprise_along as surprise_along
 from .tokens.token_profile import TokenProfile as TokenProfile
+from .variance.allocation import Allocation as Allocation
+from .variance.allocation import allocate as allocate
 from .variance.comparison import compare as compare
 from .variance.equivalent_group_size import EquivalentGroupSize as EquivalentGroupSize
 from .variance.equivalent_group_size import equivalent_group_size as equivalent_group_size
@@ -41,8 +43,11 @@ from .variance.implied_shift import ImpliedShift as ImpliedShift
 from .variance.implied_shift import implied_shift as implied_shift
 from .variance.length_bins import LengthBins as LengthBins
 from .variance.length_bins import variance_by_length as variance_by_length
+from .variance.length_bins import variances_by_length as variances_by_length
 from .variance.optimal_baselines import OptimalBaselines as OptimalBaselines
 from .variance.optimal_baselines import optimal_baselines as optimal_baselines
+from .variance.success_bins import SuccessBins as SuccessBins
+from .variance.success_bins import variance_by_success as variance_by_success
 from .variance.variance_comparison import VarianceComparison as VarianceComparison
 from .variance.variance_curve import VarianceCurve as VarianceCurve
 from .variance.variance_curve import variance_curve as variance_curve

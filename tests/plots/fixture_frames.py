@@ -185,6 +185,34 @@ def length_bins(shape: str) -> pd.DataFrame:
     return frame.head(1) if shape == "one row" else frame
 
 
+def shares(shape: str) -> pd.DataFrame:
+    """Shares of the expected gradient by success rate; one estimator's is not resolved."""
+    frames = []
+    for name in names(shape, 3):
+        frame = pd.DataFrame({"estimator": name, "success_low": [0.0, 0.25, 0.5], "success_high": [0.25, 0.5, 0.99]})
+        frames.append(with_intervals(frame, ("share_of_gradient",), shape, 0.3))
+    if not frames:
+        empty = pd.DataFrame({"estimator": [], "success_low": [], "success_high": []})
+        return with_intervals(empty, ("share_of_gradient",), shape)
+    frame = pd.concat(frames, ignore_index=True)
+    unresolved = frame["estimator"] == "group_mean"
+    frame.loc[unresolved, ["share_of_gradient", "share_of_gradient_low", "share_of_gradient_high"]] = np.nan
+    return frame.head(1) if shape == "one row" else frame
+
+
+def allocation(shape: str) -> pd.DataFrame:
+    """The noise at equal tokens; of the first estimator a size is extrapolated."""
+    found = names(shape, 3)
+    frames = []
+    for at, name in enumerate(found):
+        sizes = [4] if shape == "one row" else [2, 4, 8, *([32] if at == 0 else [])]
+        frame = pd.DataFrame({"estimator": name, "group_size": sizes})
+        frames.append(frame.assign(n_prompts=1000.0 / frame["group_size"], extrapolated=frame["group_size"] > 8))
+    empty = pd.DataFrame({"estimator": [], "group_size": [], "n_prompts": [], "extrapolated": []})
+    frame = pd.concat(frames, ignore_index=True) if frames else empty
+    return with_intervals(frame, ("relative_noise",), shape)
+
+
 # Each plot function with the frame it is given.
 CASES: dict[str, tuple[Callable[..., Any], Callable[[str], pd.DataFrame]]] = {
     "variance": (plots.plot_variance, variance),
@@ -201,4 +229,6 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[str], pd.DataFrame]]] = {
     "token_correlation": (plots.plot_token_correlation, correlations),
     "length_reward": (plots.plot_length_reward, completions),
     "length_bins": (plots.plot_length_bins, length_bins),
+    "allocation": (plots.plot_allocation, allocation),
+    "shares": (plots.plot_shares, shares),
 }

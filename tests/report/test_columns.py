@@ -34,6 +34,7 @@ PACKAGE = ROOT / "gradstats"
 
 #: Result class → the tables that its frames are.
 TABLES_OF = {
+    "Allocation": "allocation",
     "AlphaReport": "alpha",
     "CurvatureTest": "curvature",
     "EquivalentGroupSize": "equivalent_group_size",
@@ -50,6 +51,7 @@ TABLES_OF = {
     "ProxyQuality": "proxy_quality",
     "RatioDiagnostics": "ratios",
     "SamplerGap": "sampler_gap",
+    "SuccessBins": "success_bins",
     "TokenProfile": "token_profiles",
     "VarianceComparison": "variance",
     "VarianceCurve": "curve",
@@ -102,7 +104,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         engines = check_engines(tiny_model("qwen2"), dtypes=["float64"])
     run = SavedResults(folder, "c", {}, {}, None, None, comparison.to_frame())
     found = {name: set(frame.columns) for name, frame in frames.items()}
-    assert {"group_sizes", "equivalent_group_size", "length_bins"} <= set(found)
+    assert {"group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins"} <= set(found)
     assert report.curvature is not None
     assert report.within_between is not None
     on_policy, gaps = report.on_policy.to_frame(), gap.to_frame()

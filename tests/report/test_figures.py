@@ -106,14 +106,14 @@ def test_each_figure_is_drawn_once_for_folder_and_report(runs, tmp_path, monkeyp
     run = read_results(runs[0])
     figures = draw_run_for_report(run, tmp_path, run.figure_style)
     page = report_page(run, figures.svgs)
-    assert len(set(drawn)) == len(drawn) == 7
+    assert len(set(drawn)) == len(drawn) == 9
     assert {path.stem for path in figures.paths} == set(figures.svgs) == set(drawn)
     # The page by itself draws the same figures.
     alone = report_page(run)
-    assert len(drawn) == 14
+    assert len(drawn) == 18
     captions = [re.findall(r'<svg role="img" aria-label="([^"]*)"', text) for text in (page, alone)]
     assert captions[0] == captions[1]
-    assert len(captions[0]) == 7
+    assert len(captions[0]) == 9
 
 
 def test_a_figure_whose_numbers_are_missing_is_left_out(runs, tmp_path):

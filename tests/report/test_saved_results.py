@@ -16,7 +16,7 @@ from gradstats.system.files import read_json, write_json
 def test_everything_that_was_written_is_read(tmp_path):
     run = read_results(save_run(tmp_path / "run", length_scaling={"published": "gloeckle2026"}))
     assert run.name == "saved <run>"
-    assert set(run.breakdowns) == {"group_sizes", "equivalent_group_size", "length_bins"}
+    assert set(run.breakdowns) == {"group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins"}
     assert run.variance is not None
     assert run.variance.attrs["reference"] == "rloo"
     assert run.alpha is not None

@@ -41,7 +41,7 @@ SECTION = VarianceSection(estimators=["rloo", "group_mean", "batch_mean", "token
 def test_tables_of_eight_completions():
     pool = measured(8)
     found = variance_breakdowns(pool, SECTION)
-    assert list(found) == ["group_sizes", "equivalent_group_size", "length_bins"]
+    assert list(found) == ["group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins"]
     sizes = found["group_sizes"]
     # A batch-level estimator has no group size.
     assert set(sizes["estimator"]) == {"rloo", "group_mean", "token_mean(loo=True)"}
@@ -72,6 +72,17 @@ def test_the_bins_of_length_are_of_every_estimator_that_can_be_split():
     assert halves["trace_cov"].tolist()[2:] == pytest.approx(alone["trace_cov"].tolist())
 
 
+def test_gradients_are_split_by_success_once_for_each_unit():
+    labels = ["reinforce", "rloo", "recipe:grpo", "recipe:gspo", "recipe:dr_grpo(max_tokens=50)", "batch_mean", "gae"]
+    frame = variance_breakdowns(measured(8), VarianceSection(estimators=labels, reference="rloo"))["success_bins"]
+    # recipe:gspo has the unit of recipe:grpo; batch_mean is batch-level, and gae needs values.
+    assert list(dict.fromkeys(frame["estimator"])) == ["rloo", "recipe:grpo", "recipe:dr_grpo(max_tokens=50)"]
+    for _, rows in frame.groupby("estimator"):
+        assert rows["success_low"].is_monotonic_increasing
+        assert rows["share_of_variance"].sum() == pytest.approx(1.0)
+    assert set(frame["group_size"]) == {4.0}
+
+
 def test_what_the_data_do_not_allow_is_missing():
-    assert list(variance_breakdowns(measured(2), SECTION)) == ["group_sizes", "length_bins"]
+    assert list(variance_breakdowns(measured(2), SECTION)) == ["group_sizes", "allocation", "length_bins"]
     assert list(variance_breakdowns(measured(1), SECTION)) == ["length_bins"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -15,11 +16,13 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
-from gradstats.stats.jackknife import Estimate, Statistic
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.group_moments import cross_signal, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.notes import why_silent
+from gradstats.stats.studentised import studentised_ratio
+from gradstats.stats.variance.gradient_shares import with_ends
+from gradstats.stats.variance.group_moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pooled_completions import PooledCompletions, multiple_of
+from gradstats.stats.variance.pools_by_size import PoolsBySize, moments_of, pools_by_size
 from gradstats.stats.variance.prepared_inputs import prepared_inputs
 from gradstats.stats.variance.target import TargetChoice, target_of
 
@@ -34,12 +37,16 @@ class EquivalentGroupSize:
         inverse: estimate of :math:`1/(N' - 1)`, N' the equivalent size; where it is not above 0, no group size of RLOO
             has as low a variance.
         n_prompts: prompts it rests on.
+        same_prompts: the group size at which RLOO is as noisy at the same number of prompts.
+        relative_noise: its variance at the scale of RLOO, over that of RLOO at the same group size.
     """
 
     estimator: str
     group_size: int
     inverse: Estimate
     n_prompts: int
+    same_prompts: Estimate = NOT_ESTIMATED
+    relative_noise: Estimate = NOT_ESTIMATED
 
     @property
     def value(self) -> float:
@@ -51,10 +58,22 @@ class EquivalentGroupSize:
         low, high = self.inverse.confidence_interval(confidence_level)
         return _size(high), _size(low)
 
+    def tokens_saved(self, confidence_level: float = CONFIDENCE_LEVEL) -> Interval:
+        """Return the share of tokens saved at equal noise against RLOO in groups of the same size, with its interval.
+
+        It is 1 less the ratio of the variances, within and between prompts together, since the noise of a batch falls
+        in proportion to its tokens. It is negative where the estimator is noisier.
+        """
+        ratio, low, high = self.relative_noise.with_interval(confidence_level)
+        return 1.0 - ratio, 1.0 - high, 1.0 - low
+
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame of one row: the estimator, its group size, and the equivalent one with its interval."""
+        """Return a frame of one row: the estimator, its group size, and the equivalent one with its interval.
+
+        Then follow ``same_prompts_group_size`` and ``tokens_saved``, with ``_low`` and ``_high``.
+        """
         low, high = self.confidence_interval(confidence_level)
-        row = {
+        row: dict[str, object] = {
             "estimator": self.estimator,
             "group_size": self.group_size,
             "equivalent_group_size": self.value,
@@ -62,16 +81,32 @@ class EquivalentGroupSize:
             "equivalent_group_size_high": high,
             "n_prompts": self.n_prompts,
         }
+        row |= with_ends(
+            {
+                "same_prompts_group_size": self.same_prompts.with_interval(confidence_level),
+                "tokens_saved": self.tokens_saved(confidence_level),
+            }
+        )
         return pd.DataFrame([row])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the answer in words."""
         low, high = self.confidence_interval(confidence_level)
-        return (
+        text = (
             f"{self.estimator} at N = {self.group_size} is as noisy as rloo at N = {self.value:.3g} [{low:.3g}, "
             f"{high:.3g}], at the same total number of completions ({confidence_level:.0%} interval, "
             f"{self.n_prompts} prompts)."
         )
+        if np.isfinite(self.same_prompts.value):
+            size, low, high = self.same_prompts.with_interval(confidence_level)
+            text += f" At the same number of prompts rloo needs N = {size:.3g} [{low:.3g}, {high:.3g}]."
+        saved, low, high = self.tokens_saved(confidence_level)
+        if np.isfinite(saved):
+            text += (
+                f" At equal noise it takes {saved:.1%} [{low:.1%}, {high:.1%}] fewer tokens than rloo at N = "
+                f"{self.group_size}."
+            )
+        return text
 
 
 def equivalent_group_size(
@@ -94,6 +129,10 @@ def equivalent_group_size(
     another unit, such as ``recipe:grpo``, is first scaled so that its expected gradient projects on the target of
     :func:`gradstats.compare` with the coefficient of RLOO's. So is every estimator where completions were drawn from
     another policy than the scored one, since what is known of E[ĝ] holds on-policy.
+
+    Two further answers come with it. ``same_prompts`` is the size at which RLOO has the within-prompt variance of the
+    estimator at the same *number of prompts*, :math:`(v_1 + v_2/(N''-1))/N'' = w_\mathrm{estimator}(N)`: RLOO then
+    takes N''/N times the tokens. ``tokens_saved`` compares with RLOO in groups of the same size, by the whole variance.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -135,10 +174,22 @@ def equivalent_group_sizes(
     *,
     target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
+    unresolved: Literal["refuse", "nan"] = "refuse",
 ) -> list[EquivalentGroupSize]:
     r"""Find the :func:`equivalent_group_size` of several estimators from the same groups of ``rloo``.
 
     Of each it is the N' with :math:`v_1 + v_2/(N'-1) = N w(N)`, w the within-prompt variance.
+
+    Args:
+        measured_or_batch: as in :func:`equivalent_group_size`.
+        estimators: labels or objects.
+        group_size: as in :func:`equivalent_group_size`.
+        scores: as in :func:`equivalent_group_size`.
+        rng: as in :func:`equivalent_group_size`.
+        target: as in :func:`equivalent_group_size`.
+        scores_are_sketches: as in :func:`equivalent_group_size`.
+        unresolved: what becomes of an estimator whose scale is needed and not resolved: an error, or NaN with a
+            warning.
     """
     chosen = [families.get(estimator) for estimator in estimators]
     for one in chosen:
@@ -148,45 +199,30 @@ def equivalent_group_sizes(
             )
     if group_size < 3:
         raise ValueError(f"group_size={group_size} must be at least 3: groups of 2 are the second anchor")
+    labels = [one.label for one in chosen]
     inputs, chosen, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
     inputs.refuse_unknown_token_scores(chosen)
-    batch, order, on_policy = inputs.batch, inputs.order, judged.kind == "on_policy" and judged.agree
+    batch = inputs.batch
     enough = batch.group_sizes >= 2 * group_size
     if enough.sum() < 3:
         raise ValueError(
             f"only {int(enough.sum())} prompts have the {2 * group_size} completions that two groups of {group_size} "
             "need, and at least 3 prompts are required: sample more completions or lower group_size"
         )
-    order = order[enough[batch.group_index[order]]]
+    pools = pools_by_size(inputs, judged, enough, np.random.default_rng(rng))
     for one in chosen:
-        if on_policy and one.expected_scale(group_size) is None and unit_of(one) == SEQUENCE_SUM:
+        if pools.on_policy and one.expected_scale(group_size) is None and unit_of(one) == SEQUENCE_SUM:
             warnings.warn(
                 f"E[ĝ] of {one.label} is not a known multiple of the true gradient, so that its shrinkage counts as "
                 "lower variance: use the leave-one-out version (loo=True)",
                 UserWarning,
                 stacklevel=2,
             )
-    generator = np.random.default_rng(rng)
-    sketch_error = inputs.sketch_error(int(enough.sum()), generator)
-    prompts = shuffled_prompts(batch.group_index[order], generator)
-
-    def pool(size: int) -> PooledCompletions:
-        groups = split_into_groups(prompts, np.arange(len(order)), size)
-        rows = order[groups.rows]
-        return PooledCompletions(
-            batch=batch.select(rows).with_fields(groups=groups.group),
-            groups=groups,
-            scores=inputs.prepared(rows),
-            sketch_error=sketch_error,
-            prompts_per_batch=None,
-            n_resamples=1,
-            deal_seed=0,
-            prompt_labels=np.zeros(0),
-        )
-
     rloo = families.get("rloo")
-    grouped = pool(group_size)
-    pairs, larger = _within(pool(2), rloo, 2), _within(grouped, rloo, group_size)
+    grouped = pools.pool(group_size)
+    pairs = _within(moments_of(pools.pool(2), rloo), 2)
+    of_rloo = moments_of(grouped, rloo)
+    larger = _within(of_rloo, group_size)
     # From 2 w(2) = v_1 + v_2 and N w(N) = v_1 + v_2/(N−1): v_2 = (2 w(2) − N w(N))·(N−1)/(N−2).
     cost = (pairs - larger).scaled((group_size - 1.0) / (group_size - 2.0))
     if not cost.value > 0:
@@ -196,26 +232,52 @@ def equivalent_group_sizes(
         )
     perfect = pairs - cost
     answers = []
-    for one in chosen:
-        within, known = _within(grouped, one, group_size), _known_coefficient(grouped, one, rloo, on_policy)
-        if known is not None:
-            matched = within.scaled(known**-2)
-        else:
-            coefficient = _coefficient(grouped, one, rloo, judged)
-            matched = within / (coefficient * coefficient)
-        inverse = ((matched - perfect) / cost).estimate()
-        answers.append(EquivalentGroupSize(one.label, group_size, inverse, int(enough.sum())))
+    for one, label in zip(chosen, labels, strict=True):
+        moments = moments_of(grouped, one)
+        try:
+            at_scale = _to_scale(grouped, one, rloo, pools)
+        except ValueError as error:
+            if unresolved == "refuse":
+                raise
+            warnings.warn(str(error), UserWarning, stacklevel=2)
+            answers.append(EquivalentGroupSize(label, group_size, NOT_ESTIMATED, pools.n_prompts))
+            continue
+        matched = at_scale(_within(moments, group_size))
+        answers.append(
+            EquivalentGroupSize(
+                label,
+                group_size,
+                ((matched - perfect) / cost).estimate(),
+                pools.n_prompts,
+                _same_prompts(matched.scaled(1.0 / group_size), perfect, cost),
+                studentised_ratio(at_scale(moments.trace_cov), of_rloo.trace_cov),
+            )
+        )
     return answers
 
 
-def _within(pool: PooledCompletions, estimator: Weighting, size: int) -> Statistic:
+def _within(moments: PromptMoments, size: int) -> Statistic:
     """Return N·w(N), the within-prompt variance at the same total number of completions."""
-    moments = pool.local(estimator).moments
-    if moments is None or moments.within is None:
-        raise ValueError(
-            f"{estimator.label} gives no completion any weight in groups of {size}, since {why_silent(pool)}"
-        )
+    assert moments.within is not None  # every prompt has two groups
     return moments.within.scaled(float(size))
+
+
+def _same_prompts(within: Statistic, perfect: Statistic, cost: Statistic) -> Estimate:
+    """Return the larger root N of w N² − (w + v_1) N + (v_1 − v_2) = 0, of w = (v_1 + v_2/(N−1))/N."""
+    linear = within + perfect
+    root = (linear * linear - (within * (perfect - cost)).scaled(4.0)).root()
+    return ((linear + root) / within.scaled(2.0)).estimate("log")
+
+
+def _to_scale(
+    pool: PooledCompletions, one: Weighting, rloo: Weighting, pools: PoolsBySize
+) -> Callable[[Statistic], Statistic]:
+    """Return what brings a variance of an estimator to the scale of RLOO."""
+    known = _known_coefficient(pool, one, rloo, pools.on_policy)
+    if known is not None:
+        return lambda variance: variance.scaled(known**-2)
+    coefficient = _coefficient(pool, one, rloo, pools.judged)
+    return lambda variance: variance / (coefficient * coefficient)
 
 
 def _known_coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting, on_policy: bool) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy import sparse
 
 from gradstats.stats.jackknife import Statistic, mean_statistic
@@ -191,6 +191,28 @@ def prompt_moments(
 def cross_signal(first: PromptMoments, second: PromptMoments, sketch_error: SketchError | None = None) -> Statistic:
     """Return ⟨E g, E h⟩ of two estimators without bias: the mean of ⟨ḡ_m, h̄_m'⟩ over different prompts."""
     return _mean_cross(first.means, second.means, first.signs, sketch_error)
+
+
+def cross_signal_among(
+    first: PromptMoments, second: PromptMoments, inside: Bool[np.ndarray, " m"], sketch_error: SketchError | None = None
+) -> Statistic:
+    """Return ⟨E g, E h⟩ given that the prompt is among some, from pairs of these, which are the independent units.
+
+    Args:
+        first: of g.
+        second: of h.
+        inside: (M,) which prompts; at least two.
+        sketch_error: for sketched scores, estimates the sketch's error.
+    """
+    value, replicates = mean_over_pairs(first.means[inside], second.means[inside], first.signs)
+    if sketch_error is None:
+        return Statistic(float(value), replicates)
+    # Folds are runs of all M prompts: the others enter as zeros, and the mean over pairs is scaled to those inside.
+    n, m = int(inside.sum()), len(inside)
+    mine = np.where(inside[:, None], first.means, 0.0)
+    theirs = mine if second is first else np.where(inside[:, None], second.means, 0.0)
+    slopes = sketch_error.cross(mine, theirs) * (m * (m - 1.0) / (n * (n - 1.0)))
+    return Statistic(float(value), replicates, slopes)
 
 
 def _mean_cross(

@@ -16,10 +16,12 @@ from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Level, Weighting, unit_of
 from gradstats.stats.fieller import FiellerRatio, fieller_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Interval
+from gradstats.stats.jackknife import NOT_ESTIMATED
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.best_set import pairwise_differences
+from gradstats.stats.variance.bins import equal_count_bins, inside_bins
 from gradstats.stats.variance.comparison import compared, pooled
+from gradstats.stats.variance.gradient_shares import GradientShares, gradient_shares, resolved
 from gradstats.stats.variance.group_moments import cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pooled_completions import PooledCompletions
@@ -84,6 +86,7 @@ class LengthBins:
         n_completions: (n,) completions in each.
         comparison: one row a bin, ratios to the whole estimator.
         scales: of each bin, what its expected gradient keeps of the target's; None without a gradient.
+        shares: of each bin, what it makes up of the expected gradient and of the variance.
     """
 
     estimator: str
@@ -91,6 +94,7 @@ class LengthBins:
     n_completions: np.ndarray
     comparison: VarianceComparison
     scales: tuple[FiellerRatio | None, ...]
+    shares: tuple[GradientShares, ...]
 
     def confidence_interval(
         self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "noise_to_signal"
@@ -99,7 +103,7 @@ class LengthBins:
         return self.comparison.confidence_interval(confidence_level, quantity)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return one row per bin: its lengths, ``n_completions``, ``scale``, and what :func:`gradstats.compare` gives.
+        """Return one row per bin: its lengths, ``n_completions``, ``scale``, shares, and the columns of ``compare``.
 
         Raises:
             ValueError: for a level outside (0, 1).
@@ -108,9 +112,12 @@ class LengthBins:
         frame.insert(1, "length_low", self.bins[:, 0])
         frame.insert(2, "length_high", self.bins[:, 1])
         frame.insert(3, "n_completions", self.n_completions)
-        intervals = [_of_scale(scale, confidence_level) for scale in self.scales]
+        intervals = [resolved(scale, confidence_level) for scale in self.scales]
         for place, column in enumerate(("scale", "scale_low", "scale_high")):
             frame.insert(4 + place, column, [interval[place] for interval in intervals])
+        shares = pd.DataFrame([one.columns(confidence_level) for one in self.shares])
+        for place, column in enumerate(shares):
+            frame.insert(7 + place, str(column), shares[column])
         del frame.attrs["lowest_beyond_doubt"]  # bins are not compared with each other
         return frame.assign(estimator=self.estimator)
 
@@ -137,6 +144,11 @@ def variance_by_length(
     :math:`G^b`: ``scale`` is :math:`⟨E g^b, G^b⟩/‖G^b‖²` with its Fieller set, 1 where the estimator keeps the gradient
     of these lengths, 0 where it drops it, and more where it gives them more weight than others; ``cosine`` and
     ``matched_bias_share`` are of the bin against :math:`G^b`. matched_ratio is not defined for parts and NaN.
+
+    **Shares.** ``share_of_gradient`` is :math:`⟨E g^b, E g⟩/‖E g‖²` and ``share_of_variance`` the covariance of
+    :math:`g^b` with g over tr Cov(g); both sum to 1 over the bins
+    (:func:`gradstats.stats.variance.gradient_shares.gradient_shares`). They have no unit, so that an aggregation that
+    divides by the length can be compared with a plain sum.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -189,7 +201,9 @@ def variances_by_length(
     target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
 ) -> list[LengthBins]:
-    """Return :func:`variance_by_length` of several estimators in the same bins; scores are prepared only once.
+    r"""Split the gradients of several estimators, :math:`g_m = \sum_b g_m^b`, as :func:`variance_by_length` does one.
+
+    The bins are the same for all, and scores are prepared only once.
 
     Raises:
         ValueError: as :func:`variance_by_length`.
@@ -206,11 +220,8 @@ def variances_by_length(
     (stream,) = generator.spawn(1)
     groups = split_into_groups(prompts, inputs.order, group_size)
     pool = pooled(inputs, groups, prepared, stream, None, None, judged)
-    lengths = np.sort(inputs.batch.lengths)
-    starts = np.unique(lengths[(np.arange(n_bins) * len(lengths)) // n_bins])
-    ends = [*(lengths[lengths < start].max() for start in starts[1:]), lengths[-1]]
-    bins = np.column_stack([starts, ends])
-    counts = np.array([((lengths >= low) & (lengths <= high)).sum() for low, high in bins])
+    bins = equal_count_bins(inputs.batch.lengths, n_bins)
+    counts = np.array([inside.sum() for inside in inside_bins(inputs.batch.lengths, bins)])
     sketch_dim = inputs.scores.shape[-1] if inputs.sketched else None
     return [
         _split(pool, one, whole, bins, counts, judged, sketch_dim) for one, whole in zip(chosen, prepared, strict=True)
@@ -243,7 +254,9 @@ def _split(
         differences=(pairwise_differences([None] * len(parts)),),
         prompt_labels=(labels,),
     )
-    return LengthBins(chosen.label, bins, counts, comparison, tuple(_scale(pool, part, judged) for part in parts))
+    _, shares = gradient_shares(pool, whole, inside_bins(pool.batch.lengths, bins))
+    scales = tuple(_scale(pool, part, judged) for part in parts)
+    return LengthBins(chosen.label, bins, counts, comparison, scales, tuple(shares))
 
 
 def _scale(pool: PooledCompletions, part: _OfLengths, judged: TargetChoice) -> FiellerRatio | None:
@@ -256,13 +269,3 @@ def _scale(pool: PooledCompletions, part: _OfLengths, judged: TargetChoice) -> F
     if np.array_equal(mine.weights, theirs.weights):
         return fieller_ratio(theirs.moments.signal, theirs.moments.signal)
     return fieller_ratio(cross_signal(mine.moments, theirs.moments, pool.sketch_error), theirs.moments.signal)
-
-
-def _of_scale(scale: FiellerRatio | None, confidence_level: float) -> Interval:
-    """Return ``(value, low, high)``; no value where the target's gradient in the bin is not resolved."""
-    if scale is None:
-        return UNKNOWN
-    if scale.is_known and scale.is_exact:
-        return scale.value, scale.value, scale.value
-    value = scale.value if scale.is_bounded(confidence_level) else np.nan
-    return value, *scale.within(confidence_level, -np.inf, np.inf)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from gradstats.config.defaults import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
@@ -18,7 +18,7 @@ from gradstats.stats.variance.gradient_statistics import Beside, GradientStatist
 from gradstats.stats.variance.group_moments import Groups, PromptMoments, cross_signal, prompt_moments
 from gradstats.stats.variance.matched_ratio import matched_trace_cov
 from gradstats.stats.variance.row import EstimatorVariance, row_of, silent_row
-from gradstats.stats.variance.score_vectors import Scores
+from gradstats.stats.variance.score_vectors import Contributions, Scores
 from gradstats.stats.variance.signal_components import signal_components
 from gradstats.stats.variance.sketch_error import SketchError
 
@@ -92,25 +92,44 @@ class PooledCompletions:
 
     def local(self, estimator: Weighting) -> Weighted:
         """Estimate the moments of an estimator that stays within its group."""
+        return self.with_parts(estimator, [])[0]
+
+    def with_parts(
+        self, estimator: Weighting, masks: Sequence[Bool[np.ndarray, " n"]]
+    ) -> tuple[Weighted, list[PromptMoments | None]]:
+        """Estimate the moments of an estimator that stays within its group, and of parts of its gradient.
+
+        Args:
+            estimator: whose baselines see every completion.
+            masks: (n,) for each part, the completions that it sums over.
+
+        Returns:
+            The whole; and the moments of each part, None where no completion of it has any weight.
+        """
         weights = self.weights(estimator)
-        kept = np.bincount(self.groups.group, weighted_rows(weights), self.groups.n_groups) > 0
+        rows = weighted_rows(weights)
+        kept = np.bincount(self.groups.group, rows, self.groups.n_groups) > 0
         if not (kept.any() and np.isfinite(weights).all()):
-            return Weighted(weights, kept, None)
+            return Weighted(weights, kept, None), [None for _ in masks]
         given = self.scores.weighted(weights)
         if weights.ndim == 3:
             assert self.scores.probed is not None
             shifts = self.scores.probed.influence(self.batch, lambda batch: _token_weights(estimator, batch), weights)
             given = replace(given, vectors=np.concatenate([given.vectors, shifts], axis=1))
-        moments = prompt_moments(
+        parts = [self._moments(given, mask) if (rows & mask).any() else None for mask in masks]
+        return Weighted(weights, kept, self._moments(given)), parts
+
+    def _moments(self, given: Contributions, mask: Bool[np.ndarray, " n"] | None = None) -> PromptMoments:
+        """Return the moments of weighted scores, or of those of some completions."""
+        return prompt_moments(
             given.vectors,
-            given.weights,
+            given.weights if mask is None else np.where(mask, given.weights, 0.0),
             self.groups,
             given.surplus_sq,
             self.sketch_error,
             signs=self.scores.signs,
             exact_squares=given.exact_squares,
         )
-        return Weighted(weights, kept, moments)
 
     def row(
         self, estimator: Weighting, reference_estimator: Weighting, reference: Weighted, target: Weighted

@@ -6,10 +6,12 @@ from comparison_batches import correlated_batch, quietly
 from off_policy import turned_policy
 
 from gradstats.estimators import get
+from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import (
     EquivalentGroupSize,
     compare,
     equivalent_group_size,
+    equivalent_group_sizes,
 )
 from gradstats.stats.jackknife import Estimate
 
@@ -87,6 +89,43 @@ def test_an_estimator_of_another_unit_is_brought_to_the_scale_of_rloo():
     opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
     with pytest.raises(ValueError, match=r"recipe:grpo: its scale relative to rloo.*not resolved.*measured in"):
         equivalent_group_size(batch, "recipe:grpo", 4, opposed)
+
+
+def test_tokens_saved_and_the_size_at_the_same_number_of_prompts_are_the_exact_ones():
+    """Against enumeration, of a sequence-level and a token-level baseline, and of a recipe in another unit."""
+    policy = EnumeratedPolicy(2, 3, n_prompts=3, rng=4)
+    batch, scores, tokens = policy.sample(4000, 6, rng=1)
+    exact = {n: policy.moments(get("rloo"), n) for n in (2, 3)}
+    pairs, larger = (n * exact[n].within_prompt for n in (2, 3))
+    cost = (pairs - larger) * 2.0
+    labels = ["reinforce", "otb(loo=True)", "recipe:grpo(scale=none)"]
+    for label, found in zip(labels, equivalent_group_sizes(batch, labels, 3, tokens), strict=True):
+        moments = policy.moments(get(label), 3)
+        scale_sq = 1.0 if label != labels[2] else moments.coefficient**2
+        within = moments.within_prompt / scale_sq
+        saved, low, high = found.tokens_saved(0.999)
+        assert low < 1 - moments.trace_cov / scale_sq / exact[3].trace_cov < high
+        assert low < saved < high
+        value, low, high = found.same_prompts.with_interval(0.999)
+        sizes = np.linspace(1.0001, 30, 2_000_000)
+        of_rloo = ((pairs - cost) + cost / (sizes - 1)) / sizes
+        truth = sizes[np.argmin(np.abs(of_rloo - within))]
+        assert low < truth < high
+        assert value == pytest.approx(truth, rel=0.2)
+    (same,) = equivalent_group_sizes(batch, ["rloo"], 3, scores)
+    assert same.same_prompts.value == pytest.approx(3.0)
+    assert same.tokens_saved() == (0.0, 0.0, 0.0)
+    assert same.to_frame()["same_prompts_group_size_high"].item() == pytest.approx(3.0)
+    assert "At equal noise it takes 0.0% [0.0%, 0.0%] fewer tokens than rloo at N = 3." in same.sentence()
+
+
+def test_an_unresolved_scale_may_be_a_row_of_nan():
+    batch, scores = correlated_batch()
+    opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
+    with pytest.warns(UserWarning, match=r"recipe:grpo: its scale relative to rloo.*not resolved"):
+        rloo, grpo = equivalent_group_sizes(batch, ["rloo", "recipe:grpo"], 4, opposed, unresolved="nan")
+    assert rloo.value == pytest.approx(4.0)
+    assert np.isnan([grpo.value, *grpo.confidence_interval(), *grpo.tokens_saved(), grpo.same_prompts.value]).all()
 
 
 def test_off_policy_scales_are_estimated_against_the_importance_weighted_target():

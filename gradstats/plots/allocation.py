@@ -1,0 +1,74 @@
+"""The noise of a gradient against completions a prompt, at an equal number of tokens."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from gradstats.estimators.recipes.lookup import display_name
+from gradstats.plots.appearance import estimator_appearance
+from gradstats.plots.forest import EDGE, plain_ticks
+from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.plots.legend import legend_below, legend_height
+
+
+def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw the noise at an equal number of tokens against completions a prompt, one line per estimator.
+
+    Noise is at the scale of the target, so that estimators of every unit share the axis. Sizes that were extrapolated
+    are open markers on a dotted line.
+
+    Args:
+        table: :func:`gradstats.allocate` or its frame; columns ``estimator``, ``group_size``, ``n_prompts``,
+            ``extrapolated``, and ``relative_noise`` with its ``_low`` and ``_high``.
+        ax: where to draw; None makes a figure, higher for more entries in the legend below.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    ends = ["relative_noise", "relative_noise_low", "relative_noise_high"]
+    require_columns(
+        frame, ["estimator", "group_size", "n_prompts", "extrapolated", *ends], "draw what allocate() gives"
+    )
+    estimators = list(dict.fromkeys(map(str, frame["estimator"])))
+    labels = [display_name(name) for name in estimators]
+    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    if ax is None:
+        width, height = plt.rcParams["figure.figsize"]
+        _, ax = plt.subplots(figsize=(width, height + 0.25 + legend_height(labels, width, font_size)))
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    for place, (name, label) in enumerate(zip(estimators, labels, strict=True)):
+        rows = frame.loc[[str(one) == name for one in frame["estimator"]]]
+        sizes, guessed = rows["group_size"].to_numpy(dtype=float), rows["extrapolated"].to_numpy(dtype=bool)
+        centre, low, high = (rows[column].to_numpy(dtype=float) for column in ends)
+        color, marker = estimator_appearance(name)
+        # Side by side, so that intervals do not overlap.
+        at = sizes * 2.0 ** (0.12 * (place - (len(estimators) - 1) / 2.0) / max(len(estimators) / 2.0, 1.0))
+        ax.plot(at, centre, color=color, linestyle=":", linewidth=1.0, zorder=2)
+        seen = ~guessed
+        ax.plot(at[seen], centre[seen], color=color, marker=marker, linewidth=1.0, label=label, zorder=3, **EDGE)
+        ax.plot(at[guessed], centre[guessed], color=color, marker=marker, linestyle="none", markerfacecolor="none")
+        known = np.isfinite(low) & np.isfinite(high)
+        ax.vlines(at[known], low[known], high[known], color=color, linewidth=1.0, zorder=2)
+    if frame.empty:
+        draw_nothing(ax, "no estimators")
+    else:
+        ax.axhline(1.0, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    prompts = dict(zip(frame["group_size"], frame["n_prompts"], strict=True))
+    if prompts:
+        ax.set_xlim(min(prompts) / 1.4, max(prompts) * 1.4)
+    ax.set_xticks(list(prompts), labels=[f"{size:g}\n({n:.3g})" for size, n in prompts.items()])
+    ax.xaxis.set_minor_locator(NullLocator())
+    plain_ticks(ax, logarithmic=True, vertical=True)
+    ax.set_xlabel("completions a prompt (prompts)")
+    ax.set_ylabel("relative noise\nat equal tokens")
+    legend_below(ax, font_size)
+    return ax

@@ -1,0 +1,75 @@
+"""The share of a gradient by bins of success rate or of length, one line per estimator."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from gradstats.estimators.recipes.lookup import display_name
+from gradstats.plots.appearance import estimator_appearance
+from gradstats.plots.forest import EDGE
+from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.plots.legend import legend_below, legend_height
+from gradstats.stats.variance.gradient_shares import SHARES
+
+# With the markers they keep lines apart in grey.
+_STYLES = ("-", "--", ":", "-.")
+_AXIS_LABELS = {"success": "success rate of the prompt", "length": "completion length (tokens)"}
+
+
+def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = "share_of_gradient") -> Axes:
+    """Draw what each bin makes up of the expected gradient or of the variance, which have no unit.
+
+    Args:
+        table: :func:`gradstats.variance_by_success`, or frames of :func:`gradstats.variance_by_length` stacked; columns
+            ``estimator``, the ends of each bin (``success_low`` and ``success_high``, or ``length_…``), and ``value``
+            with its ``_low`` and ``_high``.
+        ax: where to draw; None makes a figure, higher for more entries in the legend below.
+        value: ``"share_of_gradient"`` or ``"share_of_variance"``. An estimator whose expected gradient is not resolved
+            has no share of it, which the legend says.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for an unknown value, or a frame without its columns.
+    """
+    frame = as_frame(table)
+    if value not in SHARES:
+        raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(SHARES)}")
+    quantity = "success" if "success_low" in frame else "length"
+    edges = [f"{quantity}_low", f"{quantity}_high"]
+    ends = [value, f"{value}_low", f"{value}_high"]
+    require_columns(frame, ["estimator", *edges, *ends], "draw what variance_by_success() gives")
+    lines = [(str(name), rows[ends].to_numpy(dtype=float)) for name, rows in frame.groupby("estimator", sort=False)]
+    labels = [
+        display_name(name) + ("" if np.isfinite(numbers[:, 0]).any() else " (not resolved)") for name, numbers in lines
+    ]
+    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    if ax is None:
+        width, height = plt.rcParams["figure.figsize"]
+        _, ax = plt.subplots(figsize=(width, height + 0.15 + legend_height(labels, width, font_size)))
+    bins = frame[edges].drop_duplicates().to_numpy(dtype=float)
+    for place, ((name, numbers), label) in enumerate(zip(lines, labels, strict=True)):
+        color, marker = estimator_appearance(name)
+        at = np.arange(len(numbers)) + min(0.12, 0.6 / len(lines)) * (place - (len(lines) - 1) / 2.0)
+        style = _STYLES[place % len(_STYLES)]
+        ax.plot(at, numbers[:, 0], color=color, marker=marker, linestyle=style, label=label, zorder=3, **EDGE)
+        known = np.isfinite(numbers).all(axis=1)
+        ax.vlines(at[known], numbers[known, 1], numbers[known, 2], color=color, linewidth=1.0, zorder=2)
+    if not np.isfinite(frame[value].to_numpy(dtype=float)).any():
+        draw_nothing(ax, "no share is resolved" if len(frame) else "no bins")
+        ax.set_yticks([])
+    ax.axhline(0.0, color="0.5", linewidth=0.6, zorder=1)
+    ax.set_xticks(range(len(bins)), labels=[_range(low, high) for low, high in bins])
+    ax.set_xlim(-0.5, max(len(bins), 1) - 0.5)
+    ax.set_xlabel(_AXIS_LABELS[quantity])
+    ax.set_ylabel(SHARES[value])
+    legend_below(ax, font_size)
+    return ax
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:.3g}" if low == high else f"{low:.3g}–\n{high:.3g}"

@@ -1,0 +1,61 @@
+"""Tables of gradients by success rate, and of noise at an equal number of tokens."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from gradstats.report.ratio_tables import columns_of
+from gradstats.report.tables import Table
+from gradstats.stats.variance.gradient_shares import SHARES
+
+SUCCESS_HEADINGS = {
+    "scale": "scale",
+    "kept_scale": "scale of kept groups",
+    **SHARES,
+    "kept_share": "groups kept",
+    "spread_share": "groups with spread",
+}
+ALLOCATION_HEADINGS = {
+    "noise_to_signal": "noise to signal",
+    "relative_noise": "relative noise",
+    "tokens_saved": "tokens saved",
+    "within_prompt": "within prompts",
+    "between_prompt": "between prompts",
+}
+
+
+def success_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``SuccessBins.to_frame()``."""
+    size = frame.attrs.get("group_size")
+    groups = "groups" if size is None else f"groups of {size} completions"
+    origin = "as given" if frame.attrs.get("success") == "given" else "of the other half of the completions"
+    caption = (
+        f"Gradient by success rate of the prompt ({origin}), {groups}, {_level(frame)}intervals over prompts. Scale: "
+        "factor of the prompts' expected gradient on that of the target; shares sum to 1."
+    )
+    rows = [
+        f"{row['estimator']}, {row['success_low']:.3g}–{row['success_high']:.3g} (n = {row['n_prompts']:,})"
+        for row in frame.to_dict("records")
+    ]
+    columns = columns_of(frame, SUCCESS_HEADINGS)
+    return Table(caption, "estimator, success rate", tuple(rows), columns, frame, label="tab:success")
+
+
+def allocation_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``Allocation.to_frame()``; extrapolated sizes carry a star."""
+    about = frame.attrs
+    rows = [
+        f"{row['estimator']}, {row['group_size']:g}{'*' if row['extrapolated'] else ''} × {row['n_prompts']:.4g}"
+        for row in frame.to_dict("records")
+    ]
+    caption = (
+        f"Noise of a gradient of {about['tokens']:,.0f} completion tokens, at the scale of the target, "
+        f"{_level(frame)}intervals over prompts; relative to {about['reference']} with {about['reference_size']} "
+        "completions a prompt. Stars: extrapolated sizes."
+    )
+    columns = columns_of(frame, ALLOCATION_HEADINGS)
+    return Table(caption, "estimator, completions × prompts", tuple(rows), columns, frame, label="tab:allocation")
+
+
+def _level(frame: pd.DataFrame) -> str:
+    return f"{frame.attrs['confidence_level']:.0%} " if "confidence_level" in frame.attrs else ""

@@ -1,0 +1,318 @@
+"""The noise of a gradient over prompts and completions a prompt, at an equal number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from gradstats import estimators as families
+from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.sections import Target as AskedTarget
+from gradstats.estimators import Batch
+from gradstats.estimators.estimator import Weighting, unit_of
+from gradstats.stats.fieller import fieller_ratio
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, require_level
+from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.studentised import studentised_ratio
+from gradstats.stats.variance.gradient_shares import with_ends
+from gradstats.stats.variance.noise_to_signal import NoiseToSignal
+from gradstats.stats.variance.pooled_completions import PooledCompletions, multiple_of
+from gradstats.stats.variance.pools_by_size import PoolsBySize, coefficient_on_target, moments_of, pools_by_size
+from gradstats.stats.variance.prepared_inputs import prepared_inputs
+from gradstats.stats.variance.target import target_of
+
+
+@dataclass(frozen=True)
+class Allocated:
+    """One estimator in groups of one size, at a number of tokens.
+
+    Attributes:
+        estimator: label.
+        unit: of its gradient as measured; noise is at the scale of the target.
+        group_size: N, completions a prompt.
+        n_prompts: prompts that the tokens pay for.
+        noise_to_signal: of a batch of these.
+        relative_noise: the noise of the batch over that of ``rloo`` at the reference size.
+        within_prompt: variance between groups of one prompt.
+        between_prompt: variance between the expected gradients of prompts.
+        extrapolated: whether no groups of this size were measured.
+    """
+
+    estimator: str
+    unit: str
+    group_size: int
+    n_prompts: float
+    noise_to_signal: NoiseToSignal | None
+    relative_noise: Estimate
+    within_prompt: Estimate
+    between_prompt: Estimate
+    extrapolated: bool
+
+    def columns(self, confidence_level: float) -> dict[str, float]:
+        """Return the estimates with their ``_low`` and ``_high``."""
+        ratio, low, high = self.relative_noise.with_interval(confidence_level)
+        unknown: Interval = (np.nan, np.nan, np.nan)
+        known = self.noise_to_signal
+        return with_ends(
+            {
+                "noise_to_signal": unknown if known is None else known.with_interval(confidence_level),
+                "relative_noise": (ratio, low, high),
+                "tokens_saved": (1.0 - ratio, 1.0 - high, 1.0 - low),
+                "within_prompt": self.within_prompt.with_interval(confidence_level),
+                "between_prompt": self.between_prompt.with_interval(confidence_level),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Allocation:
+    r"""The noise at an equal number of tokens, :math:`N \bar L\,\mathrm{tr\,Cov}(g)/(c² T)`.
+
+    Attributes:
+        rows: by estimator, then by group size.
+        tokens: completion tokens of a batch.
+        mean_length: tokens of a completion.
+        reference_size: group size of ``rloo`` that noise is relative to.
+        n_prompts: prompts it rests on.
+        notes: what could not be estimated, and why.
+    """
+
+    rows: tuple[Allocated, ...]
+    tokens: float
+    mean_length: float
+    reference_size: int
+    n_prompts: int
+    notes: tuple[str, ...] = ()
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return one row per estimator and group size.
+
+        Columns are ``estimator, unit, group_size, n_prompts, extrapolated``, and with ``_low`` and ``_high``
+        ``noise_to_signal, relative_noise, tokens_saved, within_prompt, between_prompt``.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        require_level(confidence_level)
+        records = []
+        for row in self.rows:
+            about: dict[str, object] = {
+                "estimator": row.estimator,
+                "unit": row.unit,
+                "group_size": row.group_size,
+                "n_prompts": row.n_prompts,
+                "extrapolated": row.extrapolated,
+            }
+            records.append(about | row.columns(confidence_level))
+        frame = pd.DataFrame(records)
+        frame.attrs |= {
+            "confidence_level": confidence_level,
+            "tokens": self.tokens,
+            "mean_length": self.mean_length,
+            "reference": "rloo",
+            "reference_size": self.reference_size,
+            "notes": list(self.notes),
+        }
+        return frame
+
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """State in words which of the rows has the lowest noise."""
+        known = [row for row in self.rows if np.isfinite(row.relative_noise.value)]
+        if not known:
+            return "No noise could be estimated."
+        best = min(known, key=lambda row: row.relative_noise.value)
+        ratio, low, high = best.relative_noise.with_interval(confidence_level)
+        saved = 1.0 - ratio
+        return (
+            f"Of these, {best.estimator} with {best.group_size} completions of {best.n_prompts:.3g} prompts has the "
+            f"lowest noise at {self.tokens:,.0f} tokens: {ratio:.3g} [{low:.3g}, {high:.3g}] times that of rloo with "
+            f"{self.reference_size}, so that equal noise takes {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} "
+            f"tokens ({confidence_level:.0%} interval of this row, {self.n_prompts} prompts)."
+        )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Variance components of one estimator at the scale of the target; ``within`` is None without two groups."""
+
+    total: Statistic
+    within: Statistic | None
+    multiple_of_rloo: bool
+
+    @property
+    def between(self) -> Statistic | None:
+        return None if self.within is None else self.total - self.within
+
+
+def allocate(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[str | Weighting],
+    scores: ArrayLike | None = None,
+    *,
+    tokens: int | float,
+    group_sizes: Sequence[int] | None = None,
+    rng: int | np.random.Generator | None = 0,
+    target: AskedTarget = "auto",
+    scores_are_sketches: bool | None = None,
+) -> Allocation:
+    r"""Estimate the noise of a batch gradient over prompts and completions a prompt, at an equal number of tokens.
+
+    A batch of T tokens holds :math:`M = T/(N\,\bar L)` prompts with N completions of mean length :math:`\bar L`. Its
+    gradient has the variance
+
+    .. math:: \frac{\mathrm{tr\,Cov}(g)}{M} = \frac{N \bar L}{T}\,\big(w(N) + b\big),
+
+    w within and b between prompts. N w(N) falls with N, since a larger group has a better baseline: for RLOO
+    :math:`N\,w(N) = v_1 + v_2/(N-1)` exactly. N b rises, since fewer prompts are drawn. Every variance is at the scale
+    of the target, divided by the square of the coefficient c with which the expected gradient projects on it,
+    known or estimated; the bias beyond a scale is not part of the noise.
+
+    Sizes up to the number of completions of a prompt are measured. Larger ones are extrapolated for ``rloo`` and what
+    is a multiple of it, from the formula, with b and w as measured in groups of 2 and of half the completions (or of
+    all, with four of a prompt).
+
+    **Intervals.** ``noise_to_signal`` is over the ‖∇J‖² of the target from all completions of a prompt, with its
+    Fieller set, a ray where that is not resolved. ``relative_noise``, over that of ``rloo`` at the largest measured
+    size, needs no signal: a studentised bootstrap over prompts. ``tokens_saved`` is what it is less than 1: the share
+    of tokens that the row saves at equal noise. The mean length is taken as known.
+
+    Args:
+        measured_or_batch: as in :func:`gradstats.compare`.
+        estimators: labels or objects of group-level estimators, recipes and token-level ones included.
+        scores: as in :func:`gradstats.compare`.
+        tokens: T, completion tokens of a batch.
+        group_sizes: N; by default powers of two up to the smallest number of completions of a prompt. Prompts with
+            fewer completions than the largest measured one are left out.
+        rng: for estimating the sketch's error.
+        target: as in :func:`gradstats.compare`.
+        scores_are_sketches: as in :func:`gradstats.compare`.
+
+    Returns:
+        An :class:`Allocation`, estimators in the order given and sizes ascending; of sizes that cannot be
+        extrapolated there is no row.
+
+    Raises:
+        ValueError: for tokens that are not positive, sizes below 2, a batch-level estimator, fewer than 3 prompts, an
+            estimator without weights, and as in :func:`gradstats.compare`.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> rewards, lengths = rng.integers(0, 2, 1600), rng.integers(10, 100, 1600)
+        >>> batch = gs.estimators.Batch(rewards, lengths, np.repeat(np.arange(200), 8))
+        >>> scores = rng.normal(size=(1600, 8)) * np.sqrt(lengths)[:, None]
+        >>> frame = gs.allocate(batch, ["rloo"], scores, tokens=100_000, group_sizes=[2, 4, 8]).to_frame()
+        >>> frame[["group_size", "n_prompts", "relative_noise"]].round(1).to_numpy().tolist()
+        [[2.0, 906.2, 1.9], [4.0, 453.1, 1.2], [8.0, 226.6, 1.0]]
+    """
+    if not (tokens > 0 and np.isfinite(tokens)):
+        raise ValueError(f"tokens={tokens} must be a positive number of completion tokens")
+    chosen = [families.get(estimator) for estimator in estimators]
+    for one in chosen:
+        if one.across_groups:
+            raise ValueError(f"{one.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
+    inputs, prepared, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
+    inputs.refuse_unknown_token_scores(prepared)
+    sizes, most = _sizes(group_sizes, inputs.batch)
+    pools = pools_by_size(inputs, judged, inputs.batch.group_sizes >= most, np.random.default_rng(rng))
+    measured_sizes = sorted({*(size for size in sizes if size <= most), 2, max(most // 2, 2), most})
+    by_size = {size: pools.pool(size) for size in measured_sizes}
+    mean_length = float(inputs.batch.lengths[pools.order].mean())
+    reference = moments_of(by_size[most], families.get("rloo")).trace_cov.scaled(float(most))
+    judge = target_of(by_size[most], judged).weighted.moments
+    rows: list[Allocated] = []
+    notes = list(filter(None, [judged.missing, judged.remark]))
+    for one, label in zip(prepared, (one.label for one in chosen), strict=True):
+        found = {size: _parts(by_size[size], one, pools, notes) for size in measured_sizes}
+        for size, parts in _at_sizes(found, sizes, most):
+            noise = parts.total.scaled(size * mean_length / tokens)
+            relative = studentised_ratio(parts.total.scaled(float(size)), reference)
+            rows.append(
+                Allocated(
+                    estimator=label,
+                    unit=unit_of(one),
+                    group_size=size,
+                    n_prompts=tokens / (size * mean_length),
+                    noise_to_signal=None if judge is None else NoiseToSignal(fieller_ratio(noise, judge.signal)),
+                    relative_noise=relative,
+                    within_prompt=NOT_ESTIMATED if parts.within is None else parts.within.estimate("log"),
+                    between_prompt=NOT_ESTIMATED if parts.between is None else parts.between.estimate(),
+                    extrapolated=size > most,
+                )
+            )
+    return Allocation(tuple(rows), float(tokens), mean_length, most, pools.n_prompts, tuple(dict.fromkeys(notes)))
+
+
+def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], int]:
+    """Return the group sizes in order, and the number of completions that every prompt counted has."""
+    smallest = int(batch.group_sizes.min())
+    if group_sizes is None:
+        sizes = [2**power for power in range(1, smallest.bit_length()) if 2**power <= smallest]
+    else:
+        sizes = sorted({int(size) for size in group_sizes})
+    if not sizes or sizes[0] < 2:
+        raise ValueError(
+            f"group_sizes={list(group_sizes or [])} must be at least 2, and prompts need two completions (the fewest "
+            f"here are {smallest})"
+        )
+    most = max(smallest, max((size for size in sizes if size <= batch.group_sizes.max()), default=0))
+    if (batch.group_sizes >= most).sum() < 3:
+        raise ValueError(f"fewer than 3 prompts have {most} completions: choose smaller group_sizes")
+    return sizes, most
+
+
+def _parts(pool: PooledCompletions, one: Weighting, pools: PoolsBySize, notes: list[str]) -> _Parts | None:
+    """Return variance components at the scale of the target; None where the scale is not resolved."""
+    moments, size = moments_of(pool, one), int(pool.groups.sizes[0])
+    rloo = families.get("rloo")
+    multiple = multiple_of(pool.local(one).weights, pool.local(rloo).weights)
+    known = multiple if pools.on_policy and multiple is not None else None
+    if known is None and pools.on_policy:
+        known = one.expected_scale(size)
+    if known:
+        factor = known**-2
+        within = None if moments.within is None else moments.within.scaled(factor)
+        return _Parts(moments.trace_cov.scaled(factor), within, multiple is not None)
+    coefficient = coefficient_on_target(pool, moments, pools.judged)
+    if coefficient is None:
+        notes.append(
+            f"{one.label} at N = {size} has no row: its scale relative to the target is not resolved by "
+            f"{pools.n_prompts} prompts"
+        )
+        return None
+    square = coefficient * coefficient
+    within = None if moments.within is None else moments.within / square
+    return _Parts(moments.trace_cov / square, within, multiple is not None)
+
+
+def _at_sizes(found: dict[int, _Parts | None], sizes: Sequence[int], most: int) -> Iterator[tuple[int, _Parts]]:
+    """Yield the components at each size that was measured or can be extrapolated."""
+    largest = max(most // 2, 2)
+    anchor, pairs, whole = found[largest], found[2], found[most]
+    between = None if anchor is None else anchor.between
+    for size in sizes:
+        parts = found.get(size)
+        if parts is not None:
+            if parts.within is None and between is not None and parts.multiple_of_rloo:
+                # Of multiples of RLOO the variance between prompts does not depend on the size.
+                parts = _Parts(parts.total, parts.total - between, True)
+            yield size, parts
+        elif size > most and between is not None and pairs is not None and whole is not None:
+            if not whole.multiple_of_rloo or pairs.within is None:
+                continue
+            # From 2 w(2) = v_1 + v_2 and N w(N) = v_1 + v_2/(N−1), with w(N) = tr Cov − b at the larger anchor N.
+            n = largest if largest > 2 else most
+            of_anchor = found[n]
+            assert of_anchor is not None
+            if n == 2:
+                continue
+            larger = (of_anchor.total - between).scaled(float(n))
+            cost = (pairs.within.scaled(2.0) - larger).scaled((n - 1.0) / (n - 2.0))
+            perfect = pairs.within.scaled(2.0) - cost
+            within = (perfect + cost.scaled(1.0 / (size - 1.0))).scaled(1.0 / size)
+            yield size, _Parts(within + between, within, True)

@@ -1,0 +1,348 @@
+"""The expected gradient and the variance of estimators by the success rate of the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
+
+from gradstats import estimators as families
+from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.sections import Target as AskedTarget
+from gradstats.estimators import Batch
+from gradstats.estimators.estimator import Weighting, unit_of
+from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level
+from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.variance.batch_moments import of_rows
+from gradstats.stats.variance.bins import binned
+from gradstats.stats.variance.comparison import pooled
+from gradstats.stats.variance.gradient_shares import GradientShares, gradient_shares, resolved, with_ends
+from gradstats.stats.variance.group_moments import Groups, cross_signal_among, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.kept_share import KeptShare, kept_share
+from gradstats.stats.variance.pooled_completions import PooledCompletions, Weighted, multiple_of
+from gradstats.stats.variance.prepared_inputs import prepared_inputs
+from gradstats.stats.variance.target import TargetChoice, target_of
+
+#: Bins of equal counts, where their number is not given.
+N_BINS = 4
+
+
+@dataclass(frozen=True)
+class SuccessBin:
+    r"""One estimator's gradient on the prompts of one bin.
+
+    Attributes:
+        scale: :math:`⟨E[g|b], E[G|b]⟩/‖E[G|b]‖²` with G the target; None where one of them is not known.
+        kept_scale: the same of :math:`E[g|b, \mathrm{kept}]`, given that the group has any non-zero weight.
+        shares: what the bin makes up of the expected gradient and of the variance.
+        kept_share: of the bin's groups, those with any non-zero weight.
+    """
+
+    scale: FiellerRatio | None
+    kept_scale: FiellerRatio | None
+    shares: GradientShares
+    kept_share: KeptShare
+
+    def columns(self, confidence_level: float) -> dict[str, float]:
+        """Return the columns of a frame."""
+        share, low, high = self.kept_share.with_interval(confidence_level)
+        kept_scale = resolved(self.kept_scale, confidence_level)
+        if self.scale is not None and self.scale.is_known and self.scale.is_exact and low > 0:
+            # Of a known multiple of the target only the share is uncertain, however small the gradient.
+            kept_scale = (self.scale.value / share, self.scale.value / high, self.scale.value / low)
+        scales = {"scale": resolved(self.scale, confidence_level), "kept_scale": kept_scale}
+        kept = {"kept_share": (share, low, high)}
+        return with_ends(scales) | self.shares.columns(confidence_level) | with_ends(kept)
+
+
+@dataclass(frozen=True)
+class SuccessBins:
+    r"""Gradients split by the success rate p of the prompt, :math:`g^b = g\,1[p \in b]`.
+
+    Attributes:
+        estimators: labels.
+        units: of their gradients.
+        bins: (B, 2) ends of each bin of success rates.
+        n_prompts: (B,) prompts in each.
+        spread_share: of each bin, the share of groups whose rewards are not all equal.
+        rows: for each estimator, its bins.
+        group_size: completions of a group; None where prompts have different numbers.
+        exact: whether success rates were given, and not estimated from the other half of the completions.
+        target: what scales are relative to.
+    """
+
+    estimators: tuple[str, ...]
+    units: tuple[str, ...]
+    bins: Float[np.ndarray, "bins 2"]
+    n_prompts: Int[np.ndarray, " bins"]
+    spread_share: tuple[KeptShare, ...]
+    rows: tuple[tuple[SuccessBin, ...], ...]
+    group_size: int | None
+    exact: bool
+    target: TargetChoice
+
+    def confidence_interval(
+        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "scale"
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the interval of one quantity for every row, ``(low, high)``."""
+        frame = self.to_frame(confidence_level)
+        return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return one row per estimator and bin, estimators in the order given, bins ascending.
+
+        Columns are ``estimator, unit, success_low, success_high, n_prompts, group_size``, and with ``_low`` and
+        ``_high`` ``scale, kept_scale, share_of_gradient, share_of_variance, kept_share`` and ``spread_share``, the
+        share of groups whose rewards are not all equal. ``.attrs`` state the group size, where success rates come from
+        and the target.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        require_level(confidence_level)
+        spread = [with_ends({"spread_share": one.with_interval(confidence_level)}) for one in self.spread_share]
+        records = []
+        for label, unit, row in zip(self.estimators, self.units, self.rows, strict=True):
+            for at, found in enumerate(row):
+                low, high = self.bins[at]
+                about: dict[str, object] = {
+                    "estimator": label,
+                    "unit": unit,
+                    "success_low": float(low),
+                    "success_high": float(high),
+                    "n_prompts": int(self.n_prompts[at]),
+                    "group_size": np.nan if self.group_size is None else self.group_size,
+                }
+                records.append(about | found.columns(confidence_level) | spread[at])
+        frame = pd.DataFrame(records)
+        frame.attrs |= {
+            "confidence_level": confidence_level,
+            "group_size": self.group_size,
+            "success": "given" if self.exact else "other half",
+            "notes": self.notes,
+            **self.target.attributes(confidence_level),
+        }
+        return frame
+
+    @property
+    def notes(self) -> list[str]:
+        """How groups and bins were made, and what scales are relative to."""
+        size = "groups of different sizes" if self.group_size is None else f"groups of {self.group_size} completions"
+        origin = (
+            f"success rates as given, {size}"
+            if self.exact
+            else f"one half of each prompt's completions forms {size}, and the other half chooses the bin, so that the "
+            "bin does not depend on the rewards of the gradient"
+        )
+        return [origin, *filter(None, [self.target.missing, self.target.remark])]
+
+
+def variance_by_success(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[str | Weighting],
+    scores: ArrayLike | None = None,
+    *,
+    success: ArrayLike | None = None,
+    group_size: int | None = None,
+    bins: int | Sequence[float] | None = None,
+    rng: int | np.random.Generator | None = 0,
+    target: AskedTarget = "auto",
+    scores_are_sketches: bool | None = None,
+) -> SuccessBins:
+    r"""Split the expected gradient and the variance of estimators by the success rate of the prompt.
+
+    With :math:`g^b = g\,1[p \in b]` the gradient of prompts whose success rate lies in bin b, and G that of the target
+    (:func:`gradstats.compare`),
+
+    - ``scale`` is :math:`⟨E[g|b], E[G|b]⟩/‖E[G|b]‖²`: the factor by which the estimator changes the gradient of these
+      prompts. It is 1 for ``rloo``. Dividing by the group's standard deviation gives prompts of p = 0.1 or 0.9 the
+      factor 2.18 and those of 0.5 the factor 1.74, for 0/1 rewards and N = 8 (``ddof=1``);
+    - ``kept_scale`` is the same given that the group has any non-zero weight, as under dynamic sampling (DAPO,
+      2503.14476), which replaces the others: ``scale`` over ``kept_share``. Replacing them multiplies what every bin
+      contributes to a batch by the same 1/P(kept), so that shares stay as they are;
+    - ``share_of_gradient`` is :math:`⟨E g^b, E g⟩/‖E g‖²` and ``share_of_variance``
+      :math:`(E⟨g^b, g⟩ - ⟨E g^b, E g⟩)/\mathrm{tr\,Cov}(g)`; both sum to 1 over the bins;
+    - ``kept_share`` is the share of groups with any non-zero weight, and ``spread_share`` of those whose rewards are
+      not all equal.
+
+    **Success rates.** A bin must not depend on the rewards that enter the gradient: a group of zeros would otherwise
+    always lie in the lowest bin. So without ``success`` the first half of each prompt's completions, in sample order,
+    forms the group, and the mean reward of the others chooses the bin; the group size is then at most half the number
+    of completions, and is stated. The rate of a bin is then itself uncertain, and bins are blurred.
+
+    **Intervals.** Fieller sets for scales and shares of the gradient, from U-statistics over pairs of different prompts
+    (of the same bin, for scales); a studentised bootstrap of the odds for shares of the variance; Wilson's for shares
+    of groups.
+
+    Args:
+        measured_or_batch: as in :func:`gradstats.compare`.
+        estimators: labels or objects of group-level estimators.
+        scores: as in :func:`gradstats.compare`.
+        success: (N,) the exact success rate of each completion's prompt; by default it is estimated from the other
+            half.
+        group_size: completions of a group; by default all of a prompt, or half of them without ``success``.
+        bins: number of bins of about equally many prompts, 4 by default and fewer where rates tie; or ascending edges,
+            each bin without its upper edge except the last.
+        rng: for estimating the sketch's error.
+        target: as in :func:`gradstats.compare`.
+        scores_are_sketches: as in :func:`gradstats.compare`.
+
+    Returns:
+        A :class:`SuccessBins`. A bin has no scale with fewer than three prompts, where its gradient is not resolved, or
+        where its groups are so much alike that the estimator cannot be told from a multiple of the target.
+
+    Raises:
+        ValueError: for a batch-level estimator, rates of a wrong shape or that differ within a prompt, prompts without
+            two completions, a group size above half their number, and as in :func:`gradstats.compare`.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> success = np.repeat(rng.choice([0.1, 0.5], 2000), 8)
+        >>> rewards = (rng.random(16000) < success).astype(float)
+        >>> scores = (rewards - success)[:, None]  # of a policy whose only choice is to be right
+        >>> batch = gs.estimators.Batch(rewards, np.ones(16000, dtype=int), np.repeat(np.arange(2000), 8))
+        >>> frame = gs.variance_by_success(batch, ["rloo", "grpo"], scores, success=success).to_frame()
+        >>> frame[["estimator", "success_low", "scale"]].round(1).to_numpy().tolist()
+        [['rloo', 0.1, 1.0], ['rloo', 0.5, 1.0], ['grpo', 0.1, 2.2], ['grpo', 0.5, 1.7]]
+    """
+    chosen = [families.get(estimator) for estimator in estimators]
+    if not chosen:
+        raise ValueError(f"estimators is empty: name at least one of {', '.join(families.names())}")
+    for one in chosen:
+        if one.across_groups:
+            raise ValueError(f"{one.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
+    inputs, prepared, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
+    generator = np.random.default_rng(rng)
+    if success is None:
+        order, rates = _halves(inputs.batch, inputs.order, group_size)
+    else:
+        order, rates = inputs.order, _given_rates(success, inputs.batch)
+    prompts = shuffled_prompts(inputs.batch.group_index[order], generator)
+    groups = split_into_groups(prompts, np.arange(len(order)), group_size)
+    groups = replace(groups, rows=order[groups.rows])
+    (stream,) = generator.spawn(1)
+    pool = pooled(inputs, groups, prepared, stream, None, None, judged)
+    first = groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]
+    ends, inside = binned(rates[first], N_BINS if bins is None else bins)
+    judge = target_of(pool, judged).weighted
+    sizes, spread = groups.sizes, _with_spread(pool)
+    return SuccessBins(
+        estimators=tuple(one.label for one in chosen),
+        units=tuple(unit_of(one) for one in prepared),
+        bins=ends,
+        n_prompts=np.array([one.sum() for one in inside]),
+        spread_share=tuple(_share_of_groups(spread[one]) for one in inside),
+        rows=tuple(_row(pool, one, judge, inside) for one in prepared),
+        group_size=int(sizes[0]) if sizes.min() == sizes.max() else None,
+        exact=success is not None,
+        target=judged,
+    )
+
+
+def _halves(
+    batch: Batch, order: Int[np.ndarray, " n"], group_size: int | None
+) -> tuple[Int[np.ndarray, " kept"], Float[np.ndarray, " n"]]:
+    """Return the first half of each prompt's completions, and of each prompt the mean reward of the others."""
+    sizes = batch.group_sizes
+    half = sizes // 2
+    if not half.any():
+        raise ValueError(
+            "success rates need two completions of a prompt, one for the gradient and one for the bin: sample more "
+            "completions, or pass success="
+        )
+    if group_size is not None and not 1 <= group_size <= half.max():
+        raise ValueError(
+            f"group_size={group_size} must lie between 1 and half of a prompt's completions, at most {half.max()} "
+            "here, since the other half chooses the bin: choose a smaller one, sample more completions, or pass "
+            "success="
+        )
+    by_prompt = order[np.argsort(batch.group_index[order], kind="stable")]
+    prompt = batch.group_index[by_prompt]
+    rank = np.arange(len(by_prompt)) - (np.cumsum(sizes) - sizes)[prompt]
+    for_gradient = rank < half[prompt]
+    others = by_prompt[~for_gradient]
+    totals = np.bincount(batch.group_index[others], weights=batch.rewards[others], minlength=batch.n_groups)
+    return by_prompt[for_gradient], (totals / (sizes - half))[batch.group_index]
+
+
+def _given_rates(success: ArrayLike, batch: Batch) -> Float[np.ndarray, " n"]:
+    rates = np.asarray(success, dtype=np.float64)
+    if rates.shape != batch.rewards.shape:
+        raise ValueError(
+            f"success has shape {rates.shape}, expected {batch.rewards.shape}: the rate of each completion's prompt"
+        )
+    first = np.unique(batch.group_index, return_index=True)[1]
+    differing = np.flatnonzero(~(rates == rates[first][batch.group_index]))
+    if len(differing):
+        raise ValueError(
+            f"success of completion {differing[0]} ({rates[differing[0]]:g}) differs from that of another completion "
+            "of its prompt, or is not a number: give one rate for each prompt"
+        )
+    return rates
+
+
+def _row(
+    pool: PooledCompletions, estimator: Weighting, judge: Weighted, inside: Sequence[Bool[np.ndarray, " m"]]
+) -> tuple[SuccessBin, ...]:
+    prompt_of = pool.groups.prompt[pool.groups.group]
+    whole, shares = gradient_shares(pool, estimator, [one[prompt_of] for one in inside])
+    if judge.moments is not None and np.array_equal(whole.weights, judge.weights):
+        whole = replace(whole, moments=judge.moments)  # one gradient under two names: the scale is exactly 1
+    kept = _of_prompts(pool.groups, whole.kept)
+    return tuple(
+        SuccessBin(*_scales(pool, whole, judge, kept, one), share, _share_of_groups(kept[one]))
+        for one, share in zip(inside, shares, strict=True)
+    )
+
+
+def _scales(
+    pool: PooledCompletions,
+    whole: Weighted,
+    judge: Weighted,
+    kept: Float[np.ndarray, " m"],
+    inside: Bool[np.ndarray, " m"],
+) -> tuple[FiellerRatio | None, FiellerRatio | None]:
+    """Return the scale of a bin, of all its groups and of those with any non-zero weight."""
+    if judge.moments is None or not np.isfinite(whole.weights).all() or inside.sum() < 3:
+        return None, None
+    signal = cross_signal_among(judge.moments, judge.moments, inside, pool.sketch_error)
+    if whole.moments is None:  # the estimator gives no completion any weight
+        return fieller_ratio(signal.scaled(0.0), signal), None
+    along = (
+        signal
+        if whole.moments is judge.moments
+        else cross_signal_among(whole.moments, judge.moments, inside, pool.sketch_error)
+    )
+    if not kept[inside].any():
+        return fieller_ratio(along, signal), None
+    scale = fieller_ratio(along, signal)
+    rows = np.flatnonzero(inside[pool.groups.prompt[pool.groups.group]])
+    multiple = multiple_of(of_rows(whole.weights, rows), of_rows(judge.weights, rows))
+    if multiple is not None and multiple_of(whole.weights, judge.weights) is None:
+        # The groups of this bin happen to be alike, say with one right answer each: the data show no spread.
+        return replace(scale, contrast_variance=np.nan), None
+    no_error = None if signal.sketch is None else np.zeros_like(signal.sketch)  # counts are not sketched
+    return scale, fieller_ratio(along, mean_statistic(kept[inside], no_error) * signal)
+
+
+def _with_spread(pool: PooledCompletions) -> Float[np.ndarray, " m"]:
+    """Return the share of each prompt's groups whose rewards are not all equal."""
+    group, rewards = pool.groups.group, pool.batch.rewards
+    first = rewards[np.unique(group, return_index=True)[1]]
+    return _of_prompts(pool.groups, np.bincount(group, rewards != first[group], pool.groups.n_groups) > 0)
+
+
+def _share_of_groups(of_prompts: Float[np.ndarray, " inside"]) -> KeptShare:
+    """Return the mean over the prompts of a bin; not known for fewer than two, which are no sample."""
+    return kept_share(of_prompts) if len(of_prompts) > 1 else KeptShare(NOT_ESTIMATED)
+
+
+def _of_prompts(groups: Groups, of_groups: Bool[np.ndarray, " groups"]) -> Float[np.ndarray, " m"]:
+    return np.bincount(groups.prompt, weights=of_groups) / groups.groups_per_prompt

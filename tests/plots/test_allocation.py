@@ -1,0 +1,27 @@
+"""The figure of noise at equal tokens."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from fixture_frames import allocation
+
+from gradstats import plots
+
+mpl.use("Agg")
+
+pytestmark = pytest.mark.usefixtures("narrowest")
+
+
+def test_measured_sizes_are_filled_and_extrapolated_ones_open():
+    frame = allocation("ordinary")
+    ax = plots.plot_allocation(frame)
+    filled = [line for line in ax.lines if line.get_linestyle() == "-"]
+    for line, (_, rows) in zip(filled, frame.groupby("estimator", sort=False), strict=True):
+        measured = rows.loc[rows["group_size"] <= 8]
+        np.testing.assert_array_equal(line.get_ydata(), measured["relative_noise"])
+    (guessed,) = [line for line in ax.lines if line.get_markerfacecolor() == "none" and len(line.get_xdata())]
+    np.testing.assert_array_equal(guessed.get_ydata(), frame.query("group_size == 32")["relative_noise"])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["2\n(500)", "4\n(250)", "8\n(125)", "32\n(31.2)"]
+    assert ax.get_legend_handles_labels()[1] == ["rloo", "reinforce", "group_mean"]

@@ -1,0 +1,115 @@
+"""The noise over prompts and completions a prompt, at an equal number of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from comparison_batches import correlated_batch, quiet_compare, quietly
+from probed_policies import MANY_DIRECTIONS, probed
+
+from gradstats import estimators as est
+from gradstats.reference import EnumeratedPolicy
+from gradstats.stats import allocate
+
+TOKENS = 1000.0
+
+
+def exact_noise(policy, label, size, mean_length):
+    """The variance of the mean of TOKENS/(N·L̄) groups at the scale of ∇J, by enumeration."""
+    return policy.moments(est.get(label), size).matched_trace_cov * size * mean_length / TOKENS
+
+
+def test_noise_is_the_exact_one_at_measured_and_extrapolated_sizes():
+    policy = EnumeratedPolicy(2, 3, n_prompts=3, rng=4)
+    batch, scores, _ = policy.sample(3000, 8, rng=0)
+    labels = ["rloo", "group_mean", "recipe:grpo(scale=none)", "grpo"]
+    found = allocate(batch, labels, scores, tokens=TOKENS, group_sizes=[2, 4, 8, 16])
+    frame = found.to_frame(0.999)
+    # Of what is not a multiple of RLOO only the measured sizes are known.
+    assert frame["estimator"].tolist() == ["rloo"] * 4 + ["group_mean"] * 4 + [labels[2]] * 3 + ["grpo"] * 3
+    assert frame["group_size"].tolist() == [2, 4, 8, 16] * 2 + [2, 4, 8] * 2
+    assert frame["extrapolated"].tolist() == [False, False, False, True] * 2 + [False] * 6
+    reference = exact_noise(policy, "rloo", 8, found.mean_length)
+    signal = float(policy.gradient @ policy.gradient)
+    for row in frame.to_dict("records"):
+        size = int(row["group_size"])
+        assert row["n_prompts"] == pytest.approx(TOKENS / (size * found.mean_length))
+        noise = exact_noise(policy, row["estimator"], size, found.mean_length)
+        assert row["noise_to_signal_low"] < noise / signal < row["noise_to_signal_high"]
+        assert row["relative_noise_low"] - 1e-9 <= noise / reference <= row["relative_noise_high"] + 1e-9
+        assert row["tokens_saved"] == pytest.approx(1 - row["relative_noise"])
+        assert row["tokens_saved_low"] == pytest.approx(1 - row["relative_noise_high"])
+        moments = policy.moments(est.get(row["estimator"]), size)
+        for name in ("within_prompt", "between_prompt"):
+            if np.isfinite(row[name]):
+                exact = getattr(moments, name) / moments.coefficient**2
+                assert row[f"{name}_low"] < exact < row[f"{name}_high"], (row["estimator"], size, name)
+    assert frame["within_prompt"].isna().sum() == 2  # a single group of 8, of what is not a multiple of RLOO
+    # An own-sample mean is RLOO at another scale.
+    shared = ["relative_noise", "noise_to_signal", "within_prompt", "between_prompt"]
+    np.testing.assert_allclose(frame[shared][:4], frame[shared][4:8])
+
+
+def test_a_measured_size_is_the_variance_of_the_comparison():
+    batch, scores = correlated_batch(n_prompts=60, size=8)
+    frame = allocate(batch, ["rloo", "token_mean(loo=True)"], scores, tokens=TOKENS).to_frame()
+    compared = quiet_compare(batch, ["rloo", "token_mean(loo=True)"], scores, group_size=[2, 4, 8]).to_frame()
+    by_row = compared.set_index(["estimator", "group_size"])["trace_cov"]
+    for row in frame.to_dict("records"):
+        expected = by_row[row["estimator"], row["group_size"]] * row["group_size"] / (by_row["rloo", 8] * 8)
+        assert row["relative_noise"] == pytest.approx(expected)
+    assert frame.query("estimator == 'rloo' and group_size == 8")["relative_noise_high"].item() == 1.0
+
+
+def test_sketches_in_few_coordinates_and_in_all():
+    batch, scores = correlated_batch(n_prompts=12, size=4)
+    wide = np.concatenate([scores, np.zeros((48, 200))], axis=1)
+    frames = [
+        allocate(batch, ["rloo"], values, tokens=TOKENS, group_sizes=[2, 4, 32], scores_are_sketches=True).to_frame()
+        for values in (wide, wide[:, :60])
+    ]
+    for name in ("relative_noise", "between_prompt"):
+        np.testing.assert_allclose(frames[0][name], frames[1][name], rtol=1e-10)
+    assert (frames[0]["relative_noise_low"] <= frames[0]["relative_noise"]).all()
+
+
+def test_token_level_estimators_from_probes():
+    batch, _, tokens = MANY_DIRECTIONS.sample(800, 4, rng=0)
+    measured = probed(batch, tokens, 16, 2, np.random.default_rng(0))
+    found = allocate(measured, ["rloo", "otb(loo=True)"], tokens=TOKENS, group_sizes=[2, 4, 32])
+    frame = found.to_frame(0.999)
+    assert frame["group_size"].tolist() == [2, 4, 32, 2, 4]
+    reference = exact_noise(MANY_DIRECTIONS, "rloo", 4, found.mean_length)
+    for row in frame.query("group_size < 32").to_dict("records"):
+        noise = exact_noise(MANY_DIRECTIONS, row["estimator"], int(row["group_size"]), found.mean_length)
+        assert row["relative_noise_low"] - 1e-9 <= noise / reference <= row["relative_noise_high"] + 1e-9
+
+
+def test_an_unresolved_scale_has_no_row_and_a_note():
+    batch, scores = correlated_batch()
+    found = quietly(allocate, batch, ["rloo", "recipe:grpo"], scores, tokens=TOKENS, group_sizes=[4])
+    assert [row.estimator for row in found.rows] == ["rloo"]
+    assert "recipe:grpo at N = 4 has no row: its scale relative to the target is not resolved" in " ".join(found.notes)
+
+
+def test_the_sentence_names_the_lowest_row():
+    batch, scores = correlated_batch()
+    found = allocate(batch, ["rloo"], scores, tokens=50_000, group_sizes=[2, 16])
+    best = found.to_frame().sort_values("relative_noise").iloc[0]
+    assert f"rloo with {best['group_size']} completions of {best['n_prompts']:.3g} prompts" in found.sentence()
+    assert "at 50,000 tokens" in found.sentence()
+
+
+def test_what_cannot_be_allocated_is_refused():
+    batch, scores = correlated_batch(n_prompts=5, size=8)
+    with pytest.raises(ValueError, match="tokens=0 must be a positive number"):
+        allocate(batch, ["rloo"], scores, tokens=0)
+    with pytest.raises(ValueError, match=r"group_sizes=\[1, 2\] must be at least 2"):
+        allocate(batch, ["rloo"], scores, tokens=TOKENS, group_sizes=[1, 2])
+    with pytest.raises(ValueError, match="batch_mean is a batch-level estimator"):
+        allocate(batch, ["batch_mean"], scores, tokens=TOKENS)
+    with pytest.raises(ValueError, match="rloo gives no completion any weight in groups of 8"):
+        allocate(batch.with_fields(rewards=np.ones(40)), ["rloo"], scores, tokens=TOKENS)
+    few = batch.select(np.arange(16))
+    with pytest.raises(ValueError, match="fewer than 3 prompts have 8 completions"):
+        allocate(few, ["rloo"], scores[:16], tokens=TOKENS)

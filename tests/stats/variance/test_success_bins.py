@@ -1,0 +1,207 @@
+"""Gradients split by the success rate of the prompt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from comparison_batches import correlated_batch, quiet_compare
+from probed_policies import MANY_DIRECTIONS, probed
+
+from gradstats import estimators as est
+from gradstats.estimators import Batch
+from gradstats.reference import EnumeratedPolicy
+from gradstats.stats import variance_by_success
+
+RATES = (0.1, 0.5, 0.9)
+
+
+def one_choice(rates=RATES):
+    """A policy that is right or wrong in one token, with a parameter of its own for each prompt."""
+    eye = np.eye(len(rates))
+    return EnumeratedPolicy(
+        vocabulary=2,
+        max_length=1,
+        n_prompts=len(rates),
+        features=lambda prompt, prefix: np.stack([np.zeros(len(rates)), eye[prompt]]),
+        theta=np.log(np.array(rates) / (1 - np.array(rates))),
+        reward=lambda prompt, tokens: float(tokens[0] == 1),
+    )
+
+
+def exact_shares(policy, estimator, size):
+    """Scale, share of gradient and share of variance of each prompt, by enumeration."""
+    by_prompt, whole = policy.moments_by_prompt(est.get(estimator), size), policy.moments(est.get(estimator), size)
+    chance = policy.prompt_probabilities
+    along = chance * [one.mean @ whole.mean for one in by_prompt]
+    squares = chance * [one.trace_cov + one.signal_sq for one in by_prompt]
+    scale = [one.coefficient for one in by_prompt]
+    return np.array([scale, along / whole.signal_sq, (squares - along) / whole.trace_cov]).T
+
+
+@pytest.mark.parametrize(("size", "extreme", "middle"), [(8, 2.18, 1.74), (4, 1.46, 1.40)])
+def test_dividing_by_the_standard_deviation_favours_easy_and_hard_prompts(size, extreme, middle):
+    """E[ĝ of a prompt] over that prompt's ∇J, exactly."""
+    moments = one_choice().moments_by_prompt(est.get("grpo"), size)
+    np.testing.assert_allclose([one.coefficient for one in moments], [extreme, middle, extreme], atol=0.005)
+    for one in moments:  # along its own gradient
+        assert one.cosine == pytest.approx(1.0)
+
+
+def test_scales_and_shares_are_the_exact_ones():
+    policy = one_choice()
+    batch, scores, _ = policy.sample(8000, 8, rng=0)
+    assert batch.values is not None
+    labels = ["grpo", "rloo", "recipe:grpo(scale=none)", "recipe:dapo"]
+    found = variance_by_success(batch, labels, scores, success=batch.values[:, 0], bins=[0.0, 0.3, 0.7, 1.0])
+    frame = found.to_frame(0.999)
+    assert frame["estimator"].tolist() == np.repeat(labels, 3).tolist()
+    assert frame["success_low"].tolist() == [0.0, 0.3, 0.7] * 4
+    assert frame["n_prompts"][:3].sum() == 8000
+    assert found.group_size == 8
+    for label, rows in frame.groupby("estimator"):
+        exact = exact_shares(policy, label, 8)
+        for at, name in enumerate(("scale", "share_of_gradient", "share_of_variance")):
+            low, high = rows[f"{name}_low"].to_numpy(), rows[f"{name}_high"].to_numpy()
+            assert (low <= exact[:, at] + 1e-12).all(), (label, name)
+            assert (exact[:, at] - 1e-12 <= high).all(), (label, name)
+            assert (high - low < 0.25).all()
+        for name in ("share_of_gradient", "share_of_variance"):
+            assert rows[name].sum() == pytest.approx(1.0)
+        # A group without spread has no gradient; given that it has one, its scale is larger by 1/P(kept).
+        exact_kept = 1.0 - np.array(RATES) ** 8 - (1.0 - np.array(RATES)) ** 8
+        assert ((rows["kept_share_low"] < exact_kept) & (exact_kept < rows["kept_share_high"])).all()
+        np.testing.assert_allclose(rows["kept_scale"], rows["scale"] / rows["kept_share"], rtol=1e-10)
+        kept = exact[:, 0] / exact_kept
+        assert ((rows["kept_scale_low"] < kept) & (kept < rows["kept_scale_high"])).all()
+    rloo = frame.query("estimator == 'rloo'")
+    assert rloo[["scale", "scale_low", "scale_high"]].to_numpy() == pytest.approx(1.0)
+    own_mean = frame.query("estimator == 'recipe:grpo(scale=none)'")  # all completions have one token
+    assert own_mean[["scale", "scale_low", "scale_high"]].to_numpy() == pytest.approx(7 / 8)
+
+
+def by_loops(weights, scores, groups, inside, target):
+    """Scale and shares from their definitions, prompt by prompt."""
+    labels = np.unique(groups)
+    g = np.array([weights[groups == one] @ scores[groups == one] for one in labels])
+    h = np.array([target[groups == one] @ scores[groups == one] for one in labels])
+    m = len(labels)
+
+    def mean_product(first, second, mine, theirs):
+        pairs = [(i, j) for i in mine for j in theirs if i != j]
+        return sum(first[i] @ second[j] for i, j in pairs) / len(pairs)
+
+    here, everyone = np.flatnonzero(inside), range(m)
+    signal = mean_product(g, g, everyone, everyone)
+    part = np.where(inside[:, None], g, 0.0)
+    along = mean_product(part, g, everyone, everyone)
+    trace_cov = np.sum(g**2) / m - signal
+    scale = mean_product(g, h, here, here) / mean_product(h, h, here, here)
+    return scale, along / signal, (np.sum(part**2) / m - along) / trace_cov
+
+
+def test_the_bin_is_chosen_by_the_other_half_of_the_completions():
+    batch, scores = correlated_batch(n_prompts=30, size=8)
+    scores = scores + 3.0 * batch.rewards[:, None]
+    found = variance_by_success(batch, ["rloo", "grpo"], scores, bins=[0.0, 0.5, 1.0])
+    frame = found.to_frame()
+    assert found.group_size == 4
+    assert frame["group_size"].tolist() == [4.0] * 4
+    assert frame.attrs["group_size"] == 4
+    assert "one half of each prompt's completions forms groups of 4 completions, and the other half" in found.notes[0]
+    first = np.arange(240) % 8 < 4
+    rates = batch.rewards.reshape(30, 8)[:, 4:].mean(axis=1)
+    half = batch.select(np.flatnonzero(first))
+    target = est.rloo().weights(half)
+    rows = frame.to_dict("records")
+    for label, of_estimator in (("rloo", rows[:2]), ("grpo", rows[2:])):
+        for inside, row in zip((rates < 0.5, rates >= 0.5), of_estimator, strict=True):
+            weights = est.get(label).weights(half)
+            expected = by_loops(weights, scores[first], half.groups, inside, target)
+            names = ("scale", "share_of_gradient", "share_of_variance")
+            found_here = [row[name] if np.isfinite(row[name]) else None for name in names]
+            assert [one for one in found_here if one is not None] == pytest.approx(
+                [value for value, one in zip(expected, found_here, strict=True) if one is not None], rel=1e-9
+            )
+            assert row["share_of_variance"] == pytest.approx(expected[2], rel=1e-9)
+            assert row["n_prompts"] == inside.sum()
+            differ = half.rewards.reshape(30, 4)[inside]
+            assert row["spread_share"] == pytest.approx((differ.min(axis=1) < differ.max(axis=1)).mean())
+    assert np.isfinite(frame["scale"]).any()
+
+
+def test_smaller_groups_of_the_half_are_averaged_within_their_prompt():
+    batch, scores = correlated_batch(n_prompts=40, size=8)
+    scores = scores + 3.0 * batch.rewards[:, None]
+    found = variance_by_success(batch, ["rloo"], scores, group_size=2, bins=1)
+    half = np.flatnonzero(np.arange(320) % 8 < 4)
+    whole = quiet_compare(batch.select(half), ["rloo"], scores[half], group_size=2).to_frame()
+    assert found.group_size == 2
+    assert found.to_frame()[["scale", "share_of_gradient", "share_of_variance"]].to_numpy() == pytest.approx(1.0)
+    assert found.to_frame()["kept_share"][0] == pytest.approx(whole["kept_share"][0])
+
+
+def test_token_level_estimators_from_probes():
+    """Exactly enumerated: OTB changes the gradient of each prompt by a factor near 1, and the whole by 1."""
+    batch, _, tokens = MANY_DIRECTIONS.sample(1500, 4, rng=0)
+    measured = probed(batch, tokens, 16, 2, np.random.default_rng(0))
+    assert batch.values is not None
+    rate = batch.values[:, 0]
+    middle = float(np.median(rate))
+    edges = [0.0, middle, 1.0]
+    frame = variance_by_success(measured, ["otb(loo=True)", "otb"], success=rate, bins=edges).to_frame(0.999)
+    rates = np.array([MANY_DIRECTIONS.values[MANY_DIRECTIONS.prompts == m][0, 0] for m in range(8)])
+    for label, rows in frame.groupby("estimator"):
+        by_prompt = MANY_DIRECTIONS.moments_by_prompt(est.get(str(label)), 4)
+        for row, inside in zip(rows.to_dict("records"), (rates < middle, rates >= middle), strict=True):
+            mine = np.sum([one.mean for one, here in zip(by_prompt, inside, strict=True) if here], axis=0)
+            theirs = np.sum([one.true_gradient for one, here in zip(by_prompt, inside, strict=True) if here], axis=0)
+            assert row["scale_low"] < mine @ theirs / (theirs @ theirs) < row["scale_high"]
+    assert frame["share_of_variance"].sum() == pytest.approx(2.0)
+
+
+def test_degenerate_bins_have_no_scale():
+    batch, scores, _ = one_choice().sample(60, 4, rng=0)
+    assert batch.values is not None
+    frame = variance_by_success(
+        batch, ["rloo", "pass_at_k"], scores, success=batch.values[:, 0], bins=[0.0, 0.05, 0.2, 1.0]
+    ).to_frame()
+    assert frame["n_prompts"][0] == 0
+    empty = frame.iloc[0]
+    assert empty[["share_of_gradient", "share_of_variance"]].tolist() == [0.0, 0.0]
+    assert np.isnan(empty[["scale", "kept_share", "spread_share"]].to_numpy(dtype=float)).all()
+    silent = variance_by_success(
+        batch.with_fields(rewards=np.ones(240)), ["rloo"], scores, success=batch.values[:, 0], bins=1
+    ).to_frame()
+    assert silent[["kept_share", "spread_share"]].to_numpy().tolist() == [[0.0, 0.0]]
+    assert silent[["scale", "share_of_gradient", "share_of_variance"]].isna().to_numpy().all()
+
+
+def test_a_bin_of_equal_groups_shows_no_spread():
+    """With one right answer in every group any estimator is a multiple of RLOO there, and of another one elsewhere."""
+    batch, scores = correlated_batch(n_prompts=20, size=4)
+    prompt, place = np.arange(80) // 4, np.arange(80) % 4
+    rewards = (place <= np.where(prompt < 10, 0, prompt % 2)).astype(float)
+    success = np.repeat(np.where(np.arange(20) < 10, 0.2, 0.6), 4)
+    scores = scores + 20.0 * rewards[:, None]
+    found = variance_by_success(batch.with_fields(rewards=rewards), ["grpo"], scores, success=success, bins=2)
+    alike, other = found.to_frame().to_dict("records")
+    assert np.isnan([alike["scale"], alike["scale_low"], alike["scale_high"], alike["kept_scale"]]).all()
+    assert np.isfinite(alike["share_of_gradient"])
+    assert other["scale_low"] < other["scale"] < other["scale_high"]
+
+
+def test_what_cannot_be_split_is_refused():
+    batch, scores = correlated_batch(n_prompts=10, size=8)
+    with pytest.raises(ValueError, match="batch_mean is a batch-level estimator"):
+        variance_by_success(batch, ["batch_mean"], scores)
+    with pytest.raises(ValueError, match="estimators is empty"):
+        variance_by_success(batch, [], scores)
+    with pytest.raises(ValueError, match=r"group_size=5 must lie between 1 and half.*at most 4 here"):
+        variance_by_success(batch, ["rloo"], scores, group_size=5)
+    with pytest.raises(ValueError, match=r"success has shape \(3,\), expected \(80,\)"):
+        variance_by_success(batch, ["rloo"], scores, success=[0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match=r"success of completion 1 \(0.125\) differs from that of another"):
+        variance_by_success(batch, ["rloo"], scores, success=np.arange(80) / 8)
+    single = Batch([0.0, 1.0], [3, 4], [0, 1])
+    with pytest.raises(ValueError, match="success rates need two completions of a prompt"):
+        variance_by_success(single, ["rloo"], scores[:2])
