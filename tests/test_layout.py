@@ -55,8 +55,11 @@ TESTED_TOGETHER: dict[str, list[str]] = {
     # The process on the other side of the worker, and of reasoning-gym.
     "system/test_worker.py": ["system/worker_main.py"],
     "prompts/test_reasoning_tasks.py": ["prompts/task_entries.py"],
-    # A dataclass.
+    # A dataclass, with what makes it.
     "prompts/test_load.py": ["prompts/problem.py"],
+    "report/test_columns.py": ["report/printed_column.py"],
+    # The list of figures is drawn there.
+    "report/test_figures.py": ["report/run_figures.py"],
 }  # fmt: skip
 
 

@@ -6,45 +6,14 @@ a column's ``_low`` and ``_high`` are the ends of its interval and have no entry
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from gradstats.report.breakdown_columns import ALLOCATION, EQUIVALENT_GROUP_SIZE, SHARES, SUCCESS_BINS
+from gradstats.report.printed_column import PrintedColumn, each, headings, of
 from gradstats.report.ratio_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
 from gradstats.stats.on_policy.check import WORDS
 from gradstats.stats.profile import PROFILE_QUANTITIES
 from gradstats.stats.tokens.cumulative_error import FRACTIONS
 from gradstats.stats.tokens.proxy_quality import PROXY_QUANTITIES
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, VARIANCE_COMPONENTS, Quantity, filled_in
-
-
-@dataclass(frozen=True)
-class PrintedColumn:
-    """One column, or one row where a table has a row for each quantity.
-
-    Attributes:
-        name: as it is saved.
-        meaning: in words.
-        file: that defines it, from the folder of the package.
-    """
-
-    name: str
-    meaning: str
-    file: str
-
-
-def _of(file: str, **meanings: str) -> tuple[PrintedColumn, ...]:
-    return tuple(PrintedColumn(name, meaning, file) for name, meaning in meanings.items())
-
-
-def _each(folder: str, headings: Mapping[str, str]) -> tuple[PrintedColumn, ...]:
-    """Return quantities that have a file of their name."""
-    return tuple(PrintedColumn(name, heading, f"{folder}/{name}.py") for name, heading in headings.items())
-
-
-def _headings(quantities: tuple[Quantity, ...]) -> dict[str, str]:
-    return {one.name: filled_in(one.heading, {}) for one in quantities}
-
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, VARIANCE_COMPONENTS
 
 _VARIANCE = "stats/variance"
 _LENGTH = "stats/length_scaling"
@@ -53,17 +22,17 @@ _TABLE = "rollouts/schema.py"
 _TOGETHER, _JUDGED = f"{_VARIANCE}/fieller_simultaneous.py", ("cosine", "matched_bias_share")
 _LEARNED = f"{_VARIANCE}/optimal_baselines.py"
 
-_ESTIMATOR = _of("estimators/by_label.py", estimator="label of the estimator")
-_COMPLETION = _of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
+_ESTIMATOR = of("estimators/by_label.py", estimator="label of the estimator")
+_COMPLETION = of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
 
 _ROW = (
     *_ESTIMATOR,
-    *_of(f"{_VARIANCE}/row.py", group_size="completions per group"),
-    *_of("estimators/estimator.py", unit="unit of the gradient; ratios compare rows of one unit"),
-    *_of("estimators/recipes/components.py", components="the choices that a recipe is composed of"),
-    *_of(f"{_VARIANCE}/target.py", target="the gradient that bias and cosine are judged against"),
-    *_each(_VARIANCE, _headings(COMPARED)),
-    *_each(
+    *of(f"{_VARIANCE}/row.py", group_size="completions per group"),
+    *of("estimators/estimator.py", unit="unit of the gradient; ratios compare rows of one unit"),
+    *of("estimators/recipes/components.py", components="the choices that a recipe is composed of"),
+    *of(f"{_VARIANCE}/target.py", target="the gradient that bias and cosine are judged against"),
+    *each(_VARIANCE, headings(COMPARED)),
+    *each(
         _VARIANCE,
         {
             "ratio_simultaneous": "interval of the ratio that holds for all rows at once",
@@ -72,11 +41,11 @@ _ROW = (
             "most_influential_prompt": "the prompt without which tr Cov changes most",
         },
     ),
-    *_of(f"{_VARIANCE}/best_set.py", in_best_set="whether it may have the lowest matched ratio"),
+    *of(f"{_VARIANCE}/best_set.py", in_best_set="whether it may have the lowest matched ratio"),
 )
 
 _FIT = (
-    *_of(
+    *of(
         f"{_LENGTH}/alpha.py",
         alpha="length exponent α, half the slope",
         alpha_stderr="standard error of α by the interval's method",
@@ -90,14 +59,14 @@ _FIT = (
         interval="how the interval was made",
         confidence_level="level of the interval",
     ),
-    *_each(_LENGTH, {"r_squared": "share of the variance of log‖S‖² that the line explains"}),
+    *each(_LENGTH, {"r_squared": "share of the variance of log‖S‖² that the line explains"}),
 )
 
 _TOKEN = (
     *_COMPLETION,
-    *_of("measurement/token_scores.py", energy="squared norm of a token's score"),
-    *_of("measurement/token_scores.py", energy_stderr="standard error of the energy", exact="whether it is exact"),
-    *_of(
+    *of("measurement/token_scores.py", energy="squared norm of a token's score"),
+    *of("measurement/token_scores.py", energy_stderr="standard error of the energy", exact="whether it is exact"),
+    *of(
         f"{_TOKENS}/proxy_quality.py",
         position="token of the completion, from 0",
         logit="proxy: squared norm of the gradient with respect to the logits",
@@ -109,15 +78,15 @@ _TOKEN = (
 
 _POINT = (
     *_COMPLETION,
-    *_of(_TABLE, reward="reward"),
-    *_of("runs/analysis.py", length="tokens that count", truncated="whether it was cut off at the cap"),
-    *_of("measurement/measurement.py", sq_norm="‖S‖², squared norm of the gradient of its log-probability"),
-    *_of(f"{_TOKENS}/token_sums.py", energy="summed energy of its tokens"),
+    *of(_TABLE, reward="reward"),
+    *of("runs/analysis.py", length="tokens that count", truncated="whether it was cut off at the cap"),
+    *of("measurement/measurement.py", sq_norm="‖S‖², squared norm of the gradient of its log-probability"),
+    *of(f"{_TOKENS}/token_sums.py", energy="summed energy of its tokens"),
 )
 
-_SHARES = _of(f"{_VARIANCE}/gradient_shares.py", **SHARES)
+_SHARES = of(f"{_VARIANCE}/gradient_shares.py", **SHARES)
 
-_PLAN = _of(
+_PLAN = of(
     "stats/plans/prompt_plan.py",
     confidence_level="level of the planned interval",
     n_prompts="prompts needed, by the pilot's estimates",
@@ -136,23 +105,23 @@ _PLAN = _of(
 INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "variance": _ROW,
     "curve": (
-        *_of(f"{_VARIANCE}/variance_curve.py", value="of the parameter"),
+        *of(f"{_VARIANCE}/variance_curve.py", value="of the parameter"),
         *_ROW,
         *(PrintedColumn(f"{name}_simultaneous", "that holds at all values at once", _TOGETHER) for name in _JUDGED),
     ),
-    "curve fits": _of(
+    "curve fits": of(
         f"{_VARIANCE}/variance_curve.py", fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"
     ),
     "optimal_baselines": (
         *_ROW,
-        *_of(_LEARNED, kind="learned, published or oracle", parameters="what was learned, with its range"),
-        *_of(_LEARNED, ratio_to_learned="variance over that of the best learned baseline"),
-        *_of(_LEARNED, ratio_to_learned_simultaneous="its interval that holds for all rows at once"),
+        *of(_LEARNED, kind="learned, published or oracle", parameters="what was learned, with its range"),
+        *of(_LEARNED, ratio_to_learned="variance over that of the best learned baseline"),
+        *of(_LEARNED, ratio_to_learned_simultaneous="its interval that holds for all rows at once"),
     ),
-    "group_sizes": (*_ROW, *_each(_VARIANCE, _headings(VARIANCE_COMPONENTS))),
+    "group_sizes": (*_ROW, *each(_VARIANCE, headings(VARIANCE_COMPONENTS))),
     "length_bins": (
         *_ROW,
-        *_of(
+        *of(
             f"{_VARIANCE}/length_bins.py",
             length="range of lengths",
             n_completions="completions of these lengths",
@@ -162,13 +131,13 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "success_bins": (
         *_ESTIMATOR,
-        *_of("estimators/estimator.py", unit="unit of the gradient"),
-        *_of(f"{_VARIANCE}/success_bins.py", **SUCCESS_BINS),
+        *of("estimators/estimator.py", unit="unit of the gradient"),
+        *of(f"{_VARIANCE}/success_bins.py", **SUCCESS_BINS),
         *_SHARES,
     ),
     "sweep": (
         *_ROW,
-        *_of(
+        *of(
             "report/sweeps.py",
             cell="run of the sweep",
             n_prompts="prompts of the run",
@@ -177,20 +146,20 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             mean_length="mean over prompts of the mean length",
             mean_reward="mean over prompts of the mean reward",
         ),
-        *_each(_LENGTH, {"alpha": "exponent α of the run"}),
+        *each(_LENGTH, {"alpha": "exponent α of the run"}),
     ),
     "equivalent_group_size": (
         *_ESTIMATOR,
-        *_of(f"{_VARIANCE}/equivalent_group_size.py", **EQUIVALENT_GROUP_SIZE),
-        *_each(_VARIANCE, {"equivalent_group_size": "group size at which RLOO is as noisy"}),
+        *of(f"{_VARIANCE}/equivalent_group_size.py", **EQUIVALENT_GROUP_SIZE),
+        *each(_VARIANCE, {"equivalent_group_size": "group size at which RLOO is as noisy"}),
     ),
     "allocation": (
         *_ESTIMATOR,
-        *_of("estimators/estimator.py", unit="unit of the gradient as measured"),
-        *_of(f"{_VARIANCE}/allocation.py", **ALLOCATION),
+        *of("estimators/estimator.py", unit="unit of the gradient as measured"),
+        *of(f"{_VARIANCE}/allocation.py", **ALLOCATION),
     ),
     "variance.json": (
-        *_of(
+        *of(
             f"{_VARIANCE}/variance_comparison.py",
             reference="estimator in the denominator of ratios",
             confidence_level="level of the intervals",
@@ -202,11 +171,11 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             notes="what to know when reading the table",
             lowest_beyond_doubt="the only estimator in the best set",
         ),
-        *_of(f"{_VARIANCE}/target.py", target="the gradient that bias and cosine are judged against"),
-        *_each("stats", {"effective_sample_size": "completions of equal weight that importance weights are worth"}),
+        *of(f"{_VARIANCE}/target.py", target="the gradient that bias and cosine are judged against"),
+        *each("stats", {"effective_sample_size": "completions of equal weight that importance weights are worth"}),
     ),
     "ratios": (
-        *_of(
+        *of(
             "stats/ratios/spread.py",
             ratio="kind of importance ratio: of tokens, of completions, geometric mean",
             length="range of lengths",
@@ -214,13 +183,13 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             n_prompts="prompts",
             **{name: RATIO_HEADINGS[name] for name in ("mean", "variance", "chi_squared")},
         ),
-        *_of("stats/ratios/diagnostics.py", by_length="whether of completions of these lengths only"),
-        *_each("stats", {"effective_sample_size": RATIO_HEADINGS["effective_sample_size"]}),
-        *_of(
+        *of("stats/ratios/diagnostics.py", by_length="whether of completions of these lengths only"),
+        *each("stats", {"effective_sample_size": RATIO_HEADINGS["effective_sample_size"]}),
+        *of(
             "report/figures.py", effective_share="effective sample size over n", estimator="kind of ratio, in a figure"
         ),
     ),
-    "ratio_clipping": _of(
+    "ratio_clipping": of(
         "stats/ratios/clipping.py",
         recipe="recipe that clips",
         removed_of="what the removed share is a share of",
@@ -228,15 +197,15 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "alpha": (
         *_FIT,
-        *_of("report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"),
+        *of("report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"),
     ),
     "alpha_by_block": (
         *_FIT,
-        *_of(f"{_LENGTH}/by_block.py", block="block of parameters", share_of_sq_norm="its share of Σ‖S‖²"),
+        *of(f"{_LENGTH}/by_block.py", block="block of parameters", share_of_sq_norm="its share of Σ‖S‖²"),
     ),
     "alpha.json": (
         *_FIT,
-        *_of(
+        *of(
             f"{_LENGTH}/alpha_report.py",
             mean_scaling="α of the mean of ‖S‖²",
             within_prompt="α within prompts, that of a group baseline",
@@ -247,23 +216,23 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             on_policy="the on-policy check",
             sentences="what to consider when reading α",
         ),
-        *_each(
+        *each(
             _LENGTH,
             {"curvature": "whether one power law fits", "most_influential_prompt": "whose omission moves α most"},
         ),
     ),
     "curvature": (
-        *_each(_LENGTH, {"curvature": "half the change of the slope per unit of log T"}),
-        *_of(f"{_LENGTH}/curvature.py", pvalue="of no curvature"),
+        *each(_LENGTH, {"curvature": "half the change of the slope per unit of log T"}),
+        *of(f"{_LENGTH}/curvature.py", pvalue="of no curvature"),
     ),
-    "within_between": _of(
+    "within_between": of(
         f"{_LENGTH}/mundlak.py",
         alpha_within="α of answers to one prompt",
         alpha_between="α of prompts' means",
         difference="between less within",
         pvalue="of no difference",
     ),
-    "most_influential_prompt": _of(
+    "most_influential_prompt": of(
         f"{_LENGTH}/most_influential_prompt.py",
         prompt="the prompt left out",
         n="its completions",
@@ -271,8 +240,8 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         change="of α",
     ),
     "on_policy": (
-        *_each("stats/on_policy", WORDS),
-        *_of(
+        *each("stats/on_policy", WORDS),
+        *of(
             "stats/on_policy/check.py",
             quantity="which of the three",
             on_policy_value="what on-policy sampling gives",
@@ -283,7 +252,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         ),
     ),
     "sampler_gap": (
-        *_of(
+        *of(
             "stats/on_policy/sampler_gap.py",
             mean_abs_gap="mean |log π − log q| of a token, nats",
             token_kl="KL(q‖π) per token, nats",
@@ -308,17 +277,17 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             quantities="the table of estimates",
             quantiles="the table of quantiles",
         ),
-        *_each("stats", {"effective_sample_size": "completions of equal weight that importance weights are worth"}),
+        *each("stats", {"effective_sample_size": "completions of equal weight that importance weights are worth"}),
     ),
     "proxy_quality": (
-        *_of(f"{_TOKENS}/proxy_quality.py", proxy="forward-only proxy of token energies"),
-        *_each(_TOKENS, PROXY_QUANTITIES),
-        *_of(
+        *of(f"{_TOKENS}/proxy_quality.py", proxy="forward-only proxy of token energies"),
+        *each(_TOKENS, PROXY_QUANTITIES),
+        *of(
             f"{_TOKENS}/cumulative_error.py",
             **{f"cumulative_error_at_{at:g}": f"the same at {at:.0%} of each completion" for at in FRACTIONS},
         ),
     ),
-    "proxy_quality.json": _of(
+    "proxy_quality.json": of(
         f"{_TOKENS}/proxy_quality.py",
         confidence_level="level of the intervals",
         n_prompts="prompts",
@@ -328,7 +297,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         notes="what to know when reading the table",
     ),
     "token_profiles": (
-        *_each(
+        *each(
             _TOKENS,
             {
                 "correlation": "correlation of token scores by the distance between tokens",
@@ -336,8 +305,8 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
                 "local_slope": "exponent of summed energy from position to position",
             },
         ),
-        *_of(f"{_TOKENS}/concentration.py", share="the quantity of the profile concentration"),
-        *_of(
+        *of(f"{_TOKENS}/concentration.py", share="the quantity of the profile concentration"),
+        *of(
             f"{_TOKENS}/token_profile.py",
             first="first value of the axis in a bin",
             last="last value of it",
@@ -348,23 +317,23 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             axis="distance, position or number of tokens",
             quantity="what is estimated",
         ),
-        *_of("report/saved_tokens.py", profile="which profile"),
+        *of("report/saved_tokens.py", profile="which profile"),
     ),
-    "token_traces": (*_TOKEN, *_of("report/saved_tokens.py", sequence="completion, named by its length")),
+    "token_traces": (*_TOKEN, *of("report/saved_tokens.py", sequence="completion, named by its length")),
     "token_sample": _TOKEN,
     "length_scaling": _POINT,
     "profile": (
-        *_of("stats/profile.py", **PROFILE_QUANTITIES, quantity="name", heading="in words", value="the number"),
-        *_of("stats/profile.py", low="lower end of its interval", high="upper end", policy="name of the policy"),
-        *_each(_VARIANCE, {"ratio": "tr Cov of an estimator over RLOO's"}),
+        *of("stats/profile.py", **PROFILE_QUANTITIES, quantity="name", heading="in words", value="the number"),
+        *of("stats/profile.py", low="lower end of its interval", high="upper end", policy="name of the policy"),
+        *each(_VARIANCE, {"ratio": "tr Cov of an estimator over RLOO's"}),
     ),
     "plan alpha": (
         *_PLAN,
-        *_of("stats/plans/alpha_plan.py", half_width="wanted half-width", stderr_of_one="standard error of α times √M"),
+        *of("stats/plans/alpha_plan.py", half_width="wanted half-width", stderr_of_one="standard error of α times √M"),
     ),
     "plan ratio": (
         *_PLAN,
-        *_of(
+        *of(
             "stats/plans/ratio_plan.py",
             estimator="in the numerator",
             reference="in the denominator",
@@ -376,7 +345,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "plan signal": (
         *_PLAN,
-        *_of(
+        *of(
             "stats/plans/signal_plan.py",
             estimator="whose signal is to be resolved",
             signal_sq="the pilot's ‖E ĝ‖²",
@@ -384,20 +353,20 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             quadratic="part that falls like 2/M²",
         ),
     ),
-    "shift": (*_ESTIMATOR, *_of(f"{_VARIANCE}/implied_shift.py", delta="δ, the baseline less the group mean")),
-    "length-reward": _of(
+    "shift": (*_ESTIMATOR, *of(f"{_VARIANCE}/implied_shift.py", delta="δ, the baseline less the group mean")),
+    "length-reward": of(
         "stats/length_reward.py",
         correlation="of length and reward within prompts",
         n_prompts="prompts whose completions vary in both",
         n="completions of those",
     ),
-    "fitted values": _of(
+    "fitted values": of(
         "values/fitted.py",
         explained_variance="share of the variance of returns that the values explain, out of fold",
         n_folds="folds of prompts",
         penalty="median ridge penalty",
     ),
-    "check": _of(
+    "check": of(
         "gradients/checks/check_engines.py",
         dtype="of the model",
         check="which comparison",
