@@ -84,7 +84,7 @@ from .plots import plot_variance as plot_variance
 from .report import SweepResult as SweepResult
 from .report import read_sweep as read_sweep
 from .report import write_report as write_report
-from .runs import run_sweep as run_sweep
+from .runs.sweep import run_sweep as run_sweep
 
 # named data sets and oracles
 from . import data as data

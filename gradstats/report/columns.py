@@ -186,7 +186,9 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         *of("stats/ratios/diagnostics.py", by_length="whether of completions of these lengths only"),
         *each("stats", {"effective_sample_size": RATIO_HEADINGS["effective_sample_size"]}),
         *of(
-            "report/figures.py", effective_share="effective sample size over n", estimator="kind of ratio, in a figure"
+            "report/run_figures.py",
+            effective_share="effective sample size over n",
+            estimator="kind of ratio, in a figure",
         ),
     ),
     "ratio_clipping": of(

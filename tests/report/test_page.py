@@ -64,7 +64,7 @@ def test_the_page_is_well_formed_and_points_at_nothing_outside(page):
     assert structure.open == []
     assert len(set(structure.ids)) == len(structure.ids)
     assert set(structure.references) <= set(structure.ids)
-    assert structure.tags.count("figure") == 7
+    assert structure.tags.count("figure") == 9
     assert "@import" not in page
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
 
@@ -108,7 +108,7 @@ def test_a_run_without_a_fit_still_has_a_page(tmp_path):
     (folder / "alpha.json").unlink()
     text = write_report(folder).read_text()
     assert "the data allow no fit" in text
-    assert text.count("<figure") == 6
+    assert text.count("<figure") == 8
 
 
 def test_missing_numbers_name_the_command(tmp_path):
@@ -227,7 +227,7 @@ def test_figures_are_visible_and_nothing_is_wider_than_the_screen(opened, width)
         "return [...document.querySelectorAll('figure svg')].map(s => {const b = s.getBoundingClientRect();"
         "return [b.width, b.height, s.querySelectorAll('path').length]})"
     )
-    assert len(boxes) == 7
+    assert len(boxes) == 9
     assert all(w > 0.7 * min(width, 400) and h > 80 and paths > 20 for w, h, paths in boxes)
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -276,4 +276,4 @@ def test_what_a_screen_reader_is_told(opened):
     assert ("region", "Variance of each estimator") in told
     pictures = [name for role, name in told if role in ("image", "img")]
     assert "Length exponent" not in pictures
-    assert len([name for name in pictures if name]) == 7
+    assert len([name for name in pictures if name]) == 9
