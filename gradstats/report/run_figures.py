@@ -115,7 +115,7 @@ def _shares(name: str, fewest_estimators: int) -> Callable[[SavedResults], pd.Da
             return None
         # Aggregation and scale decide the shares: one line for the reference and for each other unit.
         of_unit = bins.drop_duplicates("unit")["estimator"] if "unit" in bins else bins["estimator"]
-        bins = bins.loc[bins["estimator"].isin(set(of_unit))]
+        bins = bins.loc[bins["estimator"].isin(list(of_unit))]
         resolved = bins.loc[np.isfinite(bins["share_of_gradient"].to_numpy(dtype=float)), "estimator"]
         return bins if len(set(resolved)) >= fewest_estimators else None
 

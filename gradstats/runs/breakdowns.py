@@ -126,7 +126,7 @@ def _success(measured: Measurement, section: VarianceSection, completions: int) 
     if completions < 4:  # half of them form a group, and one completion has no baseline
         return pd.DataFrame()
     reference = estimators.get(section.reference)
-    by_unit = {unit_of(reference): reference}
+    by_unit: dict[str, Weighting] = {unit_of(reference): reference}
     for one in _within_groups(measured, section):
         by_unit.setdefault(unit_of(one), one)
     found = variance_by_success(measured, list(by_unit.values()), rng=section.seed, target=section.target)
