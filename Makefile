@@ -43,7 +43,8 @@ test: $(VENV)/.dev  ## run the test suite (takes minutes)
 
 test-all: $(VENV)/.dev  ## run the test suite including the slow tests, with shapes and types checked at each call
 	@$(EXAMPLES)
-	@$(BROWSER); $(PYTEST) $(CHECKED) -m "$${browser# and }"
+	@$(BROWSER); $(PYTEST) $(CHECKED) -m "not slow$$browser"
+	@$(PYTEST) --dist load -m slow
 
 lint: $(VENV)/.dev  ## run ruff and pyright
 	@$(BIN)/ruff check .
