@@ -15,12 +15,12 @@ from gradstats.plots.appearance import Appearance, estimator_appearance
 from gradstats.plots.forest import EDGE, draw_landmark, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, require_columns
 from gradstats.plots.legend import legend_below, legend_height
-from gradstats.stats.variance.quantities import QUANTITIES, filled_in
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
 
 #: What is drawn of a cell, and its axis label.
 OF_CELLS = {"alpha": "α", "mean_length": "mean length (tokens)", "mean_reward": "mean reward"}
 #: What is drawn of each estimator.
-OF_ESTIMATORS = ("ratio", "matched_ratio")
+OF_ESTIMATORS = ("ratio", JUDGED.name)
 _STYLES = ("-", "--", ":", "-.")
 _CELL = Appearance(color=(0.15, 0.15, 0.15), marker="o")
 _ROW_INCHES = 1.35

@@ -11,9 +11,10 @@ from gradstats import plots
 from gradstats.report.saved_frames import CURVE
 from gradstats.report.tables import Table
 from gradstats.report.variance_columns import variance_columns
+from gradstats.stats.variance.quantities import JUDGED
 
 #: Quantities of the printed table.
-SHOWN = ("ratio", "matched_ratio", "cosine", "matched_bias_share")
+SHOWN = ("ratio", JUDGED.name, "cosine", "matched_bias_share")
 
 
 def curve_name(label: str, parameter: str) -> str:

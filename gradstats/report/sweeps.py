@@ -54,7 +54,7 @@ class SweepResult:
 
         Columns: ``cell``; each setting that varies; of the cell ``n_prompts``, ``n_completions``,
         ``truncated_share``, and ``mean_length``, ``mean_reward`` and ``alpha`` with ``_low`` and ``_high``; then the
-        columns of its ``variance.csv`` (``estimator``, ``group_size``, ``ratio``, ``matched_ratio``, …). Means are
+        columns of its ``variance.csv`` (``estimator``, ``group_size``, ``ratio``, …). Means are
         those of the prompts' means, with Student's t interval over prompts at the level of the cell's comparison. α is
         that of the cell's ``alpha.json``, at the level stated there.
         """
