@@ -18,6 +18,7 @@ from gradstats.report.figures import styled
 from gradstats.report.saved_results import SavedResults, read_results
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.system.files import read_json, write_csv
+from gradstats.system.outputs import has_columns, refuse_foreign
 
 #: The file that lists the cells of a sweep, in the folder that holds them.
 LISTED = "sweep.json"
@@ -102,7 +103,7 @@ def read_sweep(folder: str | os.PathLike[str]) -> SweepResult:
         raise ValueError(f"{path / LISTED} does not list the cells of a sweep: repeat `gradstats sweep`") from error
     results = {}
     for cell in settings:
-        if Path(cell).name != cell:
+        if Path(cell).name != cell or cell == "..":
             raise ValueError(f"{path / LISTED} names the folder {cell!r}, which is not in {path}")
         if (path / cell / "alpha.json").exists() or (path / cell / "variance.csv").exists():
             results[cell] = read_results(path / cell)
@@ -120,6 +121,7 @@ def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> li
     if frame.empty:
         return []
     table = result.path / "sweep.csv"
+    refuse_foreign(table, "the table of a sweep", lambda path: has_columns(path, ["cell", *result.varied]))
     write_csv(table, frame)
     return [table, *draw_sweep(result, result.path / "figures", figure_style)]
 

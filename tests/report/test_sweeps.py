@@ -64,7 +64,16 @@ def test_what_is_not_a_sweep_is_refused(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"name": "x", "varied": [], "cells": [{"settings": {}}]}))
     with pytest.raises(ValueError, match="does not list the cells of a sweep"):
         gs.read_sweep(tmp_path)
-    cells = [{"folder": "../elsewhere", "settings": {}}]
-    (tmp_path / "sweep.json").write_text(json.dumps({"name": "x", "varied": [], "cells": cells}))
-    with pytest.raises(ValueError, match=r"names the folder '\.\./elsewhere'"):
-        gs.read_sweep(tmp_path)
+    for folder in ("../elsewhere", "..", "/tmp"):
+        cells = [{"folder": folder, "settings": {}}]
+        (tmp_path / "sweep.json").write_text(json.dumps({"name": "x", "varied": [], "cells": cells}))
+        with pytest.raises(ValueError, match=f"names the folder '{folder}', which is not in"):
+            gs.read_sweep(tmp_path)
+
+
+def test_a_table_of_the_users_is_not_replaced(tmp_path):
+    folder = saved_sweep(tmp_path / "sweep")
+    (folder / "sweep.csv").write_text("mine\n1\n")
+    with pytest.raises(FileExistsError, match="is not the table of a sweep that gradstats wrote"):
+        write_sweep_results(gs.read_sweep(folder), FiguresSection(formats=["png"]))
+    assert (folder / "sweep.csv").read_text() == "mine\n1\n"
