@@ -17,7 +17,7 @@
 # Which baseline reduces the noise of the policy gradient for a given model, problem set and group size? The gradients
 # are measured once; comparing baselines, group sizes and resamples is then linear algebra.
 #
-# This notebook measures the **embedded policy**, a small model of word problems that ships with the package. For another
+# This notebook measures the **embedded policy**, a small word-problem solver that ships with the package. For another
 # model, change the two lines that load the policy and the problems.
 
 # %%

@@ -61,9 +61,15 @@ def test_killed_at_ten_random_moments_every_shard_is_kept_and_the_table_is_the_s
     folder = tmp_path / "killed" / "rollouts"
     for time_killed in range(10):
         process = subprocess.Popen([*words, str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
-        # In turns while it starts and while it draws: five sixths of the drawing at most, so that it never finishes.
-        time.sleep(rng.uniform(0, starting) if time_killed % 2 else starting + rng.uniform(0, drawing / 6))
-        assert process.poll() is None
+        # In turns while it starts, and while it draws: 20 shards in all at most, so that it never finishes.
+        if time_killed % 2:
+            further = len(kept) + int(rng.integers(1, 5))
+            while len(list(folder.glob("*.parquet"))) < further:
+                assert process.poll() is None
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, drawing / len(written)))
+        else:
+            time.sleep(rng.uniform(0, starting))
         process.send_signal(signal.SIGKILL)
         process.wait()
         now = {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
