@@ -91,7 +91,9 @@ class Minimiser:
             low -= 1
         while high < len(points) - 1 and compatible[high + 1]:
             high += 1
-        return float(points[low]), float(points[high])
+        first = points[0] if low == 0 else self._end(points[low - 1], points[low], level)
+        last = points[-1] if high == len(points) - 1 else self._end(points[high + 1], points[high], level)
+        return float(first), float(last)
 
     def relative_to_lowest(self, parameter: float, confidence_level: float = CONFIDENCE_LEVEL) -> Interval:
         r"""Return V at a parameter over its minimum, with its interval; NaN outside the values.
@@ -128,6 +130,18 @@ class Minimiser:
     def _spline(self, points: Float[np.ndarray, " points"], derivative: int = 0) -> Float[np.ndarray, "points k"]:
         """Return the matrix that takes variances at the values to the spline, or its slope, at other points."""
         return interpolate.CubicSpline(self.values, np.eye(len(self.values)))(points, derivative)
+
+    def _end(self, outside: float, inside: float, level: float) -> float:
+        """Return where, between a point whose slope is not compatible with 0 and one where it is, it begins to be."""
+
+        def excess(parameter: float) -> float:
+            slope = self._spline(np.array([parameter]), 1)[0]
+            stderr = float(np.sqrt(max(slope @ self._covariance @ slope, 0.0)))
+            return abs(float(slope @ self._heights)) - self._student(level) * stderr
+
+        if not excess(outside) > 0.0 > excess(inside):  # a curve without noise: its lowest point
+            return float(inside)
+        return float(optimize.root_scalar(excess, bracket=(outside, inside)).root)
 
     def _compatible(self, points: Float[np.ndarray, " points"], level: float) -> Bool[np.ndarray, " points"] | None:
         """Return at which points the slope may be 0; None where its error is not known."""
