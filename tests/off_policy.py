@@ -14,11 +14,11 @@ from gradstats.reference import EnumeratedPolicy
 TOKEN_RATIOS = Recipe("rloo", ratio="token_clip(eps_low=0.99, eps_high=100)")
 
 
-def turned_policy() -> EnumeratedPolicy:
-    """Token ratios between 0.38 and 1.49 and χ² = 0.15, and yet E[RLOO] is far from ∇J."""
+def turned_policy(distance: float = 0.2) -> EnumeratedPolicy:
+    """Token ratios between 0.38 and 1.49 and χ² = 0.15, and yet E[RLOO] is far from ∇J; less so at less distance."""
     rng = np.random.default_rng(244)
     theta = rng.normal(scale=0.5, size=4)
-    return EnumeratedPolicy(3, 4, n_prompts=2, theta=theta, old_theta=theta + 0.2 * rng.normal(size=4), rng=144)
+    return EnumeratedPolicy(3, 4, n_prompts=2, theta=theta, old_theta=theta + distance * rng.normal(size=4), rng=144)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def reasons_against(
         return [None] * len(estimators)
     inputs = comparison_inputs(measured, None, None, estimators)
     judged = choose_target(target, inputs.batch, recorded_differences(measured))
-    known, inputs = inputs.batch, inputs.with_settled_ratios()
+    known, inputs = inputs.batch, inputs.with_settled_ratios(judged)
     along = [along_completions(estimator, inputs.batch) for estimator in estimators]
     inputs, along = inputs.with_combined(along)
     reasons: list[str | None] = []

@@ -29,6 +29,7 @@ from gradstats.stats.variance.probed_sums import ProbedTokens, probed_tokens
 from gradstats.stats.variance.reduced_coordinates import in_fewer_coordinates
 from gradstats.stats.variance.score_vectors import Scores, prepare_scores
 from gradstats.stats.variance.sketch_error import SketchError
+from gradstats.stats.variance.target import TargetChoice
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,16 @@ class ComparisonInputs:
         given = [GivenExponents(one) if isinstance(one, Estimator) and fits_exponents(one) else one for one in chosen]
         return replace(self, batch=self.batch.with_fields(columns=columns)), given
 
-    def with_settled_ratios(self) -> ComparisonInputs:
-        """Set every ratio to exactly 1 where sampler and scorer differ by rounding only."""
+    def with_settled_ratios(self, judged: TargetChoice) -> ComparisonInputs:
+        """Set every ratio to exactly 1 where sampler and scorer differ by rounding only.
+
+        An importance-weighted target keeps the ratios as they are: without them it would be that of the sampler.
+
+        Args:
+            judged: what the estimators of the comparison are judged against.
+        """
+        if judged.kind == "importance":
+            return self
         return replace(self, batch=without_negligible_ratios(self.batch))
 
     def refuse_unknown_token_scores(self, weightings: Sequence[Weighting]) -> None:

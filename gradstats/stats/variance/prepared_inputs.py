@@ -26,9 +26,9 @@ def prepared_inputs(
 ) -> tuple[ComparisonInputs, list[Weighting], TargetChoice]:
     """Return the inputs of a comparison, its estimators as these inputs allow them, and what they are judged against.
 
-    Ratios that differ from 1 by rounding only are 1; exponents within prompts are fitted on all prompts; estimators
-    whose weights are constant along completions need no scores of tokens; recipes whose weightings were measured are
-    combinations of these.
+    Judged on-policy, ratios that differ from 1 by rounding only are 1; exponents within prompts are fitted on all
+    prompts; estimators whose weights are constant along completions need no scores of tokens; recipes whose weightings
+    were measured are combinations of these.
 
     Args:
         measured_or_batch: as for :func:`gradstats.compare`.
@@ -44,7 +44,7 @@ def prepared_inputs(
     inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, estimators, fields)
     judged = choose_target(target, inputs.batch, recorded_differences(measured_or_batch))
     refuse_unusable_ratios(estimators, inputs.batch, judged)
-    inputs, estimators = inputs.with_settled_ratios().with_fitted_exponents(estimators)
+    inputs, estimators = inputs.with_settled_ratios(judged).with_fitted_exponents(estimators)
     if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
         estimators = [along_completions(estimator, inputs.batch) for estimator in estimators]
     return *inputs.with_combined(estimators), judged

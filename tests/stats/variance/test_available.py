@@ -9,6 +9,8 @@ import pytest
 from comparison_batches import correlated_batch, quietly
 from measured_completions import small_measurement
 
+from gradstats.estimators import Batch
+from gradstats.estimators.ratios import chi_squared
 from gradstats.stats import compare
 from gradstats.stats.variance.available import compare_available
 
@@ -38,6 +40,24 @@ def test_the_other_rows_stay_and_the_reason_is_given():
 def test_without_any_input_the_comparison_is_refused():
     with pytest.raises(ValueError, match="gae needs values, which this batch lacks"):
         compare_available(small_measurement(), ["gae"])
+
+
+def test_small_ratios_that_the_target_weights_by_need_measured_weightings_of_tokens():
+    """At χ² = 0.005 the ratios count as 1 on-policy only."""
+    measured = small_measurement(n_prompts=40)
+    rng = np.random.default_rng(2)
+    measured.old_logprobs = [row + 0.03 * rng.normal(size=len(row)) for row in measured.logprobs]
+    assert 0.003 < chi_squared(Batch.from_measurement(measured)) < 0.008
+    labels = ["rloo", "recipe:grpo", "recipe:rloo_is"]
+    table = quietly(compare_available, measured, labels, target="importance")
+    frame = table.to_frame()
+    assert frame["trace_cov"].isna().tolist() == [False, True, False]
+    assert frame["trace_cov"][0] != pytest.approx(frame["trace_cov"][2], rel=1e-4)
+    assert "the row is NaN: recipe:grpo weights each token, and only scores of whole completions" in table.notes[0]
+    with pytest.raises(ValueError, match="recipe:grpo weights each token"):
+        quietly(compare, measured, labels, target="importance")
+    on_policy = quietly(compare_available, measured, labels, target="auto").to_frame()
+    assert on_policy["trace_cov"].notna().all()
 
 
 def test_a_batch_is_compared_as_it_is():

@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from comparison_batches import interleaved_batch, quiet_compare
 from gradstats import estimators as est
 from gradstats.estimators import Batch
 from gradstats.stats import compare
+from gradstats.stats.variance import prepared_inputs
 from gradstats.stats.variance.target import choose_target, recorded_differences
 from tests.off_policy import TOKEN_RATIOS, ImportanceWeighted, turned_policy
 
@@ -59,6 +61,25 @@ def test_judged_on_policy_the_ranking_turns_round():
     assert frame["cosine"].iloc[1] < 0.8
     assert frame["matched_bias_share"].iloc[0] == pytest.approx(0, abs=1e-12)
     assert "judged against rloo as asked for, although χ² of whole completions is 0.15" in frame.attrs["notes"][0]
+
+
+@pytest.mark.parametrize("asked", ["importance", "auto"])
+def test_small_ratios_count_where_the_target_is_weighted_by_them(asked):
+    """At χ² = 0.005 rloo is biased by little, not by exactly 0; recorded settings decide under auto."""
+    policy = turned_policy(0.037)
+    assert 0.004 < policy.chi_squared < 0.006
+    batch, scores, _ = policy.sample(4000, 3, rng=5)
+    differences = ["temperature=0.9"] if asked == "auto" else []
+    with mock.patch.object(prepared_inputs, "recorded_differences", return_value=differences):
+        frame = quiet_compare(batch, ["rloo", "recipe:rloo_is"], scores, target=asked).to_frame(0.999)
+    assert frame.attrs["target"] == "importance"
+    plain, weighted = frame.iloc[0], frame.iloc[1]
+    exact = policy.moments(est.rloo(), 3)
+    assert plain["cosine_low"] < exact.cosine < plain["cosine_high"]
+    assert plain["cosine"] < 0.999
+    assert plain["matched_bias_share"] > 0
+    assert weighted["cosine"] == pytest.approx(1)
+    assert weighted["trace_cov"] != pytest.approx(plain["trace_cov"], rel=1e-4)
 
 
 def test_the_target_itself_has_cosine_one_and_no_bias():
