@@ -79,7 +79,8 @@ def saved_sweep(folder, temperatures=(0.6, 1.0), missing=()):
     cells = [{"folder": f"temperature={value}", "settings": {"sampling.temperature": value}} for value in temperatures]
     for at, cell in enumerate(cells):
         if cell["folder"] not in missing:
-            save_run(folder / cell["folder"], name=f"cell {at}", seed=at)
+            sampling = {"temperature": cell["settings"]["sampling.temperature"]}
+            save_run(folder / cell["folder"], name=f"cell {at}", seed=at, sampling=sampling)
     folder.mkdir(exist_ok=True)
     write_json(folder / "sweep.json", {"name": "saved", "varied": ["sampling.temperature"], "cells": cells})
     return folder

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import glob
+import hashlib
 import itertools
+import math
 import os
 import re
 from collections import Counter
@@ -27,6 +29,9 @@ from gradstats.config.trust import refuse_untrusted
 
 #: Settings whose values may be patterns, such as ``checkpoints/step-*``.
 PATTERNS = ("policy.name", "policy.adapter")
+#: More cells than anyone runs; a few lines of lists can stand for billions.
+MOST_CELLS = 10_000
+_LONGEST_NAME = 120
 _PATTERN = re.compile(r"[*?\[]")
 _NOT_IN_NAMES = re.compile(r"[^\w.=+,\-]+")
 
@@ -86,14 +91,16 @@ def load_sweep(name_or_path: str | os.PathLike[str], overrides: Sequence[str] = 
     data, given = with_settings(settings_in(path), overrides), with_settings({}, overrides)
     vary = data.pop(VARY, None)
     given.pop(VARY, None)
+    if not trust:  # before patterns are looked up
+        for cell in _cells(path, vary, expand=False):
+            refuse_untrusted(path, _with(data, cell), given)
     chosen = list(_cells(path, vary))
     for cell in chosen:
-        if not trust:
-            refuse_untrusted(path, _with(data, cell), given)
         for name in cell:
             if any(word.partition("=")[0].strip() == name for word in overrides):
                 raise ValueError(f"{name} is set for all cells and varied by {path}: change {VARY} in the file")
     name = str(data.get("name", path.stem))
+    experiment_of(path, _with(data, chosen[0]) | {"name": name})  # checks the name
     cells = []
     for cell, label in zip(chosen, _names(chosen), strict=True):
         experiment = experiment_of(path, _with(data, cell) | {"name": f"{name} {label}"})
@@ -101,16 +108,16 @@ def load_sweep(name_or_path: str | os.PathLike[str], overrides: Sequence[str] = 
     return Sweep(name, tuple(cells))
 
 
-def _cells(path: Path, vary: object) -> Iterator[dict[str, object]]:
+def _cells(path: Path, vary: object, *, expand: bool = True) -> Iterator[dict[str, object]]:
     """Yield the settings of each cell: those listed, or every combination."""
     if isinstance(vary, list) and vary and all(isinstance(entry, Mapping) and entry for entry in vary):
         for entry in vary:
-            yield from _combinations({name: [value] for name, value in entry.items()})
+            yield from _combinations({name: [value] for name, value in entry.items()}, expand)
     elif isinstance(vary, Mapping) and vary:
         for name, values in vary.items():
             if not (isinstance(values, list) and values) and not _is_pattern(str(name), values):
                 raise ValueError(f"{VARY} in {path}: {name} is {values!r}; give a list of values")
-        yield from _combinations({str(name): values for name, values in vary.items()})
+        yield from _combinations({str(name): values for name, values in vary.items()}, expand)
     else:
         raise ValueError(
             f"{path} varies nothing: give {VARY}, as in {VARY}: {{sampling.temperature: [0.8, 1.0]}}, or run it with "
@@ -118,14 +125,16 @@ def _cells(path: Path, vary: object) -> Iterator[dict[str, object]]:
         )
 
 
-def _combinations(lists: Mapping[str, Any]) -> Iterator[dict[str, object]]:
+def _combinations(lists: Mapping[str, Any], expand: bool) -> Iterator[dict[str, object]]:
     """Yield every combination of some values, in which the last setting changes first."""
     axes = []
     for key, values in lists.items():
         names = [name.strip() for name in str(key).split(",")]
         listed = values if isinstance(values, list) else [values]
-        expanded = [one for value in listed for one in _expanded(names[0], value)]
+        expanded = [one for value in listed for one in (_expanded(names[0], value) if expand else [value])]
         axes.append([dict.fromkeys(names, value) for value in expanded])
+    if math.prod(map(len, axes)) > MOST_CELLS:
+        raise ValueError(f"{VARY} stands for {math.prod(map(len, axes)):,} cells: give at most {MOST_CELLS:,}")
     for chosen in itertools.product(*axes):
         yield {name: value for settings in chosen for name, value in settings.items()}
 
@@ -168,12 +177,13 @@ def _names(cells: Sequence[Mapping[str, object]]) -> list[str]:
     last = Counter(name.rpartition(".")[2] for name in kept)
     short = {name: name.rpartition(".")[2] if last[name.rpartition(".")[2]] == 1 else name for name in kept}
     labels = [",".join(f"{short[name]}={_shown(name, cell[name])}" for name in kept if name in cell) for cell in cells]
-    safe = [_NOT_IN_NAMES.sub("_", label) for label in labels]
-    count: Counter[str] = Counter()
-    names = []
-    for label in safe:
-        count[label] += 1
-        names.append(label if count[label] == 1 else f"{label}-{count[label]}")
+    names: list[str] = []
+    for label in labels:
+        name = _NOT_IN_NAMES.sub("_", label)
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[:_LONGEST_NAME]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        names.append(name if name not in names else next(one for one in numbered if one not in names))
     return names
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SHOWN = 80  # characters of a value in a message
-#: What a run writes beside its experiment.
-_WRITTEN = ("rollouts", "measurement", "manifest.json", "regraded")
+#: What a run, or a sweep, writes beside its experiment.
+_WRITTEN = ("rollouts", "measurement", "manifest.json", "regraded", "sweep.json")
 
 
 class UntrustedCodeError(ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.system.checksums import FORMAT, changed_sentence, digest, file_digest, refuse_newer_format
 from gradstats.system.files import atomic_path, read_json, write_json
 from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
-from gradstats.system.shards import ORIGIN, PLAN, planned_shards, refuse_foreign_shard
+from gradstats.system.shards import ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
 
 #: What ``token_dtype`` narrows.
 _NARROWED = {"token_projections", "heavy_sketches"}
@@ -141,6 +142,9 @@ def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:
     sampled = folder.parent / "rollouts" / PLAN
     plan_file = sampled if folder.name == "measurement" and sampled.exists() else folder / PLAN
     planned = planned_shards(folder, "", plan_file=plan_file, partial=partial)
+    if planned and plan_file != folder / PLAN:
+        # Runs that share completions share the plan of these; what was measured states the settings of its own run.
+        planned = replace(planned, origin=read_origin(folder) or planned.origin)
     shards = planned.paths if planned else sorted(path.parent for path in folder.glob("[!.]*/measurement.json"))
     if not shards:
         raise FileNotFoundError(f"the folder {folder} holds no measurement: run `gradstats measure` or `run` first")

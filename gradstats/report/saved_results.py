@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import NotRequired, TypedDict, cast
 import numpy as np
 import pandas as pd
 
-from gradstats.config.experiment import FiguresSection
+from gradstats.config.experiment import Experiment, FiguresSection
 from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.report.saved_frames import read_added
 from gradstats.report.saved_tokens import SavedTokens, read_tokens
@@ -273,7 +273,11 @@ def _setting(key: str, value: object) -> str:
 def _settings(path: Path) -> dict[str, object]:
     if not path.exists():
         return {}
-    experiment = read_recorded_experiment(path)
+    return flat_settings(read_recorded_experiment(path))
+
+
+def flat_settings(experiment: Experiment) -> dict[str, object]:
+    """Return every setting of an experiment, flat: ``"sampling.top_k"`` → value."""
     flat: dict[str, object] = {}
     for section, entries in experiment.model_dump().items():
         if isinstance(entries, dict):
@@ -284,6 +288,15 @@ def _settings(path: Path) -> dict[str, object]:
     if flat.get("sampling.temperature") is None:
         flat["sampling.temperature"] = flat["policy.temperature"]
     return flat
+
+
+def setting_named(settings: Mapping[str, object], name: str) -> object:
+    """Return a setting by its name, which may lie inside an entry, as ``"prompts.settings.steps"`` does; or None."""
+    if name in settings:
+        return settings[name]
+    section, _, inside = name.rpartition(".")
+    entry = setting_named(settings, section) if section else None
+    return entry.get(inside) if isinstance(entry, Mapping) else None
 
 
 def _read_variance(path: Path) -> pd.DataFrame | None:

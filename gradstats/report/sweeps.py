@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from gradstats import plots
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.experiment import FiguresSection
 from gradstats.report.figures import styled
-from gradstats.report.saved_results import SavedResults, read_results
+from gradstats.report.saved_results import SavedResults, read_results, setting_named
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.system.files import read_json, write_csv
 from gradstats.system.outputs import has_columns, refuse_foreign
 
 #: The file that lists the cells of a sweep, in the folder that holds them.
 LISTED = "sweep.json"
+#: The joined results.
+TABLE = "sweep.csv"
 _ENDS = ("", "_low", "_high")
 # What all cells should have in common to be read from one axis.
 _SHARED = ("reference", "target", "confidence_level")
@@ -80,17 +82,51 @@ class SweepResult:
         return joined
 
 
-def read_sweep(folder: str | os.PathLike[str]) -> SweepResult:
+@dataclass(frozen=True)
+class SweepList:
+    """The cells that the folder of a sweep lists: folder → settings that vary."""
+
+    name: str
+    varied: list[str]
+    settings: dict[str, dict[str, object]]
+
+
+def read_sweep(folder: str | os.PathLike[str], *, without: Collection[str] = ()) -> SweepResult:
     """Read what the finished cells of a sweep saved; needs no model.
 
     Args:
         folder: the folder of the sweep.
+        without: cells to leave out.
 
     Raises:
         FileNotFoundError: when it is not the folder of a sweep.
-        ValueError: when a file is damaged.
+        ValueError: when a file is damaged, or a cell was run with other settings than are listed.
     """
     path = Path(folder)
+    listed = read_sweep_list(path)
+    results = {}
+    for cell, settings in listed.settings.items():
+        finished = (path / cell / "alpha.json").exists() or (path / cell / "variance.csv").exists()
+        if cell in without or not finished:
+            continue
+        results[cell] = read_results(path / cell)
+        for name, value in settings.items():
+            found = setting_named(results[cell].settings, name)
+            if value is not None and found != value:
+                raise ValueError(
+                    f"{path / cell} was run with {name}={found!r}, and {path / LISTED} lists it with {value!r}: "
+                    "repeat `gradstats sweep`, or move that folder away"
+                )
+    return SweepResult(path, listed.name, listed.varied, listed.settings, results)
+
+
+def read_sweep_list(path: Path) -> SweepList:
+    """Read which cells the folder of a sweep lists.
+
+    Raises:
+        FileNotFoundError: when it is not the folder of a sweep.
+        ValueError: when the list is damaged, or names a folder elsewhere.
+    """
     if not (path / LISTED).is_file():
         raise FileNotFoundError(
             f"{path} is not the folder of a sweep: create one with `gradstats sweep FILE --out {path}`"
@@ -98,16 +134,13 @@ def read_sweep(folder: str | os.PathLike[str]) -> SweepResult:
     listed = read_json(path / LISTED)
     try:
         settings = {str(cell["folder"]): dict(cell["settings"]) for cell in listed["cells"]}
-        name, varied = str(listed["name"]), [str(setting) for setting in listed["varied"]]
+        found = SweepList(str(listed["name"]), [str(setting) for setting in listed["varied"]], settings)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path / LISTED} does not list the cells of a sweep: repeat `gradstats sweep`") from error
-    results = {}
     for cell in settings:
         if Path(cell).name != cell or cell == "..":
             raise ValueError(f"{path / LISTED} names the folder {cell!r}, which is not in {path}")
-        if (path / cell / "alpha.json").exists() or (path / cell / "variance.csv").exists():
-            results[cell] = read_results(path / cell)
-    return SweepResult(path, name, varied, settings, results)
+    return found
 
 
 def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> list[Path]:
@@ -120,7 +153,7 @@ def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> li
     frame = result.to_frame()
     if frame.empty:
         return []
-    table = result.path / "sweep.csv"
+    table = result.path / TABLE
     refuse_foreign(table, "the table of a sweep", lambda path: has_columns(path, ["cell", *result.varied]))
     write_csv(table, frame)
     return [table, *draw_sweep(result, result.path / "figures", figure_style)]

@@ -9,7 +9,7 @@ from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.growth import RESTORE, read_plan
+from gradstats.runs.growth import RESTORE, read_plan, settings_digest
 from gradstats.runs.loading import experiment_policy
 from gradstats.system.checksums import FORMAT
 from gradstats.system.files import read_json, write_json
@@ -26,7 +26,7 @@ def is_measured(run: RunDirectory) -> bool:
 def measure_shards(run: RunDirectory, progress: bool) -> None:
     """Measure the rollout shards that have not been measured yet."""
     complete = run.measurement / "complete.json"
-    section, origin, shards = run.experiment.measurement, read_origin(run.rollouts), _shards(run)
+    section, origin, shards = run.experiment.measurement, _origin(run), _shards(run)
     n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
     finished = shards.finished(n_shards)
     if complete.exists() and len(finished) == n_shards == read_json(complete).get("n_shards"):
@@ -38,7 +38,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
     with run.step("measuring"):
         if origin:
             write_json(run.measurement / PLAN, {"format": FORMAT, **origin, "n_shards": n_shards})
-        sources = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, origin)
+        sources = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
         tables = sources.read_all(n_shards)
         rollouts = Rollouts.concatenate(tables)
         missing = [table for number, table in enumerate(tables) if number not in finished]
@@ -71,4 +71,10 @@ def _shards(run: RunDirectory) -> Shards[Measurement]:
     def save(measured: Measurement, path: Path) -> None:
         measured.save(path, run.experiment.measurement.token_dtype)
 
-    return Shards(run.measurement, "", read_measurement, save, read_origin(run.rollouts))
+    return Shards(run.measurement, "", read_measurement, save, _origin(run))
+
+
+def _origin(run: RunDirectory) -> dict[str, object]:
+    """Return what the measured shards of a run state; runs that share completions differ in the settings."""
+    drawn = read_origin(run.rollouts)
+    return read_origin(run.measurement) or (drawn and drawn | {"settings": settings_digest(run.experiment)})

@@ -11,11 +11,13 @@ from typing import Any
 from gradstats.config.experiment import Experiment
 from gradstats.config.sweep import Cell, Sweep, load_sweep
 from gradstats.report.recorded_experiment import write_recorded_experiment
-from gradstats.report.sweeps import LISTED, SweepResult, read_sweep, write_sweep_results
+from gradstats.report.saved_results import flat_settings, setting_named
+from gradstats.report.sweeps import LISTED, TABLE, SweepResult, read_sweep, read_sweep_list, write_sweep_results
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.validate import check_names
-from gradstats.system.files import atomic_path, read_json, write_json
+from gradstats.system.files import atomic_path, partials, read_json, remove_partials, write_json
 from gradstats.system.lock import LOCK, only_writer
+from gradstats.system.outputs import has_columns, refuse_foreign
 from gradstats.system.user_code import code_beside
 
 
@@ -50,19 +52,21 @@ def run_sweep(
     sweep = load_sweep(name_or_path, overrides, trust=trust)
     check_cells(sweep)
     folder = Path(out) if out is not None else Path("runs") / sweep.name
-    _refuse_other_folder(folder)
+    _refuse_other_folder(folder, sweep.name)
     folder.mkdir(parents=True, exist_ok=True)
     with only_writer(folder):
-        listed = [{"folder": cell.name, "settings": cell.settings} for cell in sweep.cells]
-        write_json(folder / LISTED, {"name": sweep.name, "varied": list(sweep.varied), "cells": listed})
-        failed = {}
-        for at, cell in enumerate(sweep.cells):
+        remove_partials(folder)
+        list_cells(folder, sweep)
+        finished: list[Cell] = []
+        failed: dict[str, Exception] = {}
+        for cell in sweep.cells:
             try:
-                _share(folder, cell, sweep.cells[:at])
+                _share(folder, cell, finished)
                 run_experiment(cell.experiment, folder / cell.name, progress=progress)
-            except (ValueError, OSError, RuntimeError) as error:
+                finished.append(cell)
+            except (ValueError, OSError, RuntimeError, LookupError, ImportError, TypeError) as error:
                 failed[cell.name] = error
-        result = read_sweep(folder)
+        result = read_sweep(folder, without=failed)
         write_sweep_results(result, sweep.cells[0].experiment.figures)
     if failed:
         name, error = next(iter(failed.items()))
@@ -71,6 +75,25 @@ def run_sweep(
             "and the same command runs those that are missing"
         ) from error
     return result
+
+
+def list_cells(folder: Path, sweep: Sweep) -> None:
+    """Write which cells there are, those of earlier calls included, as long as they are there."""
+    cells = [{"folder": cell.name, "settings": resolved_settings(cell)} for cell in sweep.cells]
+    varied = list(sweep.varied)
+    if (folder / LISTED).exists():
+        earlier, names = read_json(folder / LISTED), {cell["folder"] for cell in cells}
+        cells += [
+            cell for cell in earlier["cells"] if cell["folder"] not in names and (folder / cell["folder"]).is_dir()
+        ]
+        varied = list(dict.fromkeys([*varied, *earlier["varied"]]))
+    write_json(folder / LISTED, {"name": sweep.name, "varied": varied, "cells": cells})
+
+
+def resolved_settings(cell: Cell) -> dict[str, object]:
+    """Return the settings of a cell that vary, as its experiment records them."""
+    recorded = flat_settings(cell.experiment)
+    return {name: setting_named(recorded, name) for name in cell.settings}
 
 
 def check_cells(sweep: Sweep) -> None:
@@ -104,16 +127,17 @@ def _measures(name: str) -> bool:
     return name.startswith("measurement.")
 
 
-def _share(folder: Path, cell: Cell, earlier: Sequence[Cell]) -> None:
-    """Begin a cell with the completions of an earlier one that draws the same, and its measurement if that is alike."""
+def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
+    """Begin a cell with the completions of one that draws the same, and with its measurement if that is alike.
+
+    Only cells that this call has run are taken: their completions are known to be those of their settings.
+    """
     path = folder / cell.name
-    source = next(
-        (one for one in earlier if draws_alike(one.experiment, cell.experiment) and _is_drawn(folder / one.name)), None
-    )
+    source = next((one for one in finished if draws_alike(one.experiment, cell.experiment)), None)
     if path.exists() or source is None:
         return
-    alike = source.experiment.settled_settings() == cell.experiment.settled_settings()
-    with atomic_path(path) as partial:
+    alike = _measured_alike(source.experiment, cell.experiment)
+    with only_writer(folder / source.name), atomic_path(path) as partial:
         partial.mkdir()
         for name in ("rollouts", "measurement") if alike else ("rollouts",):
             shutil.copytree(
@@ -125,8 +149,10 @@ def _share(folder: Path, cell: Cell, earlier: Sequence[Cell]) -> None:
         write_recorded_experiment(partial / "experiment.yaml", cell.experiment.to_yaml())
 
 
-def _is_drawn(path: Path) -> bool:
-    return (path / "rollouts" / "complete.json").exists()
+def _measured_alike(one: Experiment, other: Experiment) -> bool:
+    """Return whether two experiments measure the same, with the weightings that the same estimators need."""
+    estimators = [(each.variance.estimators, each.variance.reference) for each in (one, other)]
+    return one.settled_settings() == other.settled_settings() and estimators[0] == estimators[1]
 
 
 def _link(source: str, target: str) -> str:
@@ -138,16 +164,24 @@ def _link(source: str, target: str) -> str:
     return target
 
 
-def _refuse_other_folder(folder: Path) -> None:
-    """Refuse a folder that holds something other than a sweep.
+def _refuse_other_folder(folder: Path, name: str) -> None:
+    """Refuse a folder that holds something other than this sweep.
 
     Raises:
         NotADirectoryError: for a file or a device.
-        ValueError: for a folder that is not empty and not that of a sweep.
+        ValueError: for a folder that is not empty and not that of this sweep.
+        FileExistsError: when a table of the user's lies where the joined results belong.
     """
     if os.path.lexists(folder) and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder: choose another (--out)")
-    if not folder.is_dir() or ((folder / LISTED).is_file() and "cells" in read_json(folder / LISTED)):
+    if not folder.is_dir():
         return
-    if any(path.name != LOCK for path in folder.iterdir()):
+    refuse_foreign(folder / TABLE, "the table of a sweep", lambda path: has_columns(path, ["cell"]))
+    if (folder / LISTED).is_file():
+        there = read_sweep_list(folder)
+        if there.name != name:
+            raise ValueError(
+                f"the folder {folder} holds the sweep {there.name!r}, not {name!r}: choose another (--out)"
+            )
+    elif {*folder.iterdir()} - {folder / LOCK, *partials(folder)}:
         raise ValueError(f"the folder {folder} is not empty and is not that of a sweep: choose another (--out)")

@@ -66,6 +66,30 @@ def test_names_are_those_of_folders_and_differ(tmp_path):
     assert [cell.name for cell in cells] == ["reward=math", "reward=a_b", "reward=a_b-2"]
 
 
+def test_long_values_are_cut_and_told_apart(tmp_path):
+    names = [cell.name for cell in cells_of(tmp_path, {"sampling.system_prompt": ["x" * 400 + end for end in "ab"]})]
+    assert len(set(names)) == 2
+    assert max(map(len, names)) < 140
+
+
+def test_a_few_lines_cannot_stand_for_billions_of_cells(tmp_path):
+    vary = {f"prompts.settings.{letter}": list(range(100)) for letter in "abcdef"}
+    with pytest.raises(ValueError, match=r"stands for 1,000,000,000,000 cells: give at most 10,000"):
+        cells_of(tmp_path, vary)
+
+
+def test_a_sweep_has_a_name_of_a_folder(tmp_path):
+    with pytest.raises(ValueError, match="must be a name for a folder"):
+        cells_of(tmp_path, {"prompts.n": [1, 2]}, name="")
+
+
+def test_code_beside_a_received_sweep_needs_permission(tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    path = write(tmp_path / "s.yaml", {"policy.name": "nothing-*"}, sampling={"reward": "evil:score"})
+    with pytest.raises(UntrustedCodeError, match=r"sampling\.reward='evil:score'"):
+        load_sweep(path)
+
+
 def test_overrides_hold_for_all_cells_but_not_for_what_varies(tmp_path):
     vary = {"sampling.temperature": [0.6, 1.0]}
     assert [cell.experiment.prompts.n for cell in cells_of(tmp_path, vary, "prompts.n=2")] == [2, 2]

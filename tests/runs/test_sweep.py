@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -145,3 +146,59 @@ def test_what_decides_the_draws(experiment):
     assert draws_alike(experiment, changed(measurement={"sketch_dim": 8}, variance={"estimators": ["rloo"]}))
     assert not draws_alike(experiment, changed(prompts={"seed": 1}))
     assert not draws_alike(experiment, changed(policy={"dtype": "float64"}))
+
+
+def edited(file, **changes):
+    data = yaml.safe_load(file.read_text())
+    data["vary"] |= changes
+    file.write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+def test_a_cell_that_is_added_never_takes_completions_of_other_settings(file, tmp_path):
+    edited(file, **{"measurement.sketch_dim": [64]})
+    gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    data = yaml.safe_load(file.read_text())
+    data["sampling"]["max_new_tokens"] = 8
+    data["vary"]["measurement.sketch_dim"] = [64, 128]
+    file.write_text(yaml.safe_dump(data, sort_keys=False))
+    with pytest.raises(RuntimeError, match=r"2 of 4 cells failed, the first .*sketch_dim=64: .*max_new_tokens"):
+        gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    added = gs.read_rollouts(tmp_path / "out" / "temperature=1.0,sketch_dim=128" / "rollouts")
+    assert max(added.lengths) <= 8
+
+
+def test_cells_of_earlier_calls_stay_listed(file, tmp_path):
+    first = gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    edited(file, **{"measurement.sketch_dim": [128]})
+    second = gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    assert set(second.settings) == {*first.settings, "temperature=0.7,sketch_dim=128", "temperature=1.0,sketch_dim=128"}
+    assert not second.missing
+    data = yaml.safe_load(file.read_text()) | {"name": "another"}
+    file.write_text(yaml.safe_dump(data))
+    with pytest.raises(ValueError, match="holds the sweep 'tiny sweep', not 'another'"):
+        gs.run_sweep(file, out=tmp_path / "out", progress=False)
+
+
+def test_shards_of_a_sibling_are_foreign(file, tmp_path):
+    gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    first, second = (tmp_path / "out" / f"temperature=0.7,sketch_dim={dim}" / "measurement" for dim in (64, 256))
+    shutil.rmtree(second / "shard-00001")
+    shutil.copytree(first / "shard-00001", second / "shard-00001")
+    with pytest.raises(ValueError, match="shard-00001"):
+        gs.read_measurement(second)
+
+
+def test_a_cell_in_the_wrong_place_is_named(file, tmp_path):
+    result = gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    one, _, other, _ = result.settings
+    shutil.rmtree(tmp_path / "out" / other)
+    shutil.copytree(tmp_path / "out" / one, tmp_path / "out" / other)
+    with pytest.raises(ValueError, match=r"was run with sampling\.temperature=0\.7, and .* lists it with 1\.0"):
+        gs.read_sweep(tmp_path / "out")
+
+
+def test_remains_of_a_killed_sweep_are_no_foreign_folder(file, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".sweep.json.host.1.abc.partial").write_text("{")
+    gs.run_sweep(file, ["prompts.n=2"], out=tmp_path / "out", progress=False)
+    assert not list((tmp_path / "out").glob(".*.partial"))
