@@ -53,9 +53,10 @@ def curve(
 
     get(reference)  # unknown labels are refused before the statistics are imported, which takes longer
     get(estimator) if parameter == "group_size" else with_parameter(estimator, parameter, float(grid[0]))
-    from gradstats.runs.sources import load_measurement_of
+    from gradstats.runs.sources import folder_of_results, load_measurement_of
     from gradstats.stats import variance_curve
 
+    folder = folder_of_results(source, out)
     options = {} if parameter == "group_size" else {"group_size": group_size}
     with warnings.catch_warnings():  # its notes say the same, and more
         warnings.simplefilter("ignore")
@@ -81,7 +82,7 @@ def curve(
         terminal.note(sentence)
     from gradstats.report.curves import curve_name
 
-    _save(frame, source, out, curve_name(found.estimator, parameter), overwrite)
+    _save(frame, folder, curve_name(found.estimator, parameter), overwrite)
 
 
 def optimal_baselines(
@@ -108,8 +109,9 @@ def optimal_baselines(
     """
     import gradstats
     from gradstats.report.saved_frames import OPTIMAL_BASELINES
-    from gradstats.runs.sources import load_measurement_of
+    from gradstats.runs.sources import folder_of_results, load_measurement_of
 
+    folder = folder_of_results(source, out)
     found = gradstats.optimal_baselines(
         load_measurement_of(source, partial=partial), group_size=group_size, target=target,
         prompts_per_batch=prompts_per_batch, n_resamples=n_resamples, rng=seed,
@@ -125,12 +127,11 @@ def optimal_baselines(
         terminal.console.print(found.sentence(confidence_level), markup=False)
     for sentence in found.notes:
         terminal.note(sentence)
-    _save(frame, source, out, OPTIMAL_BASELINES, overwrite)
+    _save(frame, folder, OPTIMAL_BASELINES, overwrite)
 
 
-def _save(frame: pd.DataFrame, source: Path, out: Path | None, name: str, overwrite: bool) -> None:
+def _save(frame: pd.DataFrame, folder: Path | None, name: str, overwrite: bool) -> None:
     """Write a table and its figure to a run, or to the folder asked for; a bare measurement keeps neither."""
-    folder = source if out is None and (source / "measurement").is_dir() else out
     if folder is not None:
         from gradstats.report.added_results import save_added
 

@@ -26,6 +26,7 @@ def figures(
     from gradstats.report.overlay import draw_overlay
     from gradstats.report.saved_results import read_results
     from gradstats.runs.directory import is_run_directory, remove_listed_results
+    from gradstats.system.outputs import refuse_links
 
     if not runs:
         raise ValueError("name at least one run directory: gradstats figures RUN")
@@ -34,6 +35,7 @@ def figures(
     results = [read_results(run) for run in runs]
     if len(results) == 1:
         if out is None:
+            refuse_links(runs[0])
             remove_listed_results(runs[0], "figures")
         paths = draw_run(results[0], out or runs[0] / "figures", figure_style)
     else:

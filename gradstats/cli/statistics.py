@@ -120,8 +120,9 @@ def tokens(
         out: folder for numbers and figures; the run directory by default, none for a bare measurement.
     """
     import gradstats
-    from gradstats.runs.sources import load_measurement_of
+    from gradstats.runs.sources import folder_of_results, load_measurement_of
 
+    folder = folder_of_results(source, out)
     if out is not None:
         from gradstats.report.saved_tokens import refuse_foreign_tokens
 
@@ -131,7 +132,6 @@ def tokens(
         print(to_json(quality.summary(confidence_level)))
     else:
         terminal.show_tokens(quality, confidence_level)
-    folder = source if out is None and (source / "measurement").is_dir() else out
     if folder is not None:
         from gradstats.report.figures import draw_run
         from gradstats.report.saved_results import read_results, record_tables

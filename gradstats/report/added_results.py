@@ -11,6 +11,7 @@ from gradstats.config.experiment import FiguresSection
 from gradstats.report.figures import added_figure, styled
 from gradstats.report.saved_frames import save_frame
 from gradstats.report.saved_results import SavedResults, read_results, record_tables
+from gradstats.system.outputs import refuse_links
 
 
 def save_added(frame: pd.DataFrame, folder: Path, name: str, *, overwrite: bool = True) -> list[Path]:
@@ -27,8 +28,11 @@ def save_added(frame: pd.DataFrame, folder: Path, name: str, *, overwrite: bool 
 
     Raises:
         FileExistsError: when another file lies there, or a table that may not be replaced.
+        ValueError: when the run directory contains symbolic links.
     """
     is_run = (folder / "measurement").is_dir()
+    if is_run:
+        refuse_links(folder)
     style = read_results(folder).figure_style if is_run else FiguresSection()
     paths = save_frame(frame, folder / "tables" / name, overwrite=overwrite)
     listed = added_figure(name, frame)

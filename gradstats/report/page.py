@@ -19,7 +19,7 @@ from gradstats.report.variance_columns import BEST_SET, TOGETHER, best_set_marks
 from gradstats.stats.variance.quantities import JUDGED, shown_in
 from gradstats.stats.variance.winner import best_rows
 from gradstats.system.files import atomic_path, to_json
-from gradstats.system.outputs import is_marked, refuse_foreign
+from gradstats.system.outputs import is_marked, refuse_foreign, refuse_links
 
 # What the inks of each theme become on the page, so that figures follow its dark mode: text, paper, grid.
 _PAGE_INKS = ("currentColor", "var(--paper)", "var(--rule)")
@@ -74,10 +74,13 @@ def write_report(
     Raises:
         FileNotFoundError: when the run holds no numbers; states the command that writes them.
         FileExistsError: when ``out`` is a file that is not a report.
+        ValueError: when it is written into a run directory that contains symbolic links.
         OSError: when the file cannot be written.
     """
     target = Path(path) / "report.html" if out is None else Path(out)
-    if out is not None:  # the run's own page may be one of an earlier version
+    if out is None:  # its page may be one of an earlier version
+        refuse_links(path)
+    else:
         refuse_foreign(target, "a report", is_marked)
     page = report_page(read_results(path), svgs)
     try:

@@ -17,6 +17,7 @@ from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_sh
 from gradstats.runs.sampling_step import sample_shards
 from gradstats.runs.validate import check_names
 from gradstats.system.lock import only_writer
+from gradstats.system.outputs import refuse_links
 from gradstats.system.user_code import code_beside
 
 #: Settings of a run's experiment that regrading does not use.
@@ -36,12 +37,16 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
 
     Returns:
         The results and the paths of what was written.
+
+    Raises:
+        ValueError: when the run directory contains symbolic links (:func:`gradstats.system.outputs.refuse_links`).
     """
     with code_beside(experiment.folder):
         check_names(experiment)
         refuse_other_folder(path)
         path.mkdir(parents=True, exist_ok=True)
         with only_writer(path):
+            refuse_links(path)
             return _run(experiment, path, progress)
 
 
@@ -72,7 +77,8 @@ def regrade_run(
     Raises:
         UntrustedCodeError: when the run names code of its own that scoring or the analysis would use.
         FileNotFoundError: when there is no run, or it holds no rollouts.
-        ValueError: when one of its prompts is no longer among its problems, or a reward cannot be used.
+        ValueError: when one of its prompts is no longer among its problems, a reward cannot be used, or the run
+            directory contains symbolic links.
     """
     previous = path / "experiment.yaml"
     if not previous.exists():
@@ -81,6 +87,7 @@ def regrade_run(
     unused = [*_OF_THE_POLICY, *(["sampling.reward"] if reward is not None else [])]
     load_experiment_file(previous, trust=trust, ignored=unused)
     with only_writer(path):
+        refuse_links(path)
         finish_regrading(path)
         read_recorded_experiment(previous)
         # Read again: a pending change may have named another reward.

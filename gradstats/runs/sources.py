@@ -14,7 +14,7 @@ from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import is_run_directory
 from gradstats.runs.regrading import refuse_half_regraded
 from gradstats.system.files import read_csv
-from gradstats.system.outputs import has_columns, refuse_foreign
+from gradstats.system.outputs import has_columns, refuse_foreign, refuse_links
 
 
 def load_rollouts_of(path: Path, *, partial: bool = False) -> Rollouts:
@@ -38,7 +38,7 @@ def refuse_inside_run(out: Path) -> None:
     Raises:
         FileExistsError: when ``out`` is a file of a run directory, or the directory itself.
     """
-    folders = [folder for folder in (out, *out.resolve().parents) if is_run_directory(folder)]
+    folders = [folder for folder in (out, *out.absolute().parents, *out.resolve().parents) if is_run_directory(folder)]
     if folders and out.exists():
         raise FileExistsError(f"{out} belongs to the run {folders[0]}: choose another path (--out)")
 
@@ -52,6 +52,22 @@ def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
     if out is not None:
         refuse_foreign(out, f"a table with the columns {', '.join(columns)}", lambda there: has_columns(there, columns))
         refuse_inside_run(out)
+
+
+def folder_of_results(source: Path, out: Path | None) -> Path | None:
+    """Return the folder that a command adds its results to, before any work is done; None for a bare measurement.
+
+    Args:
+        source: the measurement folder or run directory that the command reads.
+        out: the folder that the user asked for; the run directory by default.
+
+    Raises:
+        ValueError: when it is a run directory that contains symbolic links.
+    """
+    folder = source if out is None and (source / "measurement").is_dir() else out
+    if folder is not None and (folder / "measurement").is_dir():
+        refuse_links(folder)
+    return folder
 
 
 def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:

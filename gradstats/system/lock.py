@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -31,7 +32,8 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
         folder: an existing folder.
 
     Raises:
-        LockedError: when another process holds the lock; names its host, process and start.
+        LockedError: when another process holds the lock (names its host, process and start), or a folder or a link lies
+            in its place.
         OSError: when the lock cannot be written.
     """
     path = Path(folder) / LOCK
@@ -46,9 +48,9 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
 def _acquired(path: Path) -> BinaryIO:
     """Return the open lock file, held by this process."""
     while True:
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             raise LockedError(f"{path} is a folder, but the lock file of {path.parent} belongs there: remove it")
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+        file = os.fdopen(_descriptor(path), "r+b")
         try:
             holds = _try_lock(file)
             holder = _holder(file)
@@ -65,6 +67,18 @@ def _acquired(path: Path) -> BinaryIO:
             file.close()
             raise
         file.close()
+
+
+def _descriptor(path: Path) -> int:
+    """Open or create the lock file; a link is not followed, since the file that it leads to would be overwritten."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EMLINK):  # the second on FreeBSD
+            raise
+        raise LockedError(
+            f"{path} is a symbolic link, but the lock file of {path.parent} belongs there: remove it"
+        ) from error
 
 
 def _try_lock(file: BinaryIO) -> bool:

@@ -47,6 +47,37 @@ def refuse_foreign(path: str | os.PathLike[str], what: str, is_ours: Callable[[P
         )
 
 
+def refuse_links(run: str | os.PathLike[str]) -> None:
+    """Refuse to write into a run directory that contains symbolic links, which may lead to any file outside it.
+
+    The folders ``rollouts`` and ``measurement`` may themselves be links to folders, for instance on a larger disk; what
+    they hold may not. The run directory may be reached through a link.
+
+    Args:
+        run: the run directory; nothing is refused where there is none.
+
+    Raises:
+        ValueError: when there is such a link; names the first.
+        OSError: when a folder cannot be searched.
+    """
+    run = Path(run)
+    movable = [run / "rollouts", run / "measurement"]
+    moved = [folder for folder in movable if folder.is_symlink() and folder.is_dir()]
+    links = sorted(
+        path
+        for top in (run, *moved)
+        for folder, folders, files in os.walk(top, onerror=_fail_unless_gone)
+        for path in (Path(folder, name) for name in (*folders, *files))
+        if path.is_symlink() and path not in moved
+    )
+    if links:
+        raise ValueError(
+            f"{links[0]} is a symbolic link, and nothing is written into a run directory that contains one, since a "
+            "file elsewhere would be replaced: replace the link with a copy of what it leads to, or remove it (only "
+            "the folders rollouts and measurement may be links)"
+        )
+
+
 def earlier_result(
     path: str | os.PathLike[str], what: str, is_ours: Callable[[Path], bool], overwrite: bool
 ) -> Path | None:
@@ -134,3 +165,9 @@ def write_table(path: Path, frame: pd.DataFrame, *, overwrite: bool) -> None:
         new = csv_text(frame).encode()
         refuse_other_result(path, None if path.read_bytes() == new else "other numbers", overwrite)
     write_csv(path, frame)
+
+
+def _fail_unless_gone(error: OSError) -> None:
+    """Raise what :func:`os.walk` would pass over, except for a folder that has been removed meanwhile or is absent."""
+    if not isinstance(error, FileNotFoundError):
+        raise error

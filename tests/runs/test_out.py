@@ -86,3 +86,46 @@ def test_a_result_of_other_settings_is_replaced_on_request_only(place, monkeypat
     assert "holds a finished result with other numbers: replace it with --overwrite" in err
     assert run(monkeypatch, capsys, *words, "reinforce", "--overwrite")[0] == 0
     assert (place / "other.csv").read_bytes() != first
+
+
+#: Commands that write into the run directory itself, and one file that each writes.
+INTO_THE_RUN = {
+    "run": (["run", "RUN/experiment.yaml", "--out", "RUN", "--trust"], "variance.csv"),
+    "regrade": (["regrade", "RUN", "--trust"], "variance.csv"),
+    "report": (["report", "RUN"], "report.html"),
+    "figures": (["figures", "RUN"], "figures/length_scaling.png"),
+    "tokens": (["tokens", "RUN"], "proxy_quality.csv"),
+    "curve": (["curve", "RUN", "asymmetric(loo=True)", "delta=-0.5,0"], "tables/curve_asymmetric_loo_true_delta.csv"),
+    "optimal-baselines": (["optimal-baselines", "RUN"], "tables/optimal_baselines.json"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("command", "link"), [(command, link) for command, (_, name) in INTO_THE_RUN.items() for link in (name, ".lock")]
+)
+def test_a_link_in_a_run_is_not_followed(finished, tmp_path, monkeypatch, capsys, command, link):
+    path = shutil.copytree(finished.run.path, tmp_path / "run")
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_text("years of work")
+    (path / link).unlink(missing_ok=True)
+    (path / link).symlink_to(thesis)
+    before = contents(path)
+    code, _, err = run(monkeypatch, capsys, *(word.replace("RUN", str(path)) for word in INTO_THE_RUN[command][0]))
+    assert code == 1
+    assert f"{link} is a symbolic link" in err.replace("\n", " ")
+    assert "Traceback" not in err
+    assert contents(path) == before
+    assert thesis.read_text() == "years of work"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_measurement_of_a_run_may_be_on_another_disk(finished, tmp_path, monkeypatch, capsys):
+    path = shutil.copytree(finished.run.path, tmp_path / "run")
+    (path / "measurement").rename(tmp_path / "disk")
+    (path / "measurement").symlink_to(tmp_path / "disk")
+    for command in ("regrade", "report", "figures"):
+        words = INTO_THE_RUN[command][0]
+        code, _, err = run(monkeypatch, capsys, *(word.replace("RUN", str(path)) for word in words))
+        assert code == 0, err
+    assert (path / "measurement").is_symlink()

@@ -76,3 +76,20 @@ def test_the_lock_is_freed_after_an_error(tmp_path):
         raise ZeroDivisionError
     with only_writer(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("target", ["thesis.tex", "folder", "nowhere"])
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path, target):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / "folder").mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / LOCK).symlink_to(tmp_path / target)
+    with (
+        pytest.raises(LockedError, match=r"\.lock is a symbolic link, but the lock file of .* belongs there: remove"),
+        only_writer(run),
+    ):
+        pass
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    assert (run / LOCK).is_symlink()
+    assert not (tmp_path / "nowhere").exists()

@@ -13,6 +13,7 @@ from gradstats.system.outputs import (
     has_columns,
     is_marked,
     refuse_foreign,
+    refuse_links,
     refuse_other_result,
     write_marked,
     write_table,
@@ -68,3 +69,34 @@ def test_the_difference_between_two_results_is_named():
     refuse_other_result("x", "another seed", overwrite=True)
     with pytest.raises(FileExistsError, match="x holds a finished result with another seed"):
         refuse_other_result("x", "another seed", overwrite=False)
+
+
+@pytest.mark.parametrize("link", ["report.html", "tables", "rollouts/shard-00000.parquet", "figures/deep/a.pdf"])
+@pytest.mark.parametrize("target", ["thesis.tex", "disk", "nowhere"])
+def test_links_in_a_run_are_refused(tmp_path, link, target):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / "disk").mkdir()
+    run = tmp_path / "run"
+    (run / link).parent.mkdir(parents=True)
+    refuse_links(run)
+    (run / link).symlink_to(tmp_path / target)
+    with pytest.raises(ValueError, match=f"{link} is a symbolic link, and nothing is written into a run directory"):
+        refuse_links(run)
+
+
+def test_the_folders_of_shards_may_be_on_another_disk_but_hold_no_links(tmp_path):
+    run, disk = tmp_path / "run", tmp_path / "disk"
+    refuse_links(run)
+    run.mkdir()
+    disk.mkdir()
+    for name in ("rollouts", "measurement"):
+        (run / name).symlink_to(disk)
+    (tmp_path / "linked").symlink_to(run)
+    refuse_links(run)
+    refuse_links(tmp_path / "linked")
+    (disk / "shard-00000").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="shard-00000 is a symbolic link"):
+        refuse_links(run)
+    disk.rename(tmp_path / "away")
+    with pytest.raises(ValueError, match="measurement is a symbolic link"):
+        refuse_links(run)
