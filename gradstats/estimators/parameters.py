@@ -139,8 +139,16 @@ def _as_declared(parameter: inspect.Parameter, value: object) -> object:
     return value
 
 
-def check_parameters(what: str, function: Callable[..., object], parameters: Parameters) -> None:
+def check_parameters(
+    what: str, function: Callable[..., object], parameters: Parameters, own: Mapping[str, Rule] | None = None
+) -> None:
     """Refuse values outside the range that a parameter of that name has in every estimator.
+
+    Args:
+        what: the name of the function in messages.
+        function: the function whose parameters they are.
+        parameters: every parameter with its value.
+        own: rules in place of the common ones.
 
     Raises:
         ValueError: naming the parameter, its value and what is accepted.
@@ -148,7 +156,7 @@ def check_parameters(what: str, function: Callable[..., object], parameters: Par
     declared = inspect.signature(function).parameters
     for name, value in parameters.items():
         left_out = value is None and declared[name].default is None
-        allowed, accepted = RULES[name]
+        allowed, accepted = (own or {}).get(name) or RULES[name]
         if not left_out and not allowed(value):
             raise ValueError(f"{what}: {name} must be {accepted}, got {value!r}")
 

@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import numpy as np
+
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
-from gradstats.estimators import Estimator, Recipe
+from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.estimators.batch import COLUMN, how_to_get
 from gradstats.rewards.grading import Grader
 
@@ -42,6 +44,8 @@ def check_names(experiment: Experiment) -> None:
         raise ValueError(
             f"variance.reference: {reference.label} is a batch-level estimator: choose 'rloo', for example"
         )
+    for setting, one in (*(("variance.estimators", one) for one in chosen), ("variance.reference", reference)):
+        _check_weights(setting, one)
     _check_rewards(experiment)
     _check_group_sizes(experiment)
     _check("behaviour_policy", lambda: experiment.sampling_policy)
@@ -66,6 +70,47 @@ def _check(setting: str, action: Callable[[], Result]) -> Result:
         return action()
     except (KeyError, TypeError, ValueError, ImportError) as error:
         raise ValueError(f"{setting}: {error.args[0]}") from error
+
+
+def _check_weights(setting: str, one: Estimator | Recipe) -> None:
+    """Refuse parameters that contradict one another, by computing weights once on a few made-up completions.
+
+    Functions of a user are left out: what data they accept is unknown.
+    """
+    advantage = one.advantage if isinstance(one, Recipe) else one
+    if not advantage.definition.checked:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one.weights(_trial_batch())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{setting}: {one.label} cannot be computed: {error}") from error
+
+
+def _trial_batch() -> Batch:
+    """Return 4 prompts of 4 completions with every field and ratios that vary."""
+    rng = np.random.default_rng(0)
+    n, width = 16, 6
+    groups = np.repeat(np.arange(4), 4)
+    logprobs = -rng.uniform(0.1, 1.0, (n, width))
+    return Batch(
+        rewards=np.tile([0.0, 1.0, 1.0, 0.0], 4),
+        lengths=rng.integers(2, width + 1, n),
+        groups=groups,
+        logprobs=logprobs,
+        old_logprobs=logprobs + 0.1 * rng.normal(size=(n, width)),
+        ref_logprobs=logprobs + 0.1 * rng.normal(size=(n, width)),
+        entropy=rng.uniform(0.1, 1.0, (n, width)),
+        sum_pi_squared=rng.uniform(0.2, 0.9, (n, width)),
+        values=rng.uniform(0.0, 1.0, (n, width)),
+        token_energy=rng.uniform(0.5, 1.5, (n, width)),
+        token_cross=rng.uniform(0.5, 1.5, (n, width)),
+        importance=rng.uniform(0.8, 1.2, (n, width)),
+        greedy_rewards=np.array([0.0, 1.0, 1.0, 0.0])[groups],
+        sq_norms=rng.uniform(1.0, 9.0, n),
+        truncated=np.arange(n) % 5 == 0,
+    )
 
 
 def _check_rewards(experiment: Experiment) -> None:

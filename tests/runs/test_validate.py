@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 
+from gradstats import estimators as est
 from gradstats.config.experiment import Experiment
 from gradstats.runs.cost import estimate_cost
 from gradstats.runs.pipeline import run_experiment
@@ -53,6 +54,40 @@ def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, ca
 def test_wrong_names_and_settings_are_refused_without_loading_anything(settings, message):
     experiment = Experiment(name="e", policy={"name": "./absent"}, prompts={"source": "embedded", "n": 2}, **settings)
     with pytest.raises(ValueError, match=message):
+        check_names(experiment)
+
+
+@pytest.mark.parametrize("setting", ["estimators", "reference"])
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("recipe:rloo(aggregation=delta_l(alpha=within_prompt))", "aggregation delta_l: alpha must be a finite number"),
+        ("recipe:rloo(ratio=sequence_product(truncate=5, eps_low=0.1))", "either clips .* or truncates"),
+        ("recipe:rloo(mask=reject_completions(high=2, over=max))", "over='max' is for k2 and k3"),
+        ("recipe:rloo(mask=reject_tokens(high=2, kind=k2, low=0.5))", "leave low out"),
+    ],
+)
+def test_parameters_that_contradict_one_another_are_refused(setting, label, message):
+    variance = {"estimators": ["rloo", label]} if setting == "estimators" else {"reference": label}
+    experiment = Experiment(
+        name="e", policy={"name": "./absent"}, prompts={"source": "embedded", "n": 2}, variance=variance
+    )
+    with pytest.raises(ValueError, match=rf"^variance\.{setting}: .*{message}"):
+        check_names(experiment)
+
+
+def test_every_estimator_can_be_tried():
+    given = {"kimi": "tau=1", "kimi_k15": "tau=1", "length_weighted": "alpha=0.8"}
+    labels = [f"{name}({given[name]})" if name in given else name for name in est.names()]
+    recipes = [f"recipe:{name}({given[name]})" if name in given else f"recipe:{name}" for name in est.recipes.names()]
+    experiment = Experiment(
+        name="e",
+        policy={"name": "./absent"},
+        prompts={"source": "embedded", "n": 2},
+        variance={"estimators": [*labels, *recipes]},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         check_names(experiment)
 
 

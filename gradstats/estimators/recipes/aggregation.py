@@ -12,7 +12,7 @@ from jaxtyping import Float
 from gradstats.estimators.baselines.expectations import is_batch_level
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM
-from gradstats.estimators.parameters import Parameters
+from gradstats.estimators.parameters import FINITE, Parameters
 from gradstats.estimators.recipes.components import component
 
 
@@ -59,7 +59,7 @@ def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray,
     return 1.0 / (batch.group_sizes[batch.group_index] * width)
 
 
-@component("aggregation", "delta_l")
+@component("aggregation", "delta_l", rules={"alpha": FINITE})
 def delta_l(batch: Batch, alpha: float = 1.0) -> Float[np.ndarray, "n"]:
     """Return T_i^{−α}/Σ_j T_j^{−α}·Σ_t over the completions of the group: ΔL normalisation, 2509.07558.
 

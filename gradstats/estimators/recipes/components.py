@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from gradstats.config.labels import read_label
 from gradstats.estimators.estimator import SEQUENCE_SUM, Level
-from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, suggest
+from gradstats.estimators.parameters import Parameters, Rule, bind_parameters, check_parameters, suggest
 from gradstats.estimators.parametrised import Parametrised
 
 Kind = Literal["scale", "ratio", "aggregation", "kl", "filter", "reward", "mask"]
@@ -41,6 +41,7 @@ class ComponentDefinition:
         of_ratios: whether it has no effect where every ratio is 1.
         fixed: whether its effect on a completion is the same in every batch, given its parameters.
         unit: what a scale divides by, and what an aggregation measures gradients in, given its parameters.
+        rules: what its parameters accept, where that differs from other estimators' parameters of the name.
     """
 
     kind: Kind
@@ -53,6 +54,7 @@ class ComponentDefinition:
     unit: Callable[[Parameters], str]
     of_ratios: bool = False
     fixed: Callable[[Parameters], bool] = lambda parameters: True
+    rules: Mapping[str, Rule] = field(default_factory=dict, compare=False)  # a dict has no hash
 
 
 class Component(Parametrised[ComponentDefinition]):
@@ -82,6 +84,7 @@ def component(
     unit: Callable[[Parameters], str] | None = None,
     of_ratios: bool = False,
     fixed: Callable[[Parameters], bool] = lambda parameters: True,
+    rules: Mapping[str, Rule] | None = None,
 ) -> Callable[[Callable[..., object]], Callable[..., Component]]:
     """Register a component and turn its function into the factory of that name."""
 
@@ -97,6 +100,7 @@ def component(
             unit or (lambda parameters: name),
             of_ratios,
             fixed,
+            rules or {},
         )
         COMPONENTS[kind][name] = definition
 
@@ -143,5 +147,5 @@ def _find(kind: Kind, name: str) -> ComponentDefinition:
 def _make(definition: ComponentDefinition, arguments: tuple[object, ...], keywords: Parameters) -> Component:
     what = f"{definition.kind} {definition.name}"
     parameters = bind_parameters(what, definition.function, arguments, keywords, skip=definition.skip)
-    check_parameters(what, definition.function, parameters)
+    check_parameters(what, definition.function, parameters, definition.rules)
     return Component(definition, parameters)

@@ -1,4 +1,4 @@
-"""A comparison of the estimators that a measurement allows; the others have a row of NaN with the reason."""
+"""A comparison of the estimators that can be computed; the others have a row of NaN with the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gradstats.stats.variance.variance_comparison import VarianceComparison
 def compare_available(
     measured: Batch | MeasuredGradients, estimators: Sequence[str | Weighting], **options: Any
 ) -> VarianceComparison:
-    """Compare as :func:`gradstats.compare` does, with a row of NaN for each estimator whose inputs were not measured.
+    """Compare as :func:`gradstats.compare` does, with a row of NaN for each estimator that cannot be computed.
 
     Args:
         measured: as for :func:`gradstats.compare`.
@@ -81,11 +81,28 @@ def reasons_against(
             ]
             inputs.batch.require(needs, estimator.label)
             inputs.refuse_unknown_token_scores([estimator])
+            _refuse_failing(original, inputs.batch)
         except ValueError as error:
             reasons.append(str(error))
         else:
             reasons.append(None)
     return reasons
+
+
+def _refuse_failing(estimator: Weighting, batch: Batch) -> None:
+    """Refuse an estimator whose weights cannot be computed with its parameters.
+
+    Raises:
+        ValueError: with the estimator and what it says.
+    """
+    if not all(batch.has(need) for need in estimator.needs):  # the rest was measured by probes
+        return
+    try:
+        with warnings.catch_warnings():  # the comparison itself warns
+            warnings.simplefilter("ignore")
+            estimator.weights(batch)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{estimator.label} cannot be computed: {error}") from error
 
 
 def _unknown_row(estimator: Weighting, group_size: int | None) -> EstimatorVariance:

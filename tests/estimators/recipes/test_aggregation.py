@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from estimator_batches import batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,3 +33,9 @@ def test_aggregation_parameters():
     assert_allclose(shared.weights(batch) / 2, est.rloo().advantages(batch) / 8)
     assert shared.across_groups
     assert not Recipe("rloo", aggregation="token_mean").across_groups
+
+
+def test_the_exponent_of_delta_l_is_a_number():
+    assert Recipe("rloo", aggregation="delta_l(alpha=-0.5)").aggregation.parameters == {"alpha": -0.5}
+    with pytest.raises(ValueError, match=r"aggregation delta_l: alpha must be a finite number, got 'within_prompt'"):
+        Recipe("rloo", aggregation="delta_l(alpha=within_prompt)")

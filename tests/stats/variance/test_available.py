@@ -13,6 +13,7 @@ from gradstats.estimators import Batch
 from gradstats.estimators.ratios import chi_squared
 from gradstats.stats import compare
 from gradstats.stats.variance.available import compare_available
+from tests.off_policy import ImportanceWeighted
 
 
 def test_the_other_rows_stay_and_the_reason_is_given():
@@ -58,6 +59,25 @@ def test_small_ratios_that_the_target_weights_by_need_measured_weightings_of_tok
         quietly(compare, measured, labels, target="importance")
     on_policy = quietly(compare_available, measured, labels, target="auto").to_frame()
     assert on_policy["trace_cov"].notna().all()
+
+
+class OfWrongType(ImportanceWeighted):
+    """An estimator whose weights raise a TypeError."""
+
+    def weights(self, batch: Batch) -> np.ndarray:
+        """Raise."""
+        raise TypeError("bad operand type for unary -: 'str'")
+
+
+def test_an_estimator_that_fails_for_its_parameters_leaves_the_other_rows():
+    contradictory = "recipe:rloo(mask=reject_completions(high=2, over=max))"
+    failing = OfWrongType(name="mine", label="mine", needs=())
+    table = quietly(compare_available, small_measurement(), ["rloo", contradictory, failing, "group_mean"])
+    frame = table.to_frame()
+    assert frame["trace_cov"].isna().tolist() == [False, True, True, False]
+    notes = " ".join(table.notes)
+    assert "reject_completions(high=2, over=max)) cannot be computed: mask reject_completions: over='max' is" in notes
+    assert "mine cannot be computed: bad operand type" in notes
 
 
 def test_a_batch_is_compared_as_it_is():
