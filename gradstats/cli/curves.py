@@ -56,12 +56,13 @@ def curve(
     from gradstats.runs.sources import folder_of_results, load_measurement_of
     from gradstats.stats import variance_curve
 
-    folder = folder_of_results(source, out)
+    folder = folder_of_results(source, out, partial=partial)
+    measured = load_measurement_of(source, partial=partial)
     options = {} if parameter == "group_size" else {"group_size": group_size}
     with warnings.catch_warnings():  # its notes say the same, and more
         warnings.simplefilter("ignore")
         found = variance_curve(
-            load_measurement_of(source, partial=partial), estimator, parameter, grid, reference=reference,
+            measured, estimator, parameter, grid, reference=reference,
             target=target, prompts_per_batch=prompts_per_batch, n_resamples=n_resamples, max_grad_norm=max_grad_norm,
             rng=seed, **options,
         )  # fmt: skip
@@ -111,7 +112,7 @@ def optimal_baselines(
     from gradstats.report.saved_frames import OPTIMAL_BASELINES
     from gradstats.runs.sources import folder_of_results, load_measurement_of
 
-    folder = folder_of_results(source, out)
+    folder = folder_of_results(source, out, partial=partial)
     found = gradstats.optimal_baselines(
         load_measurement_of(source, partial=partial), group_size=group_size, target=target,
         prompts_per_batch=prompts_per_batch, n_resamples=n_resamples, rng=seed,

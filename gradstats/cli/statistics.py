@@ -122,7 +122,7 @@ def tokens(
     import gradstats
     from gradstats.runs.sources import folder_of_results, load_measurement_of
 
-    folder = folder_of_results(source, out)
+    folder = folder_of_results(source, out, partial=partial)
     if out is not None:
         from gradstats.report.saved_tokens import refuse_foreign_tokens
 

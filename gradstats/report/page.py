@@ -18,7 +18,7 @@ from gradstats.report.saved_results import SavedAlpha, SavedResults, read_result
 from gradstats.report.variance_columns import BEST_SET, TOGETHER, best_set_marks, variance_columns
 from gradstats.stats.variance.quantities import JUDGED, shown_in
 from gradstats.stats.variance.winner import best_rows
-from gradstats.system.files import atomic_path, to_json
+from gradstats.system.files import atomic_path, read_json, to_json
 from gradstats.system.outputs import is_marked, refuse_foreign, refuse_links
 
 # What the inks of each theme become on the page, so that figures follow its dark mode: text, paper, grid.
@@ -73,13 +73,14 @@ def write_report(
 
     Raises:
         FileNotFoundError: when the run holds no numbers; states the command that writes them.
-        FileExistsError: when ``out`` is a file that is not a report.
+        FileExistsError: when the file exists and is not a report.
         ValueError: when it is written into a run directory that contains symbolic links.
         OSError: when the file cannot be written.
     """
     target = Path(path) / "report.html" if out is None else Path(out)
-    if out is None:  # its page may be one of an earlier version
+    if out is None:
         refuse_links(path)
+        refuse_foreign_page(Path(path))
     else:
         refuse_foreign(target, "a report", is_marked)
     page = report_page(read_results(path), svgs)
@@ -91,6 +92,34 @@ def write_report(
             f"the report cannot be written to {target} ({error.strerror}): choose another with --out"
         ) from error
     return target
+
+
+def refuse_foreign_page(run: Path) -> None:
+    """Refuse to write the page of a run where a ``report.html`` lies that this program did not write.
+
+    Raises:
+        FileExistsError: in that case.
+        ValueError: when the manifest is damaged.
+    """
+    refuse_foreign(
+        run / "report.html", "a report", lambda page: is_marked(page) or (page.is_file() and _is_of_0_1(run))
+    )
+
+
+def remove_unmarked_page(run: Path) -> None:
+    """Remove the page of a run of version 0.1, before a manifest is written that no longer tells the version.
+
+    The caller has asked :func:`refuse_foreign_page`.
+    """
+    page = run / "report.html"
+    if page.is_file() and not is_marked(page):
+        page.unlink()
+
+
+def _is_of_0_1(run: Path) -> bool:
+    """Return whether a run was made by version 0.1, which marked no page and recorded no checksums of tables."""
+    manifest = run / "manifest.json"
+    return manifest.exists() and "checksums" not in read_json(manifest)
 
 
 def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str:

@@ -50,10 +50,11 @@ class RunResult:
 def analyse(run: RunDirectory) -> RunResult:
     """Fit, compare, draw and report from the measurement; needs neither the model nor torch."""
     from gradstats.report.figures import draw_run_for_report
-    from gradstats.report.page import write_report
+    from gradstats.report.page import refuse_foreign_page, remove_unmarked_page, write_report
     from gradstats.report.saved_results import read_results
     from gradstats.runs.breakdowns import variance_breakdowns
 
+    refuse_foreign_page(run.path)  # before the work, and before the manifest tells another version
     measured = read_measurement(run.measurement)
     paths: list[Path] = []
     with run.step("analysis"):
@@ -82,6 +83,7 @@ def analyse(run: RunDirectory) -> RunResult:
             )
             paths += [] if drawn is None else drawn.paths
         gap = _sampler_gap(run, measured)
+    remove_unmarked_page(run.path)
     run.write_manifest(measured, paths, gap)
     paths.append(run.path / "manifest.json")
     if alpha is not None or comparison is not None:

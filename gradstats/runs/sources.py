@@ -54,18 +54,25 @@ def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
         refuse_inside_run(out)
 
 
-def folder_of_results(source: Path, out: Path | None) -> Path | None:
+def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) -> Path | None:
     """Return the folder that a command adds its results to, before any work is done; None for a bare measurement.
 
     Args:
         source: the measurement folder or run directory that the command reads.
         out: the folder that the user asked for; the run directory by default.
+        partial: whether the results are those of an incomplete run, which does not keep them.
 
     Raises:
-        ValueError: when it is a run directory that contains symbolic links.
+        ValueError: when it is a run directory that contains symbolic links, or any run directory and ``partial`` is
+            True.
     """
     folder = source if out is None and (source / "measurement").is_dir() else out
     if folder is not None and (folder / "measurement").is_dir():
+        if partial:
+            raise ValueError(
+                f"with --partial nothing is written into the run {folder}, which would hold the numbers as those of "
+                "all its shards: choose another folder (--out)"
+            )
         refuse_links(folder)
     return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from command_line import run
 
 import gradstats as gs
 from gradstats.cli.curves import parameter_values
+from gradstats.system.files import write_json
 
 
 def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp_path):
@@ -67,3 +69,30 @@ def test_learned_baselines_are_written_and_printed(monkeypatch, capsys, measured
     expected = gs.optimal_baselines(gs.read_measurement(measured), n_resamples=8).to_frame()
     np.testing.assert_allclose(table["ratio_to_learned"], expected["ratio_to_learned"])
     assert (tmp_path / "found" / "figures" / "optimal_baselines.pdf").is_file()
+
+
+@pytest.fixture
+def incomplete(measured, tmp_path):
+    """A run directory of which one of two shards was measured."""
+    folder = tmp_path / "run" / "measurement"
+    folder.mkdir(parents=True)
+    shutil.copytree(measured, folder / "shard-00000")
+    write_json(folder / "plan.json", {"n_shards": 2})
+    return folder.parent
+
+
+@pytest.mark.parametrize(
+    "words", [("curve", "asymmetric(loo=True)", "delta=-0.5,0"), ("optimal-baselines", "--n-resamples", "8")]
+)
+def test_an_incomplete_run_is_told_of_and_keeps_no_results(monkeypatch, capsys, incomplete, tmp_path, words):
+    words = [words[0], incomplete, *words[1:], "--partial"]
+    before = sorted(incomplete.rglob("*"))
+    for more in ([], ["--out", incomplete]):
+        code, _, err = run(monkeypatch, capsys, *words, *more)
+        assert code == 1
+        assert "with --partial nothing is written into the run" in err.replace("\n", " ")
+    code, _, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "found")
+    assert code == 0, err
+    assert "1 of 2 shards are missing" in err.replace("\n", " ")
+    assert list((tmp_path / "found" / "tables").glob("*.csv"))
+    assert sorted(incomplete.rglob("*")) == before

@@ -16,6 +16,8 @@ from saved_runs import ESTIMATORS, save_run
 
 from gradstats.cli import commands
 from gradstats.report.page import inline_svg, write_report
+from gradstats.system.files import read_json, write_json
+from gradstats.system.outputs import is_marked
 
 mpl.use("Agg")
 
@@ -101,6 +103,25 @@ def test_the_best_set_and_what_holds_together_are_on_the_page(run_directory, tmp
 
 def test_two_builds_are_byte_identical(run_directory, page, tmp_path):
     assert write_report(run_directory, tmp_path / "again.html").read_text() == page
+
+
+def test_a_page_of_the_users_in_a_run_is_not_replaced_and_one_of_version_0_1_is(tmp_path):
+    folder = save_run(tmp_path / "run")
+    manifest = read_json(folder / "manifest.json")
+    page = folder / "report.html"
+    page.write_text("<p>my own page")
+    for written in (manifest | {"checksums": {}}, None):
+        (folder / "manifest.json").unlink()
+        if written is not None:
+            write_json(folder / "manifest.json", written)
+        with pytest.raises(FileExistsError, match="report.html exists and is not a report that gradstats wrote"):
+            write_report(folder, svgs={})
+        assert page.read_text() == "<p>my own page"
+    write_json(folder / "manifest.json", manifest)  # version 0.1 recorded no checksums, and marked no page
+    write_report(folder, svgs={})
+    write_json(folder / "manifest.json", manifest | {"checksums": {}})
+    write_report(folder, svgs={})
+    assert is_marked(page)
 
 
 def test_a_run_without_a_fit_still_has_a_page(tmp_path):

@@ -129,3 +129,16 @@ def test_the_measurement_of_a_run_may_be_on_another_disk(finished, tmp_path, mon
         code, _, err = run(monkeypatch, capsys, *(word.replace("RUN", str(path)) for word in words))
         assert code == 0, err
     assert (path / "measurement").is_symlink()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("command", ["run", "report"])
+def test_a_page_of_the_users_in_a_run_is_left_alone(finished, tmp_path, monkeypatch, capsys, command):
+    path = shutil.copytree(finished.run.path, tmp_path / "run")
+    (path / "report.html").write_text("<p>years of work")
+    before = (path / "manifest.json").read_bytes()
+    code, _, err = run(monkeypatch, capsys, *(word.replace("RUN", str(path)) for word in INTO_THE_RUN[command][0]))
+    assert code == 1
+    assert "is not a report that gradstats wrote" in err.replace("\n", " ")
+    assert (path / "report.html").read_text() == "<p>years of work"
+    assert (path / "manifest.json").read_bytes() == before
