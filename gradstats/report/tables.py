@@ -105,9 +105,10 @@ class Table:
         if csv.exists():
             same = csv.read_text(encoding="utf-8") == csv_text(self.source)
             refuse_other_result(csv, None if same else "other numbers", overwrite)
-        write_csv(csv, self.source)
+        # The CSV has no mark of its own: it is written last, so that one without its LaTeX is never ours.
         write_marked(tex, f"% {MARK}\n{self.to_latex()}", "a table")
         write_marked(markdown, f"{self.to_markdown()}\n<!-- {MARK} -->\n", "a table")
+        write_csv(csv, self.source)
         return paths
 
 

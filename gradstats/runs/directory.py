@@ -86,7 +86,7 @@ class RunDirectory:
         run = cls(path, experiment)
         run.rollouts.mkdir(parents=True, exist_ok=True)
         run.measurement.mkdir(parents=True, exist_ok=True)
-        for folder in (path, run.rollouts, run.measurement):
+        for folder in (path, run.rollouts, run.measurement, path / "tables", path / "figures"):
             remove_partials(folder)
         run.timings = dict(run.read_manifest().get("timings", {}))
         if not grows:  # else only when the larger run is known to contain the smaller one

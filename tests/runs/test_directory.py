@@ -16,6 +16,9 @@ def test_leftovers_of_a_killed_writer_are_removed_not_read(experiment, finished,
     run = RunDirectory.open(tmp_path / "run", experiment)
     (run.rollouts / ".shard-00000.parquet.1.partial").write_bytes(b"PAR1")
     (run.measurement / ".shard-00000.1.partial").mkdir()
+    for folder in ("tables", "figures"):
+        (run.path / folder).mkdir()
+        (run.path / folder / f".{folder}.1.partial").write_bytes(b"half")
     run_experiment(experiment, tmp_path / "run", progress=False)
     assert not list((tmp_path / "run").rglob("*.partial"))
     assert (run.path / "variance.csv").read_bytes() == (finished.run.path / "variance.csv").read_bytes()

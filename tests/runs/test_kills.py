@@ -35,7 +35,7 @@ def kill_and_resume(experiment, tmp_path, moments):
 
 @pytest.mark.timeout(1200)
 def test_a_killed_run_resumes_to_the_same_bytes(experiment, finished, tmp_path):
-    ended = kill_and_resume(experiment, tmp_path, ["half:4", "named:11"])
+    ended = kill_and_resume(experiment, tmp_path, ["half:4", "written:26"])
     assert [codes for _, *codes in ended] == [[str(-signal.SIGKILL), "0"]] * 2
     whole = contents(finished.run.path)
     for name, *_ in ended:
