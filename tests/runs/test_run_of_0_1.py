@@ -18,6 +18,7 @@ from gradstats.config.experiment import load_experiment
 from gradstats.gradients import MeasuringSession
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.sources import load_measurement_of, load_rollouts_of
+from gradstats.system.outputs import is_marked
 
 mpl.use("Agg")
 pytestmark = pytest.mark.filterwarnings("ignore")  # four prompts are too few, and every step says so
@@ -91,10 +92,12 @@ def test_its_figures_and_its_page_are_drawn_from_saved_numbers(path, monkeypatch
 
 def test_the_same_experiment_samples_and_measures_nothing(path):
     before = shards_of(path)
+    (path / "report.html").write_text("<p>a page of version 0.1, which marked none")
     saved = {name: pd.read_csv(path / "tables" / f"{name}.csv") for name in ("length_scaling", "length_bins")}
     result = run_experiment(load_experiment(path / "experiment.yaml"), path, progress=False)
     assert shards_of(path) == before
     assert len(result.measured) == 16
+    assert is_marked(path / "report.html")
     for name, frame in saved.items():
         # The reference comes first; version 0.1 wrote no bins of other estimators.
         again = pd.read_csv(path / "tables" / f"{name}.csv").iloc[: len(frame)]
