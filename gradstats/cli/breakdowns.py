@@ -80,7 +80,7 @@ def allocate(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the noise of a batch over prompts and completions a prompt, at an equal number of tokens.
+    """Estimate the noise of a batch over prompts and completions per prompt, at an equal number of tokens.
 
     Args:
         source: a measurement folder or a run directory.

@@ -1,4 +1,4 @@
-"""The noise of a gradient against completions a prompt, at an equal number of tokens."""
+"""The noise of a gradient against completions per prompt, at an equal number of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradstats.plots.legend import legend_below, legend_height
 
 
 def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draw the noise at an equal number of tokens against completions a prompt, one line per estimator.
+    """Draw the noise at an equal number of tokens against completions per prompt, one line per estimator.
 
     Noise is at the scale of the target, so that estimators of every unit share the axis. Sizes that were extrapolated
     are open markers on a dotted line.
@@ -68,7 +68,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     ax.set_xticks(list(prompts), labels=[f"{size:g}\n({n:.3g})" for size, n in prompts.items()])
     ax.xaxis.set_minor_locator(NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
-    ax.set_xlabel("completions a prompt (prompts)")
+    ax.set_xlabel("completions per prompt (prompts)")
     ax.set_ylabel("relative noise\nat equal tokens")
     legend_below(ax, font_size)
     return ax

@@ -210,7 +210,7 @@ FIGURES = (
     ),
     RunFigure(
         "allocation",
-        "Noise at an equal number of tokens against completions a prompt (and prompts, for the tokens of the run), "
+        "Noise at an equal number of tokens against completions per prompt (and prompts, for the tokens of the run), "
         "relative to RLOO at the largest measured size; open markers are extrapolated.",
         lambda run: run.breakdowns.get("allocation"),
         lambda run, table: plots.plot_allocation(table),

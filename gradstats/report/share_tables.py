@@ -51,7 +51,7 @@ def allocation_table(frame: pd.DataFrame) -> Table:
     caption = (
         f"Noise of a gradient of {about['tokens']:,.0f} completion tokens, at the scale of the target, "
         f"{_level(frame)}intervals over prompts; relative to {about['reference']} with {about['reference_size']} "
-        "completions a prompt. Stars: extrapolated sizes."
+        "completions per prompt. Stars: extrapolated sizes."
     )
     columns = columns_of(frame, ALLOCATION_HEADINGS)
     return Table(caption, "estimator, completions × prompts", tuple(rows), columns, frame, label="tab:allocation")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from gradstats import plots
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.experiment import FiguresSection
 from gradstats.report.figures import styled
-from gradstats.report.saved_results import SavedResults, read_results, setting_named
+from gradstats.report.saved_results import SavedResults, differing_settings, read_results, setting_named
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.system.files import read_json, write_csv
 from gradstats.system.outputs import has_columns, refuse_foreign
@@ -57,9 +58,9 @@ class SweepResult:
 
         Columns: ``cell``; each setting that varies; of the cell ``n_prompts``, ``n_completions``,
         ``truncated_share``, and ``mean_length``, ``mean_reward`` and ``alpha`` with ``_low`` and ``_high``; then the
-        columns of its ``variance.csv`` (``estimator``, ``group_size``, ``ratio``, …). Means are
-        those of the prompts' means, with Student's t interval over prompts at the level of the cell's comparison. α is
-        that of the cell's ``alpha.json``, at the level stated there.
+        columns of its ``variance.csv`` (``estimator``, ``group_size``, ``ratio``, …). Means are those of the prompts'
+        means, with Student's t interval over prompts at the level of the cell's comparison. α is that of the cell's
+        ``alpha.json``, at the level stated there.
         """
         frames = []
         for cell, results in self.results.items():
@@ -117,7 +118,22 @@ def read_sweep(folder: str | os.PathLike[str], *, without: Collection[str] = ())
                     f"{path / cell} was run with {name}={found!r}, and {path / LISTED} lists it with {value!r}: "
                     "repeat `gradstats sweep`, or move that folder away"
                 )
+    for setting, values in differing_settings(list(results.values())).items():
+        if not _is_varied(setting, listed.varied):
+            by_cell = ", ".join(f"{cell}: {value}" for cell, value in zip(results, values, strict=True))
+            warnings.warn(
+                f"the cells of {path} differ in {setting}, which the sweep does not vary ({by_cell}): they do not "
+                "measure the same thing",
+                UserWarning,
+                stacklevel=2,
+            )
     return SweepResult(path, listed.name, listed.varied, listed.settings, results)
+
+
+def _is_varied(setting: str, varied: Collection[str]) -> bool:
+    """Return whether a sweep varies a setting, or an entry of it; a sampler may take the policy's temperature."""
+    names = {setting, "policy.temperature"} if setting == "sampling.temperature" else {setting}
+    return any(name in names or name.startswith(f"{setting}.") for name in varied)
 
 
 def read_sweep_list(path: Path) -> SweepList:

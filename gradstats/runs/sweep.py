@@ -15,7 +15,7 @@ from gradstats.report.saved_results import flat_settings, setting_named
 from gradstats.report.sweeps import LISTED, TABLE, SweepResult, read_sweep, read_sweep_list, write_sweep_results
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.validate import check_names
-from gradstats.system.files import atomic_path, partials, read_json, remove_partials, write_json
+from gradstats.system.files import atomic_path, partials, remove_partials, write_json
 from gradstats.system.lock import LOCK, only_writer
 from gradstats.system.outputs import has_columns, refuse_foreign
 from gradstats.system.user_code import code_beside
@@ -82,11 +82,10 @@ def list_cells(folder: Path, sweep: Sweep) -> None:
     cells = [{"folder": cell.name, "settings": resolved_settings(cell)} for cell in sweep.cells]
     varied = list(sweep.varied)
     if (folder / LISTED).exists():
-        earlier, names = read_json(folder / LISTED), {cell["folder"] for cell in cells}
-        cells += [
-            cell for cell in earlier["cells"] if cell["folder"] not in names and (folder / cell["folder"]).is_dir()
-        ]
-        varied = list(dict.fromkeys([*varied, *earlier["varied"]]))
+        earlier, names = read_sweep_list(folder), {cell.name for cell in sweep.cells}
+        others = [name for name in earlier.settings if name not in names and (folder / name).is_dir()]
+        cells += [{"folder": name, "settings": earlier.settings[name]} for name in others]
+        varied = list(dict.fromkeys([*varied, *earlier.varied]))
     write_json(folder / LISTED, {"name": sweep.name, "varied": varied, "cells": cells})
 
 

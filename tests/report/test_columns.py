@@ -61,7 +61,7 @@ NOT_DRAWN_HERE = {"ratios": {"effective_share", "estimator"}}
 
 
 def measured_completions():
-    """A measurement with everything: two blocks, sketches, token probes, and eight completions a prompt."""
+    """A measurement with everything: two blocks, sketches, token probes, and eight completions per prompt."""
     batch, _, scores = MANY_DIRECTIONS.sample(20, 8, 0)
     measured = probed(batch, scores, 8, 2, np.random.default_rng(0))
     blocks = pd.DataFrame({"layer 0": 0.3 * measured.sq_norms, "layer 1": 0.7 * measured.sq_norms})

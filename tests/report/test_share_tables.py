@@ -35,4 +35,4 @@ def test_allocations():
     assert table.rows == (f"rloo, 2 × {n[0]:.4g}", f"rloo, 8 × {n[1]:.4g}", f"rloo, 32* × {n[2]:.4g}")
     assert list(table.columns) == list(ALLOCATION_HEADINGS.values())
     assert "10,000 completion tokens" in table.caption
-    assert "relative to rloo with 8 completions a prompt" in table.caption
+    assert "relative to rloo with 8 completions per prompt" in table.caption

@@ -40,6 +40,14 @@ def test_cells_without_results_are_named(tmp_path):
     assert write_sweep_results(nothing, FiguresSection()) == []
 
 
+def test_cells_that_differ_in_what_the_sweep_does_not_vary_are_named(tmp_path):
+    folder = saved_sweep(tmp_path / "sweep")
+    file = folder / "temperature=1.0" / "experiment.yaml"
+    file.write_text(file.read_text().replace("max_new_tokens: 1500", "max_new_tokens: 8"))
+    with pytest.warns(UserWarning, match=r"differ in sampling\.max_new_tokens, which the sweep does not vary"):
+        gs.read_sweep(folder)
+
+
 def test_a_cell_without_a_comparison_keeps_its_alpha(tmp_path):
     folder = saved_sweep(tmp_path / "sweep")
     (folder / "temperature=0.6" / "variance.csv").unlink()

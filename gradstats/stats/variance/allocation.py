@@ -1,4 +1,4 @@
-"""The noise of a gradient over prompts and completions a prompt, at an equal number of tokens."""
+"""The noise of a gradient over prompts and completions per prompt, at an equal number of tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Allocated:
     Attributes:
         estimator: label.
         unit: of its gradient as measured; noise is at the scale of the target.
-        group_size: N, completions a prompt.
+        group_size: N, completions per prompt.
         n_prompts: prompts that the tokens pay for.
         noise_to_signal: of a batch of these.
         relative_noise: the noise of the batch over that of ``rloo`` at the reference size.
@@ -159,7 +159,7 @@ def allocate(
     target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
 ) -> Allocation:
-    r"""Estimate the noise of a batch gradient over prompts and completions a prompt, at an equal number of tokens.
+    r"""Estimate the noise of a batch gradient over prompts and completions per prompt, at an equal number of tokens.
 
     A batch of T tokens holds :math:`M = T/(N\,\bar L)` prompts with N completions of mean length :math:`\bar L`. Its
     gradient has the variance

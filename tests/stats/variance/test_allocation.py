@@ -1,4 +1,4 @@
-"""The noise over prompts and completions a prompt, at an equal number of tokens."""
+"""The noise over prompts and completions per prompt, at an equal number of tokens."""
 
 from __future__ import annotations
 
