@@ -53,6 +53,7 @@ def analyse(run: RunDirectory) -> RunResult:
     from gradstats.report.page import refuse_foreign_page, remove_unmarked_page, write_report
     from gradstats.report.saved_results import read_results
     from gradstats.runs.breakdowns import variance_breakdowns
+    from gradstats.stats.variance.reduced_coordinates import rotated_once
 
     refuse_foreign_page(run.path)  # before the work, and before the manifest tells another version
     measured = read_measurement(run.measurement)
@@ -63,8 +64,10 @@ def analyse(run: RunDirectory) -> RunResult:
         if scores is not None:
             warnings.warn(remark_on_precision(scores), UserWarning, stacklevel=2)
         alpha = _attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
-        comparison = _attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
-        for name, frame in variance_breakdowns(measured, run.experiment.variance).items():
+        with rotated_once():
+            comparison = _attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
+            breakdowns = variance_breakdowns(measured, run.experiment.variance)
+        for name, frame in breakdowns.items():
             path = run.path / "tables" / f"{name}.csv"
             write_csv(path, frame)
             paths.append(path)

@@ -23,6 +23,7 @@ from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, spl
 from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.prepared_inputs import prepared_inputs
+from gradstats.stats.variance.reduced_coordinates import rotated_once
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.target import TargetChoice, target_of
 from gradstats.stats.variance.variance_comparison import GroupSplit, VarianceComparison
@@ -164,13 +165,14 @@ def compare(
     )
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
     by_size: list[_OfOneSize] = []
-    for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
-        groups = split_into_groups(prompts, inputs.order, size)
-        pool = replace(
-            pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples, judged),
-            max_grad_norm=max_grad_norm,
-        )
-        by_size.append(compared(pool, chosen, base, judged))
+    with rotated_once():
+        for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
+            groups = split_into_groups(prompts, inputs.order, size)
+            pool = replace(
+                pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples, judged),
+                max_grad_norm=max_grad_norm,
+            )
+            by_size.append(compared(pool, chosen, base, judged))
     splits, rows, warned, remarks, differences, labels = zip(*by_size, strict=True)
     warned = [*filter(None, [judged.missing]), *_of_each_size(warned, sizes)]
     remarks = [*filter(None, [judged.remark]), *_of_each_size(remarks, sizes)]

@@ -26,7 +26,7 @@ from gradstats.stats.measured import MeasuredGradients, MeasuredTokens
 from gradstats.stats.variance.group_moments import Groups
 from gradstats.stats.variance.probe_error import TokenProbeError
 from gradstats.stats.variance.probed_sums import ProbedTokens, probed_tokens
-from gradstats.stats.variance.reduced_coordinates import in_fewer_coordinates
+from gradstats.stats.variance.reduced_coordinates import in_fewer_coordinates, shared_coordinates, with_directions
 from gradstats.stats.variance.score_vectors import Scores, prepare_scores
 from gradstats.stats.variance.sketch_error import SketchError
 from gradstats.stats.variance.target import TargetChoice
@@ -123,11 +123,20 @@ class ComparisonInputs:
             return TokenProbeError(dim, n_prompts, rng, self.probed.n_probes, self.sketched)
         return SketchError(dim, n_prompts, rng) if self.sketched else None
 
+    def in_coordinates(
+        self, rows: Int[np.ndarray, " kept"], sketch_error: SketchError | None
+    ) -> tuple[Scores, SketchError | None]:
+        """Return the scores of some completions and the error of their sketch, in few coordinates where that pays."""
+        of_completions = self.scores.ndim == 2 and self.probed is None and not self.combined
+        spanned = shared_coordinates(self.scores) if of_completions else None
+        if spanned is None:
+            return in_fewer_coordinates(self.prepared(rows), sketch_error)
+        scores = prepare_scores(spanned.coordinates, self.batch.mask, rows, self.sketched, self.batch.sq_norms)
+        return with_directions(scores, spanned, sketch_error)
+
     def with_coordinates(self, groups: Groups, rng: np.random.Generator) -> tuple[Batch, Scores, SketchError | None]:
         """Return the completions of a split in its order, their scores, and the error of these."""
-        scores, sketch_error = in_fewer_coordinates(
-            self.prepared(groups.rows), self.sketch_error(groups.n_prompts, rng)
-        )
+        scores, sketch_error = self.in_coordinates(groups.rows, self.sketch_error(groups.n_prompts, rng))
         return self.batch.select(groups.rows).with_fields(groups=groups.group), scores, sketch_error
 
 

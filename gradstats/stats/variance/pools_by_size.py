@@ -13,7 +13,6 @@ from gradstats.stats.variance.comparison_inputs import ComparisonInputs
 from gradstats.stats.variance.group_moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pooled_completions import PooledCompletions
-from gradstats.stats.variance.reduced_coordinates import in_fewer_coordinates
 from gradstats.stats.variance.score_vectors import Scores
 from gradstats.stats.variance.sketch_error import SketchError
 from gradstats.stats.variance.target import TargetChoice, target_of
@@ -85,7 +84,7 @@ def pools_by_size(
     prompts = shuffled_prompts(inputs.batch.group_index[order], rng)
     scores = None
     if inputs.scores.ndim == 2 and inputs.probed is None and not inputs.combined:
-        scores, sketch_error = in_fewer_coordinates(inputs.prepared(order), sketch_error)
+        scores, sketch_error = inputs.in_coordinates(order, sketch_error)
     return PoolsBySize(inputs, judged, order, prompts, scores, sketch_error)
 
 

@@ -4,7 +4,13 @@ import numpy as np
 import pandas as pd
 from comparison_batches import quiet_compare, sized_batch
 
-from gradstats.stats.variance.reduced_coordinates import in_fewer_coordinates
+from gradstats.stats import allocate, variance_by_success
+from gradstats.stats.variance.reduced_coordinates import (
+    SpannedCoordinates,
+    in_fewer_coordinates,
+    rotated_once,
+    shared_coordinates,
+)
 from gradstats.stats.variance.score_vectors import Scores
 from gradstats.stats.variance.sketch_error import SketchError
 
@@ -39,3 +45,54 @@ def test_a_comparison_in_many_dimensions_is_that_of_few():
     few = quiet_compare(batch, ["rloo", "grpo", "batch_mean"], scores, n_resamples=5).to_frame()
     many = quiet_compare(batch, ["rloo", "grpo", "batch_mean"], scores @ turn.T, n_resamples=5).to_frame()
     pd.testing.assert_frame_equal(few, many, rtol=1e-8)
+
+
+def test_scores_of_low_rank_keep_their_inner_products():
+    rng = np.random.default_rng(2)
+    values = np.repeat(rng.normal(size=(3, 70)), 4, axis=0)  # each completion four times
+    directions = rng.normal(size=(70, 5))
+    found = SpannedCoordinates.of(values.copy())
+    turned = found.turned(directions)
+    assert turned.shape == (12 + 5, 5)
+    np.testing.assert_allclose(found.coordinates @ found.coordinates.T, values @ values.T, atol=1e-12)
+    np.testing.assert_allclose(found.coordinates @ turned[:12], values @ directions, atol=1e-12)
+    np.testing.assert_allclose(turned.T @ turned, directions.T @ directions, atol=1e-12)
+
+
+def test_scores_rotated_once_give_the_same_results(monkeypatch):
+    batch, scores = sized_batch(n_prompts=6)
+    scores = (scores @ np.linalg.qr(np.random.default_rng(1).normal(size=(400, 6)))[0].T).astype(np.float32)
+    rotations = []
+    of = SpannedCoordinates.of
+    monkeypatch.setattr(SpannedCoordinates, "of", lambda values: rotations.append(len(values)) or of(values))
+
+    def results():
+        for found in (
+            quiet_compare(batch, ["rloo", "grpo"], scores, group_size=[2, 4], scores_are_sketches=True),
+            variance_by_success(batch, ["rloo", "grpo"], scores, bins=2, scores_are_sketches=True),
+            allocate(batch, ["rloo", "grpo"], scores, tokens=1000, scores_are_sketches=True),
+        ):
+            yield found.to_frame()
+
+    alone = list(results())
+    assert len(rotations) == 3
+    with rotated_once():
+        for before, after in zip(alone, results(), strict=True):
+            pd.testing.assert_frame_equal(before, after, rtol=1e-9, atol=1e-12)
+    assert len(rotations) == 4
+
+
+def test_only_the_first_scores_are_shared_and_only_within():
+    rng = np.random.default_rng(3)
+    first, second = rng.normal(size=(2, 4, 50))
+    assert shared_coordinates(first) is None
+    with rotated_once():
+        found = shared_coordinates(first)
+        assert found is not None
+        with rotated_once():
+            assert shared_coordinates(first) is found
+        assert shared_coordinates(second) is None
+        assert shared_coordinates(first[:, :30]) is None
+    with rotated_once():
+        assert shared_coordinates(np.full((4, 50), np.nan)) is None
+    assert shared_coordinates(first) is None
