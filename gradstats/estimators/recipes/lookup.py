@@ -121,7 +121,7 @@ def table() -> pd.DataFrame:
     Returns:
         A frame with the columns ``name``, ``baseline``, ``advantage unit`` (whether a completion or each token has its
         own advantage, and what it is divided by), ``ratio and clip unit``, ``length handling`` (the aggregation),
-        ``KL placement``, ``filter``, ``needs`` (fields of the Batch), ``bias`` (what E[ĝ] is) and ``source``.
+        ``KL placement`` (with the term of the paper where the recipe leaves it out), ``filter``, ``needs`` (fields of the Batch), ``bias`` (what E[ĝ] is) and ``source``.
 
     Example:
         >>> from gradstats.estimators import recipes
@@ -148,7 +148,7 @@ def table() -> pd.DataFrame:
                 "advantage unit": level if scale == "–" else f"{level}, / {scale}",
                 "ratio and clip unit": _ratio_unit(row.get("ratio", DEFAULT_COMPONENTS["ratio"])),
                 "length handling": row.get("aggregation", DEFAULT_COMPONENTS["aggregation"]),
-                "KL placement": row.get("kl", DEFAULT_COMPONENTS["kl"]),
+                "KL placement": _kl_placement(row),
                 "filter": _filters(row),
                 "needs": needs,
                 "bias": row.get("bias", definition.bias),
@@ -156,6 +156,12 @@ def table() -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def _kl_placement(row: dict[str, str]) -> str:
+    """Return where the recipe has a KL term, with that of its paper, which needs a reference policy."""
+    own = row.get("kl", DEFAULT_COMPONENTS["kl"])
+    return f"{own} (published: {row['published_kl']})" if "published_kl" in row else own
 
 
 def _filters(row: dict[str, str]) -> str:

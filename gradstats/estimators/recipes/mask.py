@@ -9,6 +9,7 @@ from gradstats.estimators.batch import Batch
 from gradstats.estimators.parameters import Parameters
 from gradstats.estimators.ratios import log_ratios
 from gradstats.estimators.recipes.components import component
+from gradstats.estimators.recipes.kl import divergence
 
 # Beyond e^20 verl's rollout correction does not distinguish ratios.
 _BOUND = 20.0
@@ -118,9 +119,7 @@ def reject_completions(
 
 def _divergence(batch: Batch, kind: str) -> Float[np.ndarray, "n t"]:
     log_ratio = np.clip(log_ratios(batch, "rejection by the ratio"), -_BOUND, _BOUND)
-    if kind == "k1":
-        return -log_ratio
-    return log_ratio**2 / 2 if kind == "k2" else np.expm1(log_ratio) - log_ratio
+    return divergence(-log_ratio, kind)
 
 
 def _within(divergence: np.ndarray, kind: str, low: float | None, high: float) -> np.ndarray:

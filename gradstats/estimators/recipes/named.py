@@ -1,4 +1,7 @@
-"""The named recipes, as data: one row per recipe, one entry per component; components left out do nothing."""
+"""The named recipes, as data: one row per recipe, one entry per component; components left out do nothing.
+
+``published_kl`` is the KL term that the paper has and the recipe leaves out, since it needs a reference policy.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ RECIPES: dict[str, dict[str, str]] = {
     "rloo": {
         "display": "RLOO",
         "advantage": "rloo",
+        "published_kl": "in_reward(kind=k1)",
         "bias": "E[ĝ] = ∇J",
         "source": "Ahmadian et al. 2024, 2402.14740",
     },
@@ -36,6 +40,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "scale": "group_std",
         "ratio": "token_clip",
         "aggregation": "sequence_mean",
+        "published_kl": "in_loss(kind=k3)",
         "bias": "biased: by group spread and 1/T",
         "source": "Shao et al. 2024, 2402.03300",
     },

@@ -80,11 +80,15 @@ def grpo(kind: str | None = None, beta: float = 0.04):
     return objective
 
 
-def grpo_kl_in_reward(logp, rows):
-    penalty = torch.where(MASK[rows], logp[rows] - REF[rows], 0.0).sum(1).detach()
-    return per_sequence(
-        ppo_clip(log_ratio(logp, rows).exp(), normalised(REWARDS[rows] - 0.05 * penalty)[:, None]), rows
-    )
+def grpo_kl_in_reward(kind: str):
+    def objective(logp, rows):
+        gap = torch.where(MASK[rows], logp[rows] - REF[rows], 0.0).detach()
+        penalty = {"k1": gap, "k2": gap**2 / 2, "k3": (-gap).exp() - 1 + gap}[kind].sum(1)
+        return per_sequence(
+            ppo_clip(log_ratio(logp, rows).exp(), normalised(REWARDS[rows] - 0.05 * penalty)[:, None]), rows
+        )
+
+    return objective
 
 
 def dr_grpo(logp, rows):
@@ -155,7 +159,9 @@ def delta_l(logp, rows, alpha=0.75):
         ("grpo(kl=in_loss(beta=0.04, kind=k1))", grpo("k1")),
         ("grpo(kl=in_loss(beta=0.04, kind=k2))", grpo("k2")),
         ("grpo(kl=in_loss(beta=0.04, kind=k3))", grpo("k3")),
-        ("grpo(kl=in_reward(beta=0.05))", grpo_kl_in_reward),
+        ("grpo(kl=in_reward(beta=0.05))", grpo_kl_in_reward("k1")),
+        ("grpo(kl=in_reward(beta=0.05, kind=k2))", grpo_kl_in_reward("k2")),
+        ("grpo(kl=in_reward(beta=0.05, kind=k3))", grpo_kl_in_reward("k3")),
         ("dr_grpo", dr_grpo),
         ("dapo", dapo),
         ("gspo", gspo),

@@ -56,6 +56,24 @@ def test_the_penalty_in_the_reward_by_hand():
     assert_allclose(penalised.rewards, [1 - 2 * 0.25, 0])
     assert_allclose(penalised.token_rewards, [[-1.0, 1 + 0.5], [0, 0]])
     assert loss_weights == 0.0
+    for kind, value in {"k2": LOG_RATIO**2 / 2, "k3": np.exp(-LOG_RATIO) - 1 + LOG_RATIO}.items():
+        penalised, _ = in_reward(beta=2.0, kind=kind)(BATCH)
+        assert_allclose(penalised.rewards, [1 - 2 * value[0].sum(), 0])
+
+
+P, Q = 0.3, 0.6
+#: The two tokens of a policy with Pr(first) = P = sigmoid(θ), against a reference with Pr(first) = Q.
+TWO_TOKENS = Batch([0, 0], [1, 1], ["a", "a"], logprobs=np.log([[P], [1 - P]]), ref_logprobs=np.log([[Q], [1 - Q]]))
+SCORES = np.array([1 - P, -P])  # ∂ log π/∂θ
+
+
+def slope_of_the_divergence() -> float:
+    def divergence(theta: float) -> float:
+        first = 1 / (1 + np.exp(-theta))
+        return first * np.log(first / Q) + (1 - first) * np.log((1 - first) / (1 - Q))
+
+    theta, step = np.log(P / (1 - P)), 1e-5
+    return (divergence(theta + step) - divergence(theta - step)) / (2 * step)
 
 
 def test_the_penalty_in_the_loss_by_hand():
@@ -71,19 +89,15 @@ def test_the_penalty_in_the_loss_by_hand():
     assert none()(BATCH)[0] is BATCH
 
 
+def test_the_expected_gradient_of_the_penalty_in_the_reward_is_that_of_the_divergence_for_k1_alone():
+    expected = -0.1 * slope_of_the_divergence()
+    for kind, equal in (("k1", True), ("k2", False), ("k3", False)):
+        rewards = in_reward(beta=0.1, kind=kind)(TWO_TOKENS)[0].rewards
+        found = np.array([P, 1 - P]) @ (rewards * SCORES)
+        assert (abs(found - expected) < 1e-9) == equal
+
+
 def test_the_expected_penalty_of_the_loss_is_none_for_k1_and_the_divergence_for_k2():
-    p, q, step = 0.3, 0.6, 1e-5
-    batch = Batch(
-        [0, 0], [1, 1], ["a", "a"], logprobs=np.log([[p], [1 - p]]), ref_logprobs=np.log([[q], [1 - q]])
-    )  # the two tokens of a policy with Pr(first) = p = sigmoid(θ)
-    scores = np.array([1 - p, -p])  # ∂ log π/∂θ
-
-    def divergence(theta: float) -> float:
-        first = 1 / (1 + np.exp(-theta))
-        return first * np.log(first / q) + (1 - first) * np.log((1 - first) / (1 - q))
-
-    theta = np.log(p / (1 - p))
-    slope = (divergence(theta + step) - divergence(theta - step)) / (2 * step)
-    for kind, expected in (("k1", 0.0), ("k2", -0.1 * slope)):
-        weights = in_loss(beta=0.1, kind=kind)(batch)[1][:, 0]
-        assert np.array([p, 1 - p]) @ (weights * scores) == pytest.approx(expected, abs=1e-9)
+    for kind, expected in (("k1", 0.0), ("k2", -0.1 * slope_of_the_divergence())):
+        weights = in_loss(beta=0.1, kind=kind)(TWO_TOKENS)[1][:, 0]
+        assert np.array([P, 1 - P]) @ (weights * SCORES) == pytest.approx(expected, abs=1e-9)

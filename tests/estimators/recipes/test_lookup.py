@@ -71,6 +71,16 @@ def test_every_recipe_composes_and_has_a_row():
             assert_allclose(np.where(batch.mask, recipe.weights(batch)[:, None], 0), weights)
 
 
+def test_the_table_states_a_published_kl_term_that_the_recipe_leaves_out():
+    placement = recipes.table().set_index("name")["KL placement"]
+    assert placement["grpo"] == "none (published: in_loss(kind=k3))"
+    assert placement["rloo"] == "none (published: in_reward(kind=k1))"
+    assert set(placement.drop(["grpo", "rloo"])) == {"none"}
+    for name in ("grpo", "rloo"):  # what is published can be had
+        kl = placement[name].partition("published: ")[2][:-1]
+        assert recipes.get(f"recipe:{name}(kl={kl})").kl.parameters["kind"] in kl
+
+
 def test_overrides():
     assert recipes.get("grpo", eps=1e-4, loo=True, eps_high=0.28).parameters == {
         "advantage": "group_mean(loo=True)",
