@@ -292,6 +292,8 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
     console.print(table)
     if cost.n_weightings:
         among = "are included" if cost.off_policy else "would come on top if sampler and scorer turned out to differ"
+        if cost.n_always and not cost.off_policy:
+            among = f"{among}, but for {cost.n_always} that are needed in any case and are included"
         console.print(
             f"the recipes need {cost.n_weightings} further weightings of each completion where ratios vary, which "
             f"{among}"

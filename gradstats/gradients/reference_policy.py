@@ -1,4 +1,4 @@
-"""Log-probabilities of the same tokens under a second policy, as a KL term needs them."""
+"""Forward passes alone: token statistics of a policy, and the log-probabilities of a second one for a KL term."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from gradstats.gradients.objective import Chunk, Objective
+from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy, as_policy
 
@@ -30,8 +30,13 @@ def as_reference(reference: object, policy: Policy) -> Policy:
     return other
 
 
+def token_statistics(policy: Policy, chunk: Chunk) -> TokenStatistics:
+    """Statistics, (batch, kept) each, of a chunk's tokens under a policy, by a forward pass without gradients."""
+    with torch.no_grad(), Objective(policy.model, policy.temperature) as objective:
+        _, statistics = objective(policy.model, chunk.input_ids.to(policy.device), chunk.kept)
+    return statistics
+
+
 def reference_logprobs(reference: Policy, chunk: Chunk) -> torch.Tensor:
     """Log-probabilities (batch, kept) of a chunk's tokens, by a forward pass without gradients."""
-    with torch.no_grad(), Objective(reference.model, reference.temperature) as objective:
-        logprobs, _ = objective(reference.model, chunk.input_ids.to(reference.device), chunk.kept)
-    return logprobs
+    return token_statistics(reference, chunk).logprobs

@@ -30,7 +30,7 @@ from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.engines.vmap import vmap_engine
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, TokenStatistics, make_chunk
-from gradstats.gradients.reference_policy import as_reference, reference_logprobs
+from gradstats.gradients.reference_policy import as_reference, reference_logprobs, token_statistics
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.check import check_projections
 from gradstats.gradients.tokens.scores import TokenResult, TokenSettings, measure_tokens
@@ -141,15 +141,24 @@ class MeasuringSession:
         row = int(np.random.default_rng(len(rollouts)).integers(len(rollouts)))
         self.checked_later = str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
 
-    def logprobs(self, rollouts: Rollouts) -> list[np.ndarray]:
-        """Score rollouts by a forward pass alone: for each, (T_i,) log-probabilities of its tokens, in nats."""
-        found: dict[int, np.ndarray] = {}
+    def token_statistics(self, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
+        """Score rollouts by a forward pass alone.
+
+        Args:
+            rollouts: the sequences.
+
+        Returns:
+            For each of :class:`gradstats.gradients.objective.TokenStatistics`, as ``"logprobs"``, one array (T_i,) per
+            completion.
+        """
+        found: dict[str, dict[int, np.ndarray]] = {name: {} for name in TokenStatistics._fields}
         for rows in self._plan(rollouts, np.arange(len(rollouts)), 0):
             chunk = make_chunk(rollouts, rows, self.policy.device, self.policy.dtype)
             with suitable_threads(self.policy):
-                values = chunk.ragged(reference_logprobs(self.policy, chunk))
-            found |= dict(zip(map(int, chunk.rows), values, strict=True))
-        return [found[row] for row in range(len(rollouts))]
+                statistics = token_statistics(self.policy, chunk)
+            for name, values in statistics._asdict().items():
+                found[name] |= dict(zip(map(int, chunk.rows), chunk.ragged(values), strict=True))
+        return {name: [values[row] for row in range(len(rollouts))] for name, values in found.items()}
 
     def measure(
         self,

@@ -52,6 +52,7 @@ class CostEstimate:
         disk_gib: rollouts, sketches, token statistics and token scores.
         n_weightings: further token weightings that the recipes need where their ratios vary.
         off_policy: whether the settings make them vary, so that time and disk include the weightings.
+        n_always: those of them that are needed, and included, on-policy as well.
     """
 
     n_prompts: int
@@ -65,6 +66,7 @@ class CostEstimate:
     disk_gib: float
     n_weightings: int = 0
     off_policy: bool = False
+    n_always: int = 0
 
 
 def estimate_cost(experiment: Experiment) -> CostEstimate:
@@ -89,9 +91,14 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
     selection = select_parameters(policy.model, experiment.measurement.params, experiment.measurement.blocks)
     longest = _longest_rollouts(plan, cap)
     engine = _engine_name(experiment.measurement.engine, policy, selection)
-    n_weightings = len(possible_weightings(experiment))
-    off_policy = bool(experiment.behaviour_policy) or plan.settings.temperature != experiment.policy.temperature
-    measured = n_weightings if off_policy else 0
+    possible = possible_weightings(experiment)
+    n_weightings = len(possible.off_policy)
+    off_policy = (
+        bool(experiment.behaviour_policy)
+        or plan.settings.temperature != experiment.policy.temperature
+        or experiment.variance.target == "importance"
+    )
+    measured = n_weightings if off_policy else len(possible.always)
     chunks = plan_chunks(
         longest,
         policy,
@@ -117,6 +124,7 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
         disk / GIB,
         n_weightings,
         off_policy,
+        len(possible.always),
     )
 
 

@@ -1,32 +1,44 @@
-"""The further token weightings that the recipes of a run need where its completions are off-policy."""
+"""The further token weightings that the recipes of a run need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
+from gradstats.config.sections import Target
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, chi_squared
 from gradstats.estimators.recipes.weightings import weighting_names, weightings_by_name
 from gradstats.gradients import MeasuringSession
 from gradstats.rollouts.table import Rollouts
+from gradstats.stats.variance.target import recorded_differences
 
 
 @dataclass(frozen=True)
 class ScoredTokens:
-    """Rollouts with the log-probabilities of their tokens, from a forward pass.
+    """Rollouts with the statistics of their tokens, from a forward pass.
 
     Attributes:
         rollouts: the completions.
         logprobs: for each, (T_i,) log-probabilities under the scored policy.
+        entropy: for each, (T_i,) entropies of the scored distribution, in nats.
+        metadata: the scored policy, as a measurement records it.
     """
 
     rollouts: Rollouts
     logprobs: list[np.ndarray]
+    entropy: list[np.ndarray]
+    metadata: Mapping[str, object]
+
+    @classmethod
+    def of(cls, session: MeasuringSession, rollouts: Rollouts) -> ScoredTokens:
+        """Score rollouts by a forward pass."""
+        statistics = session.token_statistics(rollouts)
+        return cls(rollouts, statistics["logprobs"], statistics["entropy"], session.metadata)
 
     @property
     def old_logprobs(self) -> list[np.ndarray] | None:
@@ -40,21 +52,64 @@ class ScoredTokens:
         return Batch.from_measurement(self)
 
 
-def possible_weightings(experiment: Experiment) -> tuple[str, ...]:
-    """Return the names of the weightings that the estimators of an experiment may need, in a fixed order."""
+@dataclass(frozen=True)
+class PossibleWeightings:
+    """The names of weightings that the estimators of an experiment may need, each in a fixed order.
+
+    Attributes:
+        off_policy: those needed where ratios vary.
+        always: those of them that vary along a completion where every ratio is 1 as well, as a mask by entropy does.
+    """
+
+    off_policy: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
+
+
+def possible_weightings(experiment: Experiment) -> PossibleWeightings:
+    """Return the weightings that the estimators of an experiment may need."""
     section = experiment.variance
     chosen = [estimators.get(label) for label in (*section.estimators, section.reference)]
     recipes = [one for one in chosen if isinstance(one, Recipe) and one.level == "token"]
     available = [one for one in recipes if "ref_logprobs" not in one.needs]  # a run measures no reference policy
-    return tuple(dict.fromkeys(name for one in available for name in weighting_names(one)))
+    masked = [one for one in available if one.mask.definition.level == "token" and not one.mask.definition.of_ratios]
+    return PossibleWeightings(_names(available), _names(masked))
 
 
-def needed_weightings(session: MeasuringSession, first: Rollouts, possible: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the weightings that a run measures: all where its first shard is off-policy, else none."""
-    if not possible or "sampler_logprobs" not in first.frame:
-        return ()
-    off_policy = chi_squared(ScoredTokens(first, session.logprobs(first)).batch()) > NEGLIGIBLE_CHI_SQUARED
-    return possible if off_policy else ()
+def _names(recipes: Iterable[Recipe]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for one in recipes for name in weighting_names(one)))
+
+
+def needed_weightings(
+    session: MeasuringSession,
+    tables: Sequence[Rollouts],
+    possible: PossibleWeightings,
+    target: Target,
+    scored: Callable[[int], object] = lambda n_completions: None,
+) -> tuple[str, ...]:
+    r"""Return the weightings that a run measures: those that a comparison of all its completions will combine.
+
+    The comparison keeps ratios where it is judged against the importance-weighted target, or where :math:`χ^2` of all
+    completions exceeds :data:`gradstats.estimators.ratios.NEGLIGIBLE_CHI_SQUARED`; else it takes every ratio as 1.
+
+    Args:
+        session: scores the completions, up to the first shard that settles the question.
+        tables: all shards.
+        possible: what the estimators may need.
+        target: what the experiment asks to be judged against.
+        scored: called with the number of completions of each shard that was scored.
+    """
+    if possible.off_policy == possible.always or any("sampler_logprobs" not in table.frame for table in tables):
+        return possible.always
+    recorded = (recorded_differences(ScoredTokens(table, [], [], session.metadata)) for table in tables)
+    if target == "importance" or (target == "auto" and any(recorded)):
+        return possible.off_policy
+    deviations, limit = 0.0, NEGLIGIBLE_CHI_SQUARED * sum(map(len, tables))
+    for table in tables:
+        deviations += chi_squared(ScoredTokens.of(session, table).batch()) * len(table)
+        if deviations > limit:  # the sum only grows
+            return possible.off_policy
+        scored(len(table))
+    return possible.always
 
 
 def weightings_of(
@@ -64,7 +119,7 @@ def weightings_of(
     names = tuple(names)
     if not names:
         return None
-    batch = ScoredTokens(rollouts, session.logprobs(rollouts)).batch()
+    batch = ScoredTokens.of(session, rollouts).batch()
     widths = [len(mask) for mask in rollouts.masks]
     return {
         name: [row[:width] for row, width in zip(values, widths, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.measurement.measurement import Measurement
@@ -15,6 +16,9 @@ from gradstats.system.checksums import FORMAT
 from gradstats.system.files import read_json, write_json
 from gradstats.system.progress import progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
+
+if TYPE_CHECKING:
+    from gradstats.gradients import MeasuringSession
 
 
 def is_measured(run: RunDirectory) -> bool:
@@ -33,7 +37,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         return
     from gradstats.gradients import MeasuringSession
     from gradstats.policy.digests import refuse_other_policy
-    from gradstats.runs.further_weightings import needed_weightings, possible_weightings, weightings_of
+    from gradstats.runs.further_weightings import weightings_of
 
     with run.step("measuring"):
         if origin:
@@ -51,11 +55,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
             session.expect(Rollouts.concatenate(missing))
         # Shards of one measurement hold the same weightings: those of the first that was finished.
         done = next(iter(finished), None)
-        names = (
-            needed_weightings(session, tables[0], possible_weightings(run.experiment))
-            if done is None
-            else tuple(shards.read_one(done).weighted)
-        )
+        names = _chosen_weightings(run, session, tables, progress) if done is None else _weightings_in(shards, done)
 
         def measure_shard(number: int) -> Measurement:
             weights = weightings_of(session, tables[number], names)
@@ -65,6 +65,21 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         with progress_bar("measuring", len(rollouts), done=n_finished, shown=progress) as report:
             shards.make_missing(len(tables), measure_shard, on_interrupt=report.say)
     write_json(complete, {"n_shards": n_shards})
+
+
+def _chosen_weightings(
+    run: RunDirectory, session: MeasuringSession, tables: list[Rollouts], progress: bool
+) -> tuple[str, ...]:
+    from gradstats.runs.further_weightings import needed_weightings, possible_weightings
+
+    possible = possible_weightings(run.experiment)
+    asked = possible.off_policy != possible.always
+    with progress_bar("scoring", sum(map(len, tables)), shown=progress and asked) as report:
+        return needed_weightings(session, tables, possible, run.experiment.variance.target, report.advance)
+
+
+def _weightings_in(shards: Shards[Measurement], number: int) -> tuple[str, ...]:
+    return tuple(shards.read_one(number).weighted)
 
 
 def _shards(run: RunDirectory) -> Shards[Measurement]:

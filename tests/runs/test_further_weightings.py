@@ -8,9 +8,18 @@ import pytest
 import gradstats as gs
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import MeasurementSection
-from gradstats.estimators import token_weightings
+from gradstats.estimators import recipes, token_weightings
+from gradstats.estimators.recipes.weightings import weighting_names
 from gradstats.gradients import MeasuringSession
-from gradstats.runs.further_weightings import needed_weightings, possible_weightings, weightings_of
+from gradstats.rollouts.table import Rollouts
+from gradstats.runs.further_weightings import (
+    PossibleWeightings,
+    needed_weightings,
+    possible_weightings,
+    weightings_of,
+)
+
+CLIP = ("token_clip[+]", "token_clip[-]")
 
 
 def experiment(*labels: str) -> Experiment:
@@ -24,34 +33,72 @@ def experiment(*labels: str) -> Experiment:
 
 def test_recipes_that_share_a_clip_share_its_weightings():
     possible = possible_weightings(experiment("rloo", "recipe:grpo", "recipe:dr_grpo", "recipe:gspo", "recipe:ppo"))
-    assert possible == ("token_clip[+]", "token_clip[-]")
-    assert possible_weightings(experiment("rloo", "recipe:grpo(kl=in_loss)")) == ()
+    assert possible == PossibleWeightings(CLIP)
+    assert possible_weightings(experiment("rloo", "recipe:grpo(kl=in_loss)")) == PossibleWeightings()
+
+
+def test_a_mask_by_entropy_needs_weightings_on_policy_as_well():
+    masked = "recipe:dapo_top_entropy(threshold=0.5)"
+    possible = possible_weightings(experiment("recipe:grpo", masked, "recipe:grpo(mask=reject_tokens(high=2))"))
+    assert len(possible.off_policy) == 6
+    assert possible.always == weighting_names(recipes.get(masked))
 
 
 @pytest.fixture(scope="module")
 def stale():
-    """Completions of an earlier checkpoint, to be scored by the final weights."""
+    """Completions of an earlier checkpoint and of the final weights, to be scored by the latter."""
     problems = gs.load_prompts("embedded", n=2, rng=0)
     revision = gs.policy.embedded.checkpoint_names()[0]
     earlier = gs.load_policy("embedded", revision=revision)
     options = {"group_size": 2, "max_new_tokens": 24, "rng": 0, "progress": False}
     policy = gs.load_policy("embedded")
-    return policy, gs.sample(earlier, problems, **options), gs.sample(policy, problems, **options)
+    session = MeasuringSession.open(
+        policy, gs.sample(policy, problems, **options), MeasurementSection(engine="ghost", sketch_dim=64)
+    )
+    return session, gs.sample(earlier, problems, **options), gs.sample(policy, problems, **options)
 
 
-def test_they_are_measured_only_off_policy_and_give_what_a_second_measurement_gives(stale):
-    policy, off_policy, on_policy = stale
-    section = MeasurementSection(engine="ghost", sketch_dim=64)
-    names = ("token_clip[+]", "token_clip[-]")
-    session = MeasuringSession.open(policy, off_policy, section)
-    assert needed_weightings(session, off_policy, names) == names
-    assert needed_weightings(session, on_policy, names) == ()
-    assert needed_weightings(session, off_policy, ()) == ()
+def unrecorded(rollouts: Rollouts) -> Rollouts:
+    """Return rollouts that do not record who drew them, so that their ratios alone tell."""
+    return Rollouts(rollouts.frame, {})
+
+
+def test_all_shards_decide_and_not_the_first_alone(stale):
+    session, off_policy, on_policy = stale[0], unrecorded(stale[1]), unrecorded(stale[2])
+    possible = PossibleWeightings(CLIP)
+    assert needed_weightings(session, [off_policy], possible, "auto") == CLIP
+    assert needed_weightings(session, [on_policy], possible, "auto") == ()
+    assert needed_weightings(session, [on_policy, off_policy], possible, "auto") == CLIP
+    assert needed_weightings(session, [on_policy, off_policy], possible, "on_policy") == CLIP
+    seen: list[int] = []
+    assert needed_weightings(session, [on_policy, on_policy], possible, "auto", seen.append) == ()
+    assert seen == [len(on_policy)] * 2
+    assert needed_weightings(session, [off_policy], PossibleWeightings(), "auto") == ()
+    assert needed_weightings(session, [on_policy], PossibleWeightings(CLIP, CLIP[:1]), "auto") == CLIP[:1]
+
+
+def test_what_a_comparison_keeps_ratios_for_decides(stale):
+    session, _, on_policy = stale
+    possible = PossibleWeightings(CLIP)
+    assert needed_weightings(session, [on_policy], possible, "importance") == CLIP
+    warmer = Rollouts(on_policy.frame, {**on_policy.metadata, "sampler": {"temperature": 0.99}})
+    assert needed_weightings(session, [warmer], possible, "auto") == CLIP  # the settings differ, and χ² is negligible
+    assert needed_weightings(session, [warmer], possible, "on_policy") == ()
+    unknown = Rollouts(on_policy.frame.drop(columns="sampler_logprobs"), on_policy.metadata)
+    assert needed_weightings(session, [unknown], possible, "importance") == ()
+
+
+def test_weightings_give_what_a_second_measurement_gives(stale):
+    session, off_policy, _ = stale
     assert weightings_of(session, off_policy, ()) is None
     measured = session.measure(off_policy)
-    for scored, known in zip(session.logprobs(off_policy), measured.logprobs, strict=True):
-        np.testing.assert_allclose(scored, known, rtol=1e-5, atol=1e-6)
-    expected = token_weightings(["recipe:grpo"], measured)
-    for name, rows in weightings_of(session, off_policy, names).items():
+    scored = session.token_statistics(off_policy)
+    for name in ("logprobs", "entropy", "sum_pi_squared"):
+        for found, known in zip(scored[name], getattr(measured, name), strict=True):
+            np.testing.assert_allclose(found, known, rtol=1e-5, atol=1e-6)
+    labels = ["recipe:grpo", "recipe:dapo_top_entropy(threshold=0.3)"]
+    expected = token_weightings(labels, measured)
+    assert len(expected) == 4
+    for name, rows in weightings_of(session, off_policy, expected).items():
         for row, known in zip(rows, expected[name], strict=True):
             np.testing.assert_allclose(row, known, rtol=1e-4)

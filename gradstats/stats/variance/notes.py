@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.length_exponent import FITTED_ELSEWHERE
@@ -205,7 +206,19 @@ def why_silent(pool: PooledCompletions) -> str:
         return "groups hold a single completion (choose group_size of at least 2)"
     if np.ptp(rewards) == 0:
         return f"every reward equals {rewards[0]:g} (choose problems that are solved sometimes, not always)"
+    differing = groups_that_differ(rewards, pool.batch.group_index)
+    if differing:
+        return (
+            f"rewards differ within {differing} of {pool.groups.n_groups} groups, but nothing there meets the "
+            "estimator's rule, such as a single best completion (measure more prompts, or choose another estimator)"
+        )
     return "rewards are equal within every group (choose problems that are solved sometimes, or larger groups)"
+
+
+def groups_that_differ(rewards: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]) -> int:
+    """Return the number of groups whose rewards are not all equal."""
+    first = rewards[np.unique(group, return_index=True)[1]]
+    return len(np.unique(group[rewards != first[group]]))
 
 
 def _listed(labels: Sequence[str]) -> str:

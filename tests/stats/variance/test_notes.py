@@ -1,5 +1,7 @@
 """Warnings and remarks of a comparison."""
 
+import warnings
+
 import numpy as np
 import pytest
 from comparison_batches import interleaved_batch, quiet_compare, sized_batch, warned_compare
@@ -51,6 +53,20 @@ def test_rewards_equal_within_groups_give_nan_with_the_reason():
     with pytest.warns(UserWarning, match=r"equal within every group.*so rloo give every completion weight 0"):
         frame = compare(batch, ["rloo"], scores).to_frame()
     assert np.isnan(frame["trace_cov"].item())
+
+
+def test_an_estimator_that_is_silent_where_rewards_differ_is_not_said_to_have_equal_ones():
+    batch, scores = interleaved_batch([4] * 10)
+    at_two = np.zeros(40)
+    for group in range(5):
+        at_two[np.flatnonzero(batch.group_index == group)[:2]] = 1.0  # two best answers: none is the single best
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = compare(batch.with_fields(rewards=at_two), ["rloo", "pass_at_k"], scores).to_frame()
+    (text,) = [str(one.message) for one in caught if "weight 0" in str(one.message)]
+    assert text.startswith("rewards differ within 5 of 10 groups, but nothing there meets the estimator's rule")
+    assert "so pass_at_k give every completion weight 0" in text
+    assert frame["kept_share"].tolist() == [0.5, 0.0]
 
 
 def test_two_prompts_have_no_interval():
