@@ -116,6 +116,13 @@ def remove_unmarked_page(run: Path) -> None:
         page.unlink()
 
 
+def remove_page(run: Path) -> None:
+    """Remove the page of an earlier analysis, where the present one has nothing to report; another file stays."""
+    page = run / "report.html"
+    if page.is_file() and is_marked(page):
+        page.unlink()
+
+
 def _is_of_0_1(run: Path) -> bool:
     """Return whether a run was made by version 0.1, which marked no page and recorded no checksums of tables."""
     manifest = run / "manifest.json"

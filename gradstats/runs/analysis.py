@@ -50,7 +50,7 @@ class RunResult:
 def analyse(run: RunDirectory) -> RunResult:
     """Fit, compare, draw and report from the measurement; needs neither the model nor torch."""
     from gradstats.report.figures import draw_run_for_report
-    from gradstats.report.page import refuse_foreign_page, remove_unmarked_page, write_report
+    from gradstats.report.page import refuse_foreign_page, remove_page, remove_unmarked_page, write_report
     from gradstats.report.saved_results import read_results
     from gradstats.runs.breakdowns import variance_breakdowns
     from gradstats.stats.variance.reduced_coordinates import rotated_once
@@ -59,7 +59,7 @@ def analyse(run: RunDirectory) -> RunResult:
     measured = read_measurement(run.measurement)
     paths: list[Path] = []
     with run.step("analysis"):
-        remove_listed_results(run.path, "tables")
+        remove_listed_results(run.path, "", "tables")  # of an earlier analysis, which this one may not replace
         scores = measured.token_scores()
         if scores is not None:
             warnings.warn(remark_on_precision(scores), UserWarning, stacklevel=2)
@@ -77,7 +77,7 @@ def analyse(run: RunDirectory) -> RunResult:
             _attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
         drawn = None
         remove_listed_results(run.path, "figures")
-        if paths:
+        if not (alpha is None and comparison is None):
             style = run.experiment.figures
             drawn = _attempt(
                 run,
@@ -91,6 +91,8 @@ def analyse(run: RunDirectory) -> RunResult:
     paths.append(run.path / "manifest.json")
     if alpha is not None or comparison is not None:
         paths.append(write_report(run.path, svgs=None if drawn is None else drawn.svgs))
+    else:
+        remove_page(run.path)
     return RunResult(run, measured, alpha, comparison, paths, gap)
 
 

@@ -174,7 +174,7 @@ def remove_listed_results(path: Path, *folders: str) -> None:
 
     Args:
         path: the run directory.
-        *folders: remove only the files in these folders of the run.
+        *folders: remove only the files in these folders of the run; "" stands for the run directory itself.
 
     Raises:
         ValueError: when the manifest is damaged.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +35,32 @@ def test_data_that_allow_no_fit_become_a_remark_and_cost_nothing_else(experiment
     assert any(remark.startswith("length scaling: ") for remark in result.run.remarks)
     assert result.comparison is not None
     assert (tmp_path / "run" / "variance.csv").exists()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_repeated_analysis_that_fails_leaves_no_results_of_the_earlier_one(finished, tmp_path, monkeypatch):
+    path = shutil.copytree(finished.run.path, tmp_path / "run")
+    run = RunDirectory(path, finished.run.experiment)
+    (path / "variance_mine.csv").write_text("mine\n")
+    assert {name for name in RESULTS if (path / name).exists()} == RESULTS
+
+    def refused(*_: object) -> None:
+        raise ValueError("not with these data")
+
+    monkeypatch.setattr("gradstats.runs.analysis.compare_estimators", refused)
+    result = analyse(run)
+    assert result.comparison is None
+    assert {name for name in RESULTS if (path / name).exists()} == {"alpha.json", "report.html"}
+    assert "variance: not with these data" in run.read_manifest()["remarks"]
+    assert not {"variance.csv", "variance.json"} & set(run.read_manifest()["files"])
+    assert "not with these data" in (path / "report.html").read_text()
+    monkeypatch.setattr("gradstats.runs.analysis.fit_alpha", refused)
+    analyse(run)
+    assert {name for name in RESULTS if (path / name).exists()} == set()
+    assert (path / "variance_mine.csv").exists()
+
+
+RESULTS = {"alpha.json", "variance.csv", "variance.json", "report.html"}
 
 
 def test_the_points_behind_the_fit_give_the_fit(finished, tmp_path):

@@ -121,7 +121,8 @@ def table() -> pd.DataFrame:
     Returns:
         A frame with the columns ``name``, ``baseline``, ``advantage unit`` (whether a completion or each token has its
         own advantage, and what it is divided by), ``ratio and clip unit``, ``length handling`` (the aggregation),
-        ``KL placement`` (with the term of the paper where the recipe leaves it out), ``filter``, ``needs`` (fields of the Batch), ``bias`` (what E[ĝ] is) and ``source``.
+        ``KL placement`` (with the term of the paper where the recipe leaves it out), ``filter``, ``needs`` (fields of
+        the Batch), ``bias`` (what E[ĝ] is) and ``source``.
 
     Example:
         >>> from gradstats.estimators import recipes
