@@ -3,25 +3,29 @@
 Each folder with a ``manifest.json`` and an ``alpha.json`` or ``variance.csv`` holds what one experiment produced: its
 numbers (`NUMBERS`), the figures drawn from them, each with its table as CSV, and ``drawn_from.json``, which records the
 hash of every file of numbers at the time of drawing. ``--check`` lists the figures that are older than their numbers.
+The folder ``zoo`` has no numbers of its own: it is drawn from two runs, and ``rows.md`` states what they leave open.
 ``--take-run RUN`` first copies the numbers and the manifest of a finished run directory.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pandas as pd
 import tyro
 
 from gradstats.config.sections import FiguresSection
 from gradstats.report.figures import draw_run
 from gradstats.report.overlay import draw_overlay
-from gradstats.report.saved_results import BREAKDOWNS, read_results
+from gradstats.report.saved_results import BREAKDOWNS, SavedResults, read_results
 from gradstats.report.saved_tokens import FILES as TOKEN_FILES
-from gradstats.system.files import read_json, write_json
+from gradstats.report.tables import markdown_escape
+from gradstats.system.files import atomic_path, read_json, write_json
 
 HERE = Path(__file__).parent
 # Where a run directory keeps each file, and its name here.
@@ -37,6 +41,23 @@ DRAWN = (".pdf", ".png", ".svg", ".pgf")
 STAMP = "drawn_from.json"
 #: The runs of the published methods: on-policy, and drawn by an earlier checkpoint.
 ZOO = {"embedded_zoo": "on-policy", "embedded_zoo_stale": "eight optimizer steps stale"}
+ZOO_ROWS = "rows.md"
+_OF_TOKENS = (
+    "the baseline of each token depends on the token scores of its group, so no weighting can be measured "
+    "in advance: needs token probes (on-policy in figures/embedded_tokens)"
+)
+#: Registered estimators and recipes without a row in the zoo, and why.
+LEFT_OUT = {
+    "gae": "needs the value of the state before each token",
+    "vine": "needs Monte-Carlo values of every step",
+    "ppo": "needs the value of the state before each token, for its advantages",
+    "otb": _OF_TOKENS,
+    "otb_turns": _OF_TOKENS + "; completions of one turn make it equal to otb",
+    "causal_optimal": _OF_TOKENS,
+    "discounted": "weights each token by γ^{T−t}: needs token probes",
+    "group_mean": "the gradient of rloo times (N − 1)/N, so equal to it at matched signal",
+    "kimi": "the advantage of recipe:kimi_k15",
+}
 
 
 def take(run: Path, root: Path = HERE) -> Path:
@@ -74,22 +95,68 @@ def redraw(folder: Path, venue: str = "icml") -> list[Path]:
 
 
 def redraw_zoo(root: Path = HERE, venue: str = "icml") -> list[Path]:
-    """Draw the published methods on-policy and stale on the same axes, once both runs are here; returns the paths."""
+    """Draw the published methods on-policy and stale on the same axes, once both runs are here; returns the paths.
+
+    What is not resolved, and what is left out, is written beside the figure.
+    """
     runs = [root / name for name in ZOO]
     if not all((run / "variance.csv").exists() for run in runs):
         return []
     folder = root / "zoo"
     folder.mkdir(exist_ok=True)
+    results = [read_results(run) for run in runs]
     with TemporaryDirectory() as drawn:
         style = FiguresSection.model_validate({"venue": venue})
-        drawn_paths = draw_overlay([read_results(run) for run in runs], Path(drawn), style, list(ZOO.values()))
+        drawn_paths = draw_overlay(results, Path(drawn), style, list(ZOO.values()))
         paths = [folder / f"zoo{path.suffix}" for path in drawn_paths if path.stem == "variance"]
         for path in paths:
             shutil.copyfile(Path(drawn) / f"variance{path.suffix}", path)
-    write_json(folder / "manifest.json", {"runs": list(ZOO), "numbers": {run.name: _hashes(run) for run in runs}})
+    with atomic_path(folder / ZOO_ROWS) as partial:
+        partial.write_text(zoo_rows(pd.concat([zoo_frame(run) for run in results])), encoding="utf-8")
+    write_json(folder / "manifest.json", {"runs": list(ZOO)})
     figures = sorted(path.name for path in paths if path.suffix in DRAWN)
-    write_json(folder / STAMP, {"figures": figures, "venue": venue, "numbers": {}})
-    return paths
+    write_json(folder / STAMP, {"figures": figures, "venue": venue, "numbers": _sources(folder)})
+    return [*paths, folder / ZOO_ROWS]
+
+
+def zoo_frame(run: SavedResults) -> pd.DataFrame:
+    """Return the variance table of one run with the columns ``run`` and ``note``, why a row has no values."""
+    frame = pd.DataFrame() if run.variance is None else run.variance
+    notes = [str(note) for note in frame.attrs.get("notes", [])]
+    return frame.assign(
+        run=ZOO[run.path.name],
+        note=[
+            " ".join(note for note in notes if "NaN" in note and (label in note or "are NaN, since" in note))
+            for label in frame["estimator"]
+        ],
+    )
+
+
+def zoo_rows(frame: pd.DataFrame) -> str:
+    """Write down what the zoo does not resolve, and what it leaves out, as Markdown.
+
+    Args:
+        frame: the variance tables of the runs with a column ``run`` and the notes about each row in ``note``.
+    """
+    lines = [
+        "# Rows of the zoo that are open, and rows that it leaves out",
+        "",
+        "Written by `make figures`. The zoo shows the variance at matched signal relative to `rloo`. A row is not",
+        "resolved where its 95 % interval has no upper end, or where there is no value at all.",
+        "",
+        "## Not resolved",
+        "",
+        "| estimator | run | matched ratio | why |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in frame.to_dict("records"):
+        if not math.isfinite(row["matched_ratio_high"]):
+            low = row["matched_ratio_low"]
+            known = f"[{low:.3g}, ∞]" if math.isfinite(low) else "–"
+            why = row["note"] or "‖E ĝ‖² is not resolved above 0, or the scale of E[ĝ] is not"
+            lines.append(f"| `{row['estimator']}` | {row['run']} | {known} | {markdown_escape(why)} |")
+    lines += ["", "## Left out", "", "| estimator | why |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| `{name}` | {why} |" for name, why in LEFT_OUT.items()), ""])
 
 
 def complaints(root: Path = HERE) -> list[str]:
@@ -101,7 +168,7 @@ def complaints(root: Path = HERE) -> list[str]:
                 f"{folder} has figures and no manifest.json: copy a run with `figures/redraw.py --take-run RUN`"
             )
             continue
-        numbers = _hashes(folder)
+        numbers = _sources(folder)
         # The figure of a benchmark is drawn by the benchmark, so only its table is checked.
         drawn_here = bool(numbers) or (folder / STAMP).exists()
         stamp = read_json(folder / STAMP) if (folder / STAMP).exists() else {}
@@ -127,6 +194,15 @@ def _hashes(folder: Path) -> dict[str, str]:
         for name in sorted(NUMBERS)
         if (folder / name).exists()
     }
+
+
+def _sources(folder: Path) -> dict[str, str]:
+    """Return the hash of every file of numbers that a folder's figures are drawn from."""
+    if folder.name != "zoo":
+        return _hashes(folder)
+    names = ("variance.csv", "variance.json")
+    found = {f"{run}/{name}": _hashes(folder.parent / run).get(name) for run in ZOO for name in names}
+    return {name: digest for name, digest in found.items() if digest is not None}
 
 
 def main(take_run: Path | None = None, venue: str = "icml", check: bool = False) -> None:

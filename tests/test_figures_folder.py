@@ -6,8 +6,14 @@ import importlib.util
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
+import pandas as pd
 import pytest
 from saved_runs import save_run
+
+from gradstats.config.experiment import find_experiment, read_experiment
+from gradstats.config.labels import read_label
+from gradstats.estimators import recipes, registry
 
 mpl.use("Agg")
 
@@ -80,7 +86,38 @@ def test_the_zoo_is_drawn_once_both_of_its_runs_are_there(figures, tmp_path):
     assert figures.redraw_zoo(tmp_path) == []
     save_run(tmp_path / "embedded_zoo_stale", name="embedded_zoo_stale")
     paths = figures.redraw_zoo(tmp_path)
-    assert {path.name for path in paths} == {"zoo.csv", "zoo.pdf", "zoo.png"}
+    assert {path.name for path in paths} == {"zoo.csv", "zoo.pdf", "zoo.png", "rows.md"}
     assert all(path.stat().st_size for path in paths)
     assert set((tmp_path / "zoo" / "zoo.csv").read_text().splitlines()[0].split(",")) >= {"estimator", "run"}
     assert not [problem for problem in figures.complaints(tmp_path) if "/zoo" in problem]
+    rows = (tmp_path / "zoo" / "rows.md").read_text()
+    assert rows.count("| `<b>mine</b>` |") == 2  # no matched ratio in either run
+    assert "| `rloo` |" not in rows
+    numbers = tmp_path / "embedded_zoo_stale" / "variance.csv"
+    numbers.write_text(numbers.read_text().replace("1.3", "1.4", 1))
+    (complaint,) = [problem for problem in figures.complaints(tmp_path) if "/zoo" in problem]
+    assert "older than embedded_zoo_stale/variance.csv" in complaint
+
+
+def test_rows_that_are_open_say_why(figures):
+    frame = pd.DataFrame(
+        {
+            "estimator": ["rloo", "recipe:grpo", "pass_at_k"],
+            "matched_ratio_low": [1.0, 0.8, np.nan],
+            "matched_ratio_high": [1.0, np.inf, np.nan],
+            "run": "on-policy",
+            "note": ["", "", "so pass_at_k give every completion weight 0 and the row is NaN"],
+        }
+    )
+    open_rows = [line for line in figures.zoo_rows(frame).partition("## Left out")[0].splitlines() if "| `" in line]
+    assert len(open_rows) == 2
+    assert "`recipe:grpo` | on-policy | [0.8, ∞] | ‖E ĝ‖² is not resolved above 0" in open_rows[0]
+    assert "| – | so pass\\_at\\_k give every" in open_rows[1]
+
+
+def test_every_registered_estimator_is_in_the_zoo_or_listed_as_left_out(figures):
+    on_policy, stale = (read_experiment(find_experiment(name)).variance.estimators for name in figures.ZOO)
+    assert on_policy == stale
+    shown = {read_label(label.removeprefix("recipe:"))[0] for label in on_policy}
+    assert shown | set(figures.LEFT_OUT) == {*recipes.names(), *registry.names()}
+    assert not shown & set(figures.LEFT_OUT)
