@@ -1,14 +1,17 @@
 """How often 95 % intervals hold the truth where completions come from an older policy, for every recipe of the zoo.
 
 Independent data sets of an enumerated policy with θ_old ≠ θ; cosine, matched bias and variance of each recipe against
-exact enumeration. Writes figures/statistics/coverage_off_policy.csv and prints what falls short.
+exact enumeration. Writes figures/statistics/coverage_off_policy.csv and prints what falls short. A data set takes about
+a second of processor time.
 """
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
@@ -32,6 +35,16 @@ RANKED = (PLAIN, TOKEN_RATIOS)
 ENTROPY = 0.9  # nats
 
 
+class DataSet(TypedDict):
+    """Which intervals of one data set hold the exact value."""
+
+    n_prompts: int
+    seed: int
+    number: int
+    ranked: bool
+    held: dict[str, dict[str, bool | None]]
+
+
 def policy() -> EnumeratedPolicy:
     """Token ratios between 0.38 and 1.49, χ² = 0.15, and plain RLOO at cosine 0.66 to ∇J."""
     rng = np.random.default_rng(244)
@@ -53,12 +66,74 @@ def zoo() -> list[Weighting]:
     return [*named, recipes.get("kimi_k15", tau=0.5), TOKEN_RATIOS, truncated]
 
 
+def exact_values(chosen: Sequence[Weighting]) -> dict[str, dict[str, float]]:
+    """Return the exact value of each quantity by label, from enumeration."""
+    drawn, exact = policy(), {}
+    for estimator in chosen:
+        moments = drawn.moments(estimator, GROUP_SIZE)
+        matched = moments.matched_bias_share(PROMPTS_PER_BATCH)
+        exact[estimator.label] = dict(zip(QUANTITIES, (moments.trace_cov, moments.cosine, matched), strict=True))
+    return exact
+
+
+def data_set(
+    n_prompts: int, seed: int, number: int, chosen: Sequence[Weighting], exact: dict[str, dict[str, float]]
+) -> DataSet:
+    """Draw one data set and compare; ``held`` is None for an interval that is not known."""
+    stream = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
+    batch, _, token_scores = policy().sample(n_prompts, GROUP_SIZE, rng=stream)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        frame = compare(
+            batch,
+            [*chosen, *(one for one in RANKED if one.label not in exact)],
+            token_scores,
+            prompts_per_batch=PROMPTS_PER_BATCH,
+            target="importance",
+        ).to_frame(LEVEL)
+    by_label = frame.set_index("estimator")
+    held: dict[str, dict[str, bool | None]] = {label: {} for label in exact}
+    for label, values in exact.items():
+        for name, value in values.items():
+            low, high = by_label.loc[label, f"{name}_low"], by_label.loc[label, f"{name}_high"]
+            known = np.isfinite(low) or np.isfinite(high)
+            # The target's own cosine and bias are exact: rounding is no miss.
+            held[label][name] = bool(low - 1e-9 <= value <= high + 1e-9) if known else None
+    ranked = bool(by_label.loc[PLAIN.label, "cosine"] < by_label.loc[TOKEN_RATIOS.label, "cosine"])
+    return {"n_prompts": n_prompts, "seed": seed, "number": number, "ranked": ranked, "held": held}
+
+
+def summary(data_sets: Sequence[DataSet], exact: dict[str, dict[str, float]]) -> pd.DataFrame:
+    """Return one row for each recipe, quantity and size: how often the interval holds the exact value, and is known.
+
+    ``.attrs["ranked"]`` is the share of data sets in which token ratios have a higher cosine than plain RLOO.
+    """
+    rows = []
+    for n_prompts in sorted({one["n_prompts"] for one in data_sets}):
+        same = [one["held"] for one in data_sets if one["n_prompts"] == n_prompts]
+        for label, values in exact.items():
+            for name, value in values.items():
+                held = [one[label][name] for one in same if one[label][name] is not None]
+                rows.append(
+                    {
+                        "estimator": label,
+                        "quantity": name,
+                        "n_prompts": n_prompts,
+                        "exact": value,
+                        "known": len(held) / len(same),
+                        "coverage": float(np.mean(held)) if held else np.nan,
+                        "replications": len(same),
+                    }
+                )
+    table = pd.DataFrame(rows)
+    table.attrs["ranked"] = float(np.mean([one["ranked"] for one in data_sets]))
+    return table
+
+
 def coverage(
     n_prompts: int, replications: int, seed: int = 0, estimators: Sequence[Weighting] | None = None
 ) -> pd.DataFrame:
-    """One row for each recipe and quantity: how often the interval holds the exact value, and how often it is known.
-
-    ``.attrs["ranked"]`` is the share of data sets in which token ratios have a higher cosine than plain RLOO.
+    """Simulate, and return :func:`summary`.
 
     Args:
         n_prompts: groups in each data set.
@@ -66,71 +141,58 @@ def coverage(
         seed: of their draws.
         estimators: whose rows; the whole zoo by default.
     """
-    drawn, chosen = policy(), list(estimators or zoo())
-    exact = {}
-    for estimator in chosen:
-        moments = drawn.moments(estimator, GROUP_SIZE)
-        matched = moments.matched_bias_share(PROMPTS_PER_BATCH)
-        exact[estimator.label] = dict(zip(QUANTITIES, (moments.trace_cov, moments.cosine, matched), strict=True))
-    hits: dict[tuple[str, str], list[bool]] = {(label, name): [] for label in exact for name in QUANTITIES}
-    ranked = []
-    for stream in np.random.default_rng(seed).spawn(replications):
-        batch, _, token_scores = drawn.sample(n_prompts, GROUP_SIZE, rng=stream)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            frame = compare(
-                batch,
-                [*chosen, *(one for one in RANKED if one.label not in exact)],
-                token_scores,
-                prompts_per_batch=PROMPTS_PER_BATCH,
-                target="importance",
-            ).to_frame(LEVEL)
-        by_label = frame.set_index("estimator")
-        ranked.append(bool(by_label.loc[PLAIN.label, "cosine"] < by_label.loc[TOKEN_RATIOS.label, "cosine"]))
-        for (label, name), held in hits.items():
-            low, high = by_label.loc[label, f"{name}_low"], by_label.loc[label, f"{name}_high"]
-            if np.isfinite(low) or np.isfinite(high):
-                # The target's own cosine and bias are exact: rounding is no miss.
-                held.append(bool(low - 1e-9 <= exact[label][name] <= high + 1e-9))
-    print(f"{n_prompts} groups: token ratios rank above plain RLOO in {np.mean(ranked):.1%} of data sets")
-    rows = [
-        {
-            "estimator": label,
-            "quantity": name,
-            "n_prompts": n_prompts,
-            "exact": exact[label][name],
-            "known": len(held) / replications,
-            "coverage": float(np.mean(held)) if held else np.nan,
-            "replications": replications,
-        }
-        for (label, name), held in hits.items()
-    ]
-    table = pd.DataFrame(rows)
-    table.attrs["ranked"] = float(np.mean(ranked))
-    return table
+    chosen = list(estimators or zoo())
+    exact = exact_values(chosen)
+    return summary([data_set(n_prompts, seed, number, chosen, exact) for number in range(replications)], exact)
 
 
 def main(
-    prompts: tuple[int, ...] = (100, 400), replications: int = 1000, seed: int = 0, only: tuple[str, ...] = ()
+    prompts: tuple[int, ...] = (100, 400),
+    replications: int = 1000,
+    seed: int = 0,
+    only: tuple[str, ...] = (),
+    finished: Path = Path("runs/coverage_off_policy.jsonl"),
 ) -> None:
     """Simulate, write the table and print the rows that fall short.
 
     Args:
         prompts: groups in a data set.
-        replications: data sets of each size.
+        replications: data sets of each size; an interrupted call resumes, and a smaller number writes the table of
+            the finished ones.
         seed: of the draws.
-        only: labels of the zoo to simulate; the table is then printed and not written.
+        only: labels of the zoo to simulate; the table is then printed and nothing is written.
+        finished: the finished data sets, one line each; remove it after a change to estimators or intervals.
     """
     if unknown := set(only) - {one.label for one in zoo()}:
         raise ValueError(f"only={unknown} is not in the zoo: {', '.join(one.label for one in zoo())}")
     chosen = [one for one in zoo() if not only or one.label in only]
-    table = pd.concat([coverage(n, replications, seed, chosen) for n in prompts], ignore_index=True)
+    exact = exact_values(chosen)
+    data_sets = _read(finished) if not only else []
+    done = {(one["n_prompts"], one["seed"], one["number"]) for one in data_sets}
+    # Sizes in turn, so that what an interrupted call leaves is balanced.
+    for number, n_prompts in ((number, n) for number in range(replications) for n in prompts):
+        if (n_prompts, seed, number) not in done:
+            data_sets.append(data_set(n_prompts, seed, number, chosen, exact))
+            if not only:
+                finished.parent.mkdir(parents=True, exist_ok=True)
+                with finished.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(data_sets[-1]) + "\n")
+    table = summary([one for one in data_sets if one["n_prompts"] in prompts and one["seed"] == seed], exact)
     if not only:
         write_csv(FOLDER / "coverage_off_policy.csv", table)
     print(table.to_string())
-    error = 2 * np.sqrt(LEVEL * (1 - LEVEL) / replications)
-    short = table[table["coverage"] < 0.92 - error]
+    print(f"token ratios rank above plain RLOO in {table.attrs['ranked']:.1%} of data sets")
+    short = table[table["coverage"] < 0.92 - 2 * np.sqrt(LEVEL * (1 - LEVEL) / table["replications"])]
     print("short of 0.92:", short[["estimator", "quantity", "n_prompts", "coverage"]])
+
+
+def _read(finished: Path) -> list[DataSet]:
+    """Return the finished data sets; a last line that was cut short is dropped."""
+    text = finished.read_text(encoding="utf-8") if finished.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        finished.write_text(whole, encoding="utf-8")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 if __name__ == "__main__":
