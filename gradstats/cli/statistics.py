@@ -221,7 +221,7 @@ def group_size(
 
     Args:
         source: a measurement folder or a run directory, with 2N completions per prompt.
-        estimator: its name, with parameters as in "length_weighted(alpha=0.8, loo=True)".
+        estimator: its label, such as "length_weighted(alpha=0.8, loo=True)" or "recipe:dapo".
         group_size: N.
     """
     refuse_unknown_estimators(estimator)
@@ -244,7 +244,8 @@ def shift(
 
     Args:
         source: a measurement folder or a run directory.
-        estimator: its name, with parameters as in "length_weighted(alpha=0.8)".
+        estimator: its label, such as "length_weighted(alpha=0.8)", "recipe:opo" or a module:function of your own; of a
+            recipe, the baseline before it is divided by a scale.
     """
     refuse_unknown_estimators(estimator)
     import gradstats

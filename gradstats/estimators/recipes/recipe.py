@@ -258,7 +258,11 @@ class Recipe:
             ValueError: when the batch lacks a field.
         """
         batch.require(self.needs, self.label)
-        return self._scaled(self.kl(self._rewarded(batch))[0])
+        return self._scaled(self.rewarded(batch))
+
+    def rewarded(self, batch: Batch) -> Batch:
+        """Return the batch with the rewards that advantages are computed from: with a term by length, and KL."""
+        return self.kl(self._rewarded(batch))[0]
 
     def _scaled(self, rewarded: Batch) -> np.ndarray:
         return self.scale(self.advantage.advantages(rewarded), rewarded)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
@@ -22,11 +23,13 @@ class ImpliedShift:
         estimator: its label.
         delta: δ, mean over prompts of :math:`b - \bar R`, b the baseline.
         n_prompts: prompts it rests on.
+        by_construction: whether δ is 0 whatever the rewards are, as that of a leave-one-out mean.
     """
 
     estimator: str
     delta: Estimate
     n_prompts: int
+    by_construction: bool = False
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval of δ."""
@@ -40,6 +43,11 @@ class ImpliedShift:
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the answer in words."""
+        if self.by_construction:
+            return (
+                f"The equivalent δ of {self.estimator} is 0 by construction: averaged over these completions, its "
+                "baseline is the mean reward."
+            )
         low, high = self.confidence_interval(confidence_level)
         return (
             f"The baseline of {self.estimator} lies {self.delta.value:+.3g} [{low:.3g}, {high:.3g}] from the group "
@@ -51,16 +59,20 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
     r"""Find the δ for which Asymmetric REINFORCE, :math:`A = R - (\bar R + δ)`, has an estimator's mean baseline.
 
     A length-weighted baseline lies below the group mean where longer answers are less often right, which is what a
-    negative δ does by hand (Arnal et al., 2506.20520). No gradient is needed.
+    negative δ does by hand (Arnal et al., 2506.20520). No gradient is needed. The shift of a recipe is that of what it
+    subtracts before it divides by a scale, from rewards with its KL and length terms. The δ of lowest variance is
+    another one: the minimiser of :func:`gradstats.variance_curve` along ``delta`` of ``asymmetric``.
 
     Args:
         measured_or_batch: a measurement or a :class:`gradstats.estimators.Batch`.
-        estimator: a sequence-level estimator of the form R − baseline, or a recipe with such an advantage; the shift of
-            one that also divides, such as grpo, would have no meaning.
+        estimator: a baseline, a recipe, or a function of your own, whose advantages are taken as R − baseline.
+
+    Returns:
+        The shift; exactly 0, and ``by_construction``, where the average of the baseline is the mean reward.
 
     Raises:
-        ValueError: for a token-level estimator, one that scales its advantages, fewer than 3 prompts, or a shift that
-            is 0 by construction.
+        ValueError: for an estimator without one baseline for each completion, in units of the reward; for fewer than 3
+            prompts.
 
     Example:
         >>> import gradstats as gs
@@ -68,28 +80,46 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
         >>> shift = gs.implied_shift(batch, "token_mean")
         >>> round(shift.delta.value, 3)  # the longer answer of prompt 0 is wrong: (0.2 − 0.5)/3
         -0.1
+        >>> gs.implied_shift(batch, "recipe:grpo").delta.value
+        0.0
     """
     batch = measured_or_batch if isinstance(measured_or_batch, Batch) else Batch.from_measurement(measured_or_batch)
     chosen = families.get(estimator)
     if batch.n_groups < 3:
         raise ValueError(f"an interval of the shift needs at least 3 prompts, got {batch.n_groups}: measure more")
-    if not _subtracts_a_baseline(chosen):
-        raise ValueError(
-            f"{chosen.label} does not subtract one baseline from a completion's reward, so it has no shift"
-        )
-    baseline = batch.rewards - chosen.advantages(batch)
-    shift = np.bincount(batch.group_index, weights=baseline - batch.rewards) / batch.group_sizes
-    if chosen.across_groups and np.ptp(shift) > 0 and abs(shift.mean()) <= 1e-12 * np.abs(shift).max():
-        raise ValueError(
-            f"the shift of {chosen.label} is 0 by construction here: with groups of one size the mean over the batch "
-            "is that of the group means; choose a baseline of its own group"
-        )
-    return ImpliedShift(chosen.label, mean_statistic(shift).estimate(), batch.n_groups)
+    advantages = _advantages(chosen, batch)
+    shift = 0.0 - np.bincount(batch.group_index, weights=advantages) / batch.group_sizes
+    rounding = 1e-12 * np.abs(advantages).max()
+    settled = np.abs(shift).max() <= rounding or (chosen.across_groups and abs(shift.mean()) <= rounding)
+    by_construction = bool(settled and rounding > 0)  # without any advantage nothing is known of the baseline
+    definition = _of(chosen).definition
+    if not by_construction and definition.scale != "–":
+        raise _no_shift(chosen, f"baseline: {definition.baseline}; divided by: {definition.scale}")
+    delta = mean_statistic(np.zeros_like(shift) if by_construction else shift).estimate()
+    return ImpliedShift(chosen.label, delta, batch.n_groups, by_construction)
 
 
-def _subtracts_a_baseline(estimator: Estimator | Recipe) -> bool:
-    """Return whether each completion's advantage is its reward less one baseline."""
-    if isinstance(estimator, Recipe):
-        plain = estimator.scale.name == "none" and estimator.kl.name != "in_reward" and estimator.reward.name == "none"
-        return plain and _subtracts_a_baseline(estimator.advantage)
-    return estimator.level == "sequence" and estimator.definition.scale == "–"
+def _of(estimator: Estimator | Recipe) -> Estimator:
+    """Return what subtracts the baseline."""
+    return estimator.advantage if isinstance(estimator, Recipe) else estimator
+
+
+def _advantages(estimator: Estimator | Recipe, batch: Batch) -> Float[np.ndarray, " n"]:
+    """Return reward less baseline of each completion, up to a scale that the estimator itself divides by.
+
+    Raises:
+        ValueError: where the advantages of a completion's tokens differ.
+    """
+    batch.require(estimator.needs, estimator.label)
+    rewarded = estimator.rewarded(batch) if isinstance(estimator, Recipe) else batch
+    advantages = _of(estimator).advantages(rewarded)
+    if advantages.ndim == 1:
+        return advantages
+    first = advantages[np.arange(len(advantages)), batch.mask.argmax(axis=1)]
+    if not np.allclose(advantages, np.where(batch.mask, first[:, None], 0.0), rtol=1e-12, atol=0.0):
+        raise _no_shift(estimator, "its advantages differ from token to token")
+    return first
+
+
+def _no_shift(estimator: Estimator | Recipe, why: str) -> ValueError:
+    return ValueError(f"{estimator.label} has no single baseline in units of the reward, and so no shift ({why})")
