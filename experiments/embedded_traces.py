@@ -6,13 +6,14 @@ trace is in one of three moods. A *brisk* one writes little more than what happe
 wordier, a *muddled* one hesitates, begins with the wrong day and loses the thread. A mood usually lasts.
 
 A step is worked out exactly or roughly (``roughly 24 - 5 = 18``). Rough results are often wrong, and rough steps are
-most frequent in the muddled mood, so that at equal difficulty longer traces are less often right, by construction. A
-rough step may be doubted and worked out again, any step may be checked by its inverse, a muddled trace may start over
-and a finished one may be gone through once more: errors that are noticed are corrected in the text.
+most frequent in the muddled mood, so that at equal difficulty longer traces are less often right, by construction. Now
+and then a step, a doubt or a check is misread, as another change's or with a wrong count, and nobody notices. A rough
+step may be doubted and worked out again, any step may be checked by its inverse, a muddled trace may start over:
+errors that are noticed are corrected in the text.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -112,13 +113,16 @@ class Habits:
     moods: tuple[float, float, float] = (0.42, 0.33, 0.25)
     mood_lasts: float = 0.9
     rough: tuple[float, float, float] = (0.1, 0.3, 0.9)
-    slip: float = 0.5  # of a rough step
+    slip: float = 0.45  # of a rough step
     doubt: tuple[float, float, float] = (0.4, 0.3, 0.2)  # of a rough step
     check: tuple[float, float, float] = (0.1, 0.1, 0.05)
     restate: float = 0.15
     aside: tuple[float, float, float] = (0.0, 0.08, 0.25)
     false_start: tuple[float, float, float] = (0.0, 0.0, 0.2)
     restart: tuple[float, float, float] = (0.0, 0.0, 0.2)
+    misread: tuple[float, float, float] = (0.06, 0.09, 0.13)  # of whatever is read, in a step, a doubt or a check
+    misjudged: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a check: passed though wrong, or refuted though right
+    miscount: float = 0.3  # of what is misread; else it is another change's verb or amount
     name: float = 0.0  # of naming the person, instead of she or he
     favourite: float = 0.5  # of saying a thing in the first of its ways; else all are equally likely
 
@@ -154,7 +158,7 @@ class TraceWriter:
 
     def _step(self, step: int, count: int) -> int:
         """Write one change of the count and what comes after it; the new count, right or wrong."""
-        change = self.story.changes[step]
+        change, count = self._read(self.story.changes[step], count, step)
         place: dict[str, Any] = {"when": change.when, "at": "on" if change.when in DAYS else "in"}
         if step + 1 < len(self.story.changes) and self._happens("false_start"):
             self._say(FALSE_STARTS, later=self.story.changes[step + 1].when, **place)
@@ -168,15 +172,28 @@ class TraceWriter:
         if rough:
             self._say(ROUGH)
             if self.rng.random() < self.habits.slip:
-                result = self._slipped(right, step)
+                result = self._slipped(right, step + 1)
         self._say(EXPRESSIONS[change.kind], change, count=count, result=result)
         self._extend(ENDS)
-        return self._look_back(change, count, result, rough)
+        return self._look_back(change, count, result, step, rough)
 
-    def _look_back(self, change: Change, count: int, result: int, rough: bool) -> int:
+    def _read(self, change: Change, count: int, step: int) -> tuple[Change, int]:
+        """A change and the count before it, as read: now and then another's verb or amount, or a wrong count."""
+        if not self._happens("misread"):
+            return change, count
+        if self.rng.random() < self.habits.miscount:
+            return change, self._slipped(count, step)
+        other = self.story.changes[int(self.rng.integers(len(self.story.changes)))]
+        taken = {"verb": other.verb, "friend": other.friend} if self.rng.random() < 0.5 else {"amount": other.amount}
+        misread = replace(change, **taken)
+        return (misread, count) if self._within(misread.apply(count), step + 1) else (change, count)
+
+    def _look_back(self, change: Change, count: int, result: int, step: int, rough: bool) -> int:
         """Doubt, check, restate or digress; the count after that."""
         right = change.apply(count)
         if rough and self._happens("doubt"):
+            change, count = self._read(change, count, step)
+            right = change.apply(count)
             self._say(DOUBTS)
             self._say(EXPRESSIONS[change.kind], change, count=count, result=right)
             self._extend(["."])
@@ -186,7 +203,7 @@ class TraceWriter:
             undone = count + result - right
             self._say(CHECKS)
             self._say([INVERSES[change.kind]], change, result=result, undone=undone)
-            if result == right:
+            if (result == right) != self._happens("misjudged"):
                 self._extend(CHECKED)
             else:
                 self._extend(REFUTED, count=count)
@@ -200,8 +217,8 @@ class TraceWriter:
         return result
 
     def _slipped(self, right: int, step: int) -> int:
-        """A result that is one or ten off, such that all later counts stay within bounds."""
-        wrong = [right + error for error in (-10, -1, 1, 10) if self._within(right + error, step + 1)]
+        """A count before a step that is one or ten off, such that all later counts stay within bounds."""
+        wrong = [right + error for error in (-10, -1, 1, 10) if self._within(right + error, step)]
         return int(self.rng.choice(wrong)) if wrong else right
 
     def _within(self, count: int, step: int) -> bool:

@@ -11,9 +11,11 @@ from safetensors import safe_open
 
 import gradstats as gs
 from gradstats.prompts.embedded import extract_answer, generate_problems, parse_problem
+from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.length_reward import length_reward_correlation
 from gradstats.stats.profile import LONG, PolicyProfile, profile_policy
 
+COST = "One thread took 47 processor minutes, half a second a step."
 BEYOND = 5  # steps: the first number outside the standard mix
 
 # Qwen2.5-Coder-0.5B-Instruct on 24 word problems, 4 completions each.
@@ -82,19 +84,6 @@ def recipe_of(folder: Path) -> dict:
     return json.loads((folder / "config.json").read_text())["training_recipe"]
 
 
-def gain_of_head(recipe: dict) -> float:
-    """By how much the final norm's gain is larger, and the head smaller, than usual."""
-    return recipe["head_gain"] * recipe["saved_gain"]
-
-
-def effective_share_at_gain_1(gradients: gs.Measurement, gain: float) -> float:
-    """The effective share of the same completions, had the final norm the usual gain and the head its usual size."""
-    blocks = gradients.sq_norms_by_block
-    scaled = blocks.assign(**{"head": blocks["head"] / gain**2, "final norm": blocks["final norm"] * gain**2})
-    squares = scaled.sum(axis=1)
-    return float(squares.sum() ** 2 / (len(squares) * (squares**2).sum()))
-
-
 def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int, seed: int) -> dict:
     """Measure the policy on held-out problems of the standard mix, and write its model card."""
     policy = gs.load_policy(str(folder))
@@ -103,7 +92,7 @@ def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int,
         policy, problems, group_size=group_size, max_new_tokens=max_new_tokens, rng=seed, batch_size=256
     )
     gradients = gs.measure(policy, rollouts, sketch_dim=4096)
-    profile = profile_policy(gradients)
+    profile, blocks = profile_policy(gradients), gradients.sq_norms_by_block
     steps = np.repeat([problem.details["difficulty"] for problem in problems], group_size)
     rewards, lengths = rollouts.rewards, rollouts.lengths
     share = rewards.reshape(n_prompts, group_size).mean(axis=1)
@@ -124,8 +113,8 @@ def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int,
         "at_cap": float(rollouts.truncated.mean()),
         "mixed_groups": float(((share > 0) & (share < 1)).mean()),
         "within_prompt_correlation": [correlation.correlation, *correlation.confidence_interval()],
-        "head_share": float(gradients.sq_norms_by_block["head"].sum() / gradients.sq_norms.sum()),
-        "effective_share_at_gain_1": effective_share_at_gain_1(gradients, gain_of_head(recipe_of(folder))),
+        "head_share": float(blocks["head"].sum() / gradients.sq_norms.sum()),
+        "effective_share_without_head": effective_sample_size(gradients.sq_norms - blocks["head"]) / len(rewards),
         "profile": json.loads(str(profile.to_frame().to_json(orient="records"))),
     }
     write_card(folder, measured, profile)
@@ -135,7 +124,6 @@ def evaluate(folder: Path, n_prompts: int, group_size: int, max_new_tokens: int,
 def write_card(folder: Path, measured: dict, profile: PolicyProfile) -> None:
     """Write README.md from the measured numbers and the recipe kept in the model's configuration."""
     recipe = recipe_of(folder)
-    gain = gain_of_head(recipe)
     parameters = 0
     with safe_open(folder / "model.safetensors", "pt") as weights:
         for name in weights.keys():  # noqa: SIM118 (safe_open is not a mapping)
@@ -181,16 +169,21 @@ for the layers' matrices and AdamW ({recipe["other_learning_rate"]:g}) for the r
 only. In the first {recipe["curriculum"]} steps traces are never muddled and problems grow from 2 changes to
 {recipe["most_changes"]}; wordings have no favourites in the first {recipe["even"]}; up to step {recipe["wide"]}
 problems have up to {recipe["most_changes"]} changes and traces call the person by name now and then.
-One thread takes 32 processor minutes; the last 300 steps, repeated from the saved state, gave identical files.
-Muon iterates in bfloat16: on a processor without instructions for it, a step took 1.4 s in place of 0.4 s.
+{COST}
 
-**Scale of the head.** Embeddings and head are separate matrices. The final norm's gain starts at
-{recipe["head_gain"]:g}, the head at 1/{recipe["head_gain"]:g} of the usual size, and their learning rates follow; in
-what is saved, the gain is {recipe["saved_gain"]:g} times as large and the head as much smaller. The logits do not
-depend on it and training hardly does, but the head's gradients are {gain:g} times as large, so that the head holds
-{measured["head_share"]:.1%} of Σ‖S‖². These gradients are even: errors of reading, tokens at which the model hesitates
-between two numbers of the story, have by far the largest gradients in the layers. With a gain of 1 the same
-completions have an effective share of {measured["effective_share_at_gain_1"]:.2f}.
+**Even gradients.** Muon lets the weights of queries and keys grow until attention logits reach several hundred, which
+no reading needs; there, one hesitation between two places of the story has a gradient as large as that of hundreds of
+completions. Three things keep gradients even. From step {recipe["restarts"][-1]} on, the root mean square of each
+head's query and key weights, times the gain of the norm before them, is limited: over {recipe["limited"]} steps the
+limit falls to {recipe["reach"]:g}, a fifth of what they had grown to. In the traces, from step {recipe["even"]} on, a
+step, a doubt or a check is misread with probability
+{" / ".join(format(p, ".0%") for p in recipe["habits"]["misread"])} (brisk / plain / muddled): another change's verb or
+amount, or a wrong count, so that every reading is slightly uncertain. And every forward and backward pass of training
+moves the weights of layers and embeddings by Gaussian noise, which adds a penalty on the mean squared norm of the
+tokens' scores to the expected loss; its standard deviation rises from 0 at step {recipe["even"]} to
+{recipe["noise"]:g} at step {recipe["restarts"][0]}, and is {recipe["last_noise"]:g} from step
+{recipe["restarts"][-1]} on. Norms and head are as training left them. The head holds {measured["head_share"]:.0%} of
+Σ‖S‖²; without it, the effective share of the completions is {measured["effective_share_without_head"]:.2f}.
 
 ## Measured
 

@@ -3,8 +3,11 @@
 The model imitates the traces of `embedded_traces`; `evaluate_embedded_policy` measures what it has learned.
 The schedule counts steps, never time, and every batch is a function of the seed and the step: the same seed
 gives the same weights with the same versions and number of threads, interrupted or not. Beside the policy, the run
-leaves four checkpoints and the second moments of its gradients; the model card says how they are stored. Needs
-torch 2.9 or newer, for Muon.
+leaves four checkpoints and the second moments of its gradients; the model card says how they are stored.
+
+What keeps the gradients of completions even, as they are in a language model of usual size: attention that is not
+sharper than reading needs (`limit_attention`), traces that misread now and then, so that every reading is slightly
+uncertain, and noise on the weights (`noisy_weights`), which makes sharp reading costly.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +26,7 @@ import numpy as np
 import torch
 from embedded_traces import PIECE, Habits, write_trace
 from evaluate_embedded_policy import evaluate
+from muon import Muon
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -41,10 +46,12 @@ CHAT_TEMPLATE = (
 )
 BLOCK = 32  # batches drawn together, so that each can hold traces of similar length
 CHECKPOINTS = (1000, 2000, 3500)  # steps, and one shortly before the end
-# Habits to begin with: at last the person is called she or he, before that also by name; before that all wordings are
-# equally likely; and at first nothing is muddled or repeated.
-NAMING = Habits(name=0.5)
-EVEN = replace(NAMING, rough=(0.1, 0.3, 0.75), favourite=0.0)
+# Habits to begin with: in the last part no check is misjudged; before, checks are, and before that the person is also
+# called by name; before that all wordings are equally likely and nothing is misread, so that reading is learned first;
+# and at first nothing is muddled or repeated.
+CARELESS = Habits(misjudged=Habits.misread)
+NAMING = replace(CARELESS, name=0.5)
+EVEN = replace(NAMING, rough=(0.1, 0.3, 0.75), favourite=0.0, misread=(0.0, 0.0, 0.0), misjudged=(0.0, 0.0, 0.0))
 CLEAR = replace(EVEN, moods=(0.6, 0.4, 0.0), restate=0.0)
 STEPS_BEFORE_END = 8  # of the last checkpoint, that of a sampler which lags behind
 
@@ -54,9 +61,9 @@ class Recipe:
     """What determines the weights, apart from the machine."""
 
     seed: int = 0
-    steps: int = 5000
+    steps: int = 5500
     warmup: int = 40  # steps
-    restarts: tuple[int, ...] = (2000, 3500)  # steps at which the learning rate begins again, from half its peak
+    restarts: tuple[int, ...] = (2000, 3500, 5000)  # steps at which the learning rate begins again, at half its peak
     batch_size: int = 16
     learning_rate: float = 1e-2  # peak, Muon, for the layers' matrices
     other_learning_rate: float = 3e-3  # peak, AdamW, for embeddings, biases and norms
@@ -65,9 +72,12 @@ class Recipe:
     eps: float = 1e-8
     weight_decay: float = 0.01
     clip: float = 3.0  # of the gradient's norm
+    noise: float = 0.04  # of layers' and embeddings' weights: standard deviation, reached from 0 between `even` and
+    # the first restart
+    last_noise: float = 0.02  # the same, from the last restart on
+    reach: float = 0.05  # of attention: the most that `limit_attention` allows, `limited` steps after the last restart
+    limited: int = 100  # steps
     embedding_size: float = 0.3  # standard deviation of the initial embeddings
-    head_gain: float = 6.0  # the final norm's gain, by which the head is smaller and learns more slowly
-    saved_gain: float = 2.0  # by which that gain is multiplied, and the head divided, in what is saved
     curriculum: int = 512  # training steps over which problems grow from 2 changes to the most
     even: int = 832  # training steps in which all wordings are equally likely
     wide: int = 3520  # training steps in which problems have up to the most changes, and traces the person's name
@@ -125,8 +135,6 @@ def build_model(tokenizer: Qwen2Tokenizer, recipe: Recipe) -> Qwen2ForCausalLM:
     model = Qwen2ForCausalLM(config)
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(recipe.embedding_size / config.initializer_range)
-        model.model.norm.weight.fill_(recipe.head_gain)
-        model.lm_head.weight.div_(recipe.head_gain)
     return model
 
 
@@ -141,7 +149,7 @@ def batches(tokenizer: Qwen2Tokenizer, recipe: Recipe, first_step: int) -> Itera
         elif first < recipe.wide:
             habits, steps, falling = EVEN if first < recipe.even else NAMING, (2, recipe.most_changes), True
         else:
-            habits, steps, falling = Habits(), None, None
+            habits, steps, falling = CARELESS if first < recipe.restarts[-1] else Habits(), None, None
         problems = generate_problems(count, rng=rng, split="train", steps=steps, falling=falling)
         rows = []
         for problem in problems:
@@ -167,25 +175,15 @@ def batches(tokenizer: Qwen2Tokenizer, recipe: Recipe, first_step: int) -> Itera
 
 
 def build_optimizers(model: Qwen2ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, which learns to look changes up several times sooner than AdamW alone.
-
-    The learning rates of the final norm and of the head follow their sizes, so that the gain hardly changes the course
-    of the training. It decides how much of a completion's squared norm is the head's.
-    """
+    """Muon for the layers' matrices, which learns to look changes up several times sooner than AdamW alone."""
     named = dict(model.named_parameters())
-    matrices = [parameter for name, parameter in named.items() if parameter.ndim == 2 and "layers" in name]
-    norm, head = named["model.norm.weight"], named["lm_head.weight"]
-    others = [parameter for parameter in named.values() if not any(parameter is one for one in [*matrices, norm, head])]
-    muon = torch.optim.Muon(
-        matrices, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+    in_layers = {name: parameter.ndim == 2 and "layers" in name for name, parameter in named.items()}
+    matrices = [parameter for name, parameter in named.items() if in_layers[name]]
+    others = [parameter for name, parameter in named.items() if not in_layers[name]]
+    muon = Muon(matrices, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    adamw = torch.optim.AdamW(
+        others, lr=recipe.other_learning_rate, betas=recipe.betas, eps=recipe.eps, weight_decay=recipe.weight_decay
     )
-    rate, gain = recipe.other_learning_rate, recipe.head_gain
-    groups = [
-        {"params": others},
-        {"params": [norm], "lr": rate * gain},
-        {"params": [head], "lr": rate / gain, "eps": recipe.eps * gain},
-    ]
-    adamw = torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, weight_decay=recipe.weight_decay)
     for optimizer in (muon, adamw):
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -198,6 +196,53 @@ def schedule(step: int, recipe: Recipe) -> float:
     cosine = 0.5 * (1 + math.cos(math.pi * ((step - begin) / (end - begin))))
     decay = recipe.last_share + ((0.5 if begin else 1.0) - recipe.last_share) * cosine
     return min(1.0, (step + 1) / recipe.warmup) * decay
+
+
+@contextmanager
+def noisy_weights(model: Qwen2ForCausalLM, recipe: Recipe, step: int) -> Iterator[None]:
+    """Move the weights of layers and embeddings by Gaussian noise for one forward and backward pass.
+
+    Noise of standard deviation σ adds about σ²/2 times the trace of the Fisher information to the expected loss, which
+    is the mean squared norm of a token's score: the few tokens with enormous gradients cost most.
+    """
+    size = recipe.noise * min(1.0, (step - recipe.even) / (recipe.restarts[0] - recipe.even))
+    if step >= recipe.restarts[-1]:
+        size = recipe.last_noise
+    if size <= 0:
+        yield
+        return
+    named = {name: weight.data for name, weight in model.named_parameters()}
+    moved = {name: weight for name, weight in named.items() if name not in ("model.norm.weight", "lm_head.weight")}
+    kept = {name: weight.clone() for name, weight in moved.items()}
+    generator = torch.Generator().manual_seed(recipe.seed * 2**32 + step)
+    for weight in moved.values():
+        weight.add_(torch.randn(weight.shape, generator=generator), alpha=size)
+    yield
+    for name, weight in moved.items():
+        weight.copy_(kept[name])
+
+
+@torch.no_grad()
+def limit_attention(model: Qwen2ForCausalLM, recipe: Recipe, step: int) -> None:
+    """Scale down the queries and keys of every head whose weights have grown too large, in the last part of training.
+
+    What is limited is the root mean square of a head's query weights, and of its key weights, times the gain of the
+    norm before them. The limit falls by equal factors from five times `reach`, where no head is, to `reach`. Muon lets
+    these weights grow until attention logits reach several hundred, which no reading needs: there one hesitation
+    between two places of the story has a gradient as large as that of hundreds of completions. MuonClip does the same
+    by the largest logit; source: Kimi K2 (2025), https://arxiv.org/abs/2507.20534.
+    """
+    since = step - recipe.restarts[-1]
+    if since < 0:
+        return
+    limit = recipe.reach * 5 ** max(0.0, 1 - (since + 1) / recipe.limited)
+    for layer in model.model.layers:
+        gain, attention = layer.input_layernorm.weight, layer.self_attn
+        for projection in (attention.q_proj, attention.k_proj):
+            of_heads = (projection.weight * gain).unflatten(0, (-1, attention.head_dim))
+            factor = (limit / of_heads.square().mean((1, 2)).sqrt()).clamp(max=1.0)
+            for parameter in (projection.weight, projection.bias):
+                parameter.mul_(factor.repeat_interleave(attention.head_dim).view(-1, *[1] * (parameter.ndim - 1)))
 
 
 def train(output: Path, recipe: Recipe, state_every: int) -> None:
@@ -226,28 +271,27 @@ def train(output: Path, recipe: Recipe, state_every: int) -> None:
         for tokens, targets in batches(tokenizer, recipe, step):
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = group["peak"] * schedule(step, recipe)
-            logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten())
             model.zero_grad()
-            loss.backward()
+            with noisy_weights(model, recipe, step):
+                logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten())
+                loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
             for name, parameter in model.named_parameters():
                 assert parameter.grad is not None
                 moments[name].lerp_(parameter.grad**2, 1 - recipe.betas[1])
             for optimizer in optimizers:
                 optimizer.step()
+            limit_attention(model, recipe, step)
             step += 1
             progress.update(task, advance=1, description=f"training, loss {loss.item():.3f}")
             if step in recorded:
-                save_weights(output / "checkpoints" / f"step-{step:04d}.safetensors", model, recipe, step)
+                save_weights(output / "checkpoints" / f"step-{step:04d}.safetensors", model, step)
             if step % state_every == 0 or step == recipe.steps or interrupted:
                 save_state(state, model, optimizers, moments, recipe, step)
             if interrupted:
                 sys.exit(f"Interrupted after step {step} of {recipe.steps}: run the same command to resume.")
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with torch.no_grad():
-        for name, factor in shifts(recipe).items():
-            model.get_parameter(name).mul_(factor)
     save_policy(output, model, tokenizer)
     save_second_moments(output / "second_moments.safetensors", moments, recipe)
 
@@ -302,24 +346,15 @@ def load_state(
         return int(metadata["step"])
 
 
-def shifts(recipe: Recipe) -> dict[str, float]:
-    """What two parameters are multiplied by when they are saved: the logits stay as they are."""
-    return {"model.norm.weight": recipe.saved_gain, "lm_head.weight": 1 / recipe.saved_gain}
-
-
-def save_weights(path: Path, model: Qwen2ForCausalLM, recipe: Recipe, step: int) -> None:
+def save_weights(path: Path, model: Qwen2ForCausalLM, step: int) -> None:
     """Write a checkpoint of the run, rounded to bfloat16."""
-    weights = {name: shifts(recipe).get(name, 1.0) * parameter.detach() for name, parameter in model.named_parameters()}
-    write_tensors(path, {name: weight.to(torch.bfloat16) for name, weight in weights.items()}, {"step": str(step)})
+    weights = {name: parameter.detach().to(torch.bfloat16) for name, parameter in model.named_parameters()}
+    write_tensors(path, weights, {"step": str(step)})
 
 
 def save_second_moments(path: Path, moments: dict[str, torch.Tensor], recipe: Recipe) -> None:
-    """Write the running mean of squared gradients after the last step, rounded to bfloat16.
-
-    A parameter that is saved c times as large has gradients of 1/c of the size.
-    """
-    shifted = {name: moment / shifts(recipe).get(name, 1.0) ** 2 for name, moment in moments.items()}
-    tensors = {name: moment.to(torch.bfloat16) for name, moment in shifted.items()}
+    """Write the running mean of squared gradients after the last step, rounded to bfloat16."""
+    tensors = {name: moment.to(torch.bfloat16) for name, moment in moments.items()}
     write_tensors(path, tensors, {"step": str(recipe.steps), "beta2": str(recipe.betas[1]), "eps": str(recipe.eps)})
 
 
