@@ -44,6 +44,10 @@ def clipping_table(frame: pd.DataFrame) -> Table:
         f"Effect of each recipe's clip, with {level:.0%} intervals over prompts. The squared norm is that of "
         "completions for clips of completions, and of tokens for clips of tokens."
     )
+    if (frame["removed_of"] == "unknown").any():
+        caption += (
+            " Dashes: energies of tokens were not measured (token_probes), which this share of their clips needs."
+        )
     rows = tuple(str(name) for name in frame["recipe"])
     return Table(caption, "recipe", rows, columns_of(frame, CLIPPING_HEADINGS), frame, label="tab:clipping")
 

@@ -59,6 +59,12 @@ def test_ratios_that_overflow(monkeypatch, capsys, known, tmp_path, command):
         assert code == 0
         assert f"(π/π_old of completion 3 is e^{total}), so that mean, variance and χ² are not finite: score a" in err
         assert "∞" in out
+    elif command == "shift":  # ratios do not enter a baseline
+        assert code == 0
+        assert "0 by construction" in out
+    else:
+        assert code == 1
+        assert "recipe:grpo: the ratio π/π_old of completion 3 is e^900, which overflows" in err
 
 
 @pytest.mark.parametrize("command", QUESTIONS)
@@ -93,6 +99,9 @@ def test_off_policy_without_log_probabilities(monkeypatch, capsys, known, tmp_pa
     elif command == "ratios":
         assert code == 1
         assert "ratios need the log-probabilities of sampler and scorer at every counted token: sample with" in err
+    else:
+        assert code == 0
+        assert "0 by construction" in out
 
 
 def test_ratios_taken_as_one_on_request(known, tmp_path):

@@ -37,3 +37,14 @@ def test_clips(found: gs.RatioDiagnostics):
     value, low, high = table.columns["tokens clipped"][table.rows.index("grpo")]
     assert 0 <= low <= value <= high <= 1
     assert "| recipe | " in table.to_markdown()
+
+
+def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs.RatioDiagnostics):
+    batch = turned_policy().sample(40, 4, rng=0)[0].with_fields(token_energy=None)
+    frame = gs.ratio_diagnostics(batch, n_bins=2).clipping_frame()
+    unknown = frame["removed_of"] == "unknown"
+    assert unknown.any()
+    assert frame.loc[unknown, "removed_share"].isna().all()
+    said = "Dashes: energies of tokens were not measured (token_probes)"
+    assert said in clipping_table(frame).caption
+    assert said not in clipping_table(found.clipping_frame()).caption

@@ -21,6 +21,10 @@ from gradstats.runs.validate import check_names
         ({"estimators": ["rloo", "group_maen"]}, r"^variance\.estimators: .*'group_maen'.*group_mean"),
         ({"reference": "rlo"}, r"^variance\.reference: .*'rlo'.*rloo"),
         ({"estimators": ["length_weighted(alpa=1)"]}, r"^variance\.estimators: .*alpa"),
+        (
+            {"estimators": ["discounted(baseline=rlo)"]},
+            r"^variance\.estimators: estimator discounted: baseline=rlo: no estimator.*did you mean 'rloo'",
+        ),
     ],
 )
 def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, call, variance, message):
@@ -101,6 +105,11 @@ def test_every_estimator_can_be_tried():
         ("otb", {"measurement": {"token_probes": 8}}, None),
         ("causal_optimal", {"measurement": {"token_probes": 8}}, None),
         ("recipe:grpo", {}, None),
+        ("recipe:dapo_top_entropy", {}, r"weights each token.*token_probes, for example to 32, or give the mask a thr"),
+        ("recipe:dapo_top_entropy", {"measurement": {"token_probes": 8}}, None),
+        ("recipe:dapo_top_entropy(threshold=0.5)", {}, None),
+        ("discounted(gamma=0.9)", {}, r"discounted\(gamma=0.9\) weights each token"),
+        ("discounted", {}, None),  # with γ = 1 it is the baseline
         ("recipe:grpo(kl=in_loss)", {}, "needs ref_logprobs"),
     ],
 )
