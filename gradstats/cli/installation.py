@@ -109,6 +109,8 @@ def _columns(what: str) -> dict[str, list[str]]:
         from gradstats import estimators
 
         table = estimators.table() if what == "estimators" else estimators.recipes.published()
+        if what == "estimators":  # as they must be written
+            table["name"] = [estimators.registry.to_be_filled(name) for name in table["name"]]
         if terminal.console.width < terminal.WIDE:  # all columns would have seven characters each
             shown = {"estimators": ["name", "baseline", "bias"], "recipes": ["label", "components", "bias"]}
             table = table[shown[what]]

@@ -225,6 +225,18 @@ def default_parameters(definition: Definition) -> dict[str, object]:
     return {p.name: p.default for p in declared if p.default is not inspect.Parameter.empty}
 
 
+def to_be_filled(name: str) -> str:
+    """Return a registered name with a place for each parameter that needs a value.
+
+    >>> to_be_filled("kimi"), to_be_filled("rloo")
+    ('kimi(tau=…)', 'rloo')
+    """
+    definition = get_definition(name)
+    declared = list(inspect.signature(definition.function).parameters)[1:]
+    missing = [one for one in declared if one not in default_parameters(definition)]
+    return f"{name}({', '.join(f'{one}=…' for one in missing)})" if missing else name
+
+
 def _as_function(value: V | Callable[[Parameters], V]) -> Callable[[Parameters], V]:
     """Turn a value that depends on no parameter into a function of the parameters; leave a function unchanged."""
     if callable(value):
@@ -237,6 +249,7 @@ def _make(definition: Definition, arguments: tuple[object, ...], keywords: Param
     parameters = bind_parameters(what, definition.function, arguments, keywords, skip=1)
     if definition.checked:
         check_parameters(what, definition.function, parameters)
+    definition.needs(parameters)  # a parameter that is itself the label of an estimator is refused here
     return Estimator(definition, parameters)
 
 

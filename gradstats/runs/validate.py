@@ -11,7 +11,9 @@ import numpy as np
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
 from gradstats.estimators import Batch, Estimator, Recipe
+from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.batch import COLUMN, how_to_get
+from gradstats.estimators.recipes.weightings import weighting_names
 from gradstats.rewards.grading import Grader
 
 Result = TypeVar("Result")
@@ -143,13 +145,24 @@ def _not_measured(experiment: Experiment, chosen: Iterable[Estimator | Recipe]) 
                 f"({remedies})"
             )
         elif not experiment.measurement.token_probes and _weights_tokens(one):
+            threshold = ", or give the mask a threshold in nats" if _masks_by_share(one) else ""
             yield (
                 f"{one.label} weights each token, and this run measures whole completions, so its row will be NaN: "
-                "set measurement.token_probes, for example to 32"
+                f"set measurement.token_probes, for example to 32{threshold}"
             )
 
 
+def _masks_by_share(one: Estimator | Recipe) -> bool:
+    return isinstance(one, Recipe) and one.mask.name == "top_entropy" and one.advantage.level != "token"
+
+
 def _weights_tokens(one: Estimator | Recipe) -> bool:
-    """Return whether the advantages themselves differ along a completion; ReMax's do not for a terminal reward."""
+    """Return whether weights differ along a completion in a way that depends on the batch, so that no run measures them
+    as further weightings; those of ReMax with a terminal reward do not differ.
+    """
     advantage = one.advantage if isinstance(one, Recipe) else one
-    return advantage.level == "token" and bool(advantage.needs) and "greedy_rewards" not in advantage.needs
+    if not advantage.definition.checked:
+        return advantage.level == "token"
+    if isinstance(one, Recipe) and weighting_names(one):
+        return False
+    return along_completions(one, _trial_batch().with_fields(old_logprobs=None)).level == "token"

@@ -13,7 +13,10 @@ from gradstats.estimators.registry import estimator, get_estimator
 
 
 def _inner(parameters: Parameters) -> Estimator:
-    return get_estimator(str(parameters["baseline"]))
+    try:
+        return get_estimator(str(parameters["baseline"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"estimator discounted: baseline={parameters['baseline']}: {error.args[0]}") from error
 
 
 def _scale(group_size: int, parameters: Parameters) -> float | None:
@@ -54,7 +57,7 @@ def discounted(batch: Batch, baseline: str = "rloo", gamma: float = 1.0) -> Floa
         array([[ 0.25,  0.5 ,  1.  ],
                [-1.  ,  0.  ,  0.  ]])
     """
-    inner = get_estimator(baseline)
+    inner = _inner({"baseline": baseline})
     if inner.level != "sequence" or inner.definition.scale != "–":
         raise ValueError(
             f"discounted: baseline is {baseline!r}, which does not subtract one number from each reward: choose one "

@@ -99,14 +99,31 @@ def _check_overrides(
         if not any(parameter in taken for taken in takers.values()):
             known = sorted({*chosen, *(taken for names in takers.values() for taken in names)})
             raise TypeError(f"{PREFIX}{base} has no component or parameter {parameter!r}: {suggest(parameter, known)}")
+    missing = _missing(chosen, takers, overrides)
+    if missing:
+        raise TypeError(
+            f"{PREFIX}{base} needs a value for {' and '.join(missing)}: write it as {_to_be_filled(base, missing)}"
+        )
+
+
+def _missing(chosen: dict[str, Any], takers: dict[str, dict[str, bool]], overrides: dict[str, Any]) -> list[str]:
+    """Return the required parameters of a recipe's components that have no value yet."""
+    found = []
     for kind, taken in takers.items():
         _, given = read_label(chosen[kind])
-        missing = [name for name, required in taken.items() if required and name not in {**given, **overrides}]
-        if missing:
-            raise TypeError(
-                f"{PREFIX}{base} needs a value for {' and '.join(missing)}: write it as "
-                f"{PREFIX}{base}({', '.join(f'{name}=…' for name in missing)})"
-            )
+        found += [name for name, required in taken.items() if required and name not in {**given, **overrides}]
+    return list(dict.fromkeys(found))
+
+
+def _to_be_filled(base: str, missing: list[str]) -> str:
+    """Return the label of a recipe with a place for each value that it needs."""
+    return f"{PREFIX}{base}({', '.join(f'{name}=…' for name in missing)})" if missing else PREFIX + base
+
+
+def _label_of(name: str) -> str:
+    """Return the label of a named recipe as it must be written, as in ``"recipe:kimi_k15(tau=…)"``."""
+    row = {kind: value for kind, value in RECIPES[name].items() if kind in ("advantage", *DEFAULT_COMPONENTS)}
+    return _to_be_filled(name, _missing(row, {kind: _parameters_of(kind, value) for kind, value in row.items()}, {}))
 
 
 def names() -> list[str]:
@@ -174,6 +191,8 @@ def _filters(row: dict[str, str]) -> str:
 def published() -> pd.DataFrame:
     """Return the rows of :func:`table` that are published methods as a whole, with their ``label`` and ``components``.
 
+    A label has … in place of a value that it needs.
+
     Example:
         >>> from gradstats.estimators import recipes
         >>> recipes.published().set_index("label").loc["recipe:dr_grpo", "components"]
@@ -181,7 +200,7 @@ def published() -> pd.DataFrame:
     """
     frame = table()
     frame = frame.loc[[name in RECIPES for name in frame["name"]]].drop(columns="name")
-    frame.insert(0, "label", [PREFIX + name for name in RECIPES])
+    frame.insert(0, "label", [_label_of(name) for name in RECIPES])
     kinds = ("advantage", *DEFAULT_COMPONENTS)
     frame.insert(1, "components", [" · ".join(row[kind] for kind in kinds if kind in row) for row in RECIPES.values()])
     return frame.reset_index(drop=True)
