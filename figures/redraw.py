@@ -4,7 +4,8 @@ Each folder with a ``manifest.json`` and an ``alpha.json`` or ``variance.csv`` h
 numbers (`NUMBERS`), the figures drawn from them, each with its table as CSV, and ``drawn_from.json``, which records the
 hash of every file of numbers at the time of drawing. ``--check`` lists the figures that are older than their numbers.
 The folder ``zoo`` has no numbers of its own: it is drawn from two runs, and ``rows.md`` states what they leave open.
-``--take-run RUN`` first copies the numbers and the manifest of a finished run directory.
+``--take-run RUN`` first copies the numbers and the manifest of a finished run directory, or of the folder of a sweep,
+whose cells are joined in one table.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from gradstats.report.figures import draw_run
 from gradstats.report.overlay import draw_overlay
 from gradstats.report.saved_results import BREAKDOWNS, SavedResults, read_results
 from gradstats.report.saved_tokens import FILES as TOKEN_FILES
+from gradstats.report.sweeps import LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
 from gradstats.report.tables import markdown_escape
-from gradstats.system.files import atomic_path, read_json, write_json
+from gradstats.system.files import atomic_path, read_json, write_csv, write_json
 
 HERE = Path(__file__).parent
 # Where a run directory keeps each file, and its name here.
@@ -37,6 +39,7 @@ NUMBERS = {
     **{name: name for name in TOKEN_FILES},
 }
 TAKEN = NUMBERS | {"manifest.json": "manifest.json", "experiment.yaml": "experiment.yaml"}
+OF_SWEEPS = (TABLE, LISTED)
 DRAWN = (".pdf", ".png", ".svg", ".pgf")
 STAMP = "drawn_from.json"
 #: The runs of the published methods: on-policy, and drawn by an earlier checkpoint.
@@ -64,8 +67,10 @@ def take(run: Path, root: Path = HERE) -> Path:
     """Copy a run's numbers, manifest and experiment to a folder of its name; returns the folder.
 
     Raises:
-        FileNotFoundError: if the run is not finished.
+        FileNotFoundError: if the run is not finished, or a cell of the sweep is not.
     """
+    if (run / LISTED).exists():
+        return take_sweep(run, root)
     if not (run / "manifest.json").exists():
         raise FileNotFoundError(f"{run} is not a finished run: it has no manifest.json; `gradstats run` writes it")
     target = root / run.resolve().name
@@ -73,6 +78,24 @@ def take(run: Path, root: Path = HERE) -> Path:
     for name, source in TAKEN.items():
         if (run / source).exists():
             shutil.copyfile(run / source, target / name)
+    return target
+
+
+def take_sweep(sweep: Path, root: Path = HERE) -> Path:
+    """Join the cells of a sweep in one table in a folder of its name, with their manifests; returns the folder.
+
+    Raises:
+        FileNotFoundError: if a cell is not finished.
+    """
+    result = read_sweep(sweep)
+    if result.missing:
+        raise FileNotFoundError(f"{sweep} has no results of {', '.join(result.missing)} yet: repeat `gradstats sweep`")
+    target, frame = root / sweep.resolve().name, result.to_frame()
+    target.mkdir(exist_ok=True)
+    write_csv(target / TABLE, frame)
+    shutil.copyfile(sweep / LISTED, target / LISTED)
+    cells = {cell: results.manifest for cell, results in result.results.items()}
+    write_json(target / "manifest.json", {"of_table": frame.attrs, "cells": cells})
     return target
 
 
@@ -85,13 +108,23 @@ def redraw(folder: Path, venue: str = "icml") -> list[Path]:
             (folder / old).unlink(missing_ok=True)
     paths = []
     with TemporaryDirectory() as drawn:
-        for path in draw_run(read_results(folder), Path(drawn), FiguresSection.model_validate({"venue": venue})):
+        for path in _drawn(folder, Path(drawn), venue):
             if path.name not in NUMBERS:  # the numbers that figures are drawn from stay as they are
                 shutil.copyfile(path, folder / path.name)
             paths.append(folder / path.name)
     figures = sorted(path.name for path in paths if path.suffix in DRAWN)
     write_json(folder / STAMP, {"figures": figures, "venue": venue, "numbers": _hashes(folder)})
     return paths
+
+
+def _drawn(folder: Path, drawn: Path, venue: str) -> list[Path]:
+    """Draw a run's figures, or at half the width those of a sweep, into another folder."""
+    if not (folder / LISTED).exists():
+        return draw_run(read_results(folder), drawn, FiguresSection.model_validate({"venue": venue}))
+    frame = pd.read_csv(folder / TABLE)
+    frame.attrs = read_json(folder / "manifest.json")["of_table"]
+    style = FiguresSection.model_validate({"venue": venue, "column": "half"})
+    return draw_sweep(frame, read_sweep_list(folder).varied, drawn, style)
 
 
 def redraw_zoo(root: Path = HERE, venue: str = "icml") -> list[Path]:
@@ -191,7 +224,7 @@ def complaints(root: Path = HERE) -> list[str]:
 def _hashes(folder: Path) -> dict[str, str]:
     return {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in sorted(NUMBERS)
+        for name in sorted([*NUMBERS, *OF_SWEEPS])
         if (folder / name).exists()
     }
 

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from saved_runs import save_run
+from saved_runs import save_run, saved_sweep
 
 from gradstats.config.experiment import find_experiment, read_experiment
 from gradstats.config.labels import read_label
@@ -51,6 +51,32 @@ def test_taken_redrawn_and_checked(figures, run_directory, tmp_path):
     assert figures.complaints(tmp_path) == []
     first = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in figures.redraw(folder)] == first
+
+
+def test_a_sweep_is_joined_drawn_and_watched(figures, tmp_path):
+    sweep = saved_sweep(tmp_path / "runs" / "temperatures")
+    root = tmp_path / "figures"
+    root.mkdir()
+    folder = figures.take(sweep, root)
+    cells = ["temperature=0.6", "temperature=1.0"]
+    assert list(dict.fromkeys(pd.read_csv(folder / "sweep.csv")["cell"])) == cells
+    assert list(figures.read_json(folder / "manifest.json")["cells"]) == cells
+    names = [path.name for path in figures.redraw(folder)]
+    assert [name for name in names if name.endswith(".csv")] == ["sampling_temperature.csv"]
+    assert "sampling_temperature.png" in names
+    # The reference has no line of its own.
+    assert figures.read_json(folder / "manifest.json")["of_table"]["reference"] == "rloo"
+    assert figures.complaints(root) == []
+    text = (folder / "sweep.csv").read_text()
+    (folder / "sweep.csv").write_text(text.replace("1.3", "1.4", 1))
+    (complaint,) = figures.complaints(root)
+    assert "are older than sweep.csv" in complaint
+
+
+def test_an_unfinished_sweep_is_not_taken(figures, tmp_path):
+    sweep = saved_sweep(tmp_path / "temperatures", missing=["temperature=0.6"])
+    with pytest.raises(FileNotFoundError, match=r"has no results of temperature=0\.6 yet: repeat `gradstats sweep`"):
+        figures.take(sweep, tmp_path)
 
 
 def test_a_figure_older_than_its_numbers_is_named(figures, run_directory, tmp_path):

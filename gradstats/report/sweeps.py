@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,18 +172,24 @@ def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> li
     table = result.path / TABLE
     refuse_foreign(table, "the table of a sweep", lambda path: has_columns(path, ["cell", *result.varied]))
     write_csv(table, frame)
-    return [table, *draw_sweep(result, result.path / "figures", figure_style)]
+    return [table, *draw_sweep(frame, result.varied, result.path / "figures", figure_style)]
 
 
-def draw_sweep(result: SweepResult, folder: Path, figure_style: FiguresSection) -> list[Path]:
+def draw_sweep(frame: pd.DataFrame, varied: Sequence[str], folder: Path, figure_style: FiguresSection) -> list[Path]:
     """Draw what was found against each setting that takes several values; returns the paths.
 
     Settings that always change together are drawn once, against the first of them.
+
+    Args:
+        frame: the frame of a sweep (`SweepResult.to_frame`).
+        varied: the settings that vary.
+        folder: where figures and their tables are written.
+        figure_style: venue, width, theme and formats.
     """
-    frame, paths = result.to_frame(), []
-    for setting in plots.varying_settings(frame, result.varied):
+    paths = []
+    for setting in plots.varying_settings(frame, varied):
         with styled(figure_style) as current_figure:
-            plots.plot_sweep(frame, setting, varied=result.varied)
+            plots.plot_sweep(frame, setting, varied=varied)
             name = setting.replace(".", "_")
             paths += plots.save_figure(current_figure(), folder / name, figure_style.formats, source=frame)
     return paths

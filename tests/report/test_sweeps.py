@@ -59,7 +59,7 @@ def test_a_cell_without_a_comparison_keeps_its_alpha(tmp_path):
 
 def test_one_figure_for_each_setting_that_takes_several_values(tmp_path):
     result = gs.read_sweep(saved_sweep(tmp_path / "sweep"))
-    paths = draw_sweep(result, tmp_path / "figures", FiguresSection(formats=["png"]))
+    paths = draw_sweep(result.to_frame(), result.varied, tmp_path / "figures", FiguresSection(formats=["png"]))
     assert [path.name for path in paths] == ["sampling_temperature.png", "sampling_temperature.csv"]
 
 
