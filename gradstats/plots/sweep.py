@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
@@ -44,7 +45,8 @@ def plot_sweep(
 ) -> list[Axes]:
     """Draw α, mean length, mean reward and the ratios of the estimators against a setting, with intervals.
 
-    Numbers stand at their values, other settings side by side. Where further settings vary, cells that agree in them
+    Numbers stand at their values, on a log scale where the largest is at least four times the smallest, other settings
+    side by side. Where further settings vary, cells that agree in them
     are joined by a line of the same style, as the legend states.
 
     Args:
@@ -154,15 +156,21 @@ def _draw(
     color, marker = estimator_appearance(estimator) if estimator else _CELL
     if numeric:
         rows = rows.sort_values(by=setting)
-        at = rows[setting].to_numpy(dtype=float)
-        step = np.ptp(np.asarray(ticks, dtype=float)) / max(len(ticks) - 1, 1)
-    else:
-        at = np.array([ticks.index(value) for value in rows[setting].astype(str)], dtype=float)  # pyright: ignore[reportArgumentType]
-        step = 1.0
-    at = at + 0.06 * step * place
+    places = _places(ticks, numeric)
+    values = rows[setting] if numeric else rows[setting].astype(str)
+    at = np.array([places[list(ticks).index(value)] for value in values])
+    at = at + 0.06 * np.ptp(places) / max(len(ticks) - 1, 1) * place
     centre, low, high = (rows[f"{name}{end}"].to_numpy(dtype=float) for end in ("", "_low", "_high"))
     ax.plot(at, centre, color=color, marker=marker, linestyle=style, linewidth=1.0, zorder=3, **EDGE)
     ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=color, linewidth=1.0, zorder=2)
+
+
+def _places(ticks: list[float] | list[str], numeric: bool) -> Float[np.ndarray, " k"]:
+    """Return where values stand on the horizontal axis; on a log scale where the largest is 4 times the smallest."""
+    if not numeric:
+        return np.arange(len(ticks), dtype=float)
+    values = np.asarray(ticks, dtype=float)
+    return np.log(values) if 0 < 4 * values[0] <= values[-1] else values
 
 
 def _finish(
@@ -174,15 +182,13 @@ def _finish(
         ax.set_yscale("log")
         draw_landmark(ax, 1.0, horizontal=True)
     plain_ticks(ax, logarithmic=logarithmic, vertical=True)
-    ax.set_xticks([float(tick) for tick in ticks] if numeric else range(len(ticks)))
+    places = _places(ticks, numeric)
+    ax.set_xticks(places)
     ax.set_xticklabels([f"{tick:g}" if numeric else str(tick) for tick in ticks], rotation=0 if numeric else 30)
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(_words(setting))
-    if numeric:
-        margin = 0.12 * (np.ptp(np.asarray(ticks, dtype=float)) or 1.0)
-        ax.set_xlim(float(ticks[0]) - margin, float(ticks[-1]) + margin)
-    else:
-        ax.set_xlim(-0.5, len(ticks) - 0.5)
+    margin = 0.12 * (np.ptp(places) or 1.0) if numeric else 0.5
+    ax.set_xlim(places[0] - margin, places[-1] + margin)
     reference = str(frame.attrs.get("reference", "the reference"))
     label = OF_CELLS.get(name) or filled_in(QUANTITIES[name].panel_label, frame.attrs, reference).replace("\n", " ")
     ax.set_title(label, loc="left", fontsize="small")

@@ -55,6 +55,14 @@ def test_panels_stand_at_the_values_of_the_setting():
     assert axes[0].get_xlabel() == "sampling temperature"
 
 
+def test_settings_of_different_magnitude_stand_on_a_log_scale():
+    frame = frame_of([{"sampling.max_new_tokens": cap} for cap in (50, 100, 400)])
+    ax = plot_sweep(frame, "sampling.max_new_tokens", varied=["sampling.max_new_tokens"])[0]
+    (line,) = [line for line in ax.get_lines() if len(line.get_xdata()) == 3]
+    assert np.diff(line.get_xdata()) == pytest.approx([np.log(2), np.log(4)])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["50", "100", "400"]
+
+
 def test_further_settings_are_lines_of_their_own():
     cells = [{"a.x": x, "b.y": y} for x in (1, 2) for y in ("p", "q")]
     axes = plot_sweep(frame_of(cells), "a.x", varied=["a.x", "b.y"])
