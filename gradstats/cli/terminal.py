@@ -285,6 +285,7 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
     for label, value in (
         ("sampling", _duration(cost.sampling_seconds)),
         ("measuring", _duration(cost.measuring_seconds)),
+        *([("hidden states of the value head", _duration(cost.fitting_seconds))] if cost.fitting_seconds else []),
         ("memory, estimated", f"{cost.memory_gib:.1f} GiB"),
         ("disk", f"{cost.disk_gib:.2f} GiB"),
     ):
@@ -297,6 +298,11 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
         console.print(
             f"the recipes need {cost.n_weightings} further weightings of each completion where ratios vary, which "
             f"{among}"
+        )
+    if cost.prefix_seconds:
+        console.print(
+            f"values of prefixes take up to {_duration(cost.prefix_seconds)} more for each step of a completion "
+            f"({experiment.values.monte_carlo} completions from its beginning)"
         )
     console.print("times are extrapolated from a probe of a few tokens on this machine; nothing was written")
 

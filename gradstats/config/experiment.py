@@ -19,6 +19,7 @@ from gradstats.config.sections import (
     PolicySection,
     PromptsSection,
     SamplingSection,
+    ValuesSection,
     VarianceSection,
 )
 from gradstats.config.trust import is_received, refuse_untrusted
@@ -32,9 +33,10 @@ VARY = "vary"
 class Experiment(Section):
     """An experiment, with every default filled in.
 
-    ``policy``, ``behaviour_policy``, ``prompts``, ``sampling`` and ``measurement`` decide what is sampled and measured
-    and are fixed for a run directory, except that ``prompts.n`` and ``sampling.group_size`` may grow; the other
-    sections may change from one call to the next, since they only re-read what was measured.
+    ``policy``, ``behaviour_policy``, ``reference_policy``, ``prompts``, ``sampling`` and ``measurement`` decide what is
+    sampled and measured and are fixed for a run directory, except that ``prompts.n`` and ``sampling.group_size`` may
+    grow. ``values`` may be added to a finished run. The other sections may change from one call to the next, since they
+    only re-read what was measured.
     """
 
     title: ClassVar[str] = "an experiment"
@@ -46,10 +48,18 @@ class Experiment(Section):
         default_factory=dict,
         description="settings in which the policy that samples differs, as in {revision: step-4000}; none by default.",
     )
+    reference_policy: FreeOptions = Field(
+        default_factory=dict,
+        description="settings in which the reference of a KL term differs from the policy, as in {name: models/sft}; "
+        "none is measured by default.",
+    )
     prompts: PromptsSection = Field(description="the problems, as in {source: embedded, n: 32}.")
     sampling: SamplingSection = Field(default=SamplingSection(), description="how completions are drawn and scored.")
     measurement: MeasurementSection = Field(
         default=MeasurementSection(), description="which gradients are measured, and how."
+    )
+    values: ValuesSection = Field(
+        default=ValuesSection(), description="which state values are made, for gae and vine; none by default."
     )
     length_scaling: LengthScalingSection = Field(default=LengthScalingSection(), description="the fit of α.")
     variance: VarianceSection = Field(default=VarianceSection(), description="which estimators are compared, and how.")
@@ -87,13 +97,24 @@ class Experiment(Section):
         """
         return PolicySection(**(self.policy.model_dump() | self.behaviour_policy))
 
+    @property
+    def kl_reference(self) -> PolicySection | None:
+        """The reference policy of a KL term; None where none is measured.
+
+        Raises:
+            WrongSettingsError: when ``reference_policy`` has a setting that is unknown or wrong.
+        """
+        return PolicySection(**(self.policy.model_dump() | self.reference_policy)) if self.reference_policy else None
+
     def to_yaml(self) -> str:
         """Return the resolved experiment as YAML."""
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
     def settled_settings(self) -> dict[str, object]:
         """Return the settings that decide what is sampled and measured, flat: ``"sampling.group_size"`` → value."""
-        sections = self.model_dump(include={"policy", "behaviour_policy", "prompts", "sampling", "measurement"})
+        sections = self.model_dump(
+            include={"policy", "behaviour_policy", "reference_policy", "prompts", "sampling", "measurement"}
+        )
         return {f"{section}.{key}": value for section, entries in sections.items() for key, value in entries.items()}
 
 

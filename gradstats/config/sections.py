@@ -6,6 +6,7 @@ them; ``tests/config/test_entries.py`` checks that names and defaults agree.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -188,6 +189,45 @@ class MeasurementSection(Section):
         if token_exact > 1 and token_exact != int(token_exact):
             raise ValueError(": give a number of tokens, or a share of the proxy between 0 and 1")
         return token_exact
+
+
+class ValuesSection(Section):
+    """Which state values a run makes: those of a head (:func:`gradstats.fit_values`) and of prefixes.
+
+    The latter are those of :func:`gradstats.monte_carlo_values`.
+    """
+
+    title: ClassVar[str] = "the state values"
+
+    fitted: bool = Field(
+        default=False,
+        description="fit a ridge value head on the policy's last hidden states, cross-fitted by prompt, for gae and "
+        "recipe:ppo.",
+    )
+    n_folds: Annotated[int, Ge(2)] = Field(
+        default=5, description="folds of prompts; the values of a fold come from a head fitted to the others."
+    )
+    tokens_per_completion: Count = Field(
+        default=64, description="the fit uses at most so many tokens of each completion, evenly spaced."
+    )
+    monte_carlo: NonNegativeInt = Field(
+        default=0, description="completions drawn from the beginning of each step, for vine; 0 for none."
+    )
+    steps: str = Field(
+        default=r"\n+",
+        description="regular expression that ends a step in a completion's text; a line break by default.",
+    )
+    seed: NonNegativeInt = Field(default=0, description="seed of the completions of prefixes.")
+    batch_size: Count = Field(default=64, description="completions of prefixes drawn together.")
+
+    @field_validator("steps")
+    @classmethod
+    def _is_a_pattern(cls, steps: str) -> str:
+        try:
+            re.compile(steps)
+        except re.error as error:
+            raise ValueError(f", which is not a regular expression ({error}): correct it") from error
+        return steps
 
 
 class LengthScalingSection(Section):

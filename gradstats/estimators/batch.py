@@ -33,6 +33,7 @@ BATCH_TOKEN_FIELDS = (
     "entropy",
     "sum_pi_squared",
     "values",
+    "fitted_values",
     "token_energy",
     "token_cross",
     "importance",
@@ -41,10 +42,11 @@ HOW_TO_GET = {
     "token_rewards": "give one reward per completion token (Batch(token_rewards=…))",
     "logprobs": "measure the policy, or pass the log-probabilities of the scored policy",
     "old_logprobs": "record the sampler's log-probabilities when sampling",
-    "ref_logprobs": "measure with reference_policy=…",
+    "ref_logprobs": "measure with reference_policy=…; in a run, set reference_policy",
     "entropy": "measure the policy (it is the entropy of π at every position)",
     "sum_pi_squared": "measure the policy (it is Σ_v π(v)² at every position)",
-    "values": "pass the value of the state before each token (a value head's, or means of completions)",
+    "values": "pass the value of the state before each token (a value head's, or means of completions); in a run, set "
+    "values.fitted, or values.monte_carlo for vine",
     "greedy_rewards": "sample with greedy=True, which adds one greedy completion per prompt, or pass its reward",
     "truncated": "record why each completion ended (the column finish_reason of the rollouts), or pass truncated=…",
     "sq_norms": "measure the squared gradient norm ‖S_i‖² of each completion",
@@ -118,6 +120,8 @@ class Batch:
         sum_pi_squared: Σ_v π(v)² at each position, of the same distribution as ``logprobs``, (N, T).
         values: V(s_t), the value of the state *before* token t, (N, T). NaN marks positions inside a step
             (only ``vine`` accepts them).
+        fitted_values: the same by a fitted head, at every counted token, (N, T), for estimators that need a value there
+            where ``values`` are means of completions.
         greedy_rewards: the reward of the greedy completion of the same prompt, (N,).
         truncated: whether the completion was cut off at the cap of new tokens, (N,).
         sq_norms: ‖S_i‖², (N,).
@@ -153,6 +157,7 @@ class Batch:
     entropy: Float[np.ndarray, "n t"] | None
     sum_pi_squared: Float[np.ndarray, "n t"] | None
     values: Float[np.ndarray, "n t"] | None
+    fitted_values: Float[np.ndarray, "n t"] | None
     greedy_rewards: Float[np.ndarray, "n"] | None
     truncated: Bool[np.ndarray, "n"] | None
     sq_norms: Float[np.ndarray, "n"] | None
@@ -183,6 +188,7 @@ class Batch:
         entropy: ArrayLike | None = None,
         truncated: ArrayLike | None = None,
         columns: Mapping[str, ArrayLike] | None = None,
+        fitted_values: ArrayLike | None = None,
     ) -> None:
         per_token = {
             "token_rewards": token_rewards,
@@ -192,6 +198,7 @@ class Batch:
             "entropy": entropy,
             "sum_pi_squared": sum_pi_squared,
             "values": values,
+            "fitted_values": fitted_values,
             "token_energy": token_energy,
             "token_cross": token_cross,
             "importance": importance,
@@ -230,7 +237,7 @@ class Batch:
         Args:
             measured: anything with ``.rollouts`` and, where measured, ``.sq_norms`` and the ragged ``.logprobs``,
                 ``.old_logprobs``, ``.ref_logprobs``, ``.entropy``, ``.sum_pi_squared``, ``.token_energy``,
-                ``.token_cross``: one array per completion, one value per token.
+                ``.token_cross``, ``.values``, ``.fitted_values``: one array per completion, one value per token.
             **given: further fields of the Batch (``greedy_rewards``, ``values``, …), which replace measured ones;
                 token fields as (N, T) or as one array per completion.
 
@@ -272,6 +279,8 @@ class Batch:
         for name, value in given.items():
             if name not in known:
                 raise TypeError(f"{name!r} is not a field of a Batch: choose from {', '.join(sorted(known))}")
+            if name == "values":  # those given replace measured ones of either kind
+                collected.pop("fitted_values", None)
             if name in BATCH_TOKEN_FIELDS and isinstance(value, Sequence) and np.ndim(value[0]) == 1:
                 value = pad_ragged(name, [np.asarray(row) for row in value], masks)
             collected[name] = value
@@ -291,6 +300,8 @@ class Batch:
         """Return whether a field, or a column named as "column:salience", is present."""
         if need.startswith(COLUMN):
             return need.removeprefix(COLUMN) in self.columns
+        if need == "values" and self.fitted_values is not None:
+            return True
         return getattr(self, need) is not None
 
     def require(self, needs: Iterable[str], name: object) -> None:

@@ -149,15 +149,19 @@ class MeasuringSession:
 
         Returns:
             For each of :class:`gradstats.gradients.objective.TokenStatistics`, as ``"logprobs"``, one array (T_i,) per
-            completion.
+            completion; and ``"ref_logprobs"`` where there is a reference policy.
         """
         found: dict[str, dict[int, np.ndarray]] = {name: {} for name in TokenStatistics._fields}
+        if self.reference is not None:
+            found["ref_logprobs"] = {}
         for rows in self._plan(rollouts, np.arange(len(rollouts)), 0):
             chunk = make_chunk(rollouts, rows, self.policy.device, self.policy.dtype)
             with suitable_threads(self.policy):
-                statistics = token_statistics(self.policy, chunk)
-            for name, values in statistics._asdict().items():
-                found[name] |= dict(zip(map(int, chunk.rows), chunk.ragged(values), strict=True))
+                values = token_statistics(self.policy, chunk)._asdict()
+                if self.reference is not None:
+                    values["ref_logprobs"] = reference_logprobs(self.reference, chunk)
+            for name, value in values.items():
+                found[name] |= dict(zip(map(int, chunk.rows), chunk.ragged(value), strict=True))
         return {name: [values[row] for row in range(len(rollouts))] for name, values in found.items()}
 
     def measure(

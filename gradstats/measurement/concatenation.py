@@ -60,6 +60,8 @@ def _refuse_different(shards: Sequence[Measurement]) -> None:
             )
     for name, kinds in (
         ("ref_logprobs", {shard.ref_logprobs is None for shard in shards}),
+        ("values", {shard.values is None for shard in shards}),
+        ("fitted_values", {shard.fitted_values is None for shard in shards}),
         ("token_projections", {shard.token_projections is None for shard in shards}),
         ("the tokens measured exactly", {tuple(shard.heavy_fields()) for shard in shards}),
         ("the names of their token_weights", {tuple(shard.weighted) for shard in shards}),

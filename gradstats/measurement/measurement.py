@@ -17,7 +17,7 @@ from gradstats.rollouts.table import Rollouts
 #: Fields with one value per token.
 TOKEN_FIELDS = ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms")
 #: Fields with one row per token that a measurement may lack.
-OPTIONAL_TOKEN_FIELDS = ("ref_logprobs", "token_projections")
+OPTIONAL_TOKEN_FIELDS = ("ref_logprobs", "token_projections", "values", "fitted_values")
 #: Fields with one row per exactly measured token, which a measurement may lack.
 HEAVY_FIELDS = ("heavy_positions", "heavy_sq_norms", "heavy_sketches")
 
@@ -43,6 +43,8 @@ class Measurement(TokenQuantities):
         heavy_sq_norms: for each sequence, (m_i,) exact :math:`\lVert s_t\rVert^2` of those; or None.
         heavy_sketches: for each sequence, (m_i, sketch_dim) sketches of those, of the same projection as
             ``sketches``; or None.
+        values: for each sequence, (T_i,) Monte-Carlo values of the state before each token, NaN inside steps; or None.
+        fitted_values: for each sequence, (T_i,) values of the same states by a fitted head; or None.
 
     Raises:
         ValueError: when the fields disagree about the number of sequences or of tokens.
@@ -71,6 +73,8 @@ class Measurement(TokenQuantities):
     heavy_positions: list[np.ndarray] | None = None
     heavy_sq_norms: list[np.ndarray] | None = None
     heavy_sketches: list[np.ndarray] | None = None
+    values: list[np.ndarray] | None = None
+    fitted_values: list[np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.rollouts)

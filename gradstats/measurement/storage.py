@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from gradstats.measurement.concatenation import concatenate_measurements
 from gradstats.measurement.measurement import HEAVY_FIELDS, OPTIONAL_TOKEN_FIELDS, TOKEN_FIELDS, Measurement
+from gradstats.measurement.state_values import with_state_values
 from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.system.checksums import FORMAT, changed_sentence, digest, file_digest, refuse_newer_format
@@ -119,7 +120,9 @@ def read_measurement(folder: str | os.PathLike[str], *, partial: bool = False) -
     """
     folder = Path(folder)
     if not (folder / "measurement.json").exists():
-        return concatenate_measurements(_read_shards(folder, partial))
+        measured = concatenate_measurements(_read_shards(folder, partial))
+        # Within a run, state values lie beside its measurement.
+        return with_state_values(measured, folder.parent / "values") if folder.name == "measurement" else measured
     rollouts = read_rollouts(folder / "rollouts.parquet")
     described = read_json(folder / "measurement.json")
     refuse_newer_format(folder, described.get("format", 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gradstats.rewards.grading_counts import merge_grading_counts
-from gradstats.rollouts.checksum import table_digest
+from gradstats.rollouts.checksum import METADATA_KEY, read_checked, write_checked
 from gradstats.rollouts.one_policy import refuse_different_policies
 from gradstats.rollouts.schema import SCHEMA, TOKEN_SOURCES, validate
-from gradstats.system.checksums import FORMAT, changed_sentence, refuse_newer_format, remark_on_missing_checksums
-from gradstats.system.files import atomic_path
+from gradstats.system.checksums import remark_on_missing_checksums
 from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
-
-# Entries in the metadata of a file's Parquet schema.
-_METADATA_KEY, _FORMAT_KEY, _CHECKSUM_KEY = b"gradstats", b"gradstats_format", b"gradstats_checksum"
 
 # Token ids are written as 32-bit integers.
 _MOST_IDS = 2**31
@@ -223,13 +218,10 @@ class Rollouts:
         """
         refuse_to_replace_rollouts(path, self.metadata, set(self.prompt_id), overwrite)
         known = {name: kind for name, (kind, _) in SCHEMA.items() if name in self.frame}
-        packed = json.dumps(self.metadata).encode()
         own = [name for name in self.frame if name not in SCHEMA]
         columns = {str(name): cast("pd.Series", self.frame[name]) for name in (*known, *own)}
         table = pa.table({name: _arrow(name, column, known.get(name)) for name, column in columns.items()})
-        about = {_METADATA_KEY: packed, _FORMAT_KEY: b"%d" % FORMAT, _CHECKSUM_KEY: table_digest(table, packed)}
-        with atomic_path(path) as partial:
-            pq.write_table(table.replace_schema_metadata(about), partial, compression="zstd", write_page_checksum=True)
+        write_checked(table, self.metadata, Path(path))
 
 
 def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rollouts:
@@ -256,26 +248,11 @@ def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rol
         return Rollouts.concatenate(_read_shards(path, partial))
     if not path.exists():
         raise FileNotFoundError(f"the rollouts file {path} does not exist")
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read()
-        about = table.schema.metadata or {}
-        packed = about.get(_METADATA_KEY)
-        metadata = {} if packed is None else json.loads(packed)
-        if _CHECKSUM_KEY in about:
-            changed = about[_CHECKSUM_KEY] != table_digest(table, packed or b"").encode()
-        else:  # format 1 had none
-            changed = about.get(_FORMAT_KEY, b"1") != b"1"
-        columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    except (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError) as error:
-        raise ValueError(f"the rollouts file {path} cannot be read as Parquet ({error}): write it again") from error
-    if changed:
-        raise ValueError(changed_sentence(path))
-    refuse_newer_format(path, about.get(_FORMAT_KEY, b"1"))
-    if packed is not None and _CHECKSUM_KEY not in about:
+    table = read_checked(path, "rollouts")
+    if table.lacks_checksum:
         remark_on_missing_checksums()
     try:
-        return Rollouts(pd.DataFrame(columns), metadata)
+        return Rollouts(pd.DataFrame(table.columns), table.metadata)
     except (ValueError, TypeError) as error:
         raise ValueError(f"the rollouts file {path}: {error}") from error
 
@@ -335,7 +312,7 @@ def refuse_to_replace_rollouts(
 def is_rollouts_file(path: Path) -> bool:
     """Return whether a file is a table of rollouts that this program wrote."""
     try:
-        return path.is_file() and _METADATA_KEY in (pq.read_schema(path).metadata or {})
+        return path.is_file() and METADATA_KEY in (pq.read_schema(path).metadata or {})
     except (pa.ArrowException, OSError, ValueError):
         return False
 

@@ -56,9 +56,9 @@ def analyse(run: RunDirectory) -> RunResult:
     from gradstats.stats.variance.reduced_coordinates import rotated_once
 
     refuse_foreign_page(run.path)  # before the work, and before the manifest tells another version
-    measured = read_measurement(run.measurement)
     paths: list[Path] = []
     with run.step("analysis"):
+        measured = read_measurement(run.measurement)
         remove_listed_results(run.path, "", "tables")  # of an earlier analysis, which this one may not replace
         scores = measured.token_scores()
         if scores is not None:

@@ -29,6 +29,7 @@ from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.transformers_sampler import generate
 from gradstats.system.user_code import code_beside
+from gradstats.values.fitted import hidden_states
 
 _TRIAL_TOKENS = 16
 # How many of the random directions and of the exact tokens are timed.
@@ -53,6 +54,8 @@ class CostEstimate:
         n_weightings: further token weightings that the recipes need where their ratios vary.
         off_policy: whether the settings make them vary, so that time and disk include the weightings.
         n_always: those of them that are needed, and included, on-policy as well.
+        fitting_seconds: forward passes for the hidden states of a value head; 0 without one.
+        prefix_seconds: completions of prefixes, for each step of a completion; 0 where none are drawn.
     """
 
     n_prompts: int
@@ -67,6 +70,8 @@ class CostEstimate:
     n_weightings: int = 0
     off_policy: bool = False
     n_always: int = 0
+    fitting_seconds: float = 0.0
+    prefix_seconds: float = 0.0
 
 
 def estimate_cost(experiment: Experiment) -> CostEstimate:
@@ -110,6 +115,9 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
     per_token = _seconds_per_token(experiment, engine, policy, selection, longest, chunks, measured)
     tokens = plan.n_completions * cap
     memory = _memory_gib(plan, experiment.measurement.sketch_dim, engine, selection, max(map(len, chunks)))
+    if experiment.reference_policy:  # its weights are held as well
+        memory += sum(one.numel() * one.element_size() for one in policy.model.parameters()) / GIB
+    continuations = experiment.values.monte_carlo * plan.n_completions / experiment.values.batch_size
     disk = bytes_of_sequences(cap, plan.n_completions, experiment.measurement)
     disk += measured * plan.n_completions * 4 * (experiment.measurement.sketch_dim or 0)
     return CostEstimate(
@@ -125,7 +133,20 @@ def estimate_cost(experiment: Experiment) -> CostEstimate:
         n_weightings,
         off_policy,
         len(possible.always),
+        _fitting_seconds(policy, longest) if experiment.values.fitted else 0.0,
+        per_step * cap * math.ceil(continuations),
     )
+
+
+def _fitting_seconds(policy: Policy, longest: Rollouts) -> float:
+    """Extrapolate the time of the hidden states from a few sequences that are cut short."""
+    frame = longest.frame.head(4)
+    width = min(8 * _TRIAL_TOKENS, len(frame["completion_tokens"].iloc[0]))
+    trial = Rollouts(frame.assign(completion_tokens=[[0] * width] * len(frame)).reset_index(drop=True))
+    start = time.perf_counter()
+    hidden_states(policy, trial, progress=False)
+    tokens = longest.frame["completion_tokens"].map(len).sum()
+    return (time.perf_counter() - start) / (width * len(frame)) * float(tokens)
 
 
 def _memory_gib(

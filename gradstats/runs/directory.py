@@ -73,8 +73,9 @@ class RunDirectory:
         grows = False
         # Before the first shard exists, nothing depends on the settings: a wrong path may be corrected in place.
         if previous.exists() and any((path / "rollouts").glob("*.parquet")):
-            before = read_recorded_experiment(previous).settled_settings()
-            for name, value in experiment.settled_settings().items():
+            before, settled = read_recorded_experiment(previous).settled_settings(), experiment.settled_settings()
+            for name in (*settled, *(name for name in before if name not in settled)):
+                value = settled.get(name)
                 if before.get(name) == value:
                     continue
                 if not may_grow(name, before.get(name), value):
@@ -86,7 +87,7 @@ class RunDirectory:
         run = cls(path, experiment)
         run.rollouts.mkdir(parents=True, exist_ok=True)
         run.measurement.mkdir(parents=True, exist_ok=True)
-        for folder in (path, run.rollouts, run.measurement, path / "tables", path / "figures"):
+        for folder in (path, run.rollouts, run.measurement, run.values, path / "tables", path / "figures"):
             remove_partials(folder)
         run.timings = dict(run.read_manifest().get("timings", {}))
         if not grows:  # else only when the larger run is known to contain the smaller one
@@ -106,6 +107,11 @@ class RunDirectory:
     def measurement(self) -> Path:
         """Folder of the measured shards."""
         return self.path / "measurement"
+
+    @property
+    def values(self) -> Path:
+        """Folder of the state values; it exists where some were made."""
+        return self.path / "values"
 
     def read_manifest(self) -> dict[str, Any]:
         """Return the manifest so far; empty before the first is written."""

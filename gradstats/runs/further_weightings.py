@@ -27,18 +27,20 @@ class ScoredTokens:
         logprobs: for each, (T_i,) log-probabilities under the scored policy.
         entropy: for each, (T_i,) entropies of the scored distribution, in nats.
         metadata: the scored policy, as a measurement records it.
+        ref_logprobs: for each, (T_i,) log-probabilities under the reference policy; None where there is none.
     """
 
     rollouts: Rollouts
     logprobs: list[np.ndarray]
     entropy: list[np.ndarray]
     metadata: Mapping[str, object]
+    ref_logprobs: list[np.ndarray] | None = None
 
     @classmethod
     def of(cls, session: MeasuringSession, rollouts: Rollouts) -> ScoredTokens:
         """Score rollouts by a forward pass."""
-        statistics = session.token_statistics(rollouts)
-        return cls(rollouts, statistics["logprobs"], statistics["entropy"], session.metadata)
+        found = session.token_statistics(rollouts)
+        return cls(rollouts, found["logprobs"], found["entropy"], session.metadata, found.get("ref_logprobs"))
 
     @property
     def old_logprobs(self) -> list[np.ndarray] | None:
@@ -58,7 +60,8 @@ class PossibleWeightings:
 
     Attributes:
         off_policy: those needed where ratios vary.
-        always: those of them that vary along a completion where every ratio is 1 as well, as a mask by entropy does.
+        always: those of them that vary along a completion where every ratio is 1 as well: of a mask by entropy, and of
+            a KL term in the loss.
     """
 
     off_policy: tuple[str, ...] = ()
@@ -70,9 +73,13 @@ def possible_weightings(experiment: Experiment) -> PossibleWeightings:
     section = experiment.variance
     chosen = [estimators.get(label) for label in (*section.estimators, section.reference)]
     recipes = [one for one in chosen if isinstance(one, Recipe) and one.level == "token"]
-    available = [one for one in recipes if "ref_logprobs" not in one.needs]  # a run measures no reference policy
-    masked = [one for one in available if one.mask.definition.level == "token" and not one.mask.definition.of_ratios]
-    return PossibleWeightings(_names(available), _names(masked))
+    available = [one for one in recipes if "ref_logprobs" not in one.needs or experiment.reference_policy]
+    return PossibleWeightings(_names(available), _names(one for one in available if _varies_on_policy(one)))
+
+
+def _varies_on_policy(recipe: Recipe) -> bool:
+    mask = recipe.mask.definition
+    return (mask.level == "token" and not mask.of_ratios) or recipe.kl.definition.level == "token"
 
 
 def _names(recipes: Iterable[Recipe]) -> tuple[str, ...]:

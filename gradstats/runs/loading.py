@@ -39,6 +39,15 @@ def behaviour_policy(experiment: Experiment, revisions: dict[str, str | None]) -
     return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned)
 
 
+def reference_policy(experiment: Experiment, revisions: dict[str, str | None]) -> Policy | None:
+    """Load the reference of a KL term, the policy with the changes of ``reference_policy``; None without these."""
+    changed = experiment.kl_reference
+    if changed is None:
+        return None
+    pinned = revisions if {"name", "revision"}.isdisjoint(experiment.reference_policy) else {}
+    return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned)
+
+
 def experiment_policy(experiment: Experiment, revisions: dict[str, str | None]) -> Policy:
     """Load the policy of an experiment, at the revision that the run recorded."""
     from gradstats.policy.policy import load_policy

@@ -11,7 +11,7 @@ from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import RESTORE, read_plan, settings_digest
-from gradstats.runs.loading import experiment_policy
+from gradstats.runs.loading import experiment_policy, reference_policy
 from gradstats.system.checksums import FORMAT
 from gradstats.system.files import read_json, write_json
 from gradstats.system.progress import progress_bar
@@ -47,10 +47,12 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         rollouts = Rollouts.concatenate(tables)
         missing = [table for number, table in enumerate(tables) if number not in finished]
         require_space(run.measurement, sum(measured_bytes(table, section) for table in missing))
-        policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}))
+        revisions = read_plan(run.rollouts).get("revisions", {})
+        policy = experiment_policy(run.experiment, revisions)
         if not run.experiment.behaviour_policy:  # whose weights are meant to differ
             refuse_other_policy(rollouts.metadata.get("policy"), policy.digests, f"the rollouts of {run.path}", RESTORE)
-        session = MeasuringSession.open(policy, rollouts, section)
+        reference = reference_policy(run.experiment, revisions)
+        session = MeasuringSession.open(policy, rollouts, section, reference_policy=reference)
         if missing:
             session.expect(Rollouts.concatenate(missing))
         # Shards of one measurement hold the same weightings: those of the first that was finished.

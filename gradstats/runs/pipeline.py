@@ -16,6 +16,7 @@ from gradstats.runs.measuring_step import is_measured, measure_shards
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import sample_shards
 from gradstats.runs.validate import check_names
+from gradstats.runs.values_step import make_values
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import refuse_links
 from gradstats.system.user_code import code_beside
@@ -54,6 +55,7 @@ def _run(experiment: Experiment, path: Path, progress: bool) -> RunResult:
     run = RunDirectory.open(path, experiment)
     sample_shards(run, progress)
     measure_shards(run, progress)
+    make_values(run, progress)
     return analyse(run)
 
 

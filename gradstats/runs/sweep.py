@@ -123,7 +123,7 @@ def _drawing(experiment: Experiment) -> dict[str, Any]:
 
 
 def _measures(name: str) -> bool:
-    return name.startswith("measurement.")
+    return name.startswith(("measurement.", "reference_policy."))
 
 
 def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:

@@ -51,6 +51,13 @@ def check_names(experiment: Experiment) -> None:
     _check_rewards(experiment)
     _check_group_sizes(experiment)
     _check("behaviour_policy", lambda: experiment.sampling_policy)
+    _check("reference_policy", lambda: experiment.kl_reference)
+    n_prompts, n_folds = experiment.prompts.n, experiment.values.n_folds
+    if experiment.values.fitted and n_prompts is not None and n_prompts <= n_folds:
+        raise ValueError(
+            f"values.n_folds: {n_folds} folds need at least {n_folds + 1} prompts, and prompts.n is {n_prompts}: "
+            "sample more prompts, or choose fewer folds"
+        )
     if experiment.length_scaling.published is not None:
         from gradstats import data
 
@@ -136,6 +143,10 @@ def _not_measured(experiment: Experiment, chosen: Iterable[Estimator | Recipe]) 
         measured |= _OF_PROBES
     if experiment.sampling.greedy:
         measured.add("greedy_rewards")
+    if experiment.reference_policy:
+        measured.add("ref_logprobs")
+    if experiment.values.fitted or experiment.values.monte_carlo:
+        measured.add("values")
     for one in chosen:
         missing = [need for need in one.needs if need not in measured and not need.startswith(COLUMN)]
         if missing:
@@ -144,6 +155,8 @@ def _not_measured(experiment: Experiment, chosen: Iterable[Estimator | Recipe]) 
                 f"{one.label} needs {' and '.join(missing)}, which this run will not measure, so its row will be NaN "
                 f"({remedies})"
             )
+        elif "values" in one.needs and (reason := _wrong_values(experiment, one)):
+            yield f"{reason}; the row of {one.label} will be NaN"
         elif not experiment.measurement.token_probes and _weights_tokens(one):
             threshold = ", or give the mask a threshold in nats" if _masks_by_share(one) else ""
             yield (
@@ -154,6 +167,22 @@ def _not_measured(experiment: Experiment, chosen: Iterable[Estimator | Recipe]) 
 
 def _masks_by_share(one: Estimator | Recipe) -> bool:
     return isinstance(one, Recipe) and one.mask.name == "top_entropy" and one.advantage.level != "token"
+
+
+def _wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None:
+    """Return why an estimator cannot use the kind of state values that the run makes; None where it can."""
+    batch, section = _trial_batch(), experiment.values
+    assert batch.values is not None
+    inside_steps = np.arange(batch.mask.shape[1]) > 0  # values of prefixes are known where steps begin
+    of_prefixes = np.where(inside_steps, np.nan, batch.values)
+    batch = batch.with_fields(
+        values=of_prefixes if section.monte_carlo else None, fitted_values=batch.values if section.fitted else None
+    )
+    try:
+        one.weights(batch)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _weights_tokens(one: Estimator | Recipe) -> bool:

@@ -24,6 +24,7 @@ from gradstats.config.sections import (
     PolicySection,
     PromptsSection,
     SamplingSection,
+    ValuesSection,
     VarianceSection,
 )
 from gradstats.stats.length_scaling.alpha import METHODS
@@ -89,6 +90,24 @@ OTHER_DEFAULT = {
 CALLED = {"seed": "rng", "name": "name_or_path"}
 
 
+#: Fields of the section of state values → the function and its argument; ``fitted`` chooses whether a head is fitted.
+OF_VALUES = {
+    "n_folds": (gradstats.fit_values, "n_folds"),
+    "tokens_per_completion": (gradstats.fit_values, "tokens_per_completion"),
+    "monte_carlo": (gradstats.monte_carlo_values, "k"),
+    "steps": (gradstats.monte_carlo_values, "steps"),
+    "seed": (gradstats.monte_carlo_values, "rng"),
+    "batch_size": (gradstats.monte_carlo_values, "batch_size"),
+}
+
+
+def test_the_functions_of_state_values_have_the_defaults_of_the_section():
+    assert set(ValuesSection.model_fields) == {"fitted", *OF_VALUES}
+    for name, (function, argument) in OF_VALUES.items():
+        python = inspect.signature(function).parameters[argument].default
+        assert python == default(ValuesSection, name) or name == "monte_carlo", name  # none are drawn by default
+
+
 def default(section, name):
     return section.model_fields[name].get_default(call_default_factory=True)
 
@@ -144,9 +163,9 @@ def test_an_experiment_file_has_the_names_and_defaults_of_the_sections(tmp_path)
     (tmp_path / "e.yaml").write_text("policy: {name: embedded}\nprompts: {source: embedded}\n")
     experiment = load_experiment(tmp_path / "e.yaml")
     schema = experiment_schema()
-    others = {"name", "description", "behaviour_policy"}
+    others = {"name", "description", "behaviour_policy", "reference_policy"}
     sections = {name: field.annotation for name, field in Experiment.model_fields.items() if name not in others}
-    assert set(sections.values()) == {*FUNCTIONS, FiguresSection}
+    assert set(sections.values()) == {*FUNCTIONS, FiguresSection, ValuesSection}
     for name, section in sections.items():
         required = {"policy": {"name": "embedded"}, "prompts": {"source": "embedded"}}.get(name, {})
         assert getattr(experiment, name) == section(**required)

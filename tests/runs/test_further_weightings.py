@@ -22,8 +22,9 @@ from gradstats.runs.further_weightings import (
 CLIP = ("token_clip[+]", "token_clip[-]")
 
 
-def experiment(*labels: str) -> Experiment:
+def experiment(*labels: str, **settings) -> Experiment:
     return Experiment(
+        **settings,
         name="e",
         policy={"name": "embedded"},
         prompts={"source": "embedded", "n": 2},
@@ -42,6 +43,15 @@ def test_a_mask_by_entropy_needs_weightings_on_policy_as_well():
     possible = possible_weightings(experiment("recipe:grpo", masked, "recipe:grpo(mask=reject_tokens(high=2))"))
     assert len(possible.off_policy) == 6
     assert possible.always == weighting_names(recipes.get(masked))
+
+
+def test_a_kl_term_in_the_loss_needs_its_weightings_in_any_case():
+    with_reference = experiment("recipe:grpo", "recipe:grpo(kl=in_loss)", reference_policy={"revision": "step-1000"})
+    possible = possible_weightings(with_reference)
+    assert set(possible.always) == set(possible.off_policy) > set(CLIP)
+    assert possible_weightings(experiment("recipe:grpo", "recipe:grpo(kl=in_loss)")) == PossibleWeightings(CLIP)
+    without_kl = experiment("recipe:grpo", reference_policy={"revision": "step-1000"})
+    assert possible_weightings(without_kl) == PossibleWeightings(CLIP)
 
 
 @pytest.fixture(scope="module")

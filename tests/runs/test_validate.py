@@ -95,6 +95,10 @@ def test_every_estimator_can_be_tried():
         check_names(experiment)
 
 
+#: Token scores, and the six prompts that five folds of a value head need.
+PROBED = {"measurement": {"token_probes": 8}, "prompts": {"source": "embedded", "n": 6}}
+
+
 @pytest.mark.parametrize(
     ("label", "settings", "message"),
     [
@@ -111,18 +115,36 @@ def test_every_estimator_can_be_tried():
         ("discounted(gamma=0.9)", {}, r"discounted\(gamma=0.9\) weights each token"),
         ("discounted", {}, None),  # with γ = 1 it is the baseline
         ("recipe:grpo(kl=in_loss)", {}, "needs ref_logprobs"),
+        ("recipe:grpo(kl=in_loss)", {"reference_policy": {"revision": "step-1000"}}, None),
+        ("gae", {"values": {"monte_carlo": 2}, **PROBED}, r"values\.fitted\); the row of gae will be NaN"),
+        ("vine", {"values": {"fitted": True}, **PROBED}, "only values of a fitted head.* the row of vine will be NaN"),
+        ("recipe:ppo", {"values": {"fitted": True}, **PROBED}, None),
+        ("vine", {"values": {"monte_carlo": 2}, **PROBED}, None),
+        ("vine", {"values": {"monte_carlo": 2}}, "vine weights each token"),
     ],
 )
 def test_inputs_that_a_run_will_not_measure_are_warned_of(label, settings, message):
     experiment = Experiment(
         name="e",
         policy={"name": "./absent"},
-        prompts={"source": "embedded", "n": 2},
         variance={"estimators": ["rloo", label]},
-        **settings,
+        **{"prompts": {"source": "embedded", "n": 2}, **settings},
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_names(experiment)
     said = " ".join(str(entry.message) for entry in caught)
     assert re.search(message, said) if message else not said
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"values": {"fitted": True}}, r"values\.n_folds: 5 folds need at least 6 prompts, and prompts\.n is 2"),
+        ({"reference_policy": {"nmae": "x"}}, "reference_policy: .*did you mean 'name'"),
+    ],
+)
+def test_values_and_references_that_cannot_be_made_are_refused(settings, message):
+    experiment = Experiment(name="e", policy={"name": "./absent"}, prompts={"source": "embedded", "n": 2}, **settings)
+    with pytest.raises(ValueError, match=message):
+        check_names(experiment)

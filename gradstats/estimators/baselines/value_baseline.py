@@ -33,7 +33,7 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
     batch-level and adds a bias.
 
     Args:
-        batch: the completions, with ``values`` at every counted token.
+        batch: the completions, with ``fitted_values``, or else ``values``, at every counted token.
         gamma: the discount γ.
         lam: λ.
         whiten: whiten A over the batch's tokens, as PPO does (unbiased variance, √(var + 1e-8)).
@@ -41,10 +41,14 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
     Raises:
         ValueError: when a value is NaN.
     """
-    assert batch.values is not None
-    if np.isnan(batch.values).any():
-        raise ValueError("gae needs a value at every counted token, but some values are NaN, which only vine accepts")
-    values = pack(batch.values, batch.mask)
+    given = batch.values if batch.fitted_values is None else batch.fitted_values
+    assert given is not None
+    if np.isnan(given).any():
+        raise ValueError(
+            "gae needs a value at every counted token, but some values are NaN, which only vine accepts: pass those of "
+            "a fitted head (gradstats.fit_values; in a run, set values.fitted)"
+        )
+    values = pack(given, batch.mask)
     following = np.pad(values[:, 1:], ((0, 0), (0, 1)))
     advantages = discounted_sums(packed_rewards(batch) + gamma * following - values, gamma * lam)
     unpacked = unpack(advantages, batch.mask)
@@ -74,9 +78,13 @@ def vine(batch: Batch, k: int = 9) -> Float[np.ndarray, "n t"]:
             on it, the formula does not.
 
     Raises:
-        ValueError: when a completion's first counted token has no value.
+        ValueError: when a completion's first counted token has no value, or only values of a fitted head are known.
     """
-    assert batch.values is not None
+    if batch.values is None:
+        raise ValueError(
+            "vine needs means of further completions, and only values of a fitted head are known: pass those of "
+            "gradstats.monte_carlo_values, or set values.monte_carlo in a run"
+        )
     values = pack(batch.values, batch.mask)
     starts = ~np.isnan(values)
     if not starts[:, 0].all():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from estimator_batches import batches
@@ -12,6 +14,7 @@ from numpy.testing import assert_allclose
 from gradstats import estimators as est
 from gradstats.estimators import Batch
 from gradstats.reference.naive_token_estimators import NAIVE_TOKEN_ESTIMATORS
+from gradstats.rollouts.table import Rollouts
 
 FEW = settings(max_examples=40, deadline=None)
 
@@ -31,6 +34,22 @@ def test_values_that_are_missing_are_refused_where_they_matter():
         est.gae().advantages(batch)
     with pytest.raises(ValueError, match="first counted token"):
         est.vine().advantages(Batch([1], [2], [0], values=[[np.nan, 0.5]]))
+
+
+def test_values_of_a_head_and_of_prefixes_are_kept_apart():
+    both = Batch([1], [2], [0], values=[[0.5, np.nan]], fitted_values=[[0.25, 0.75]])
+    assert_allclose(est.gae(lam=0.0).advantages(both), [[0.5, 0.25]])
+    assert_allclose(est.vine().advantages(both), [[0.5, 0.5]])
+    with pytest.raises(ValueError, match=r"only values of a fitted head are known: .*values\.monte_carlo in a run"):
+        est.vine().advantages(both.with_fields(values=None))
+    with pytest.raises(ValueError, match="gae needs values"):
+        est.gae().advantages(both.with_fields(values=None, fitted_values=None))
+    measured = SimpleNamespace(
+        rollouts=Rollouts.from_sequences([[5]], [[1, 2]], [1.0], ["a"]), fitted_values=[np.array([0.25, 0.75])]
+    )
+    given = Batch.from_measurement(measured, values=[np.array([0.5, 0.5])])
+    assert given.fitted_values is None
+    assert Batch.from_measurement(measured).has("values")
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,106 @@
+"""The step of a run that makes state values: of a fitted head, and of prefixes by further completions."""
+
+from __future__ import annotations
+
+from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
+from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.runs.directory import RunDirectory
+from gradstats.runs.growth import read_plan
+from gradstats.runs.loading import behaviour_policy, experiment_policy, experiment_problems
+from gradstats.runs.regrading import read_regradings
+from gradstats.system.checksums import FORMAT, digest
+from gradstats.system.files import read_json, write_json
+from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
+
+#: Settings of the section that decide what values of prefixes are.
+_OF_PREFIXES = ("monte_carlo", "steps", "seed", "batch_size")
+
+
+def make_values(run: RunDirectory, progress: bool) -> None:
+    """Make the state values that the experiment asks for and that are not there yet.
+
+    Raises:
+        ValueError: when values of prefixes were made with other settings; names the first.
+    """
+    section = run.experiment.values
+    if section.fitted:
+        fit_head(run, progress)
+    if section.monte_carlo:
+        continue_prefixes(run, progress)
+
+
+def fit_head(run: RunDirectory, progress: bool) -> None:
+    """Fit the value head to all completions, unless it was fitted to just these and their rewards."""
+    section, rollouts, path = run.experiment.values, read_rollouts(run.rollouts), run.values / FITTED
+    settings = {"n_folds": section.n_folds, "tokens_per_completion": section.tokens_per_completion}
+    fitted_to = [read_origin(run.rollouts), rollouts.prompt_id.tolist(), rollouts.sample_id.tolist()]
+    made_from = digest([settings, *fitted_to, rollouts.rewards.tolist()])
+    if path.exists() and read_state_values(path).metadata.get("made_from") == made_from:
+        return
+    from gradstats.values import fit_values
+
+    with run.step("values"):
+        policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}))
+        budget = run.experiment.measurement.token_budget
+        fitted = fit_values(policy, rollouts, **settings, token_budget=budget, progress=progress)
+        about = {**settings, "made_from": made_from, "policy": policy.describe(), "penalties": list(fitted.penalties)}
+        StateValues.of(rollouts, fitted.values, about).to_parquet(path)
+
+
+def continue_prefixes(run: RunDirectory, progress: bool) -> None:
+    """Draw completions from the beginning of each step, shard by shard, where a shard has none yet."""
+    plan = _plan(run)
+    shards = Shards(run.values, ".parquet", read_state_values, StateValues.to_parquet, read_origin(run.values))
+    if len(shards.finished(plan["n_shards"])) == plan["n_shards"]:
+        return
+    from gradstats.values import monte_carlo_values
+
+    section, revisions = run.experiment.values, read_plan(run.rollouts).get("revisions", {})
+    with run.step("values"):
+        drawn = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
+        policy = behaviour_policy(run.experiment, revisions)
+        problems = experiment_problems(run.experiment, revisions)
+
+        def values_of(number: int) -> StateValues:
+            rollouts = drawn.read_one(number)
+            values = monte_carlo_values(
+                policy,
+                rollouts,
+                problems,
+                k=section.monte_carlo,
+                steps=section.steps,
+                reward=run.experiment.sampling.reward,
+                rng=int(digest([section.seed, number])[:8], 16),
+                batch_size=section.batch_size,
+                progress=progress,
+            )
+            return StateValues.of(rollouts, values, {"policy": policy.describe(), **plan["values"]})
+
+        shards.make_missing(plan["n_shards"], values_of)
+
+
+def _plan(run: RunDirectory) -> dict[str, object]:
+    """Write the plan of the shards, and remove those that belong to rewards from before the run was scored again."""
+    recorded, drawn = run.values / PLAN, read_origin(run.rollouts)
+    wanted = {name: getattr(run.experiment.values, name) for name in _OF_PREFIXES}
+    scored = {"reward": run.experiment.sampling.reward, "regraded": len(read_regradings(run.path))}
+    n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
+    earlier = read_json(recorded) if recorded.exists() else {}
+    made = sorted(run.values.glob("shard-*.parquet"))
+    if made and earlier:
+        for name, value in wanted.items():
+            if earlier["values"][name] != value:
+                raise ValueError(
+                    f"the state values of the run {run.path} were made with values.{name}={earlier['values'][name]!r}, "
+                    f"not {value!r}: choose another directory (--out), or remove {run.values} to make them again"
+                )
+    if not earlier or any(earlier["values"][name] != value for name, value in scored.items()):
+        for path in made:
+            path.unlink()
+    values = wanted | scored
+    origin = {"run": drawn.get("run"), "settings": digest(values)}
+    plan = {"format": FORMAT, **origin, "n_shards": n_shards, "values": values}
+    if plan != earlier:
+        run.values.mkdir(exist_ok=True)
+        write_json(recorded, plan)
+    return plan

@@ -1,0 +1,98 @@
+"""State values and the reference policy of a run."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from gradstats.config.experiment import Experiment
+from gradstats.measurement.state_values import FITTED, read_state_values
+from gradstats.measurement.storage import read_measurement
+from gradstats.runs.directory import RunDirectory
+from gradstats.runs.pipeline import regrade_run, run_experiment
+from gradstats.runs.values_step import make_values
+
+
+def experiment(**changes) -> Experiment:
+    settings = {
+        "policy": {"name": "embedded"},
+        "prompts": {"source": "embedded", "n": 5},
+        "sampling": {"group_size": 2, "max_new_tokens": 80, "batch_size": 4},
+        "measurement": {"sketch_dim": 64, "token_probes": 4, "engine": "ghost"},
+        "reference_policy": {"revision": "step-1000"},
+        "values": {"fitted": True, "n_folds": 2, "monte_carlo": 1, "steps": r"\. "},
+        "variance": {"estimators": ["rloo", "gae(lam=0.9)", "vine", "recipe:grpo(kl=in_loss)"]},
+        "figures": {"formats": []},
+    }
+    for name, value in changes.items():
+        settings[name] = settings[name] | value if isinstance(value, dict) and value else value
+    return Experiment(name="e", **settings)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    return path, run_experiment(experiment(), path, progress=False)
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_value_baselines_and_kl_terms_are_rows_of_a_run(finished):
+    path, result = finished
+    frame = result.comparison.to_frame()
+    assert np.isfinite(frame["trace_cov"]).all()
+    assert frame["trace_cov"].is_unique
+    measured = read_measurement(path / "measurement")
+    assert measured.ref_logprobs is not None
+    for fitted, of_prefixes, mask in zip(measured.fitted_values, measured.values, measured.rollouts.masks, strict=True):
+        assert np.isfinite(fitted[mask]).all()
+        assert np.isfinite(of_prefixes[0])
+        assert set(of_prefixes[np.isfinite(of_prefixes)]) <= {0.0, 1.0}
+    assert any(np.isfinite(row[1:]).any() for row in measured.values)
+
+
+def test_only_missing_values_are_made_and_they_come_out_the_same(run, monkeypatch):
+    before = {path.name: read_state_values(path).values for path in (run / "values").glob("*.parquet")}
+    assert set(before) == {FITTED, *(f"shard-0000{number}.parquet" for number in range(3))}
+    (run / "values" / "shard-00001.parquet").unlink()
+    with pytest.warns(UserWarning, match="are left out \\(not all of them were made\\)"):
+        assert read_measurement(run / "measurement").values is None
+    directory = RunDirectory.open(run, experiment())
+    kept = (run / "values" / "shard-00000.parquet").stat().st_mtime_ns
+    monkeypatch.setattr("gradstats.values.fit_values", None)  # not called again
+    make_values(directory, progress=False)
+    assert (run / "values" / "shard-00000.parquet").stat().st_mtime_ns == kept
+    for name, values in before.items():
+        for row, again in zip(values, read_state_values(run / "values" / name).values, strict=True):
+            np.testing.assert_array_equal(row, again)
+
+
+def test_other_settings_of_prefixes_are_refused_and_a_head_is_fitted_again(run):
+    with pytest.raises(ValueError, match=r"were made with values\.monte_carlo=1, not 3: choose another directory"):
+        make_values(RunDirectory.open(run, experiment(values={"monte_carlo": 3})), progress=False)
+    before = read_state_values(run / "values" / FITTED)
+    make_values(RunDirectory.open(run, experiment(values={"tokens_per_completion": 2})), progress=False)
+    after = read_state_values(run / "values" / FITTED)
+    assert after.metadata["made_from"] != before.metadata["made_from"]
+    assert not np.array_equal(np.concatenate(after.values), np.concatenate(before.values))
+
+
+def test_values_of_old_rewards_are_left_out_and_made_again(run):
+    result = regrade_run(run, "exact", progress=False)
+    assert any("had another reward when they were made" in note for note in result.run.remarks)
+    assert result.measured.values is None
+    make_values(RunDirectory(run, experiment(sampling={"reward": "exact"})), progress=False)
+    measured = read_measurement(run / "measurement")
+    assert measured.values is not None
+    assert measured.fitted_values is not None
+
+
+def test_a_run_keeps_its_reference_and_its_sampler(run):
+    with pytest.raises(ValueError, match=r"was made with reference_policy\.revision='step-1000', not None"):
+        RunDirectory.open(run, experiment(reference_policy={}))
