@@ -22,9 +22,9 @@ from gradstats.stats.variance.best_set import pairwise_differences
 from gradstats.stats.variance.bins import equal_count_bins, inside_bins
 from gradstats.stats.variance.comparison import compared, pooled
 from gradstats.stats.variance.gradient_shares import GradientShares, gradient_shares, resolved
-from gradstats.stats.variance.group_moments import cross_signal, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.group_moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import why_silent
-from gradstats.stats.variance.pooled_completions import PooledCompletions
+from gradstats.stats.variance.pooled_completions import PooledCompletions, Weighted
 from gradstats.stats.variance.prepared_inputs import prepared_inputs
 from gradstats.stats.variance.target import TargetChoice, target_of
 from gradstats.stats.variance.variance_comparison import VarianceComparison
@@ -255,17 +255,21 @@ def _split(
         prompt_labels=(labels,),
     )
     _, shares = gradient_shares(pool, whole, inside_bins(pool.batch.lengths, bins))
-    scales = tuple(_scale(pool, part, judged) for part in parts)
+    scales = tuple(
+        _scale(pool, pool.weights(part), share.part, target_of(pool, judged, part.same_part).weighted)
+        for part, share in zip(parts, shares, strict=True)
+    )
     return LengthBins(chosen.label, bins, counts, comparison, scales, tuple(shares))
 
 
-def _scale(pool: PooledCompletions, part: _OfLengths, judged: TargetChoice) -> FiellerRatio | None:
+def _scale(
+    pool: PooledCompletions, weights: np.ndarray, mine: PromptMoments | None, theirs: Weighted
+) -> FiellerRatio | None:
     """Return what the expected gradient of a bin keeps of the target's; None where one of them has no weights."""
-    mine, theirs = pool.local(part), target_of(pool, judged, part.same_part).weighted
-    if theirs.moments is None or not np.isfinite(mine.weights).all():
+    if theirs.moments is None or not np.isfinite(weights).all():
         return None
-    if mine.moments is None:  # the estimator drops all completions of these lengths
+    if mine is None:  # the estimator drops all completions of these lengths
         return fieller_ratio(theirs.moments.signal.scaled(0.0), theirs.moments.signal)
-    if np.array_equal(mine.weights, theirs.weights):
+    if np.array_equal(weights, theirs.weights):
         return fieller_ratio(theirs.moments.signal, theirs.moments.signal)
-    return fieller_ratio(cross_signal(mine.moments, theirs.moments, pool.sketch_error), theirs.moments.signal)
+    return fieller_ratio(cross_signal(mine, theirs.moments, pool.sketch_error), theirs.moments.signal)

@@ -58,6 +58,11 @@ class PooledCompletions:
     on_policy: bool = True
     max_grad_norm: float | None = None
 
+    @cached_property
+    def targets(self) -> dict[str, Weighted]:
+        """Moments of targets and of their parts by label, once they are known: rows share them."""
+        return {}
+
     @property
     def batch_prompts(self) -> int:
         """Prompts in a batch of batch-level estimators."""

@@ -142,7 +142,9 @@ def target_of(
     if choice.missing is not None:
         empty = np.zeros(len(pool.batch.rewards))
         return Target(estimator.label, Weighted(empty, np.zeros(pool.groups.n_groups, dtype=bool), None))
-    return Target(estimator.label, pool.local(estimator))
+    if estimator.label not in pool.targets:
+        pool.targets[estimator.label] = pool.local(estimator)
+    return Target(estimator.label, pool.targets[estimator.label])
 
 
 def _estimator(kind: TargetKind, pool: PooledCompletions) -> Weighting:
