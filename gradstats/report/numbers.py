@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from statistics import median
 
 Triple = tuple[float, float, float]
 
@@ -66,12 +67,15 @@ def number_with_interval(value: float, low: float, high: float, *, exponent: int
 
 
 def common_exponent(triples: Iterable[Triple]) -> int:
-    """Return the power of ten that a column's numbers are best given in; 0 where plain digits are readable."""
+    """Return the power of ten that most of a column's numbers are best given in; 0 where plain digits are readable.
+
+    The median decides, so that one row without a sensible value does not make the others unreadable.
+    """
     sizes = [abs(number) for triple in triples for number in triple if math.isfinite(number) and number != 0]
     if not sizes:
         return 0
-    largest = math.floor(math.log10(max(sizes)))
-    return largest if largest >= 5 or largest <= -3 else 0
+    usual = math.floor(math.log10(median(sizes)))
+    return usual if usual >= 5 or usual <= -3 else 0
 
 
 def _bound(low: float, high: float, markup: str) -> str | None:

@@ -45,6 +45,8 @@ def test_powers_of_ten_are_shared_by_a_column():
     assert common_exponent([(1.23e7, 1.1e7, 1.4e7), (4.0, NAN, NAN)]) == 7
     assert common_exponent([(0.0004, 0.0003, 0.0005)]) == -4
     assert common_exponent([(1234.0, 1000.0, 1500.0), (NAN, NAN, INF)]) == 0
+    # One row without a sensible value leaves the others as they are.
+    assert common_exponent([(88.0, 72.0, 107.0), (89.0, 73.0, 110.0), (-1.19e14, NAN, NAN)]) == 0
     assert number_with_interval(1.23e7, 1.13e7, 1.33e7, exponent=7) == "1.23 ± 0.10"
 
 
