@@ -31,7 +31,7 @@ def die() -> None:
 def kill_at(moment: str, number: int) -> None:
     """Let this process be killed at a moment of its ``number``-th write."""
     sync, writes = files._sync, []
-    rename = Path.replace
+    give_name = files._give_name
 
     def counted_sync(partial: Path) -> None:
         writes.append(partial)
@@ -41,17 +41,16 @@ def kill_at(moment: str, number: int) -> None:
             die()
         sync(partial)
 
-    def counted_rename(self: Path, target: Path) -> Path:
+    def counted_name(partial: Path, *where: object) -> None:
         now = len(writes) == number
         if now and moment == "written":
             die()
-        result = rename(self, target)
+        give_name(partial, *where)
         if now and moment == "named":
             die()
-        return result
 
     files._sync = counted_sync
-    Path.replace = counted_rename
+    files._give_name = counted_name
 
 
 def _size(path: Path) -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# Of a rename to a name that something has.
+_OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 # First characters of a cell that spreadsheets treat as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _QUOTED_FORMULA = r"^'(?=[=+\-@\t\r])"
@@ -41,7 +43,7 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
         replace_folder: replace an existing folder as well, which the caller has recognised as its own.
 
     Raises:
-        FileExistsError: when a folder, a device or a pipe lies there.
+        FileExistsError: when a folder, a device or a pipe lies there, or something was put there meanwhile.
         OSError: when the file system refuses (no space, no permission); the temporary file is removed.
     """
     path = Path(os.path.realpath(path))
@@ -52,12 +54,13 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_of(path)
     old = _partial_of(path)
+    there = _identity(path)
+    named = False
     try:
         yield partial
         _sync(partial)
-        if path.is_dir():
-            path.rename(old)
-        partial.replace(path)
+        _give_name(partial, path, there, old)
+        named = True
         _sync_folder(path.parent)
     except OSError as error:
         if error.errno not in _FULL:
@@ -68,10 +71,71 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
         full.errno = error.errno
         raise full from error
     finally:
-        if old.exists() and not path.exists():
+        if old.exists() and not os.path.lexists(path):
             old.rename(path)
         remove_path(partial)
-        remove_path(old)
+        if named:
+            remove_path(old)
+
+
+def _give_name(partial: Path, path: Path, there: tuple[int, ...] | None, old: Path) -> None:
+    """Give a finished file or folder its name; what was put there while it was written is not replaced.
+
+    Between the last look at an earlier file and its replacement, and on file systems without hard links also between
+    that look and the first appearance of a file, some microseconds remain.
+
+    Args:
+        partial: the finished file or folder.
+        path: its name.
+        there: identity of what lay there when writing began, which is replaced.
+        old: where an earlier folder is kept until the new one has its name.
+
+    Raises:
+        FileExistsError: when something else lies there now.
+    """
+    appeared = FileExistsError(
+        f"{path} was created or changed by another process while it was being written, and is not replaced: choose "
+        "another path, or repeat the command"
+    )
+    now = _identity(path)
+    if now is not None and now != there:
+        raise appeared
+    try:
+        if now is not None and path.is_dir():
+            path.rename(old)
+            if _identity(old) != there:
+                raise appeared
+        if partial.is_dir():
+            partial.rename(path)  # which the system refuses where a file or a folder with contents lies
+        elif now is None:
+            _link(partial, path)
+        else:
+            partial.replace(path)
+    except OSError as error:
+        if error.errno not in _OCCUPIED:
+            raise
+        raise appeared from error
+
+
+def _link(partial: Path, path: Path) -> None:
+    """Rename a file to a name that nothing has, which a plain rename would replace."""
+    try:
+        os.link(partial, path)
+    except OSError as error:
+        if error.errno in (*_FULL, *_OCCUPIED) or os.path.lexists(path):
+            raise
+        partial.replace(path)  # a file system without hard links
+    else:
+        partial.unlink()
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Return what distinguishes a file or folder from another, or a changed one, of the same name; None for none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def remove_path(path: Path) -> None:

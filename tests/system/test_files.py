@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from gradstats.system import files
 from gradstats.system.files import (
     atomic_path,
     read_csv,
@@ -99,6 +101,75 @@ def test_names_of_prompts_stay_what_they_are(tmp_path):
     assert read_csv(tmp_path / "a.csv")["prompt_id"].tolist() == names
     cells = [line.split(",")[0] for line in (tmp_path / "a.csv").read_text().splitlines()[1:]]
     assert cells[5:] == ["'=1+1", "-5", "'@x", "'quoted'"]
+
+
+def is_thesis(path):
+    file = path / "thesis.tex" if path.is_dir() else path
+    return file.read_text() == "years of work"
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+@pytest.mark.parametrize("there", ["nothing", "an earlier result"])
+@pytest.mark.parametrize("appears", ["file", "folder"])
+def test_what_appears_at_the_name_meanwhile_is_not_replaced(tmp_path, what, there, appears):
+    path = tmp_path / "result"
+
+    def write(partial, text):
+        if what == "folder":
+            partial.mkdir()
+            (partial / "numbers").write_text(text)
+        else:
+            partial.write_text(text)
+
+    if there == "an earlier result":
+        with atomic_path(path) as partial:
+            write(partial, "old")
+
+    def replace_while_another_writes():
+        with atomic_path(path, replace_folder=True) as partial:
+            write(partial, "new")
+            remove_path(path)
+            if appears == "folder":
+                path.mkdir()
+            (path / "thesis.tex" if appears == "folder" else path).write_text("years of work")
+
+    with pytest.raises(FileExistsError, match="was created or changed by another process while it was being written"):
+        replace_while_another_writes()
+    assert is_thesis(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_appears_at_the_very_last_moment_is_not_replaced(tmp_path, monkeypatch, what):
+    path, real, looks = tmp_path / "result", files._identity, []
+
+    def late(looked_at):
+        found = real(looked_at)
+        looks.append(found)
+        if len(looks) == 2:  # the last look has found nothing
+            path.mkdir() if what == "folder" else None
+            (path / "thesis.tex" if what == "folder" else path).write_text("years of work")
+        return found
+
+    def write():
+        with atomic_path(path) as partial:
+            partial.mkdir() if what == "folder" else partial.write_text("new")
+
+    monkeypatch.setattr(files, "_identity", late)
+    with pytest.raises(FileExistsError, match="was created or changed"):
+        write()
+    assert looks == [None, None]
+    assert is_thesis(path)
+
+
+def test_a_file_system_without_hard_links(tmp_path, monkeypatch):
+    def no_links(*_names):
+        raise OSError(errno.EPERM, "no links")
+
+    monkeypatch.setattr(files.os, "link", no_links)
+    write_json(tmp_path / "a.json", {"a": 1})
+    assert read_json(tmp_path / "a.json") == {"a": 1}
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_folder_is_never_replaced_unasked(tmp_path):
