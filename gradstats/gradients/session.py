@@ -21,6 +21,7 @@ from gradstats.gradients.checks.self_check import (
     SelfCheck,
     SelfCheckError,
     check_result,
+    refuse_not_finite,
     self_check,
 )
 from gradstats.gradients.chunking import default_memory_gib, plan_chunks
@@ -194,6 +195,7 @@ class MeasuringSession:
                     raise
                 self._halve_budget(chunk, error)
             else:
+                refuse_not_finite(rollouts, result)
                 self._check_later(rollouts, result, references[-1] if references else None, list(weightings.values()))
                 results.append(result)
                 if tokens is not None:

@@ -182,6 +182,34 @@ def check_result(
     _refuse(found, f"a later chunk (sequence {named})", policy, _remedy(policy))
 
 
+def refuse_not_finite(rollouts: Rollouts, result: ChunkResult) -> None:
+    """Refuse a chunk in which something is not finite although the squared norms of that sequence are.
+
+    A gradient that is not finite is left out of a measurement, with a warning; a sketch or a token's quantity that is
+    not, beside a finite gradient, is a fault of the engine.
+
+    Args:
+        rollouts: the sequences.
+        result: what the engine returned for a chunk of them.
+
+    Raises:
+        SelfCheckError: naming the sequence and what is not finite.
+    """
+    finite = np.isfinite(result.sq_norms_by_block).all(axis=(0, 2))
+    found = {} if result.sketches is None else {"sketch": np.isfinite(result.sketches).all(axis=(0, 2))}
+    for name in TokenStatistics._fields:
+        ragged = result.chunk.ragged(getattr(result.statistics, name))
+        found[f"recorded {name}"] = np.array([np.isfinite(values).all() for values in ragged])
+    for what, sound in found.items():
+        wrong = result.chunk.rows[finite & ~sound]
+        if len(wrong):
+            row = int(wrong[0])
+            raise SelfCheckError(
+                f"the {what} of the sequence {rollouts.prompt_id[row]}/{rollouts.sample_id[row]} is not finite, "
+                f'although its gradient is: measure with engine="loop", or with dtype="float32"'
+            )
+
+
 def token_quantities(result: ChunkResult, place: int) -> dict[str, np.ndarray]:
     """Return the recorded quantities of one sequence's completion tokens, by name."""
     statistics = {name: getattr(result.statistics, name) for name in TokenStatistics._fields}

@@ -63,7 +63,7 @@ def test_a_fault_of_results(fault, monkeypatch):
         return RESULTS[fault](ghost_engine(policy, chunk, selection, sketch))
 
     monkeypatch.setitem(gradients.ENGINES, "ghost", wrong)
-    with pytest.raises(gradients.SelfCheckError, match="fails its self-check"):
+    with pytest.raises(gradients.SelfCheckError, match="fails its self-check|is not finite, although its gradient is"):
         measured(tiny_model("qwen2", dtype=torch.float32), weighted=True)
 
 
@@ -74,7 +74,8 @@ def test_a_fault_of_a_recorded_quantity(name, change, monkeypatch):
         return of_tokens(name, OF_TOKENS[change])(ghost_engine(policy, chunk, selection, sketch))
 
     monkeypatch.setitem(gradients.ENGINES, "ghost", wrong)
-    with pytest.raises(gradients.SelfCheckError, match=f"the recorded {name} of its tokens deviates"):
+    refused = f"the recorded {name} of (its tokens deviates|the sequence .* is not finite, although its gradient is)"
+    with pytest.raises(gradients.SelfCheckError, match=refused):
         measured(tiny_model("qwen2", dtype=torch.float32))
 
 

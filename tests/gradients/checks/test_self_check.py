@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,3 +125,44 @@ def test_the_sequence_that_is_checked_later_is_one_of_those_still_to_be_measured
     assert session.checked_later is not None
     session.measure(rollouts.select([2, 3]))
     assert session.checked_later is None
+
+
+@pytest.mark.parametrize("where", ["sketch", "recorded entropy"])
+def test_what_is_not_finite_in_a_chunk_that_is_not_checked_is_named(rollouts, where):
+    session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, MeasurementSection(sketch_dim=32))
+    session.checked_later = None
+
+    def wrong(*given):
+        result = ghost_engine(*given)
+        if 2 not in result.chunk.rows:
+            return result
+        place = result.chunk.rows.tolist().index(2)
+        if where == "sketch":
+            result.sketches[0, place, 3] = np.nan
+            return result
+        entropy = result.statistics.entropy.clone()
+        entropy[place] = np.inf
+        return replace(result, statistics=result.statistics._replace(entropy=entropy))
+
+    session.engine = wrong
+    named = f"{rollouts.prompt_id[2]}/{rollouts.sample_id[2]}"
+    with pytest.raises(gradients.SelfCheckError, match=f"the {where} of the sequence {named} is not finite, although"):
+        session.measure(rollouts)
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_with_its_sketch(rollouts):
+    session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, MeasurementSection(sketch_dim=32))
+    session.checked_later = None
+
+    def overflowing(*given):
+        result = ghost_engine(*given)
+        if 2 not in result.chunk.rows:
+            return result
+        place = result.chunk.rows.tolist().index(2)
+        result.sketches[0, place] = np.nan
+        result.sq_norms_by_block[0, place] = np.inf
+        return result
+
+    session.engine = overflowing
+    with pytest.warns(RuntimeWarning, match="1 of 5 sequences have a gradient that is not finite"):
+        assert len(session.measure(rollouts)) == 4
