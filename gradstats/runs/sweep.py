@@ -17,7 +17,7 @@ from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.validate import check_names
 from gradstats.system.files import atomic_path, partials, remove_partials, write_json
 from gradstats.system.lock import LOCK, only_writer
-from gradstats.system.outputs import has_columns, refuse_foreign
+from gradstats.system.outputs import has_columns, refuse_foreign, refuse_links
 from gradstats.system.user_code import code_beside
 
 
@@ -46,7 +46,9 @@ def run_sweep(
 
     Raises:
         FileNotFoundError: when there is no such file.
-        ValueError: when a setting is wrong, before anything is run; when the folder holds something else.
+        ValueError: when a setting is wrong, before anything is run; when the folder holds something else, or symbolic
+            links.
+        LockedError: when another process works on the sweep.
         RuntimeError: when a cell failed, after all others were run; names it and why.
     """
     sweep = load_sweep(name_or_path, overrides, trust=trust)
@@ -55,6 +57,7 @@ def run_sweep(
     _refuse_other_folder(folder, sweep.name)
     folder.mkdir(parents=True, exist_ok=True)
     with only_writer(folder):
+        refuse_links(folder, cells=_cell_names(folder, sweep))
         remove_partials(folder)
         list_cells(folder, sweep)
         finished: list[Cell] = []
@@ -75,6 +78,12 @@ def run_sweep(
             "and the same command runs those that are missing"
         ) from error
     return result
+
+
+def _cell_names(folder: Path, sweep: Sweep) -> list[str]:
+    """Return the names of the cells, those of earlier calls included."""
+    earlier = read_sweep_list(folder).settings if (folder / LISTED).is_file() else ()
+    return [*(cell.name for cell in sweep.cells), *earlier]
 
 
 def list_cells(folder: Path, sweep: Sweep) -> None:

@@ -47,21 +47,23 @@ def refuse_foreign(path: str | os.PathLike[str], what: str, is_ours: Callable[[P
         )
 
 
-def refuse_links(run: str | os.PathLike[str]) -> None:
+def refuse_links(run: str | os.PathLike[str], *, cells: Collection[str] = ()) -> None:
     """Refuse to write into a run directory that contains symbolic links, which may lead to any file outside it.
 
     The folders ``rollouts`` and ``measurement`` may themselves be links to folders, for instance on a larger disk; what
     they hold may not. The run directory may be reached through a link.
 
     Args:
-        run: the run directory; nothing is refused where there is none.
+        run: the run directory, or the folder of a sweep; nothing is refused where there is none.
+        cells: names of the run directories in the folder of a sweep, which may not be links.
 
     Raises:
         ValueError: when there is such a link; names the first.
         OSError: when a folder cannot be searched.
     """
     run = Path(run)
-    movable = [run / "rollouts", run / "measurement"]
+    runs = [run / cell for cell in cells if not (run / cell).is_symlink()] if cells else [run]
+    movable = [folder / name for folder in runs for name in ("rollouts", "measurement")]
     moved = [folder for folder in movable if folder.is_symlink() and folder.is_dir()]
     links = sorted(
         path
@@ -71,10 +73,11 @@ def refuse_links(run: str | os.PathLike[str]) -> None:
         if path.is_symlink() and path not in moved
     )
     if links:
+        what = "the folder of a sweep" if cells else "a run directory"
         raise ValueError(
-            f"{links[0]} is a symbolic link, and nothing is written into a run directory that contains one, since a "
+            f"{links[0]} is a symbolic link, and nothing is written into {what} that contains one, since a "
             "file elsewhere would be replaced: replace the link with a copy of what it leads to, or remove it (only "
-            "the folders rollouts and measurement may be links)"
+            "the folders rollouts and measurement of a run may be links)"
         )
 
 

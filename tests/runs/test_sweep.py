@@ -13,6 +13,8 @@ import gradstats as gs
 from gradstats.config.sweep import load_sweep
 from gradstats.runs.sweep import check_cells, draws_alike
 from gradstats.sampling.plan import SamplingPlan
+from gradstats.system.files import write_json
+from gradstats.system.lock import LockedError, only_writer
 
 
 @pytest.fixture
@@ -202,3 +204,26 @@ def test_remains_of_a_killed_sweep_are_no_foreign_folder(file, tmp_path):
     (tmp_path / "out" / ".sweep.json.host.1.abc.partial").write_text("{")
     gs.run_sweep(file, ["prompts.n=2"], out=tmp_path / "out", progress=False)
     assert not list((tmp_path / "out").glob(".*.partial"))
+
+
+@pytest.mark.parametrize("link", ["sweep.csv", "figures", "temperature=0.7,sketch_dim=64"])
+def test_a_link_in_the_folder_of_a_sweep_is_not_followed(file, tmp_path, link):
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    out.mkdir()
+    (tmp_path / "thesis.csv").write_text("cell,years of work")
+    write_json(out / "sweep.json", {"name": "tiny sweep", "varied": [], "cells": []})
+    (out / link).symlink_to(tmp_path / "thesis.csv" if link == "sweep.csv" else elsewhere)
+    before = sorted(out.iterdir())
+    with pytest.raises(ValueError, match=f"{link} is a symbolic link, and nothing is written into the folder of a sw"):
+        gs.run_sweep(file, out=out, progress=False)
+    assert sorted(out.iterdir()) == before
+    assert (tmp_path / "thesis.csv").read_text() == "cell,years of work"
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_second_process_on_a_sweep_is_refused(file, tmp_path):
+    (tmp_path / "out").mkdir()
+    with only_writer(tmp_path / "out"), pytest.raises(LockedError, match="another process is working on .*out"):
+        gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    assert not list((tmp_path / "out").iterdir())

@@ -100,3 +100,17 @@ def test_the_folders_of_shards_may_be_on_another_disk_but_hold_no_links(tmp_path
     disk.rename(tmp_path / "away")
     with pytest.raises(ValueError, match="measurement is a symbolic link"):
         refuse_links(run)
+
+
+@pytest.mark.parametrize("link", ["sweep.csv", "figures", "figures/a.png", "one", "one/report.html", "rollouts"])
+def test_links_in_the_folder_of_a_sweep_are_refused(tmp_path, link):
+    sweep, disk = tmp_path / "sweep", tmp_path / "disk"
+    (tmp_path / "elsewhere").mkdir()
+    (sweep / "two").mkdir(parents=True)
+    disk.mkdir()
+    (sweep / "two" / "rollouts").symlink_to(disk)
+    refuse_links(sweep, cells=["one", "two"])
+    (sweep / link).parent.mkdir(exist_ok=True)
+    (sweep / link).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=f"{link} is a symbolic link, and nothing is written into the folder of a sw"):
+        refuse_links(sweep, cells=["one", "two"])
