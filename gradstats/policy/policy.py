@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from gradstats.policy.checkpoint import (
     EMBEDDED,
@@ -162,6 +164,7 @@ def load_policy(
     adapter: str | os.PathLike[str] | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
+    progress: bool = True,
 ) -> Policy:
     """Load a causal language model of ``transformers`` with its tokenizer.
 
@@ -180,6 +183,7 @@ def load_policy(
             tokenizer in its folder is used.
         trust_remote_code: run model code that comes with the weights.
         allow_pickle: read pickled weights, which may run code, where there are no safetensors.
+        progress: let transformers show its own progress bars.
 
     Returns:
         The policy, in evaluation mode. The model's ``generation_config`` is not applied.
@@ -216,7 +220,8 @@ def load_policy(
         refuse_pickled(name, Path(source))
     tokenizer_folder = folder if folder is not None and (folder / "tokenizer_config.json").is_file() else None
     try:
-        tokenizer, model = _load(source, options, tokenizer_folder, dtype, trust_remote_code, allow_pickle)
+        with _bars(shown=progress):
+            tokenizer, model = _load(source, options, tokenizer_folder, dtype, trust_remote_code, allow_pickle)
     except Exception as error:  # readers of weights, tokenizers and GGUF raise errors of any type for a damaged file
         if trust_remote_code and not isinstance(error, (OSError, ValueError)):
             raise  # what the model's own code raised
@@ -269,6 +274,19 @@ def _load(
     model, report = loaded
     refuse_other_parameters(source, report)
     return tokenizer, cast("CausalModel", model)
+
+
+@contextmanager
+def _bars(*, shown: bool) -> Iterator[None]:
+    """Keep transformers, and the hub client that it uses, from drawing progress bars, if none are to be shown."""
+    if shown or not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()
 
 
 def as_policy(policy_or_model: object) -> Policy:

@@ -74,18 +74,19 @@ class CostEstimate:
     prefix_seconds: float = 0.0
 
 
-def estimate_cost(experiment: Experiment) -> CostEstimate:
+def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstimate:
     """Load the policy and the prompts, time a short trial of each step, and extrapolate.
 
     Args:
         experiment: the experiment.
+        progress: as for :func:`gradstats.load_policy`.
 
     Raises:
         ValueError, OSError, ImportError: as the run itself would, for wrong settings or missing weights.
     """
     with code_beside(experiment.folder):
         check_names(experiment)
-        plan = sampling_plan(experiment, resolve_revisions(experiment))
+        plan = sampling_plan(experiment, resolve_revisions(experiment), progress)
     policy = plan.policy
     cap = plan.settings.max_new_tokens
     trial = SamplerSettings(min(_TRIAL_TOKENS, cap), plan.settings.temperature)

@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from gradstats.sampling.plan import SamplingPlan
 
 
-def sampling_plan(experiment: Experiment, revisions: dict[str, str | None]) -> SamplingPlan:
-    """Load the problems and the policy of an experiment, at the given revisions, and form its batches."""
+def sampling_plan(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> SamplingPlan:
+    """Load the problems and the policy of an experiment, at the given revisions, and form its batches.
+
+    ``progress`` is as for :func:`gradstats.load_policy`, also in the other functions.
+    """
     # torch and transformers are imported here, so that redrawing a finished run does not load them.
     from gradstats.sampling.plan import SamplingPlan
 
     problems = experiment_problems(experiment, revisions)
-    return SamplingPlan.make(behaviour_policy(experiment, revisions), problems, experiment.sampling)
+    return SamplingPlan.make(behaviour_policy(experiment, revisions, progress), problems, experiment.sampling)
 
 
 def experiment_problems(experiment: Experiment, revisions: dict[str, str | None]) -> list[Problem]:
@@ -30,27 +33,30 @@ def experiment_problems(experiment: Experiment, revisions: dict[str, str | None]
     return load_prompts(prompts.source, prompts.n, rng=prompts.seed, **(prompts.settings | pinned))
 
 
-def behaviour_policy(experiment: Experiment, revisions: dict[str, str | None]) -> Policy:
+def behaviour_policy(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> Policy:
     """Load the policy that draws the completions: the experiment's, with the changes of ``behaviour_policy``."""
     if not experiment.behaviour_policy:
-        return experiment_policy(experiment, revisions)
+        return experiment_policy(experiment, revisions, progress)
     changed = experiment.sampling_policy
     pinned = revisions if {"name", "revision"}.isdisjoint(experiment.behaviour_policy) else {}
-    return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned)
+    return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned, progress)
 
 
-def reference_policy(experiment: Experiment, revisions: dict[str, str | None]) -> Policy | None:
+def reference_policy(
+    experiment: Experiment, revisions: dict[str, str | None], progress: bool = True
+) -> Policy | None:
     """Load the reference of a KL term, the policy with the changes of ``reference_policy``; None without these."""
     changed = experiment.kl_reference
     if changed is None:
         return None
     pinned = revisions if {"name", "revision"}.isdisjoint(experiment.reference_policy) else {}
-    return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned)
+    return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned, progress)
 
 
-def experiment_policy(experiment: Experiment, revisions: dict[str, str | None]) -> Policy:
+def experiment_policy(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> Policy:
     """Load the policy of an experiment, at the revision that the run recorded."""
     from gradstats.policy.policy import load_policy
 
     section = experiment.policy
-    return load_policy(section.name, **section.arguments(revision=revisions.get("policy") or section.revision))
+    options = section.arguments(revision=revisions.get("policy") or section.revision)
+    return load_policy(section.name, **options, progress=progress)

@@ -48,10 +48,10 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         missing = [table for number, table in enumerate(tables) if number not in finished]
         require_space(run.measurement, sum(measured_bytes(table, section) for table in missing))
         revisions = read_plan(run.rollouts).get("revisions", {})
-        policy = experiment_policy(run.experiment, revisions)
+        policy = experiment_policy(run.experiment, revisions, progress)
         if not run.experiment.behaviour_policy:  # whose weights are meant to differ
             refuse_other_policy(rollouts.metadata.get("policy"), policy.digests, f"the rollouts of {run.path}", RESTORE)
-        reference = reference_policy(run.experiment, revisions)
+        reference = reference_policy(run.experiment, revisions, progress)
         session = MeasuringSession.open(policy, rollouts, section, reference_policy=reference)
         if missing:
             session.expect(Rollouts.concatenate(missing))

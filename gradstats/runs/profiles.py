@@ -44,7 +44,7 @@ def measurement_for_profile(
     from gradstats.prompts import load_prompts
     from gradstats.sampling import sample
 
-    loaded = load_policy(policy.name, **policy.arguments())
+    loaded = load_policy(policy.name, **policy.arguments(), progress=progress)
     problems = load_prompts(prompts.source, prompts.n, rng=prompts.seed, **prompts.settings)
     rollouts = sample(loaded, problems, **sampling.arguments(), progress=progress)
     return measure(loaded, rollouts, progress=progress)

@@ -25,7 +25,7 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
 
         # A run keeps the revisions to which names on the hub resolved when it began.
         revisions = read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment)
-        plan = sampling_plan(run.experiment, revisions)
+        plan = sampling_plan(run.experiment, revisions, progress)
         plan.warn_overridden()
         drawn = sorted(run.rollouts.glob("shard-*.parquet"))
         if drawn:

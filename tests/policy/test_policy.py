@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from conftest import tiny_model, tiny_tokenizer
+from transformers.utils import logging as transformers_logging
 
 from gradstats.policy.policy import Policy, load_policy
 
@@ -100,3 +101,10 @@ def test_a_branch_on_the_hub_is_resolved_to_one_commit(policy_folder, monkeypatc
     assert loaded == [("someone/model", commit, None), ("someone/model", commit, True)]
     # A commit is taken as it is, without asking.
     assert load_policy("someone/model", revision=commit[::-1]).revision == commit[::-1]
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_bars_of_transformers_are_shown_only_on_request(policy_folder, capfd, progress):
+    load_policy(policy_folder, progress=progress)
+    assert ("Loading weights" in capfd.readouterr().err) == progress
+    assert transformers_logging.is_progress_bar_enabled()
