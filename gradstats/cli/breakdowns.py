@@ -10,11 +10,10 @@ import numpy as np
 
 from gradstats.cli import terminal
 from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional, described_by, one_or_more
-from gradstats.cli.statistics import refuse_unknown_estimators
+from gradstats.cli.statistics import refuse_unknown_estimators, save_table
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target, VarianceSection
 from gradstats.system.files import to_json
-from gradstats.system.outputs import write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,6 +111,4 @@ def _show(
         terminal.show_table(table)
         for sentence in notes:
             terminal.note(sentence)
-    if out is not None:
-        write_table(out, frame, overwrite=overwrite)
-        terminal.console.print(f"→ {out}")
+    save_table(out, frame, overwrite)

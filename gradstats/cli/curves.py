@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,37 +54,32 @@ def curve(
 
     get(reference)  # unknown labels are refused before the statistics are imported, which takes longer
     get(estimator) if parameter == "group_size" else with_parameter(estimator, parameter, float(grid[0]))
+    from gradstats.report.curves import curve_name, curve_table
     from gradstats.runs.sources import folder_of_results, load_measurement_of
     from gradstats.stats import variance_curve
 
-    folder = folder_of_results(source, out, partial=partial)
-    measured = load_measurement_of(source, partial=partial)
+    name = curve_name(estimator, parameter)
     options = {} if parameter == "group_size" else {"group_size": group_size}
-    with warnings.catch_warnings():  # its notes say the same, and more
-        warnings.simplefilter("ignore")
-        found = variance_curve(
-            measured, estimator, parameter, grid, reference=reference,
-            target=target, prompts_per_batch=prompts_per_batch, n_resamples=n_resamples, max_grad_norm=max_grad_norm,
-            rng=seed, **options,
-        )  # fmt: skip
-    frame = found.to_frame(confidence_level)
-    if as_json:
-        print(
-            to_json(
-                {str(name): value for name, value in frame.attrs.items()}
-                | {"curve": found.estimator, "rows": frame.to_dict("records")}
-            )
-        )
-    else:
-        from gradstats.report.curves import curve_table
-
-        terminal.show_table(curve_table(frame))
-        terminal.console.print(found.sentence(confidence_level), markup=False)
-    for sentence in found.notes:
-        terminal.note(sentence)
-    from gradstats.report.curves import curve_name
-
-    _save(frame, folder, curve_name(found.estimator, parameter), overwrite)
+    with folder_of_results(source, out, partial=partial) as folder:
+        _refuse_foreign(folder, name, ["value", "trace_cov"])
+        measured = load_measurement_of(source, partial=partial)
+        with warnings.catch_warnings():  # its notes say the same, and more
+            warnings.simplefilter("ignore")
+            found = variance_curve(
+                measured, estimator, parameter, grid, reference=reference, target=target,
+                prompts_per_batch=prompts_per_batch, n_resamples=n_resamples, max_grad_norm=max_grad_norm,
+                rng=seed, **options,
+            )  # fmt: skip
+        frame = found.to_frame(confidence_level)
+        if as_json:
+            about = {str(name): value for name, value in frame.attrs.items()} | {"curve": found.estimator}
+            print(to_json(about | {"rows": frame.to_dict("records")}))
+        else:
+            terminal.show_table(curve_table(frame))
+            terminal.console.print(found.sentence(confidence_level), markup=False)
+        for sentence in found.notes:
+            terminal.note(sentence)
+        _save(frame, folder, name, overwrite)
 
 
 def optimal_baselines(
@@ -109,26 +105,35 @@ def optimal_baselines(
         out: folder for table and figure; the run directory by default, none for a bare measurement.
     """
     import gradstats
+    from gradstats.report.curves import baselines_table
     from gradstats.report.saved_frames import OPTIMAL_BASELINES
     from gradstats.runs.sources import folder_of_results, load_measurement_of
 
-    folder = folder_of_results(source, out, partial=partial)
-    found = gradstats.optimal_baselines(
-        load_measurement_of(source, partial=partial), group_size=group_size, target=target,
-        prompts_per_batch=prompts_per_batch, n_resamples=n_resamples, rng=seed,
-    )  # fmt: skip
-    frame = found.to_frame(confidence_level)
-    if as_json:
-        about = {str(name): value for name, value in frame.attrs.items()}
-        print(to_json(about | {"rows": frame.to_dict("records")}))
-    else:
-        from gradstats.report.curves import baselines_table
+    with folder_of_results(source, out, partial=partial) as folder:
+        _refuse_foreign(folder, OPTIMAL_BASELINES, ["estimator", "kind", "ratio_to_learned"])
+        measured = load_measurement_of(source, partial=partial)
+        found = gradstats.optimal_baselines(
+            measured, group_size=group_size, target=target, prompts_per_batch=prompts_per_batch,
+            n_resamples=n_resamples, rng=seed,
+        )  # fmt: skip
+        frame = found.to_frame(confidence_level)
+        if as_json:
+            about = {str(name): value for name, value in frame.attrs.items()}
+            print(to_json(about | {"rows": frame.to_dict("records")}))
+        else:
+            terminal.show_table(baselines_table(frame))
+            terminal.console.print(found.sentence(confidence_level), markup=False)
+        for sentence in found.notes:
+            terminal.note(sentence)
+        _save(frame, folder, OPTIMAL_BASELINES, overwrite)
 
-        terminal.show_table(baselines_table(frame))
-        terminal.console.print(found.sentence(confidence_level), markup=False)
-    for sentence in found.notes:
-        terminal.note(sentence)
-    _save(frame, folder, OPTIMAL_BASELINES, overwrite)
+
+def _refuse_foreign(folder: Path | None, name: str, columns: Sequence[str]) -> None:
+    """Refuse to write over what lies in the folder asked for, before anything is computed."""
+    if folder is not None:
+        from gradstats.report.added_results import refuse_foreign_added
+
+        refuse_foreign_added(folder, name, columns)
 
 
 def _save(frame: pd.DataFrame, folder: Path | None, name: str, overwrite: bool) -> None:

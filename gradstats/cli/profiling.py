@@ -48,7 +48,8 @@ def profile(
             completions are drawn and measured with the options below.
         out: also write the table, as OUT.tex, OUT.md and OUT.csv.
     """
-    from gradstats.report.tables import profile_table, refuse_foreign_tables
+    from gradstats.report.run_folder import refuse_inside_run, writing_into
+    from gradstats.report.tables import profile_table, refuse_foreign_tables, table_paths
     from gradstats.runs.profiles import measurement_for_profile
     from gradstats.stats import profile_policy
 
@@ -56,6 +57,8 @@ def profile(
         raise ValueError("name at least one run directory or policy: gradstats profile RUN_OR_POLICY …")
     if out is not None:
         refuse_foreign_tables(out)
+        for path in table_paths(out):
+            refuse_inside_run(path)
     source = prompts_section(prompts, n, settings.seed, prompt_settings)
     names = [Path(name).name for name in sources]
     if len(set(names)) < len(names):  # folders of the same name: only the whole path distinguishes them
@@ -71,5 +74,7 @@ def profile(
     else:
         terminal.show_table(table)
     if out is not None:
-        for path in table.save(out, overwrite=overwrite):
+        with writing_into(out):
+            paths = table.save(out, overwrite=overwrite)
+        for path in paths:
             terminal.console.print(f"→ {path}")

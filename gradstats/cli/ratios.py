@@ -6,9 +6,9 @@ from pathlib import Path
 
 from gradstats.cli import terminal
 from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional
+from gradstats.cli.statistics import save_table
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.system.files import to_json
-from gradstats.system.outputs import write_table
 
 
 def ratios(
@@ -42,6 +42,4 @@ def ratios(
             terminal.show_table(clipping_table(clipping))
     for sentence in found.notes:
         terminal.note(sentence)
-    if out is not None:
-        write_table(out, frame, overwrite=overwrite)
-        terminal.console.print(f"→ {out}")
+    save_table(out, frame, overwrite)

@@ -24,26 +24,42 @@ def figures(
     """
     from gradstats.report.figures import draw_run
     from gradstats.report.overlay import draw_overlay
+    from gradstats.report.run_folder import refuse_inside_run, writing_into
     from gradstats.report.saved_results import read_results
-    from gradstats.runs.directory import is_run_directory, remove_listed_results
-    from gradstats.system.outputs import refuse_links
 
     if not runs:
         raise ValueError("name at least one run directory: gradstats figures RUN")
-    if out is not None and is_run_directory(out):
-        raise FileExistsError(f"{out} is a run directory, whose files are not changed: choose another folder (--out)")
-    results = [read_results(run) for run in runs]
-    if len(results) == 1:
-        if out is None:
-            refuse_links(runs[0])
-            remove_listed_results(runs[0], "figures")
-        paths = draw_run(results[0], out or runs[0] / "figures", figure_style)
+    if len(runs) == 1 and out is None:
+        paths = _redraw(runs[0], figure_style)
     else:
-        paths = draw_overlay(
-            results, out or Path("figures") / "+".join(run.resolve().name for run in runs), figure_style
-        )
+        folder = out or Path("figures") / "+".join(run.resolve().name for run in runs)
+        refuse_inside_run(folder)
+        results = [read_results(run) for run in runs]
+        with writing_into(folder):
+            if len(results) == 1:
+                paths = draw_run(results[0], folder, figure_style)
+            else:
+                paths = draw_overlay(results, folder, figure_style)
     for path in paths:
         terminal.console.print(str(path))
+
+
+def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
+    """Draw the figures of a run in its own folder, in place of those that its manifest lists."""
+    from gradstats.report.figures import draw_run, refuse_foreign_figures
+    from gradstats.report.run_folder import writing_into
+    from gradstats.report.saved_results import read_results, record_tables
+    from gradstats.runs.directory import remove_listed_results
+    from gradstats.system.outputs import refuse_links
+
+    with writing_into(run):
+        refuse_links(run)  # also a copy of a run's results, which is not locked
+        results = read_results(run)
+        refuse_foreign_figures(results, run / "figures", figure_style)
+        remove_listed_results(run, "figures")
+        paths = draw_run(results, run / "figures", figure_style)
+        record_tables(run, paths)
+    return paths
 
 
 def report(run: Positional[Path], out: Path | None = None) -> None:

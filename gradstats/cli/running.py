@@ -61,7 +61,7 @@ def run(
     if dry_run:
         from gradstats.runs.cost import estimate_cost
 
-        terminal.show_cost(loaded, estimate_cost(loaded))
+        terminal.show_cost(loaded, estimate_cost(loaded, progress=progress))
         return
     from gradstats.runs.pipeline import run_experiment
 
@@ -87,8 +87,8 @@ def sample(
         out: the file to write.
     """
     import gradstats
+    from gradstats.report.run_folder import refuse_inside_run, writing_into
     from gradstats.rollouts.table import is_rollouts_file, refuse_to_replace_rollouts
-    from gradstats.runs.sources import refuse_inside_run
     from gradstats.sampling.plan import SamplingPlan
     from gradstats.system.outputs import refuse_foreign
     from gradstats.system.shards import remove_shards, shards_folder
@@ -97,7 +97,7 @@ def sample(
     refuse_inside_run(out)
     model = policy_section(policy, policy_settings, dtype=dtype)
     source = prompts_section(prompts, n, settings.seed, prompt_settings)
-    loaded = gradstats.load_policy(model.name, **model.arguments())
+    loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)
     problems = gradstats.load_prompts(source.source, source.n, rng=source.seed, **source.settings)
     if out.exists():
         planned = SamplingPlan.make(loaded, problems, settings)
@@ -109,7 +109,8 @@ def sample(
         keep_in=shards_folder(out),
         progress=progress,
     )
-    rollouts.to_parquet(out, overwrite=True)
+    with writing_into(out):
+        rollouts.to_parquet(out, overwrite=True)
     remove_shards(out)
     terminal.show_rollouts(rollouts, out)
 
@@ -167,14 +168,15 @@ def measure(
     from gradstats.measurement.disk_size import measured_bytes, require_space
     from gradstats.measurement.storage import is_measurement_folder, refuse_to_replace_measurement
     from gradstats.measurement.token_scores import remark_on_precision
-    from gradstats.runs.sources import load_rollouts_of, refuse_inside_run
+    from gradstats.report.run_folder import refuse_inside_run, writing_into
+    from gradstats.runs.sources import load_rollouts_of
     from gradstats.system.outputs import refuse_foreign
     from gradstats.system.shards import remove_shards, shards_folder
 
     refuse_foreign(out, "a measurement", is_measurement_folder)
     refuse_inside_run(out)
     model = policy_section(policy, policy_settings, temperature=temperature, dtype=dtype)
-    loaded = gradstats.load_policy(model.name, **model.arguments())
+    loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)
     if rollouts_format == "gradstats":
         table = load_rollouts_of(rollouts, partial=partial)
     else:
@@ -194,7 +196,8 @@ def measure(
         allow_policy_mismatch=allow_policy_mismatch,
         progress=progress,
     )
-    measured.save(out, settings.token_dtype, overwrite=True)
+    with writing_into(out):
+        measured.save(out, settings.token_dtype, overwrite=True)
     remove_shards(out)
     terminal.console.print(f"{len(measured)} sequences measured with {measured.metadata['engine']} → {out}")
     if measured.old_logprobs is not None:

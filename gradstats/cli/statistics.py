@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from gradstats.cli import terminal
 from gradstats.cli.options import AsJson, Level, OptionsOf, Overwrite, Partial, Positional, described_by
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import FitMethod, IntervalMethod, Target, VarianceSection
 from gradstats.system.files import to_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def refuse_unknown_estimators(*labels: str) -> None:
@@ -23,6 +26,17 @@ def refuse_unknown_estimators(*labels: str) -> None:
 
     for label in labels:
         estimators.get(label)
+
+
+def save_table(out: Path | None, frame: pd.DataFrame, overwrite: bool) -> None:
+    """Write a table to the path that the user asked for, if any, and name it."""
+    if out is not None:
+        from gradstats.report.run_folder import writing_into
+        from gradstats.system.outputs import write_table
+
+        with writing_into(out):
+            write_table(out, frame, overwrite=overwrite)
+        terminal.console.print(f"→ {out}")
 
 
 def alpha(
@@ -93,11 +107,7 @@ def variance(
             terminal.show_variance(frame)
     for sentence in notes:
         terminal.note(sentence)
-    if out is not None:
-        from gradstats.system.outputs import write_table
-
-        write_table(out, frame, overwrite=overwrite)
-        terminal.console.print(f"→ {out}")
+    save_table(out, frame, overwrite)
 
 
 def tokens(
@@ -122,25 +132,28 @@ def tokens(
     import gradstats
     from gradstats.runs.sources import folder_of_results, load_measurement_of
 
-    folder = folder_of_results(source, out, partial=partial)
-    if out is not None:
-        from gradstats.report.saved_tokens import refuse_foreign_tokens
+    with folder_of_results(source, out, partial=partial) as folder:
+        if folder is not None:
+            from gradstats.report.saved_tokens import refuse_foreign_tokens
 
-        refuse_foreign_tokens(out)
-    quality = gradstats.proxy_quality(load_measurement_of(source, partial=partial), group_size=group_size, rng=seed)
-    if as_json:
-        print(to_json(quality.summary(confidence_level)))
-    else:
-        terminal.show_tokens(quality, confidence_level)
-    if folder is not None:
-        from gradstats.report.figures import draw_run
-        from gradstats.report.saved_results import read_results, record_tables
-        from gradstats.report.saved_tokens import save_tokens
+            refuse_foreign_tokens(folder)
+        measured = load_measurement_of(source, partial=partial)
+        quality = gradstats.proxy_quality(measured, group_size=group_size, rng=seed)
+        if as_json:
+            print(to_json(quality.summary(confidence_level)))
+        else:
+            terminal.show_tokens(quality, confidence_level)
+        if folder is not None:
+            from gradstats.report.figures import draw_run
+            from gradstats.report.saved_results import read_results, record_tables
+            from gradstats.report.saved_tokens import save_tokens
 
-        record_tables(folder, save_tokens(quality, folder, confidence_level, overwrite=overwrite))
-        results = read_results(folder)
-        for path in draw_run(results, folder / "figures", results.figure_style):
-            terminal.note(f"→ {path}")
+            record_tables(folder, save_tokens(quality, folder, confidence_level, overwrite=overwrite))
+            results = read_results(folder)
+            paths = draw_run(results, folder / "figures", results.figure_style)
+            record_tables(folder, paths)
+            for path in paths:
+                terminal.note(f"→ {path}")
 
 
 def plan(

@@ -77,14 +77,9 @@ def save_figure(
         raise OSError(
             f"figures cannot be written to {stem.parent} ({error.strerror}): choose another folder"
         ) from error
-    paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
-    table, frame = stem.with_name(f"{stem.name}.csv"), None if source is None else as_frame(source)
-    drawn_before = any(map(is_marked, paths))
-    for path in paths:
-        refuse_foreign(path, "a figure", lambda there: there.is_file() and (overwrite or is_marked(there)))
-    if frame is not None:
-        columns = [] if overwrite or drawn_before else list(map(str, frame))
-        refuse_foreign(table, "the table of a figure", lambda there: has_columns(there, columns))
+    frame = None if source is None else as_frame(source)
+    refuse_foreign_figure(stem, formats, None if frame is None else list(map(str, frame)), overwrite=overwrite)
+    paths, table = _paths(stem, formats), stem.with_name(f"{stem.name}.csv")
     with mpl.rc_context(DETERMINISTIC):
         for name, path in zip(formats, paths, strict=True):
             with atomic_path(path) as partial:
@@ -96,3 +91,35 @@ def save_figure(
         paths.append(table)
         write_csv(table, frame)
     return paths
+
+
+def refuse_foreign_figure(
+    path_stem: str | os.PathLike[str],
+    formats: Sequence[str],
+    columns: Sequence[str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Refuse to draw a figure where files lie that are not an earlier one, before anything is drawn.
+
+    Args:
+        path_stem: as for :func:`save_figure`.
+        formats: as for :func:`save_figure`.
+        columns: of the table written next to it; None where none is.
+        overwrite: as for :func:`save_figure`.
+
+    Raises:
+        FileExistsError: in that case.
+    """
+    stem = Path(path_stem)
+    paths = _paths(stem, formats)
+    for path in paths:
+        refuse_foreign(path, "a figure", lambda there: there.is_file() and (overwrite or is_marked(there)))
+    if columns is not None:
+        needed = [] if overwrite or any(map(is_marked, paths)) else columns
+        table = stem.with_name(f"{stem.name}.csv")
+        refuse_foreign(table, "the table of a figure", lambda there: has_columns(there, needed))
+
+
+def _paths(stem: Path, formats: Sequence[str]) -> list[Path]:
+    return [stem.with_name(f"{stem.name}.{name}") for name in formats]

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
+from gradstats.plots.save import refuse_foreign_figure
 from gradstats.report.figures import added_figure, styled
-from gradstats.report.saved_frames import save_frame
+from gradstats.report.saved_frames import refuse_foreign_frame, save_frame
 from gradstats.report.saved_results import SavedResults, read_results, record_tables
-from gradstats.system.outputs import refuse_links
+
+
+def refuse_foreign_added(folder: Path, name: str, columns: Sequence[str]) -> None:
+    """Refuse to add a result to a folder, before it is computed.
+
+    Args:
+        folder: as for :func:`save_added`.
+        name: as for :func:`save_added`.
+        columns: some that the table will have.
+
+    Raises:
+        FileExistsError: when files lie there that are not such a result.
+        ValueError: when the folder is a run that was not analysed to its end.
+    """
+    refuse_foreign_frame(folder / "tables" / name, columns)
+    refuse_foreign_figure(folder / "figures" / name, _style(folder).formats, columns)
+    if _is_run(folder) and not (folder / "manifest.json").exists():
+        raise ValueError(
+            f"the analysis of {folder} is not finished: repeat `gradstats run`, or choose a folder (--out)"
+        )
 
 
 def save_added(frame: pd.DataFrame, folder: Path, name: str, *, overwrite: bool = True) -> list[Path]:
     """Write a table to ``tables`` and its figure to ``figures`` of a folder; returns the paths.
 
     The figure of a run is drawn in the style that its experiment states, and the files are listed in its manifest, so
-    that they are removed when the run is analysed again.
+    that they are removed when the run has other completions or rewards. The caller holds the run's lock.
 
     Args:
         frame: the table, with its ``.attrs``.
@@ -28,17 +49,21 @@ def save_added(frame: pd.DataFrame, folder: Path, name: str, *, overwrite: bool 
 
     Raises:
         FileExistsError: when another file lies there, or a table that may not be replaced.
-        ValueError: when the run directory contains symbolic links.
     """
-    is_run = (folder / "measurement").is_dir()
-    if is_run:
-        refuse_links(folder)
-    style = read_results(folder).figure_style if is_run else FiguresSection()
+    style = _style(folder)
     paths = save_frame(frame, folder / "tables" / name, overwrite=overwrite)
     listed = added_figure(name, frame)
     with styled(style) as current_figure:
         listed.draw(SavedResults(folder, name, {}, {}, None, None, None), frame)
         paths += plots.save_figure(current_figure(), folder / "figures" / name, style.formats, source=frame)
-    if is_run:
+    if _is_run(folder):
         record_tables(folder, paths)
     return paths
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "measurement").is_dir()
+
+
+def _style(folder: Path) -> FiguresSection:
+    return read_results(folder).figure_style if _is_run(folder) else FiguresSection()

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
-from gradstats.plots.save import DETERMINISTIC, METADATA
+from gradstats.plots.save import DETERMINISTIC, METADATA, refuse_foreign_figure
 from gradstats.report.curves import curve_caption, draw_curve
 from gradstats.report.run_figures import FIGURES, RunFigure
 from gradstats.report.saved_frames import OPTIMAL_BASELINES
@@ -57,6 +57,18 @@ def draw_run_for_report(run: SavedResults, folder: Path, figure_style: FiguresSe
 def figures_as_svg(run: SavedResults) -> dict[str, str]:
     """Name → SVG of every figure that a run has the numbers for, in the style that its experiment asks for."""
     return {listed.name: _svg(figure) for listed, figure, _ in run_figures(run, run.figure_style)}
+
+
+def refuse_foreign_figures(run: SavedResults, folder: Path, figure_style: FiguresSection) -> None:
+    """Refuse to draw a run where files lie that are not earlier figures, before anything is drawn.
+
+    Raises:
+        FileExistsError: in that case.
+    """
+    for listed in figures_of(run):
+        table = listed.needs(run)
+        if table is not None:
+            refuse_foreign_figure(folder / listed.name, figure_style.formats, list(map(str, table)))
 
 
 def run_figures(run: SavedResults, figure_style: FiguresSection) -> Iterator[tuple[RunFigure, Figure, pd.DataFrame]]:
@@ -110,6 +122,7 @@ def styled(figure_style: FiguresSection) -> Iterator[Callable[[], Figure]]:
 
 def _draw(run: SavedResults, folder: Path, figure_style: FiguresSection, svg: bool) -> DrawnFigures:
     drawn = DrawnFigures([], {})
+    refuse_foreign_figures(run, folder, figure_style)
     for listed, figure, table in run_figures(run, figure_style):
         drawn.paths.extend(plots.save_figure(figure, folder / listed.name, figure_style.formats, source=table))
         if svg:

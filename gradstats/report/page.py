@@ -14,6 +14,7 @@ from typing import TypedDict
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import common_exponent, number_with_interval
+from gradstats.report.run_folder import refuse_inside_run, writing_into
 from gradstats.report.saved_results import SavedAlpha, SavedResults, read_results
 from gradstats.report.variance_columns import BEST_SET, TOGETHER, best_set_marks, variance_columns
 from gradstats.stats.variance.quantities import JUDGED, shown_in
@@ -73,23 +74,38 @@ def write_report(
 
     Raises:
         FileNotFoundError: when the run holds no numbers; states the command that writes them.
-        FileExistsError: when the file exists and is not a report.
+        FileExistsError: when the file exists and is not a report, or belongs to another run.
+        LockedError: when it is written into a run directory on which another process works.
         ValueError: when it is written into a run directory that contains symbolic links.
         OSError: when the file cannot be written.
     """
-    target = Path(path) / "report.html" if out is None else Path(out)
+    path = Path(path)
     if out is None:
-        refuse_links(path)
-        refuse_foreign_page(Path(path))
-    else:
+        with writing_into(path):
+            refuse_links(path)
+            return write_page_of_run(path, svgs)
+    target = Path(out)
+    refuse_inside_run(target, source=path)
+    with writing_into(target):
         refuse_foreign(target, "a report", is_marked)
-    page = report_page(read_results(path), svgs)
+        page = report_page(read_results(path), svgs)
+        refuse_foreign(target, "a report", is_marked)  # drawing takes seconds
+        return _write(page, target)
+
+
+def write_page_of_run(path: Path, svgs: Mapping[str, str] | None = None) -> Path:
+    """Write ``report.html`` into a run directory, whose lock the caller holds; otherwise as :func:`write_report`."""
+    refuse_foreign_page(path)
+    return _write(report_page(read_results(path), svgs), path / "report.html")
+
+
+def _write(page: str, target: Path) -> Path:
     try:
         with atomic_path(target) as partial:
             partial.write_text(page, encoding="utf-8", newline="\n")
     except OSError as error:
         raise OSError(
-            f"the report cannot be written to {target} ({error.strerror}): choose another with --out"
+            f"the report cannot be written to {target} ({error.strerror or error}): choose another with --out"
         ) from error
     return target
 

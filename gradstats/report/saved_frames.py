@@ -31,7 +31,7 @@ def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> li
     """
     table, about = stem.with_suffix(".csv"), stem.with_suffix(".json")
     attrs = {str(name): value for name, value in frame.attrs.items()}
-    _refuse_foreign(table, about, list(map(str, frame)))
+    refuse_foreign_frame(stem, list(map(str, frame)))
     if table.exists():
         same = table.read_bytes() == csv_text(frame).encode()
         difference = differing_entry(read_json(about), attrs) if about.exists() else None
@@ -40,6 +40,17 @@ def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> li
     write_csv(table, frame)
     write_json(about, attrs)
     return [table, about]
+
+
+def refuse_foreign_frame(stem: Path, columns: Sequence[str]) -> None:
+    """Refuse to write a frame where something lies that is not an earlier one with these columns.
+
+    Raises:
+        FileExistsError: in that case.
+    """
+    table, about = stem.with_suffix(".csv"), stem.with_suffix(".json")
+    refuse_foreign(table, "an earlier table of this command", lambda there: has_columns(there, columns))
+    refuse_foreign(about, "the settings of an earlier table", lambda _: table.is_file())
 
 
 def read_frame(table: Path) -> pd.DataFrame:
@@ -59,10 +70,10 @@ def read_frame(table: Path) -> pd.DataFrame:
 
 def read_added(run: Path) -> dict[str, pd.DataFrame]:
     """Return the frames that commands added to a run directory: name → frame, in alphabetical order."""
-    tables = run / "tables"
-    return {path.stem: read_frame(path) for pattern in ADDED for path in sorted(tables.glob(f"{pattern}.csv"))}
+    return {path.stem: read_frame(path) for path in added_tables(run)}
 
 
-def _refuse_foreign(table: Path, about: Path, columns: Sequence[str]) -> None:
-    refuse_foreign(table, "an earlier table of this command", lambda there: has_columns(there, columns))
-    refuse_foreign(about, "the settings of an earlier table", lambda there: table.is_file())
+def added_tables(run: Path) -> list[Path]:
+    """Return the tables that commands added to a run directory, in alphabetical order, each with its JSON beside it."""
+    tables = (path for pattern in ADDED for path in sorted((run / "tables").glob(f"{pattern}.csv")))
+    return [path for path in tables if path.with_suffix(".json").exists()]

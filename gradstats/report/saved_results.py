@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ import pandas as pd
 
 from gradstats.config.experiment import Experiment, FiguresSection
 from gradstats.report.recorded_experiment import read_recorded_experiment
-from gradstats.report.saved_frames import read_added
+from gradstats.report.saved_frames import added_tables, read_added
 from gradstats.report.saved_tokens import SavedTokens, read_tokens
 from gradstats.stats import LengthScalingFit, fit_length_scaling
 from gradstats.stats.variance.quantities import shown_in
@@ -177,7 +177,7 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
             f"{path} is not a run directory: create one with `gradstats run EXPERIMENT --out {path}`"
         )
     if checked:
-        _refuse_changed_tables(path)
+        refuse_changed_tables(path)
     alpha = cast(SavedAlpha | None, _read_json(path / "alpha.json"))
     variance = _read_variance(path)
     if alpha is None and variance is None and not (path / "proxy_quality.csv").exists():
@@ -213,25 +213,46 @@ def table_checksums(path: Path, files: Iterable[Path]) -> dict[str, str]:
 def record_tables(path: Path, files: Sequence[Path]) -> None:
     """List files that were added to a run, or written again, in its manifest, with the checksums of tables.
 
-    What is listed is removed when the run is analysed again, for instance with other rewards.
+    What is listed is removed when the run is analysed again, for instance with other rewards. The manifest of a run of
+    version 0.1 has no checksums, and gets none.
     """
     manifest = _read_json(path / "manifest.json")
-    if manifest is None or not isinstance(recorded := manifest.get("checksums"), dict):
+    if manifest is None:
         return
-    listed = manifest.get("files")
+    listed, recorded = manifest.get("files"), manifest.get("checksums")
     names = [*(listed if isinstance(listed, list) else []), *(file.relative_to(path).as_posix() for file in files)]
-    changes = {"files": list(dict.fromkeys(names)), "checksums": recorded | table_checksums(path, files)}
+    changes: dict[str, object] = {"files": list(dict.fromkeys(names))}
+    if isinstance(recorded, dict):
+        changes["checksums"] = recorded | table_checksums(path, files)
     write_json(path / "manifest.json", manifest | changes)
 
 
-def _refuse_changed_tables(path: Path) -> None:
-    """Refuse a run directory (not a copy of its results) in which a table is not what the manifest records."""
+def listed_additions(path: Path) -> list[Path]:
+    """Return the files of the tables that commands added to a run, as its manifest lists them."""
+    manifest = path / "manifest.json"
+    listed = read_json(manifest).get("files", []) if manifest.exists() else []
+    names = set(map(str, listed if isinstance(listed, list) else []))
+    files = [file for table in added_tables(path) for file in (table, table.with_suffix(".json"))]
+    return [file for file in files if file.exists() and file.relative_to(path).as_posix() in names]
+
+
+def refuse_changed_tables(path: Path, tables: Collection[Path] | None = None) -> None:
+    """Refuse a run directory (not a copy of its results) in which a table is not what the manifest records.
+
+    Args:
+        path: the run directory.
+        tables: the tables that are compared; all when None.
+
+    Raises:
+        ValueError: naming the first such table.
+    """
     recorded = (_read_json(path / "manifest.json") or {}).get("checksums")
     if not isinstance(recorded, dict) or not (path / "rollouts").is_dir():
         return
     for name, checksum in recorded.items():
         table = path / name
-        if Path(name).parts[0] != "figures" and table.is_file() and file_digest(table) != checksum:
+        compared = Path(name).parts[0] != "figures" and (tables is None or table in tables)
+        if compared and table.is_file() and file_digest(table) != checksum:
             raise ValueError(changed_sentence(table))
 
 

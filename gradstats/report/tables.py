@@ -124,9 +124,10 @@ def refuse_foreign_tables(path_stem: str | os.PathLike[str]) -> None:
     """Refuse to save a table where a file lies that is not an earlier one.
 
     Raises:
-        FileExistsError: in that case.
+        FileExistsError: in that case, or when the path without a suffix is a device or a pipe.
     """
     tex, markdown, csv = table_paths(path_stem)
+    refuse_foreign(path_stem, "a table", lambda _: True)
     for path in (tex, markdown):
         refuse_foreign(path, "a table", is_marked)
     refuse_foreign(csv, "a table", lambda _: is_marked(tex))

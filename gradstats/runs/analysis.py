@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
+from gradstats.report.saved_results import listed_additions, refuse_changed_tables
 from gradstats.runs.directory import RunDirectory, remove_listed_results
+from gradstats.runs.regrading import read_regradings
 from gradstats.system.files import write_csv, write_json
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class RunResult:
 def analyse(run: RunDirectory) -> RunResult:
     """Fit, compare, draw and report from the measurement; needs neither the model nor torch."""
     from gradstats.report.figures import draw_run_for_report
-    from gradstats.report.page import refuse_foreign_page, remove_page, remove_unmarked_page, write_report
+    from gradstats.report.page import refuse_foreign_page, remove_page, remove_unmarked_page, write_page_of_run
     from gradstats.report.saved_results import read_results
     from gradstats.runs.breakdowns import variance_breakdowns
     from gradstats.stats.variance.reduced_coordinates import rotated_once
@@ -59,7 +61,9 @@ def analyse(run: RunDirectory) -> RunResult:
     paths: list[Path] = []
     with run.step("analysis"):
         measured = read_measurement(run.measurement)
-        remove_listed_results(run.path, "", "tables")  # of an earlier analysis, which this one may not replace
+        added = kept_additions(run, len(measured))
+        # Of an earlier analysis, which this one may not replace.
+        remove_listed_results(run.path, "", "tables", keep=added)
         scores = measured.token_scores()
         if scores is not None:
             warnings.warn(remark_on_precision(scores), UserWarning, stacklevel=2)
@@ -87,13 +91,47 @@ def analyse(run: RunDirectory) -> RunResult:
             paths += [] if drawn is None else drawn.paths
         gap = _sampler_gap(run, measured)
     remove_unmarked_page(run.path)
+    paths += added
     run.write_manifest(measured, paths, gap)
     paths.append(run.path / "manifest.json")
     if alpha is not None or comparison is not None:
-        paths.append(write_report(run.path, svgs=None if drawn is None else drawn.svgs))
+        paths.append(write_page_of_run(run.path, None if drawn is None else drawn.svgs))
     else:
         remove_page(run.path)
     return RunResult(run, measured, alpha, comparison, paths, gap)
+
+
+def kept_additions(run: RunDirectory, n_sequences: int) -> list[Path]:
+    """Return the files of the tables that commands added and that still hold; remove those of other data.
+
+    An addition holds while the run has the completions and rewards that its manifest states.
+
+    Args:
+        run: the run directory.
+        n_sequences: completions that it has now.
+
+    Raises:
+        ValueError: when a table has changed since it was written.
+    """
+    manifest = run.read_manifest()
+    if (manifest.get("n_sequences"), manifest.get("regraded", [])) != (n_sequences, read_regradings(run.path)):
+        remove_additions(run)
+        return []
+    additions = listed_additions(run.path)
+    refuse_changed_tables(run.path, additions)
+    return additions
+
+
+def remove_additions(run: RunDirectory) -> None:
+    """Remove the tables that commands added to a run whose completions or rewards have changed, with a remark."""
+    additions = listed_additions(run.path)
+    for path in additions:
+        path.unlink()
+    if additions:
+        names = ", ".join(dict.fromkeys(path.stem for path in additions))
+        run.remarks.append(
+            f"{names}: removed, since the run had other completions or rewards then; repeat the command that made it"
+        )
 
 
 def _sampler_gap(run: RunDirectory, measured: Measurement) -> SamplerGap | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
 from gradstats.measurement.measurement import Measurement
-from gradstats.report.recorded_experiment import (
-    is_recorded_experiment,
-    read_recorded_experiment,
-    write_recorded_experiment,
-)
+from gradstats.report.recorded_experiment import read_recorded_experiment, write_recorded_experiment
+from gradstats.report.run_folder import is_run_directory
 from gradstats.report.saved_results import table_checksums
 from gradstats.rollouts.table import token_sources
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
@@ -25,7 +22,6 @@ from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.system.environment import environment
 from gradstats.system.files import partials, read_json, remove_partials, write_json
 from gradstats.system.lock import LOCK
-from gradstats.system.shards import PLAN
 
 if TYPE_CHECKING:
     from gradstats.stats import SamplerGap
@@ -175,12 +171,13 @@ class RunDirectory:
         )
 
 
-def remove_listed_results(path: Path, *folders: str) -> None:
+def remove_listed_results(path: Path, *folders: str, keep: Collection[Path] = ()) -> None:
     """Remove only the result files that a run's manifest lists.
 
     Args:
         path: the run directory.
         *folders: remove only the files in these folders of the run; "" stands for the run directory itself.
+        keep: files that stay.
 
     Raises:
         ValueError: when the manifest is damaged.
@@ -190,7 +187,7 @@ def remove_listed_results(path: Path, *folders: str) -> None:
     for name in map(str, listed if isinstance(listed, list) else []):
         file, folder = path / name, Path(name).parent.name
         is_result = file.resolve().is_relative_to(path.resolve()) and folder in ("", "tables", "figures")
-        if is_result and file.is_file() and (not folders or folder in folders):
+        if is_result and file.is_file() and file not in keep and (not folders or folder in folders):
             file.unlink()
 
 
@@ -205,12 +202,6 @@ def refuse_other_folder(path: Path) -> None:
         raise NotADirectoryError(f"{path} is not a folder: choose another run directory (--out)")
     if path.is_dir() and not is_run_directory(path) and _holds_something(path):
         raise ValueError(f"the folder {path} is not empty and is not a run directory: choose another (--out)")
-
-
-def is_run_directory(path: Path) -> bool:
-    """Return whether a folder is a run directory: one with an ``experiment.yaml`` that a run recorded."""
-    recorded = path / "experiment.yaml"
-    return recorded.is_file() and ((path / "rollouts" / PLAN).exists() or is_recorded_experiment(recorded))
 
 
 def _holds_something(path: Path) -> bool:

@@ -42,9 +42,7 @@ def behaviour_policy(experiment: Experiment, revisions: dict[str, str | None], p
     return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned, progress)
 
 
-def reference_policy(
-    experiment: Experiment, revisions: dict[str, str | None], progress: bool = True
-) -> Policy | None:
+def reference_policy(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> Policy | None:
     """Load the reference of a KL term, the policy with the changes of ``reference_policy``; None without these."""
     changed = experiment.kl_reference
     if changed is None:

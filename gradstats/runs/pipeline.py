@@ -8,7 +8,7 @@ from gradstats.config.experiment import Experiment, load_experiment_file
 from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.rewards.grading_counts import warn_ungraded
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs.analysis import RunResult, analyse
+from gradstats.runs.analysis import RunResult, analyse, remove_additions
 from gradstats.runs.directory import RunDirectory, refuse_other_folder, remove_listed_results
 from gradstats.runs.growth import read_plan
 from gradstats.runs.loading import experiment_problems
@@ -107,6 +107,7 @@ def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress
         regrade_shards(path, problems, sampling.reward, progress)
         warn_ungraded(read_rollouts(run.rollouts, partial=True).metadata.get("grading"))
     # These are results of the old rewards; the new ones may allow fewer of them.
+    remove_additions(run)
     remove_listed_results(path)
     if not is_measured(run):
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import numpy as np
 
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
+from gradstats.report.run_folder import enclosing_run, is_run_directory, refuse_inside_run, writing_into
 from gradstats.rollouts.table import Rollouts, read_rollouts
-from gradstats.runs.directory import is_run_directory
 from gradstats.runs.regrading import refuse_half_regraded
 from gradstats.system.files import read_csv
+from gradstats.system.lock import only_writer
 from gradstats.system.outputs import has_columns, refuse_foreign, refuse_links
 
 
@@ -32,17 +35,6 @@ def load_measurement_of(path: Path, *, partial: bool = False) -> Measurement:
     return read_measurement(path / "measurement" if (path / "measurement").is_dir() else path, partial=partial)
 
 
-def refuse_inside_run(out: Path) -> None:
-    """Refuse to write a result over the files of a run, which belong together.
-
-    Raises:
-        FileExistsError: when ``out`` is a file of a run directory, or the directory itself.
-    """
-    folders = [folder for folder in (out, *out.absolute().parents, *out.resolve().parents) if is_run_directory(folder)]
-    if folders and out.exists():
-        raise FileExistsError(f"{out} belongs to the run {folders[0]}: choose another path (--out)")
-
-
 def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
     """Refuse to write a table where a file without its columns lies, or a file of a run.
 
@@ -54,8 +46,9 @@ def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
         refuse_inside_run(out)
 
 
-def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) -> Path | None:
-    """Return the folder that a command adds its results to, before any work is done; None for a bare measurement.
+@contextmanager
+def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) -> Iterator[Path | None]:
+    """Yield the folder that a command adds its results to, locked where it is a run; None for a bare measurement.
 
     Args:
         source: the measurement folder or run directory that the command reads.
@@ -65,16 +58,32 @@ def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) 
     Raises:
         ValueError: when it is a run directory that contains symbolic links, or any run directory and ``partial`` is
             True.
+        FileExistsError: when it is another run than the one that is read.
+        NotADirectoryError: when it is a file or a device.
+        LockedError: when another process works on the run.
     """
     folder = source if out is None and (source / "measurement").is_dir() else out
-    if folder is not None and (folder / "measurement").is_dir():
-        if partial:
-            raise ValueError(
-                f"with --partial nothing is written into the run {folder}, which would hold the numbers as those of "
-                "all its shards: choose another folder (--out)"
-            )
+    if folder is None:
+        yield None
+        return
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder: choose another one (--out)")
+    is_run = (folder / "measurement").is_dir() or is_run_directory(folder)
+    if partial and (is_run or enclosing_run(folder) is not None):
+        raise ValueError(
+            f"with --partial nothing is written into the run {folder}, which would hold the numbers as those of "
+            "all its shards: choose another folder (--out)"
+        )
+    if not is_run:
+        refuse_inside_run(folder)
+        with writing_into(folder):
+            yield folder
+        return
+    if source.resolve() not in (folder.resolve(), (folder / "measurement").resolve()):
+        raise FileExistsError(f"{folder} is another run than {source}: choose another folder (--out)")
+    with only_writer(folder):
         refuse_links(folder)
-    return folder
+        yield folder
 
 
 def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:

@@ -74,6 +74,11 @@ def _descriptor(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise PermissionError(
+                f"{path.parent} cannot be written to ({error.strerror}): choose another place with --out, or make it "
+                "writable"
+            ) from error
         if error.errno not in (errno.ELOOP, errno.EMLINK):  # the second on FreeBSD
             raise
         raise LockedError(

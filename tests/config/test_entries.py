@@ -41,6 +41,7 @@ FUNCTIONS = {
 #: Arguments of a function that its section does not have, or calls otherwise, and why.
 ONLY_IN_PYTHON = {
     (PolicySection, "name_or_path"): "a file calls it name: it names a path too",
+    (PolicySection, "progress"): "says nothing of what is computed",
     (PromptsSection, "rng"): "a file calls it seed: it holds numbers only",
     (SamplingSection, "rng"): "a file calls it seed: it holds numbers only",
     (VarianceSection, "rng"): "a file calls it seed: it holds numbers only",
@@ -229,6 +230,7 @@ def called(monkeypatch, tmp_path):
     monkeypatch.setattr("gradstats.runs.sources.load_points", lambda path, **_: {})
     monkeypatch.setattr("gradstats.measurement.disk_size.measured_bytes", lambda *_: 0)
     monkeypatch.setattr("gradstats.report.saved_results.read_results", lambda path: None)
+    monkeypatch.setattr("gradstats.report.figures.refuse_foreign_figures", lambda *_: None)
 
     def call(capsys, command, *words):
         _, target, needed = COMMANDS[command]
@@ -266,9 +268,11 @@ def test_a_command_has_the_options_and_defaults_of_its_section(monkeypatch, caps
 @pytest.mark.parametrize("command", ["sample", "measure", "check"])
 def test_a_command_loads_the_policy_with_the_defaults_of_its_section(monkeypatch, capsys, tmp_path, command):
     loaded = recorded(monkeypatch, capsys, tmp_path, "gradstats.load_policy", command, *POLICY_WORDS[command])
+    assert loaded.pop("progress", True)
     assert loaded == PolicySection(name="embedded").arguments()
     words = (*POLICY_WORDS[command], "--policy-settings", "temperature=0.6", "allow_pickle=true")
     loaded = recorded(monkeypatch, capsys, tmp_path, "gradstats.load_policy", command, *words)
+    assert loaded.pop("progress", True)
     assert loaded == PolicySection(name="embedded", temperature=0.6, allow_pickle=True).arguments()
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from command_line import run
 
 import gradstats
 from gradstats.report.figures import figures_as_svg
@@ -16,7 +17,7 @@ from gradstats.report.saved_results import read_results
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.analysis import analyse, compare_estimators, fit_alpha
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.pipeline import regrade_run, run_experiment
 
 
 def test_the_analysis_may_change_between_calls(finished, experiment):
@@ -26,6 +27,55 @@ def test_the_analysis_may_change_between_calls(finished, experiment):
     result = run_experiment(other, finished.run.path, progress=False)
     assert pd.read_csv(result.run.path / "variance.csv")["estimator"].tolist() == ["rloo", "group_mean"]
     run_experiment(experiment, finished.run.path, progress=False)
+
+
+@pytest.fixture
+def with_curve(finished, tmp_path, monkeypatch, capsys):
+    """A copy of a finished run, to which a curve was added."""
+    path = shutil.copytree(finished.run.path, tmp_path / "run")
+    code, _, err = run(monkeypatch, capsys, "curve", path, "asymmetric(loo=True)", "delta=-0.5,0", "--n-resamples", "8")
+    assert code == 0, err
+    return path
+
+
+CURVE = "curve_asymmetric_loo_true_delta"
+CURVE_FILES = [f"tables/{CURVE}.csv", f"tables/{CURVE}.json", f"figures/{CURVE}.png", f"figures/{CURVE}.csv"]
+
+
+def test_what_a_command_added_survives_a_repeated_run(with_curve, experiment):
+    before = {name: (with_curve / name).read_bytes() for name in CURVE_FILES}
+    for _ in range(2):
+        result = run_experiment(experiment, with_curve, progress=False)
+        assert {name: (with_curve / name).read_bytes() for name in CURVE_FILES} == before
+        manifest = result.run.read_manifest()
+        assert set(CURVE_FILES) <= set(manifest["files"])
+        assert f"tables/{CURVE}.csv" in manifest["checksums"]
+        assert "asymmetric(loo=True) along delta" in (with_curve / "report.html").read_text()
+    assert not [remark for remark in result.run.remarks if CURVE in remark]
+
+
+def test_what_a_command_added_goes_with_the_rewards_that_it_was_made_from(with_curve):
+    (with_curve / "tables" / "curve_mine.csv").write_text("value\n1\n")  # not listed in the manifest
+    result = regrade_run(with_curve, "small_runs:consonants", progress=False)
+    assert not [name for name in CURVE_FILES if (with_curve / name).exists()]
+    assert f"{CURVE}: removed, since the run had other completions or rewards then" in " ".join(result.run.remarks)
+    assert (with_curve / "tables" / "curve_mine.csv").read_text() == "value\n1\n"
+
+
+def test_what_a_command_added_goes_when_the_run_grows(with_curve, experiment):
+    size = {"group_size": experiment.sampling.group_size + 2}
+    larger = experiment.model_copy(update={"sampling": experiment.sampling.model_copy(update=size)})
+    result = run_experiment(larger, with_curve, progress=False)
+    assert len(result.measured) == 36
+    assert not [name for name in CURVE_FILES if (with_curve / name).exists()]
+    assert f"{CURVE}: removed" in " ".join(result.run.remarks)
+
+
+def test_a_damaged_addition_is_refused(with_curve, experiment):
+    table = with_curve / "tables" / f"{CURVE}.csv"
+    table.write_bytes(table.read_bytes().replace(b"1", b"2", 1))
+    with pytest.raises(ValueError, match=f"{CURVE}.csv has changed since it was written"):
+        run_experiment(experiment, with_curve, progress=False)
 
 
 def test_data_that_allow_no_fit_become_a_remark_and_cost_nothing_else(experiment, tmp_path):

@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 
 import pytest
 from command_line import run
 
-COMMANDS = {
-    "sample": ["sample", "absent", "--prompts", "embedded"],
-    "measure": ["measure", "absent", "--rollouts", "RUN"],
-    "variance": ["variance", "RUN", "--n-resamples", "20"],
-    "ratios": ["ratios", "RUN"],
-    "report": ["report", "RUN"],
-    "figures": ["figures", "RUN", "--formats", "svg"],
-    "profile": ["profile", "RUN"],
+import gradstats
+from gradstats.cli import commands
+from gradstats.system.lock import only_writer
+
+_DRAWN = ["--prompts", "PROBLEMS", "--n", "2", "--group-size", "2", "--max-new-tokens", "4"]
+#: Every command that has ``--out``, with little work to do.
+CASES = {
     "run": ["run", "embedded"],
+    "sweep": ["sweep", "SWEEP"],
+    "sample": ["sample", "POLICY", *_DRAWN],
+    "measure": ["measure", "POLICY", "--rollouts", "RUN", "--sketch-dim", "16"],
+    "variance": ["variance", "RUN", "--estimators", "rloo", "--n-resamples", "20"],
+    "curve": ["curve", "RUN", "asymmetric(loo=True)", "delta=-0.5,0"],
+    "optimal-baselines": ["optimal-baselines", "RUN", "--n-resamples", "8"],
+    "by-success": ["by-success", "RUN", "rloo", "--bins", "2"],
+    "allocate": ["allocate", "RUN", "rloo", "--tokens", "1000"],
+    "tokens": ["tokens", "RUN"],
+    "ratios": ["ratios", "RUN"],
+    "profile": ["profile", "RUN"],
+    "figures": ["figures", "RUN", "--formats", "svg"],
+    "report": ["report", "RUN"],
 }
-#: Where a folder is what the command writes: only files of the same names are in its way.
-INTO_FOLDERS = {"figures"}
+GIVEN = {"POLICY": "policy", "PROBLEMS": "problems.jsonl", "SWEEP": "sweep.yaml"}
+#: Commands that write to a folder of the user's, in which only files of the same names are in their way.
+INTO_FOLDERS = {"figures", "curve", "optimal-baselines", "tokens"}
+#: Those among them whose folder may be the run itself.
+INTO_THEIR_RUN = INTO_FOLDERS - {"figures"}
+#: What computes: nothing of it is called where the target is refused.
+WORK = (
+    "gradstats.runs.profiles.load_measurement_of",  # imports the next when it is imported itself
+    "gradstats.runs.sources.load_measurement_of",
+    "gradstats.runs.sources.load_rollouts_of",
+    "gradstats.runs.pipeline.sample_shards",
+    "gradstats.runs.sweep.run_experiment",
+    "gradstats.report.page.read_results",
+)
 
 
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def words_of(command, place):
+    given = {name: place / file for name, file in GIVEN.items()}
+    return [str(given.get(word, word.replace("RUN", str(place / "run")))) for word in CASES[command]]
+
+
 @pytest.fixture(scope="module")
-def place(finished, tmp_path_factory):
+def place(finished, policy_folder, tmp_path_factory):
     """A run, and beside it a model, and files of a user's."""
     root = tmp_path_factory.mktemp("place")
     shutil.copytree(finished.run.path, root / "run")
@@ -35,7 +65,23 @@ def place(finished, tmp_path_factory):
     (root / "model" / "model.safetensors").write_bytes(b"weights")
     for name in ("notes", "notes.csv", "notes.md", "notes.tex", "notes.parquet", "length_scaling.svg"):
         (root / name).write_text("years of work")
+    (root / "policy").symlink_to(policy_folder)
+    shutil.copy(finished.run.experiment.prompts.source, root / "problems.jsonl")
+    (root / "sweep.yaml").write_text(finished.run.experiment.to_yaml() + "vary: {variance.seed: [0, 1]}\n")
     return root
+
+
+def test_every_command_that_has_an_out_is_tried():
+    assert set(CASES) == {name for name, one in commands.COMMANDS.items() if "out" in inspect.signature(one).parameters}
+
+
+def is_allowed(command, target):
+    """Whether a command may write to a target, since it adds files beside those that are there."""
+    if command == "profile":  # profile.tex and others beside the target
+        return target not in ("notes", "/dev/null")
+    own = target == "run" and command in INTO_THEIR_RUN
+    # length_scaling.svg of the user's is in the way of a figure.
+    return own or (command in INTO_FOLDERS and target in (("model",) if command == "figures" else (".", "model")))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -43,49 +89,73 @@ def place(finished, tmp_path_factory):
     ("command", "target"),
     [
         (command, target)
-        for command in COMMANDS
+        for command in CASES
         for target in (".", "run", "run/rollouts", "run/alpha.json", "model", "notes", "notes.csv", "/dev/null")
-        # The files of a profile would have names of their own beside the device.
-        if (command, target) != ("profile", "/dev/null")
     ],
 )
 def test_nothing_of_the_users_is_lost(place, monkeypatch, capsys, command, target):
-    before = contents(place)
-    words = [word.replace("RUN", str(place / "run")) for word in COMMANDS[command]]
-    out = place / target
-    code, _, err = run(monkeypatch, capsys, *words, "--out", out)
+    before, manifest = contents(place), place / "run" / "manifest.json"
+    allowed = is_allowed(command, target)
+    if not allowed:
+        monkeypatch.setattr(gradstats, "load_policy", lambda *_, **__: pytest.fail("work was done"), raising=False)
+        for work in WORK:
+            monkeypatch.setattr(work, lambda *_, **__: pytest.fail("work was done"))
+    code, _, err = run(monkeypatch, capsys, *words_of(command, place), "--out", place / target)
     after = contents(place)
+    if command in INTO_THEIR_RUN and target == "run":  # the manifest lists what was added
+        after[manifest] = before[manifest]
+        manifest.write_bytes(before[manifest])
     assert {path: after.get(path) for path in before} == before
     for path in after.keys() - before.keys():
         path.unlink()
-    if command not in ("profile", *INTO_FOLDERS):
+    assert "Traceback" not in err
+    if not allowed:
         assert code == 1, err
-        assert not after.keys() - before.keys()
-        assert "Traceback" not in err
         assert "gradstats:" in err
+        assert str(place / target) in err
+        assert not after.keys() - before.keys()
+
+
+#: Commands whose earlier result is replaced: where to, and what makes another result (None: drawn from saved numbers).
+EARLIER = {
+    "sample": ("s.parquet", ["--seed", "1"]),
+    "measure": ("m", ["--sketch-seed", "1"]),
+    "variance": ("v.csv", ["--confidence-level", "0.5"]),
+    "curve": ("c", ["--confidence-level", "0.5"]),
+    "optimal-baselines": ("o", ["--confidence-level", "0.5"]),
+    "by-success": ("b.csv", ["--confidence-level", "0.5"]),
+    "allocate": ("a.csv", ["--confidence-level", "0.5"]),
+    "ratios": ("r.csv", ["--confidence-level", "0.5"]),
+    "profile": ("p", ["--confidence-level", "0.5"]),
+    "figures": ("f", None),
+    "report": ("r.html", None),
+}
+#: Others: their other settings are refused without a way to overwrite them, or their tests have a run of their own.
+ELSEWHERE = {"run": "test_pipeline.py", "sweep": "test_sweep.py", "tokens": "test_saved_tokens.py"}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("command", "name"), [("variance", "v.csv"), ("report", "r.html"), ("profile", "p"), ("figures", "f")]
-)
-def test_an_earlier_result_is_replaced_and_a_foreign_one_beside_it_is_not(place, monkeypatch, capsys, command, name):
-    words = [word.replace("RUN", str(place / "run")) for word in COMMANDS[command]]
+@pytest.mark.parametrize("command", [name for name in CASES if name not in ELSEWHERE])
+def test_an_earlier_result_is_replaced_and_one_of_other_settings_on_request_only(place, monkeypatch, capsys, command):
+    name, other = EARLIER[command]
+    words = [*words_of(command, place), "--out", place / name]
+    before = contents(place)
     for _ in range(2):
-        code, _, err = run(monkeypatch, capsys, *words, "--out", place / name)
+        code, _, err = run(monkeypatch, capsys, *words)
         assert code == 0, err
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_result_of_other_settings_is_replaced_on_request_only(place, monkeypatch, capsys):
-    words = ["variance", place / "run", "--n-resamples", "20", "--out", place / "other.csv", "--estimators", "rloo"]
-    assert run(monkeypatch, capsys, *words)[0] == 0
-    first = (place / "other.csv").read_bytes()
-    code, _, err = run(monkeypatch, capsys, *words, "reinforce")
-    assert (code, (place / "other.csv").read_bytes()) == (1, first)
-    assert "holds a finished result with other numbers: replace it with --overwrite" in err
-    assert run(monkeypatch, capsys, *words, "reinforce", "--overwrite")[0] == 0
-    assert (place / "other.csv").read_bytes() != first
+    first = contents(place)
+    assert before.items() <= first.items()
+    assert len(first) > len(before)
+    if other is None:
+        return
+    code, _, err = run(monkeypatch, capsys, *words, *other)
+    assert code == 1
+    assert "holds a finished result with " in err
+    assert "replace it with --overwrite" in err
+    assert contents(place) == first
+    code, _, err = run(monkeypatch, capsys, *words, *other, "--overwrite")
+    assert code == 0, err
+    assert contents(place) != first
 
 
 #: Commands that write into the run directory itself, and one file that each writes.
@@ -98,6 +168,57 @@ INTO_THE_RUN = {
     "curve": (["curve", "RUN", "asymmetric(loo=True)", "delta=-0.5,0"], "tables/curve_asymmetric_loo_true_delta.csv"),
     "optimal-baselines": (["optimal-baselines", "RUN"], "tables/optimal_baselines.json"),
 }
+#: Commands that write nothing, or only where --out says.
+WRITE_ELSEWHERE = {"sweep", "sample", "measure", "variance", "by-success", "allocate", "ratios", "profile"}
+READ = {"alpha", "plan", "group-size", "shift", "length-reward", "check", "list", "env"}
+
+
+def test_every_command_is_known_to_write_or_not_to():
+    assert set(commands.COMMANDS) == {*INTO_THE_RUN, *WRITE_ELSEWHERE, *READ}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("command", INTO_THE_RUN)
+def test_a_run_on_which_another_process_works_is_not_written_into(place, monkeypatch, capsys, command):
+    path = place / "run"
+    with only_writer(path):
+        before = contents(place)
+        code, _, err = run(monkeypatch, capsys, *(word.replace("RUN", str(path)) for word in INTO_THE_RUN[command][0]))
+        assert code == 1
+        assert f"another process is working on {path} (process " in " ".join(err.split())
+        assert contents(place) == before
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("command", ["variance", "profile", "report"])
+def test_a_new_file_in_a_run_on_which_another_process_works_is_refused(place, monkeypatch, capsys, command):
+    with only_writer(place / "run"):
+        before = contents(place)
+        code, _, err = run(monkeypatch, capsys, *words_of(command, place), "--out", place / "run" / "mine")
+        assert code == 1
+        assert "another process is working on" in err
+        assert contents(place) == before
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_reading_needs_no_lock(place, tmp_path, monkeypatch, capsys):
+    with only_writer(place / "run"):
+        for words in (["alpha"], ["report", "--out", tmp_path / "r.html"], ["variance", "--out", tmp_path / "v.csv"]):
+            code, _, err = run(monkeypatch, capsys, words[0], place / "run", *words[1:])
+            assert code == 0, err
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("command", ["report", "figures", "curve"])
+def test_files_of_another_run_are_not_replaced(finished, tmp_path, monkeypatch, capsys, command):
+    one, other = (shutil.copytree(finished.run.path, tmp_path / name) for name in ("one", "other"))
+    targets = {"report": other / "report.html", "figures": other / "figures", "curve": other}
+    before = contents(other)
+    words = [word.replace("RUN", str(one)) for word in CASES[command]]
+    code, _, err = run(monkeypatch, capsys, *words, "--out", targets[command])
+    assert code == 1
+    assert f"{targets[command]} belongs to the run {other}" in err or f"{other} is another run than {one}" in err
+    assert contents(other) == before
 
 
 @pytest.mark.filterwarnings("ignore")
