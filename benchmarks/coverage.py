@@ -293,6 +293,22 @@ def heavy_tails_table(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def off_policy_table(table: pd.DataFrame) -> str:
+    """Each recipe's coverage off-policy, one number for each size of the data sets, as Markdown."""
+    sizes = sorted(table["n_prompts"].unique())
+    quantities = list(dict.fromkeys(table["quantity"]))
+    lines = [
+        f"| recipe | exact cosine | {' | '.join(f'`{quantity}`' for quantity in quantities)} |",
+        "|---|---|" + "---|" * len(quantities),
+    ]
+    for label, rows in table.groupby("estimator", sort=False):
+        by_cell = rows.set_index(["quantity", "n_prompts"])
+        cosine = by_cell.loc[("cosine", sizes[0]), "exact"]
+        cells = [", ".join(f"{by_cell.loc[(name, n), 'coverage']:.2f}" for n in sizes) for name in quantities]
+        lines.append(f"| `{str(label).removeprefix('recipe:')}` | {cosine:.3f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _range(coverage: pd.Series) -> str:
     ends = [f"{coverage.min():.2f}", f"{coverage.max():.2f}"]
     return "–".join(dict.fromkeys(ends))
@@ -318,6 +334,7 @@ def page_with_tables(page: str) -> str:
         "coverage_alpha": alpha_table,
         "coverage_variance": variance_table,
         "coverage_heavy_tails": heavy_tails_table,
+        "coverage_off_policy": off_policy_table,
         "speed": speed_table,
     }
     for name, write_table in tables.items():

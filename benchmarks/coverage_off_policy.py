@@ -106,7 +106,8 @@ def data_set(
 def summary(data_sets: Sequence[DataSet], exact: dict[str, dict[str, float]]) -> pd.DataFrame:
     """Return one row for each recipe, quantity and size: how often the interval holds the exact value, and is known.
 
-    ``.attrs["ranked"]`` is the share of data sets in which token ratios have a higher cosine than plain RLOO.
+    ``.attrs["ranked"]`` is the share of data sets in which token ratios have a higher cosine than plain RLOO; those in
+    which one of the two has no value do not count among them.
     """
     rows = []
     for n_prompts in sorted({one["n_prompts"] for one in data_sets}):
@@ -181,7 +182,9 @@ def main(
     if not only:
         write_csv(FOLDER / "coverage_off_policy.csv", table)
     print(table.to_string())
-    print(f"token ratios rank above plain RLOO in {table.attrs['ranked']:.1%} of data sets")
+    for n_prompts in prompts:
+        ranked = np.mean([one["ranked"] for one in data_sets if (one["n_prompts"], one["seed"]) == (n_prompts, seed)])
+        print(f"{n_prompts} groups: token ratios rank above plain RLOO in {ranked:.1%} of data sets")
     short = table[table["coverage"] < 0.92 - 2 * np.sqrt(LEVEL * (1 - LEVEL) / table["replications"])]
     print("short of 0.92:", short[["estimator", "quantity", "n_prompts", "coverage"]])
 
