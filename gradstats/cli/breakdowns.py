@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from gradstats.cli import terminal
-from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional, described_by, one_or_more
+from gradstats.cli.code_of_run import with_code_of_run
+from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional, Trust, described_by, one_or_more
 from gradstats.cli.statistics import refuse_unknown_estimators, save_table
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target, VarianceSection
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Estimators = Annotated[tuple[str, ...], one_or_more("ESTIMATOR")]
 
 
+@with_code_of_run
 def by_success(
     source: Positional[Path],
     estimators: Positional[Estimators],
@@ -33,6 +35,7 @@ def by_success(
     confidence_level: Level = CONFIDENCE_LEVEL,
     out: Path | None = None,
     partial: Partial = False,
+    trust: Trust = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -67,6 +70,7 @@ def by_success(
     _show(frame, success_table(frame), found.notes, out, overwrite, as_json)
 
 
+@with_code_of_run
 def allocate(
     source: Positional[Path],
     estimators: Positional[Estimators],
@@ -76,6 +80,7 @@ def allocate(
     confidence_level: Level = CONFIDENCE_LEVEL,
     out: Path | None = None,
     partial: Partial = False,
+    trust: Trust = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:

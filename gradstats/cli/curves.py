@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from gradstats.cli import terminal
-from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional, described_by
+from gradstats.cli.code_of_run import with_code_of_run
+from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional, Trust, described_by
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target, VarianceSection
 from gradstats.system.files import to_json
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@with_code_of_run
 def curve(
     source: Positional[Path],
     estimator: Positional[str],
@@ -34,6 +36,7 @@ def curve(
     out: Path | None = None,
     as_json: AsJson = False,
     partial: Partial = False,
+    trust: Trust = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Follow an estimator's variance, cosine and bias along one of its parameters, and find where it is lowest.

@@ -76,6 +76,9 @@ Progress = Annotated[bool, tyro.conf.arg(help="show progress bars.")]
 Partial = Annotated[
     bool, tyro.conf.arg(help="use the existing shards although others that the run planned are missing.")
 ]
+Trust = Annotated[
+    bool, tyro.conf.arg(help="search for modules in the folder that the run records as its experiment file's.")
+]
 Overwrite = Annotated[bool, tyro.conf.arg(help="replace a finished result obtained with other settings at --out.")]
 
 

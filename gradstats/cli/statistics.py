@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from gradstats.cli import terminal
-from gradstats.cli.options import AsJson, Level, OptionsOf, Overwrite, Partial, Positional, described_by
+from gradstats.cli.code_of_run import with_code_of_run
+from gradstats.cli.options import AsJson, Level, OptionsOf, Overwrite, Partial, Positional, Trust, described_by
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import FitMethod, IntervalMethod, Target, VarianceSection
 from gradstats.system.files import to_json
@@ -69,12 +70,14 @@ def alpha(
         terminal.show_alpha_report(report)
 
 
+@with_code_of_run
 def variance(
     source: Positional[Path],
     settings: OptionsOf[VarianceSection],
     by_length: int | None = None,
     out: Path | None = None,
     partial: Partial = False,
+    trust: Trust = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Compare the variance of policy-gradient estimators on a measurement.
@@ -156,6 +159,7 @@ def tokens(
                 terminal.note(f"→ {path}")
 
 
+@with_code_of_run
 def plan(
     pilot: Positional[Path | None] = None,
     half_width: float = 0.05,
@@ -171,6 +175,7 @@ def plan(
     confidence_level: Level = CONFIDENCE_LEVEL,
     as_json: AsJson = False,
     partial: Partial = False,
+    trust: Trust = False,
 ) -> None:
     """Plan how many prompts are needed for α ± a half-width, a ratio of variances, or a resolved expected gradient.
 
@@ -221,6 +226,7 @@ def plan(
     terminal.show_answer(answer, as_json)
 
 
+@with_code_of_run
 def group_size(
     source: Positional[Path],
     estimator: Positional[str],
@@ -229,6 +235,7 @@ def group_size(
     confidence_level: Level = CONFIDENCE_LEVEL,
     as_json: AsJson = False,
     partial: Partial = False,
+    trust: Trust = False,
 ) -> None:
     """Find the group size at which RLOO has an estimator's variance at N completions, at an equal total number.
 
@@ -246,12 +253,14 @@ def group_size(
     terminal.show_answer(answer, as_json, confidence_level)
 
 
+@with_code_of_run
 def shift(
     source: Positional[Path],
     estimator: Positional[str],
     confidence_level: Level = CONFIDENCE_LEVEL,
     as_json: AsJson = False,
     partial: Partial = False,
+    trust: Trust = False,
 ) -> None:
     """Find the shift δ of Asymmetric REINFORCE that a baseline corresponds to on these rollouts.
 

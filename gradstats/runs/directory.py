@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
+from gradstats.config.trust import code_named_in
 from gradstats.measurement.measurement import Measurement
 from gradstats.report.recorded_experiment import read_recorded_experiment, write_recorded_experiment
 from gradstats.report.run_folder import is_run_directory
@@ -126,6 +127,16 @@ class RunDirectory:
                 self.timings[name] = round(self.timings.get(name, 0.0) + time.monotonic() - start, 2)
                 self.remarks += [str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning)]
 
+    def _experiment_folder(self) -> str | None:
+        """Return the way to the folder of the experiment file, where the experiment names code that may lie in it."""
+        folder = self.experiment.folder
+        if folder is None or folder == self.path.resolve():  # repeated from the run's own copy
+            recorded = self.read_manifest().get("experiment_folder")
+            return recorded if isinstance(recorded, str) else None
+        if not any(code_named_in(self.experiment.model_dump())):
+            return None
+        return os.path.relpath(folder, self.path.resolve())
+
     def write_manifest(self, measured: Measurement, paths: list[Path], gap: SamplerGap | None) -> None:
         """Record versions, commit, hardware, seeds, timings and the files of results."""
         experiment = self.experiment
@@ -133,6 +144,7 @@ class RunDirectory:
             self.path / "manifest.json",
             {
                 "experiment": experiment.name,
+                "experiment_folder": self._experiment_folder(),
                 "policy": measured.metadata["policy"],
                 "prompts": {
                     "source": experiment.prompts.source,
@@ -169,6 +181,20 @@ class RunDirectory:
                 "checksums": table_checksums(self.path, paths),
             },
         )
+
+
+def experiment_folder(path: Path) -> Path | None:
+    """Return the folder of a run's experiment file, as far as the run recorded it and the folder still exists.
+
+    Whoever passed the run on may have recorded any folder.
+
+    Raises:
+        ValueError: when the manifest is damaged.
+    """
+    manifest = path / "manifest.json"
+    recorded = read_json(manifest).get("experiment_folder") if manifest.is_file() else None
+    folder = (path / recorded).resolve() if isinstance(recorded, str) else None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def remove_listed_results(path: Path, *folders: str, keep: Collection[Path] = ()) -> None:

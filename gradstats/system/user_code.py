@@ -29,6 +29,10 @@ class UserCodeError(ImportError):
     """A user-defined function cannot be imported, or may not be used."""
 
 
+class MissingModuleError(UserCodeError):
+    """There is no module of a name where modules are searched for."""
+
+
 class UserLabelError(ValueError):
     """A name is not of the form "module:function", or its parameters are not those of the function."""
 
@@ -119,7 +123,7 @@ def _folder_of(top: str, name: str, what: str) -> Path | None:
         return bare
     if spec is None:
         listed = " and ".join(map(str, search_folders()))
-        raise UserCodeError(
+        raise MissingModuleError(
             f"{what} {name!r} cannot be imported: there is no module {top!r} in {listed}, and none is installed"
         )
     if spec.origin is not None and _in_standard_library(Path(spec.origin)):
