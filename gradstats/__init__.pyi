@@ -20,6 +20,7 @@ from .estimators import recipes as recipes
 from .stats import Allocation as Allocation
 from .stats import AlphaPlan as AlphaPlan
 from .stats import AlphaReport as AlphaReport
+from .stats import CriticQuality as CriticQuality
 from .stats import CurvatureTest as CurvatureTest
 from .stats import EquivalentGroupSize as EquivalentGroupSize
 from .stats import ImpliedShift as ImpliedShift
@@ -45,6 +46,7 @@ from .stats import alpha_without_each_prompt as alpha_without_each_prompt
 from .stats import check_on_policy as check_on_policy
 from .stats import compare as compare
 from .stats import concentration as concentration
+from .stats import critic_quality as critic_quality
 from .stats import curvature_test as curvature_test
 from .stats import drift_along as drift_along
 from .stats import equivalent_group_size as equivalent_group_size

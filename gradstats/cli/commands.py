@@ -11,6 +11,7 @@ import tyro
 
 from gradstats.cli import terminal
 from gradstats.cli.breakdowns import allocate, by_success
+from gradstats.cli.critic import critic
 from gradstats.cli.curves import curve, optimal_baselines
 from gradstats.cli.installation import check, env, list_things
 from gradstats.cli.options import REGISTRY
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "optimal-baselines": optimal_baselines,
     "by-success": by_success,
     "allocate": allocate,
+    "critic": critic,
     "tokens": tokens,
     "ratios": ratios,
     "plan": plan,

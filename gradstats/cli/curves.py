@@ -64,7 +64,7 @@ def curve(
     name = curve_name(estimator, parameter)
     options = {} if parameter == "group_size" else {"group_size": group_size}
     with folder_of_results(source, out, partial=partial) as folder:
-        _refuse_foreign(folder, name, ["value", "trace_cov"])
+        refuse_foreign_result(folder, name, ["value", "trace_cov"])
         measured = load_measurement_of(source, partial=partial)
         with warnings.catch_warnings():  # its notes say the same, and more
             warnings.simplefilter("ignore")
@@ -82,7 +82,7 @@ def curve(
             terminal.console.print(found.sentence(confidence_level), markup=False)
         for sentence in found.notes:
             terminal.note(sentence)
-        _save(frame, folder, name, overwrite)
+        save_result(frame, folder, name, overwrite)
 
 
 def optimal_baselines(
@@ -113,7 +113,7 @@ def optimal_baselines(
     from gradstats.runs.sources import folder_of_results, load_measurement_of
 
     with folder_of_results(source, out, partial=partial) as folder:
-        _refuse_foreign(folder, OPTIMAL_BASELINES, ["estimator", "kind", "ratio_to_learned"])
+        refuse_foreign_result(folder, OPTIMAL_BASELINES, ["estimator", "kind", "ratio_to_learned"])
         measured = load_measurement_of(source, partial=partial)
         found = gradstats.optimal_baselines(
             measured, group_size=group_size, target=target, prompts_per_batch=prompts_per_batch,
@@ -128,10 +128,10 @@ def optimal_baselines(
             terminal.console.print(found.sentence(confidence_level), markup=False)
         for sentence in found.notes:
             terminal.note(sentence)
-        _save(frame, folder, OPTIMAL_BASELINES, overwrite)
+        save_result(frame, folder, OPTIMAL_BASELINES, overwrite)
 
 
-def _refuse_foreign(folder: Path | None, name: str, columns: Sequence[str]) -> None:
+def refuse_foreign_result(folder: Path | None, name: str, columns: Sequence[str]) -> None:
     """Refuse to write over what lies in the folder asked for, before anything is computed."""
     if folder is not None:
         from gradstats.report.added_results import refuse_foreign_added
@@ -139,7 +139,7 @@ def _refuse_foreign(folder: Path | None, name: str, columns: Sequence[str]) -> N
         refuse_foreign_added(folder, name, columns)
 
 
-def _save(frame: pd.DataFrame, folder: Path | None, name: str, overwrite: bool) -> None:
+def save_result(frame: pd.DataFrame, folder: Path | None, name: str, overwrite: bool) -> None:
     """Write a table and its figure to a run, or to the folder asked for; a bare measurement keeps neither."""
     if folder is not None:
         from gradstats.report.added_results import save_added

@@ -3,6 +3,7 @@
 from gradstats.plots.allocation import plot_allocation
 from gradstats.plots.appearance import Appearance, estimator_appearance
 from gradstats.plots.blocks import plot_alpha_by_block, plot_block_heatmap
+from gradstats.plots.critic import plot_critic
 from gradstats.plots.group_size import plot_group_size
 from gradstats.plots.length_reward import plot_length_bins, plot_length_reward
 from gradstats.plots.length_scaling import plot_length_scaling
@@ -19,7 +20,7 @@ from gradstats.plots.variance_curve import plot_variance_curve, plot_variance_cu
 
 __all__ = [
     "VENUES", "Appearance", "estimator_appearance", "estimator_unit", "plot_allocation",
-    "plot_alpha_by_block", "plot_block_heatmap", "plot_concentration", "plot_group_size",
+    "plot_alpha_by_block", "plot_block_heatmap", "plot_concentration", "plot_critic", "plot_group_size",
     "plot_length_bins", "plot_length_reward", "plot_length_scaling", "plot_prompt_parts",
     "plot_proxy", "plot_shares", "plot_sweep", "plot_token_correlation", "plot_token_energy",
     "plot_variance", "plot_variance_curve", "plot_variance_curve_panels", "plot_variance_panels",

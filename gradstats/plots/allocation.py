@@ -18,8 +18,8 @@ from gradstats.plots.legend import legend_below, legend_height
 def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draw the noise at an equal number of tokens against completions per prompt, one line per estimator.
 
-    Noise is at the scale of the target, so that estimators of every unit share the axis. Sizes that were extrapolated
-    are open markers on a dotted line.
+    Noise is at the scale of the target, so that estimators of every unit share the axis. Estimators of equal noise,
+    such as multiples of one another, share a line. Sizes that were extrapolated are open markers on a dotted line.
 
     Args:
         table: :func:`gradstats.allocate` or its frame; columns ``estimator``, ``group_size``, ``n_prompts``,
@@ -37,21 +37,21 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     require_columns(
         frame, ["estimator", "group_size", "n_prompts", "extrapolated", *ends], "draw what allocate() gives"
     )
-    estimators = list(dict.fromkeys(map(str, frame["estimator"])))
-    labels = [display_name(name) for name in estimators]
+    lines = _distinct(frame)
+    labels = [", ".join(map(display_name, names)) for names in lines]
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
         _, ax = plt.subplots(figsize=(width, height + 0.25 + legend_height(labels, width, font_size)))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    for place, (name, label) in enumerate(zip(estimators, labels, strict=True)):
-        rows = frame.loc[[str(one) == name for one in frame["estimator"]]]
+    for place, (names, label) in enumerate(zip(lines, labels, strict=True)):
+        rows = frame.loc[[str(one) == names[0] for one in frame["estimator"]]]
         sizes, guessed = rows["group_size"].to_numpy(dtype=float), rows["extrapolated"].to_numpy(dtype=bool)
         centre, low, high = (rows[column].to_numpy(dtype=float) for column in ends)
-        color, marker = estimator_appearance(name)
+        color, marker = estimator_appearance(names[0])
         # Side by side, so that intervals do not overlap.
-        at = sizes * 2.0 ** (0.12 * (place - (len(estimators) - 1) / 2.0) / max(len(estimators) / 2.0, 1.0))
+        at = sizes * 2.0 ** (0.3 * (place - (len(lines) - 1) / 2.0) / max(len(lines) / 2.0, 1.0))
         ax.plot(at, centre, color=color, linestyle=":", linewidth=1.0, zorder=2)
         seen = ~guessed
         ax.plot(at[seen], centre[seen], color=color, marker=marker, linewidth=1.0, label=label, zorder=3, **EDGE)
@@ -72,3 +72,18 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     ax.set_ylabel("relative noise\nat equal tokens")
     legend_below(ax, font_size)
     return ax
+
+
+def _distinct(frame: pd.DataFrame) -> list[list[str]]:
+    """Return the estimators in order, those of equal noise at the same sizes together."""
+    columns = ["group_size", "relative_noise", "relative_noise_low", "relative_noise_high"]
+    found: list[tuple[list[str], np.ndarray]] = []
+    for name, rows in frame.groupby("estimator", sort=False):
+        numbers = rows[columns].to_numpy(dtype=float)
+        for names, others in found:
+            if others.shape == numbers.shape and np.allclose(others, numbers, rtol=1e-9, atol=0.0, equal_nan=True):
+                names.append(str(name))
+                break
+        else:
+            found.append(([str(name)], numbers))
+    return [names for names, _ in found]

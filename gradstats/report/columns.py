@@ -7,6 +7,7 @@ a column's ``_low`` and ``_high`` are the ends of its interval and have no entry
 from __future__ import annotations
 
 from gradstats.report.breakdown_columns import ALLOCATION, EQUIVALENT_GROUP_SIZE, SHARES, SUCCESS_BINS
+from gradstats.report.critic_table import CRITIC_HEADINGS
 from gradstats.report.printed_column import PrintedColumn, each, headings, of
 from gradstats.report.ratio_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
 from gradstats.stats.on_policy.check import WORDS
@@ -367,6 +368,13 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         explained_variance="share of the variance of returns that the values explain, out of fold",
         n_folds="folds of prompts",
         penalty="median ridge penalty",
+    ),
+    "critic": of(
+        "stats/critic_quality.py",
+        states="at which the values are compared",
+        n="how many",
+        n_prompts="prompts that have such states",
+        **CRITIC_HEADINGS,
     ),
     "check": of(
         "gradients/checks/check_engines.py",

@@ -19,7 +19,7 @@ from gradstats.config.experiment import FiguresSection
 from gradstats.plots.save import DETERMINISTIC, METADATA, refuse_foreign_figure
 from gradstats.report.curves import curve_caption, draw_curve
 from gradstats.report.run_figures import FIGURES, RunFigure
-from gradstats.report.saved_frames import OPTIMAL_BASELINES
+from gradstats.report.saved_frames import CRITIC, OPTIMAL_BASELINES
 from gradstats.report.saved_results import SavedResults
 
 
@@ -91,6 +91,12 @@ def added_figure(name: str, frame: pd.DataFrame) -> RunFigure:
         return RunFigure(
             name, caption, lambda run: run.added.get(name), lambda run, table: plots.plot_variance(table, value="ratio")
         )
+    if name == CRITIC:
+        caption = (
+            "Bias and explained variance of the value head where steps begin, against Monte-Carlo values; "
+            "open diamonds: after a wrong step, by the outcome."
+        )
+        return RunFigure(name, caption, lambda run: run.added.get(name), lambda run, table: plots.plot_critic(table))
     return RunFigure(name, curve_caption(frame), lambda run: run.added.get(name), lambda run, table: draw_curve(table))
 
 

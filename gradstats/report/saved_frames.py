@@ -14,8 +14,10 @@ from gradstats.system.outputs import differing_entry, has_columns, refuse_foreig
 CURVE = "curve_"
 #: Name of the table of learned, published and oracle baselines.
 OPTIMAL_BASELINES = "optimal_baselines"
+#: Name of the table of a value head beside Monte-Carlo values.
+CRITIC = "critic"
 #: Names of the tables that commands add to a run, as patterns.
-ADDED = (f"{CURVE}*", OPTIMAL_BASELINES)
+ADDED = (f"{CURVE}*", OPTIMAL_BASELINES, CRITIC)
 
 
 def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> list[Path]:

@@ -1,3 +1,5 @@
+from .critic_quality import CriticQuality as CriticQuality
+from .critic_quality import critic_quality as critic_quality
 from .length_reward import LengthRewardCorrelation as LengthRewardCorrelation
 from .length_reward import length_reward_correlation as length_reward_correlation
 from .length_scaling.alpha import LengthScalingFit as LengthScalingFit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 from fixture_frames import allocation
 
@@ -25,3 +26,13 @@ def test_measured_sizes_are_filled_and_extrapolated_ones_open():
     np.testing.assert_array_equal(guessed.get_ydata(), frame.query("group_size == 32")["relative_noise"])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["2\n(500)", "4\n(250)", "8\n(125)", "32\n(31.2)"]
     assert ax.get_legend_handles_labels()[1] == ["rloo", "reinforce", "group_mean"]
+
+
+def test_estimators_of_equal_noise_share_a_line():
+    frame = allocation("ordinary")
+    alike = frame.loc[frame["estimator"] == "rloo"].assign(estimator="dr_grpo")
+    ax = plots.plot_allocation(pd.concat([frame, alike], ignore_index=True))
+    assert ax.get_legend_handles_labels()[1] == ["rloo, dr_grpo", "reinforce", "group_mean"]
+    fewer = alike.iloc[:-1].assign(estimator="grpo")
+    ax = plots.plot_allocation(pd.concat([frame, fewer], ignore_index=True))
+    assert ax.get_legend_handles_labels()[1] == ["rloo", "reinforce", "group_mean", "grpo"]

@@ -36,6 +36,7 @@ PACKAGE = ROOT / "gradstats"
 TABLES_OF = {
     "Allocation": "allocation",
     "AlphaReport": "alpha",
+    "CriticQuality": "critic",
     "CurvatureTest": "curvature",
     "EquivalentGroupSize": "equivalent_group_size",
     "FittedValues": "fitted values",
@@ -92,6 +93,8 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         report, gap, profile = gs.alpha_report(measured), sampler_gap(), gs.profile_policy(measured)
         curve = gs.variance_curve(measured, "length_weighted(loo=True)", "alpha", [0.0, 1.0])
         baselines = gs.optimal_baselines(measured, published=["rloo"])
+        known = [np.full(length, 0.5) for length in measured.lengths]
+        critic = gs.critic_quality(measured, values=known, fitted_values=known)
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
         save_tokens(quality, folder)
@@ -114,6 +117,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
     found |= {
         "variance": set(comparison.to_frame().columns),
         "curve": set(curve.to_frame().columns),
+        "critic": set(critic.to_frame().columns),
         "optimal_baselines": set(baselines.to_frame().columns),
         "curve fits": set(curve.fits_frame().columns),
         "variance.json": set(comparison.to_frame().attrs),

@@ -1,0 +1,309 @@
+"""Write claims.md: claims of the literature, the command that checks each, and what the committed runs say.
+
+Run ``python docs/claims_page.py`` after the tables in ``figures/`` or an exact result have changed. Every number and
+every verdict of the page is computed here from those tables, or by enumeration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from gradstats import data
+from gradstats import estimators as est
+from gradstats.reference import EnumeratedPolicy
+from gradstats.stats import fit_length_scaling
+
+PAGE = Path(__file__).with_name("claims.md")
+FIGURES = PAGE.parents[1] / "figures"
+NOT_RUN = "not run"
+
+HEAD = """# Claims, and what the policies at hand say
+
+Each row is a claim of the literature, the command that checks it on any finished run, the figure that the command
+draws, what came out on the committed runs, and the sentence that these numbers allow. Intervals are 95 % intervals over
+prompts; a statement about several rows at once uses the simultaneous ones. The runs are small: the embedded policy has
+about a million parameters, and SmolLM2-135M was measured with dequantised 4-bit weights. They show how a claim is
+checked, and where it fails for a reason that does not depend on size; they do not decide it for large models.
+
+This page is written by `docs/claims_page.py` from the tables in `figures/`; a test compares the two.
+"""
+
+
+class Claim(NamedTuple):
+    """One row: what is claimed and by whom, how it is checked, and functions that say what came out."""
+
+    claim: str
+    source: str
+    command: str
+    figure: str
+    found: Callable[[], str]
+    sentence: Callable[[], str]
+
+
+def table(run: str, name: str) -> pd.DataFrame | None:
+    """Return a committed table; None where the run or the table has not been committed."""
+    path = FIGURES / run / f"{name}.csv"
+    return pd.read_csv(path) if path.exists() else None
+
+
+def cell(
+    run: str, name: str, label: str, column: str, group_size: int | None = None
+) -> tuple[float, float, float] | None:
+    """Return a value with the ends of its interval; None where it is not committed or not resolved."""
+    frame = table(run, name)
+    if frame is None or column not in frame:
+        return None
+    rows = frame[frame["estimator"] == label]
+    if group_size is not None:
+        rows = rows[rows["group_size"] == group_size]
+    if rows.empty or pd.isna(rows[column].iloc[0]):
+        return None
+    first = rows.iloc[0]
+    return float(first[column]), float(first[f"{column}_low"]), float(first[f"{column}_high"])
+
+
+def shown(triple: tuple[float, float, float] | None) -> str:
+    """Write a value with its interval."""
+    if triple is None or pd.isna(triple[0]):
+        return NOT_RUN
+    value, low, high = triple
+    return f"{value:.3g}" if low == value == high else f"{value:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def against_one(triple: tuple[float, float, float] | None, below: str, above: str, neither: str) -> str:
+    """Choose a verdict by where an interval lies relative to 1."""
+    if triple is None:
+        return "Not decided by the committed runs."
+    _, low, high = triple
+    return below if high < 1.0 else above if low > 1.0 else neither
+
+
+def exponent(run: str) -> str:
+    """Write α of a run."""
+    path = FIGURES / run / "alpha.json"
+    if not path.exists():
+        return NOT_RUN
+    found = json.loads(path.read_text(encoding="utf-8"))
+    text = shown((found["alpha"], found["alpha_low"], found["alpha_high"]))
+    return text
+
+
+def published_exponent() -> str:
+    """Write α of the published points, refitted."""
+    points = data.load("gloeckle2026")
+    fit = fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"])
+    return shown((fit.alpha, *fit.confidence_interval()))
+
+
+def std_factor(success: float, group_size: int = 8) -> float:
+    """Return the factor by which GRPO's standard deviation changes the gradient of prompts of one success rate."""
+    theta = np.array([np.log(success / (1.0 - success))])
+    policy = EnumeratedPolicy(
+        vocabulary=2,
+        max_length=1,
+        features=lambda prompt, prefix: np.array([[0.0], [1.0]]),
+        theta=theta,
+        reward=lambda prompt, tokens: float(tokens == (1,)),
+    )
+    return float(policy.moments(est.grpo(), group_size).mean[0] / policy.gradient[0])
+
+
+WEIGHTED = "length_weighted(alpha=0.8, loo=True)"
+CLAIMS = [
+    Claim(
+        "The squared norm of a completion's score grows as $T^{2\\alpha}$ with α near 0.8",
+        "Gloeckle 2026",
+        "gradstats alpha RUN",
+        "[α](../figures/embedded_resolved/length_scaling.png)",
+        lambda: (
+            f"published points {published_exponent()}; embedded {exponent('embedded_resolved')}; "
+            f"SmolLM2 {exponent('smollm2')}"
+        ),
+        lambda: (
+            "The exponent differs between policies, and the published points alone leave a wide interval: state α with "
+            "its interval for the policy that is trained, and within prompts, where a group baseline uses it."
+        ),
+    ),
+    Claim(
+        "Weighting the group mean by $T^{2\\alpha}$ lowers the variance",
+        "Gloeckle 2026",
+        'gradstats curve RUN "length_weighted(loo=True)" alpha=0:2:41',
+        "[variance](../figures/embedded_resolved/variance.png)",
+        lambda: (
+            f"tr Cov over that of `rloo` at α = 0.8: {shown(cell('embedded_resolved', 'variance', WEIGHTED, 'ratio'))}"
+        ),
+        lambda: against_one(
+            cell("embedded_resolved", "variance", WEIGHTED, "ratio"),
+            "On this policy the weights lower the variance.",
+            "On this policy the weights raise the variance.",
+            "On this policy no difference is resolved.",
+        ),
+    ),
+    Claim(
+        "The mean of the group with the own sample in it biases the gradient",
+        "Liu et al. 2025, 2503.20783; Kool et al. 2019",
+        "gradstats variance RUN --estimators group_mean rloo",
+        "[variance](../figures/embedded_resolved/variance.png)",
+        lambda: (
+            "`group_mean` over `rloo` with 8 completions: "
+            f"{shown(cell('embedded_resolved', 'variance', 'group_mean', 'ratio'))}, at matched signal "
+            f"{shown(cell('embedded_resolved', 'variance', 'group_mean', 'matched_ratio'))}"
+        ),
+        lambda: (
+            "It is a known factor (N−1)/N and nothing else: the lower variance is that of a smaller learning rate, and "
+            "at matched signal there is no difference."
+        ),
+    ),
+    Claim(
+        "Dividing by the group's standard deviation favours prompts that are nearly always, or nearly never, solved",
+        "Liu et al. 2025, 2503.20783",
+        "gradstats by-success RUN rloo grpo",
+        "success_shares",
+        lambda: (
+            f"by enumeration at N = 8: the gradient of a prompt is multiplied by {std_factor(0.1):.2f} at p = 0.1 or "
+            f"0.9 and by {std_factor(0.5):.2f} at p = 0.5"
+        ),
+        lambda: (
+            "True for every policy: the factors follow from the rewards alone, and change the objective, not the noise."
+        ),
+    ),
+    Claim(
+        "The logit proxy $1 - 2\\pi + \\sum\\pi^2$ stands for the energy of a token's score",
+        "2602.07078",
+        "gradstats tokens RUN",
+        "[proxy](../figures/embedded_tokens/proxy.png)",
+        lambda: (
+            f"rank correlation with measured energies {shown(proxy('rank_correlation'))}, typical error factor "
+            f"{shown(proxy('factor'))}"
+        ),
+        lambda: (
+            "It holds as far as the head carries the energy, which it does more in the embedded policy than in a real "
+            "model: measure the correlation on the policy in question."
+        ),
+    ),
+    Claim(
+        "The optimal token baseline lowers the variance, so that 4 completions do for 32",
+        "2602.07078",
+        'gradstats allocate RUN rloo "otb(loo=True)" --tokens 100000 --group-sizes 4 8 32',
+        "[variance](../figures/embedded_tokens/variance.png)",
+        lambda: (
+            "`otb(loo=True)` over `rloo` in groups of 4: "
+            f"{shown(cell('embedded_tokens', 'variance', 'otb(loo=True)', 'ratio'))}; with 8 completions: "
+            f"{shown(cell('embedded_tokens_8', 'variance', 'otb(loo=True)', 'ratio'))}"
+        ),
+        lambda: against_one(
+            cell("embedded_tokens", "variance", "otb(loo=True)", "ratio"),
+            "On this policy it lowers the variance in groups of 4.",
+            "On this policy it raises the variance in groups of 4.",
+            "The run does not resolve a difference, let alone a factor of eight.",
+        ),
+    ),
+    Claim(
+        "Value networks judge intermediate states poorly; Monte-Carlo values of prefixes do better",
+        "Kazemnejad et al. 2024, 2410.01679",
+        "gradstats critic RUN",
+        "critic",
+        lambda: (
+            f"`vine(k=4)` over `rloo`: {shown(cell('embedded_values', 'variance', 'vine(k=4)', 'ratio'))}; bias of the "
+            f"head {shown(critic('bias'))}, explained variance {shown(critic('explained_variance'))}"
+        ),
+        lambda: against_one(
+            cell("embedded_values", "variance", "vine(k=4)", "ratio"),
+            "On this policy values of prefixes lower the variance.",
+            "On this policy values of prefixes raise the variance.",
+            "On this policy no difference is resolved.",
+        ),
+    ),
+    *(
+        Claim(
+            claim,
+            source,
+            f"gradstats sweep {name}",
+            "sweep",
+            lambda name=name, column=column, word=word: swept(name, column, word),
+            lambda name=name, column=column, word=word: sweep_verdict(name, column, word),
+        )
+        for claim, source, name, column, word in (
+            (
+                "α is a property of the policy, whatever temperature it is drawn at",
+                "Gloeckle 2026, who does not state the temperature",
+                "embedded_temperature_scored_at_1",
+                "alpha",
+                "exponent",
+            ),
+            ("The variance explodes with the horizon", "common belief", "embedded_cap", "trace_cov", "variance"),
+            (
+                "Completions become longer over training",
+                "DeepSeek-AI 2025, 2501.12948",
+                "embedded_training",
+                "mean_length",
+                "mean length",
+            ),
+        )
+    ),
+]
+
+
+def proxy(column: str) -> tuple[float, float, float] | None:
+    """Return a measure of the logit proxy."""
+    frame = table("embedded_tokens", "proxy_quality")
+    if frame is None:
+        return None
+    first = frame[frame["proxy"] == "logit"].iloc[0]
+    return float(first[column]), float(first[f"{column}_low"]), float(first[f"{column}_high"])
+
+
+def critic(column: str) -> tuple[float, float, float] | None:
+    """Return a measure of the value head over all states."""
+    frame = table("embedded_values", "critic")
+    if frame is None:
+        return None
+    return float(frame[column].iloc[0]), float(frame[f"{column}_low"].iloc[0]), float(frame[f"{column}_high"].iloc[0])
+
+
+def ends_of(name: str, column: str) -> list[tuple[str, tuple[float, float, float]]]:
+    """Return a quantity of ``rloo`` in the first and the last cell of a sweep, each with the cell's name."""
+    frame = table(name, "sweep")
+    if frame is None:
+        return []
+    known = frame[frame["estimator"] == "rloo"].dropna(subset=[column])
+    ends = [known.iloc[0], known.iloc[-1]] if len(known) > 1 else []
+    return [(row["cell"], (row[column], row[f"{column}_low"], row[f"{column}_high"])) for row in ends]
+
+
+def swept(name: str, column: str, word: str) -> str:
+    """Write a quantity at both ends of a sweep."""
+    return "; ".join(f"{cell}: {word} {shown(triple)}" for cell, triple in ends_of(name, column)) or NOT_RUN
+
+
+def sweep_verdict(name: str, column: str, word: str) -> str:
+    """Return whether a quantity differs between the ends of a sweep, by intervals that do not overlap."""
+    ends = [triple for _, triple in ends_of(name, column)]
+    if not ends:
+        return "Not decided by the committed runs."
+    (_, low, high), (_, last_low, last_high) = ends
+    if last_low > high:
+        return f"On this policy the {word} rises between the ends of the sweep."
+    if last_high < low:
+        return f"On this policy the {word} falls between the ends of the sweep."
+    return f"No difference of the {word} is resolved between the ends of the sweep."
+
+
+def render() -> str:
+    """Return the whole page."""
+    lines = ["| claim | source | command | figure | what came out | careful sentence |", "|---|---|---|---|---|---|"]
+    for one in CLAIMS:
+        figure = one.figure if one.figure.startswith("[") else f"`{one.figure}`"
+        cells = (one.claim, one.source, f"`{one.command}`", figure, one.found(), one.sentence())
+        lines.append(f"| {' | '.join(cells)} |")
+    return HEAD + "\n" + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")

@@ -1,0 +1,247 @@
+"""How well values of a fitted head agree with Monte-Carlo values of the same states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float
+from numpy.typing import ArrayLike
+
+from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.estimators.baselines.packing import pack
+from gradstats.estimators.batch import Batch, MeasuredCompletions
+from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic, require_level
+from gradstats.stats.variance.gradient_shares import with_ends
+
+#: Rows of the states after a wrong step, of completions that end right and of those that end wrong.
+RECOVERED, FAILED = "after a wrong step, recovered", "after a wrong step, not recovered"
+
+
+@dataclass(frozen=True)
+class CriticRow:
+    """The values of some states.
+
+    Attributes:
+        states: which, in words.
+        n: how many.
+        n_prompts: prompts that have any.
+        value: mean of the fitted values.
+        monte_carlo: mean of the Monte-Carlo values.
+        bias: mean of fitted less Monte-Carlo values.
+        unexplained: the share of the variance of the true values that the head leaves; None where it is not defined.
+    """
+
+    states: str
+    n: int
+    n_prompts: int
+    value: Estimate
+    monte_carlo: Estimate
+    bias: Estimate
+    unexplained: FiellerRatio | None
+
+    def explained_variance(self, confidence_level: float) -> tuple[float, float, float]:
+        """Return the explained variance with its interval."""
+        left = self.unexplained
+        if left is None or not left.is_bounded(confidence_level) or not left.denominator > 0:
+            return np.nan, np.nan, np.nan
+        low, high = left.within(confidence_level, -np.inf, np.inf)
+        return 1.0 - left.value, 1.0 - high, 1.0 - low
+
+
+@dataclass(frozen=True)
+class CriticQuality:
+    r"""A value head beside Monte-Carlo values: :math:`E(V - V^*)` and the variance of V* that V explains, by step.
+
+    See :func:`critic_quality`.
+
+    Attributes:
+        rows: all states, then by step, then after a wrong step.
+        low: Monte-Carlo value at or below which a step counts as wrong.
+        notes: what could not be estimated, and why.
+    """
+
+    rows: tuple[CriticRow, ...]
+    low: float
+    notes: tuple[str, ...]
+
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """Return the interval of the bias over all states."""
+        return self.rows[0].bias.confidence_interval(confidence_level)
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return one row for each set of states.
+
+        Columns are ``states``, ``n``, ``n_prompts``, and with ``_low`` and ``_high`` ``value``, ``monte_carlo``,
+        ``bias`` and ``explained_variance``. ``.attrs`` state the level, ``low`` and the notes.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        level = require_level(confidence_level)
+        records = [
+            {"states": row.states, "n": row.n, "n_prompts": row.n_prompts}
+            | with_ends(
+                {
+                    "value": row.value.with_interval(level),
+                    "monte_carlo": row.monte_carlo.with_interval(level),
+                    "bias": row.bias.with_interval(level),
+                    "explained_variance": row.explained_variance(level),
+                }
+            )
+            for row in self.rows
+        ]
+        frame = pd.DataFrame(records)
+        frame.attrs |= {"confidence_level": level, "low": self.low, "notes": list(self.notes)}
+        return frame
+
+
+def critic_quality(
+    measured_or_batch: Batch | MeasuredCompletions,
+    *,
+    values: ArrayLike | Sequence[np.ndarray] | None = None,
+    fitted_values: ArrayLike | Sequence[np.ndarray] | None = None,
+    last_step: int = 5,
+    low: float = 0.25,
+) -> CriticQuality:
+    r"""Compare the values V of a fitted head with Monte-Carlo values at the states where steps begin.
+
+    The Monte-Carlo value M of a state is the mean reward of fresh completions from it, an unbiased estimate of the true
+    value V*. The reward R of the completion that passes through the state is another one, independent of M given the
+    state. So
+
+    - ``bias`` is the mean of :math:`V - M`, of which the expectation is that of :math:`V - V^*`;
+    - ``explained_variance`` is :math:`1 - E(V - V^*)^2/\mathrm{Var}(V^*)`, where
+      :math:`E(V - M)(V - R) = E(V - V^*)^2` and :math:`\mathrm{Cov}(M, R) = \mathrm{Var}(V^*)`: the noise of M and R
+      does not count as an error of the head. It is 1 for the true values, 0 for their mean, and negative for what is
+      worse than a constant.
+
+    States are taken together by the number of the step that begins there, which does not depend on what follows.
+
+    **Wrong steps.** VinePPO (Kazemnejad et al. 2024, 2410.01679) finds that value networks judge later states poorly. A
+    step counts as wrong where it leads from a Monte-Carlo value above ``low`` to one of at most ``low``. The last two
+    rows hold the states after the first wrong step of a completion, where it ended with a reward above ``low`` and
+    where it did not. The value at which the wrong step was found is left out, since a low one may be chance; the later
+    ones are unaffected by that choice. These rows depend on the outcome, so that they have no explained variance; a
+    head that knows averages only is too low where completions recover and too high where they do not, the true values
+    are neither.
+
+    Intervals are jackknife intervals over prompts, and Fieller sets for the explained variance, which is NaN where the
+    variance of the true values is not resolved.
+
+    Args:
+        measured_or_batch: a measurement or a :class:`gradstats.estimators.Batch` with both kinds of values.
+        values: the Monte-Carlo values, NaN inside steps, as :func:`gradstats.monte_carlo_values` returns them; those
+            of the measurement by default.
+        fitted_values: the values of the head at every token, as in :class:`gradstats.FittedValues`; those of the
+            measurement by default.
+        last_step: the last step with a row of its own together with all later ones; steps are numbered from 0.
+        low: the Monte-Carlo value at or below which a step counts as wrong.
+
+    Returns:
+        A :class:`CriticQuality`.
+
+    Raises:
+        ValueError: where one kind of values is missing, rewards are given by token, or ``last_step`` is negative.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> true = rng.choice([0.2, 0.8], 1000)  # one state a prompt
+        >>> batch = gs.estimators.Batch(
+        ...     rng.random(1000) < true, np.ones(1000, dtype=int), np.arange(1000),
+        ...     values=rng.binomial(4, true)[:, None] / 4, fitted_values=true[:, None] - 0.1,
+        ... )
+        >>> row = gs.critic_quality(batch).rows[0]
+        >>> round(row.bias.value, 1), round(row.explained_variance(0.95)[0], 1)
+        (-0.1, 0.9)
+    """
+    if last_step < 0:
+        raise ValueError(f"last_step={last_step} must be at least 0: steps are numbered from 0")
+    given = {name: one for name, one in (("values", values), ("fitted_values", fitted_values)) if one is not None}
+    if isinstance(measured_or_batch, Batch):
+        batch = measured_or_batch.with_fields(**given) if given else measured_or_batch  # pyright: ignore[reportArgumentType]
+    else:
+        batch = Batch.from_measurement(measured_or_batch, **_both(measured_or_batch, given))  # pyright: ignore[reportArgumentType]
+    for name, remedy in (
+        ("values", "gradstats.monte_carlo_values, or values.monte_carlo in a run"),
+        ("fitted_values", "gradstats.fit_values, or values.fitted in a run"),
+    ):
+        if getattr(batch, name) is None:
+            raise ValueError(f"critic_quality needs {name}: make them with {remedy}")
+    if batch.token_rewards is not None:
+        raise ValueError("critic_quality needs one reward per completion, and these have rewards by token")
+    assert batch.values is not None
+    assert batch.fitted_values is not None
+    monte_carlo, fitted = pack(batch.values, batch.mask), pack(batch.fitted_values, batch.mask)
+    begins = ~np.isnan(monte_carlo) & (np.arange(monte_carlo.shape[1]) < batch.lengths[:, None])
+    step = np.cumsum(begins, axis=1) - 1
+    after, right = _after_wrong_step(monte_carlo, begins, low), (batch.rewards > low)[:, None]
+    sets = [("all", begins)]
+    for number in range(min(last_step, int(step.max(where=begins, initial=0))) + 1):
+        more = number == last_step and bool((step[begins] > number).any())
+        chosen = begins & ((step >= number) if more else (step == number))
+        sets.append((f"step {number} and later" if more else f"step {number}", chosen))
+    outcomes = [(RECOVERED, after & right), (FAILED, after & ~right)]
+    rows = [_row(name, chosen, fitted, monte_carlo, batch, True) for name, chosen in sets]
+    rows += [_row(name, chosen, fitted, monte_carlo, batch, False) for name, chosen in outcomes]
+    notes = [
+        f"{row.states}: {row.n_prompts} prompts have such states, too few for intervals"
+        for row in rows
+        if row.n_prompts < 3
+    ]
+    notes += [
+        f"{row.states}: the variance of the true values is not resolved, so the share explained is not known"
+        for row in rows
+        if row.unexplained is not None and np.isnan(row.explained_variance(CONFIDENCE_LEVEL)[0])
+    ]
+    return CriticQuality(tuple(rows), low, tuple(notes))
+
+
+def _both(measured: MeasuredCompletions, given: dict[str, object]) -> dict[str, object]:
+    """Return both kinds of values: given Monte-Carlo values leave those of the measured head as they are."""
+    head = getattr(measured, "fitted_values", None)
+    kept = {"fitted_values": head} if head is not None else {}
+    return {**{name: one for name, one in given.items() if name == "values"}, **kept, **given}
+
+
+def _after_wrong_step(
+    monte_carlo: Float[np.ndarray, "n t"], begins: Bool[np.ndarray, "n t"], low: float
+) -> Bool[np.ndarray, "n t"]:
+    """Return the states after that to which the first wrong step of a completion leads."""
+    above = np.maximum.accumulate(begins & (np.nan_to_num(monte_carlo) > low), axis=1)
+    was_above = np.pad(above[:, :-1], ((0, 0), (1, 0)))
+    fallen = begins & was_above & (np.nan_to_num(monte_carlo, nan=np.inf) <= low)
+    found = np.maximum.accumulate(fallen, axis=1)
+    return begins & np.pad(found[:, :-1], ((0, 0), (1, 0)))
+
+
+def _row(
+    name: str,
+    chosen: Bool[np.ndarray, "n t"],
+    fitted: Float[np.ndarray, "n t"],
+    monte_carlo: Float[np.ndarray, "n t"],
+    batch: Batch,
+    by_state: bool,
+) -> CriticRow:
+    row, place = np.nonzero(chosen)
+    prompts = np.unique(batch.group_index[row], return_inverse=True)[1]
+    n_prompts = len(set(prompts.tolist()))
+    if n_prompts < 3:
+        return CriticRow(name, len(row), n_prompts, NOT_ESTIMATED, NOT_ESTIMATED, NOT_ESTIMATED, None)
+    v, m, r = fitted[row, place], monte_carlo[row, place], batch.rewards[row]
+    count = mean_statistic(np.bincount(prompts).astype(np.float64))
+
+    def mean(terms: Float[np.ndarray, " states"]) -> Statistic:
+        return mean_statistic(np.bincount(prompts, terms)) / count
+
+    unexplained = None
+    if by_state:
+        unexplained = fieller_ratio(mean((v - m) * (v - r)), mean(m * r) - mean(m) * mean(r))
+    return CriticRow(
+        name, len(row), n_prompts, mean(v).estimate(), mean(m).estimate(), mean(v - m).estimate(), unexplained
+    )

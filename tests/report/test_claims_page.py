@@ -1,0 +1,49 @@
+"""docs/claims.md states what the committed tables and the enumeration give."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def claims():
+    spec = importlib.util.spec_from_file_location("claims_page", DOCS / "claims_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_current(claims):
+    assert claims.render() == (DOCS / "claims.md").read_text(encoding="utf-8"), "run: python docs/claims_page.py"
+
+
+def test_the_factors_of_the_standard_deviation_are_those_of_enumeration(claims):
+    assert claims.std_factor(0.1) == pytest.approx(claims.std_factor(0.9))
+    assert claims.std_factor(0.1) == pytest.approx(2.18, abs=0.005)
+    assert claims.std_factor(0.5) == pytest.approx(1.74, abs=0.005)
+
+
+def test_verdicts_follow_the_intervals(claims, tmp_path, monkeypatch):
+    words = ("lower", "higher", "unresolved")
+    assert claims.against_one((0.8, 0.7, 0.9), *words) == "lower"
+    assert claims.against_one((1.2, 1.1, 1.3), *words) == "higher"
+    assert claims.against_one((1.0, 0.9, 1.1), *words) == "unresolved"
+    assert claims.against_one(None, *words) == "Not decided by the committed runs."
+    (tmp_path / "s").mkdir()
+    monkeypatch.setattr(claims, "FIGURES", tmp_path)
+    for values, verdict in (([1.0, 2.0], "rises"), ([2.0, 1.0], "falls"), ([1.0, 1.1], "No difference")):
+        frame = pd.DataFrame({"cell": ["a", "b"], "estimator": "rloo", "alpha": values})
+        frame.assign(alpha_low=frame["alpha"] - 0.2, alpha_high=frame["alpha"] + 0.2).to_csv(
+            tmp_path / "s" / "sweep.csv", index=False
+        )
+        assert verdict in claims.sweep_verdict("s", "alpha", "exponent")
+    assert claims.swept("s", "alpha", "α") == "a: α 1 [0.8, 1.2]; b: α 1.1 [0.9, 1.3]"
+    assert claims.swept("absent", "alpha", "α") == claims.NOT_RUN
