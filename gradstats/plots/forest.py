@@ -64,6 +64,7 @@ def set_shared_rows(ax: Axes, labels: Sequence[str], letters: Sequence[Sequence[
     sizes = [len(group) for group in letters]
     first = np.cumsum([0, *sizes])[:-1]
     centres = first + (np.array(sizes) - 1) / 2.0
+    ax.yaxis.remove_overlapping_locs = False  # the letter of a group's only row lies at the height of its name
     ax.set_yticks(range(sum(sizes)), labels=[letter for group in letters for letter in group], minor=True)
     ax.set_yticks(centres, labels=list(labels), linespacing=1.05)
     ax.set_ylim(sum(sizes) - 0.4, -0.6)

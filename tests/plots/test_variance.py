@@ -203,6 +203,16 @@ def two_runs():
     return frame.sort_values("estimator", kind="stable", ignore_index=True)
 
 
+def test_an_estimator_of_one_run_only_keeps_its_letter():
+    rows = [("rloo", "one"), ("rloo", "two"), ("grpo", "two")]
+    frame = pd.DataFrame(rows, columns=["estimator", "run"]).assign(
+        matched_ratio=1.0, matched_ratio_low=0.9, matched_ratio_high=1.1, in_best_set=True
+    )
+    ax = plot_variance(frame)
+    assert [label.get_text() for label in ax.get_yticklabels(minor=True)] == ["a", "b", "b"]
+    assert [label.get_fontweight() for label in ax.get_yticklabels(minor=True)] == ["bold"] * 3
+
+
 def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
     frame = two_runs().assign(in_best_set=[True, False, False, False, False, True])
     axes = plot_variance_panels(frame, sort=False)
