@@ -24,6 +24,7 @@ CASES = {
     "optimal-baselines": ["optimal-baselines", "RUN", "--n-resamples", "8"],
     "by-success": ["by-success", "RUN", "rloo", "--bins", "2"],
     "allocate": ["allocate", "RUN", "rloo", "--tokens", "1000"],
+    "critic": ["critic", "RUN"],
     "tokens": ["tokens", "RUN"],
     "ratios": ["ratios", "RUN"],
     "profile": ["profile", "RUN"],
@@ -32,7 +33,7 @@ CASES = {
 }
 GIVEN = {"POLICY": "policy", "PROBLEMS": "problems.jsonl", "SWEEP": "sweep.yaml"}
 #: Commands that write to a folder of the user's, in which only files of the same names are in their way.
-INTO_FOLDERS = {"figures", "curve", "optimal-baselines", "tokens"}
+INTO_FOLDERS = {"figures", "curve", "optimal-baselines", "critic", "tokens"}
 #: Those among them whose folder may be the run itself.
 INTO_THEIR_RUN = INTO_FOLDERS - {"figures"}
 #: What computes: nothing of it is called where the target is refused.
@@ -131,7 +132,12 @@ EARLIER = {
     "report": ("r.html", None),
 }
 #: Others: their other settings are refused without a way to overwrite them, or their tests have a run of their own.
-ELSEWHERE = {"run": "test_pipeline.py", "sweep": "test_sweep.py", "tokens": "test_saved_tokens.py"}
+ELSEWHERE = {
+    "run": "test_pipeline.py",
+    "sweep": "test_sweep.py",
+    "critic": "test_critic.py",
+    "tokens": "test_saved_tokens.py",
+}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -167,6 +173,7 @@ INTO_THE_RUN = {
     "tokens": (["tokens", "RUN"], "proxy_quality.csv"),
     "curve": (["curve", "RUN", "asymmetric(loo=True)", "delta=-0.5,0"], "tables/curve_asymmetric_loo_true_delta.csv"),
     "optimal-baselines": (["optimal-baselines", "RUN"], "tables/optimal_baselines.json"),
+    "critic": (["critic", "RUN"], "tables/critic.csv"),
 }
 #: Commands that write nothing, or only where --out says.
 WRITE_ELSEWHERE = {"sweep", "sample", "measure", "variance", "by-success", "allocate", "ratios", "profile"}
