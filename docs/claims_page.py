@@ -164,7 +164,7 @@ CLAIMS = [
         "Dividing by the group's standard deviation favours prompts that are nearly always, or nearly never, solved",
         "Liu et al. 2025, 2503.20783",
         "gradstats by-success RUN rloo grpo",
-        "success_shares",
+        "[shares](../figures/embedded_resolved/success_shares.png)",
         lambda: (
             f"by enumeration at N = 8: the gradient of a prompt is multiplied by {std_factor(0.1):.2f} at p = 0.1 or "
             f"0.9 and by {std_factor(0.5):.2f} at p = 0.5"
@@ -225,23 +225,32 @@ CLAIMS = [
             claim,
             source,
             f"gradstats sweep {name}",
-            "sweep",
+            f"[sweep](../figures/{name}/{setting}.png)",
             lambda name=name, column=column, word=word: swept(name, column, word),
             lambda name=name, column=column, word=word: sweep_verdict(name, column, word),
         )
-        for claim, source, name, column, word in (
+        for claim, source, name, setting, column, word in (
             (
                 "α is a property of the policy, whatever temperature it is drawn at",
                 "Gloeckle 2026, who does not state the temperature",
                 "embedded_temperature_scored_at_1",
+                "sampling_temperature",
                 "alpha",
                 "exponent",
             ),
-            ("The variance explodes with the horizon", "common belief", "embedded_cap", "trace_cov", "variance"),
+            (
+                "The variance explodes with the horizon",
+                "common belief",
+                "embedded_cap",
+                "sampling_max_new_tokens",
+                "trace_cov",
+                "variance",
+            ),
             (
                 "Completions become longer over training",
                 "DeepSeek-AI 2025, 2501.12948",
                 "embedded_training",
+                "policy_revision",
                 "mean_length",
                 "mean length",
             ),
