@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gradstats.gradients.precision import own_precision
 from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy
 
@@ -20,7 +21,7 @@ def attention_of(model: CausalModel) -> str:
 
 @contextmanager
 def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
-    """Switch the attention implementation for a measurement, and restore it afterwards.
+    """Switch the attention implementation for a measurement and autocast off, and restore both afterwards.
 
     In float64 the fused implementation (sdpa) is used, since eager attention computes its softmax in float32 whatever
     the model's dtype. In other dtypes eager attention is used under ``vmap``, where the fused CPU kernel has no
@@ -47,7 +48,7 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     if ungrouped:
         model.set_experts_implementation("eager")
     try:
-        with warnings.catch_warnings():
+        with own_precision(policy), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
             yield
     finally:
@@ -71,7 +72,8 @@ def forward_mode_attention(policy: Policy) -> Iterator[None]:
     chosen = forward_mode_implementation(policy)
     model.set_attn_implementation(chosen)
     try:
-        with sdpa_kernel(SDPBackend.MATH) if chosen == "sdpa" else nullcontext(), warnings.catch_warnings():
+        kernel = sdpa_kernel(SDPBackend.MATH) if chosen == "sdpa" else nullcontext()
+        with kernel, own_precision(policy), warnings.catch_warnings():
             # torch scripts its forward derivatives when the first one is needed.
             warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
             yield

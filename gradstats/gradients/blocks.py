@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -30,11 +30,18 @@ class ParameterSelection:
         parameters: name → tensor, in the model's order; tied weights appear once, under their first name.
         block_names: the blocks, in the order in which they first appear.
         block_index: for each parameter, the position of its block in ``block_names``.
+        other_names: the further names of tied weights → the name in ``parameters``.
     """
 
     parameters: dict[str, torch.Tensor]
     block_names: tuple[str, ...]
     block_index: dict[str, int]
+    other_names: Mapping[str, str] = field(default_factory=dict)
+
+    def name_of(self, name: str) -> str | None:
+        """Return the selected parameter that has a name in the model, under its first name; None for any other."""
+        name = self.other_names.get(name, name)
+        return name if name in self.parameters else None
 
     @property
     def n_parameters(self) -> int:
@@ -71,7 +78,15 @@ def select_parameters(model: nn.Module, params: str | None = None, blocks: Block
         raise ValueError(f"params={params!r} matches no trainable parameter; some that exist: {some}")
     names = {name: _block(name, blocks) for name in chosen}
     ordered = tuple(dict.fromkeys(names.values()))
-    return ParameterSelection(chosen, ordered, {name: ordered.index(block) for name, block in names.items()})
+    first_names = {id(tensor): name for name, tensor in chosen.items()}
+    other_names = {
+        name: first_names[id(tensor)]
+        for name, tensor in model.named_parameters(remove_duplicate=False)
+        if id(tensor) in first_names and name not in chosen
+    }
+    return ParameterSelection(
+        chosen, ordered, {name: ordered.index(block) for name, block in names.items()}, other_names
+    )
 
 
 def _block(name: str, blocks: Blocks) -> str:

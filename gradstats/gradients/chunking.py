@@ -9,6 +9,7 @@ import torch
 
 from gradstats.config.defaults import MOST_MEMORY_GIB, TOKEN_BUDGET
 from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.rotary import length_classes
 from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
@@ -29,10 +30,12 @@ def plan_chunks(
     memory_gib: float | None = None,
     gradients_held: int = 1,
     rows: np.ndarray | None = None,
+    reference: Policy | None = None,
 ) -> list[np.ndarray]:
     """Return the rows of each chunk: sequences of similar length, within a budget of tokens and of memory.
 
-    At most a tenth of a chunk's tokens is padding.
+    At most a tenth of a chunk's tokens is padding. Where a model's rotary factors depend on the padded length, the
+    sequences of a chunk have the same factors as alone, see :mod:`gradstats.gradients.rotary`.
 
     The plan depends on the rollouts, the model and the machine's total memory, not on the memory that is free: a
     measurement that is interrupted and resumed forms the same chunks and gives the same numbers.
@@ -46,6 +49,7 @@ def plan_chunks(
             at most 4 GiB, when None. A single sequence always forms a chunk.
         gradients_held: number of gradients of the whole selection that the engine holds for each sequence.
         rows: the rollouts to plan for; all when None.
+        reference: a second policy through which the same chunks go.
 
     Returns:
         For each chunk, the rows of its sequences.
@@ -60,15 +64,17 @@ def plan_chunks(
     most_sequences = max(1, int(budget // per_sequence)) if per_sequence else len(rollouts)
     vocabulary = n_logits(policy.model)
     most_tokens = min(token_budget, int(budget // (_LOGIT_COPIES * max(item, 4) * vocabulary)))
-    frame = rollouts.frame
-    times = frame["prompt_tokens"].map(len).to_numpy() + frame["completion_tokens"].map(len).to_numpy()
+    times = rollouts.times
+    models = [policy.model] if reference is None else [policy.model, reference.model]
+    classes = length_classes(models, times)
     chosen = np.arange(len(rollouts)) if rows is None else rows
     chunks: list[list[int]] = []
     real = 0
     for row in chosen[np.argsort(times[chosen], kind="stable")]:
         padded = (len(chunks[-1]) + 1) * times[row] if chunks else 0
         fits = bool(chunks) and len(chunks[-1]) < most_sequences and padded <= most_tokens
-        if fits and padded - real - times[row] <= MOST_PADDING * padded:
+        together = fits and classes[row] == classes[chunks[-1][-1]]
+        if together and padded - real - times[row] <= MOST_PADDING * padded:
             chunks[-1].append(int(row))
             real += times[row]
         else:

@@ -13,6 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.rotary import forget_lengths
 from gradstats.policy.model import CausalModel, output_embedding
 from gradstats.rollouts.table import Rollouts
 
@@ -61,6 +63,12 @@ class Chunk:
     def kept(self) -> int:
         """Number of last positions that contain all completions."""
         return self.weights.shape[2]
+
+    @property
+    def times(self) -> list[int]:
+        """(batch,), number of tokens of each sequence, prompt included."""
+        before = self.input_ids.shape[1] - self.kept
+        return [before + start + length for start, length in zip(self.starts, self.lengths, strict=True)]
 
     def ragged(self, values: Float[Tensor, "batch kept"]) -> list[np.ndarray]:
         """Return the per-position values of the completions only, one array per sequence."""
@@ -130,6 +138,7 @@ class Objective:
     def __init__(self, model: CausalModel, temperature: float, *, traced: bool = False) -> None:
         self._temperature = temperature
         self._traced = traced
+        self._model = model
         self._head = output_embedding(model)
         # The forward method of a wrapper around the model (peft's) accepts any keywords.
         inner: nn.Module = getattr(model, "get_base_model", lambda: model)()
@@ -150,7 +159,12 @@ class Objective:
     def __call__(
         self, call: Callable[..., ModelOutput], input_ids: Tensor, kept: int
     ) -> tuple[Tensor, TokenStatistics]:
-        """Log-probabilities and statistics of the last ``kept`` tokens; arguments as in the class."""
+        """Log-probabilities and statistics of the last ``kept`` tokens; arguments as in the class.
+
+        Raises:
+            UnsupportedModuleError: when the forward pass does not call the output embedding.
+        """
+        forget_lengths(self._model)
         # Logits are only needed where a completion token is predicted: one position before it.
         options = {"logits_to_keep": kept + 1} if self._trims_logits else {}
         logits: Tensor = call(input_ids, use_cache=False, **options)["logits"]
@@ -161,7 +175,11 @@ class Objective:
             logprobs, _, entropy, sum_pi_squared = _distribution(logits[:, :-1], drawn, self._temperature)
         else:
             logprobs, entropy, sum_pi_squared = TokenLogprobs.apply(logits, drawn, self._temperature)  # pyright: ignore
-        assert self._hidden is not None
+        if self._hidden is None:
+            raise UnsupportedModuleError(
+                f"the forward pass of {type(self._model).__name__} does not call its output embedding "
+                f"({type(self._head).__name__}): measure the model without the wrapper around its forward method"
+            )
         hidden = self._hidden[:, -kept - 1 : -1].detach().to(logprobs.dtype)
         statistics = (logprobs, entropy, sum_pi_squared, hidden.square().sum(dim=-1))
         return logprobs, TokenStatistics(*(values.detach() for values in statistics))

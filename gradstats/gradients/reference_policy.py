@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
+from gradstats.gradients.precision import own_precision
+from gradstats.gradients.rotary import refuse_mixed_lengths
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy, as_policy
 
@@ -31,8 +33,13 @@ def as_reference(reference: object, policy: Policy) -> Policy:
 
 
 def token_statistics(policy: Policy, chunk: Chunk) -> TokenStatistics:
-    """Statistics, (batch, kept) each, of a chunk's tokens under a policy, by a forward pass without gradients."""
-    with torch.no_grad(), Objective(policy.model, policy.temperature) as objective:
+    """Statistics, (batch, kept) each, of a chunk's tokens under a policy, by a forward pass without gradients.
+
+    Raises:
+        UnsupportedModuleError: when sequences of the chunk have other rotary factors than alone.
+    """
+    refuse_mixed_lengths(policy.model, chunk.times)
+    with torch.no_grad(), own_precision(policy), Objective(policy.model, policy.temperature) as objective:
         _, statistics = objective(policy.model, chunk.input_ids.to(policy.device), chunk.kept)
     return statistics
 

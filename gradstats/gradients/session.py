@@ -22,6 +22,7 @@ from gradstats.gradients.checks.self_check import (
     SelfCheckError,
     check_result,
     refuse_not_finite,
+    refuse_unfit_forward,
     self_check,
 )
 from gradstats.gradients.chunking import default_memory_gib, plan_chunks
@@ -29,6 +30,7 @@ from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import ENGINES, Engine
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.engines.vmap import vmap_engine
+from gradstats.gradients.held_parameters import refuse_offloaded
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, TokenStatistics, make_chunk
 from gradstats.gradients.reference_policy import as_reference, reference_logprobs, token_statistics
@@ -88,9 +90,12 @@ class MeasuringSession:
         tokens = TokenSettings.of(section)
         selection = select_parameters(policy.model, section.params, section.blocks)
         sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim, section.sketch_seed)
+        refuse_offloaded(policy.model)
         _check_vocabulary(policy, rollouts)
         refuse_weights_that_are_not_finite(policy.model, policy.name)
         reference = None if reference_policy is None else as_reference(reference_policy, policy)
+        if reference is not None:
+            refuse_unfit_forward(reference, rollouts.select([0]))
         chosen, check, passed_over = _choose_engine(
             section.engine, CheckedSequences.make(policy, rollouts, selection, sketch)
         )
@@ -235,7 +240,14 @@ class MeasuringSession:
     def _plan(self, rollouts: Rollouts, rows: np.ndarray, n_weightings: int) -> list[np.ndarray]:
         gradients_held = 1 + n_weightings if self.engine is vmap_engine else 0
         return plan_chunks(
-            rollouts, self.policy, self.selection, self.token_budget, self.memory_gib, gradients_held, rows
+            rollouts,
+            self.policy,
+            self.selection,
+            self.token_budget,
+            self.memory_gib,
+            gradients_held,
+            rows,
+            self.reference,
         )
 
     def _halve_budget(self, chunk: Chunk, error: Exception) -> None:

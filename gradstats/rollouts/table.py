@@ -185,6 +185,11 @@ class Rollouts:
         return np.array([int(mask.sum()) for mask in self.masks], dtype=np.int64)
 
     @property
+    def times(self) -> np.ndarray:
+        """(n,), number of tokens, prompts included."""
+        return self.frame["prompt_tokens"].map(len).to_numpy() + self.frame["completion_tokens"].map(len).to_numpy()
+
+    @property
     def truncated(self) -> np.ndarray:
         """Whether each completion reached the length cap, (N,) of bool; False where that is not recorded."""
         if "finish_reason" not in self.frame:

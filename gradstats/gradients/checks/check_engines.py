@@ -15,12 +15,13 @@ from gradstats.gradients.attention import attention_of
 from gradstats.gradients.blocks import ParameterSelection, select_parameters
 from gradstats.gradients.checks.casting import with_dtype
 from gradstats.gradients.checks.deviations import TOLERANCES
-from gradstats.gradients.checks.self_check import refuse_random_model
+from gradstats.gradients.checks.self_check import refuse_unfit_forward
 from gradstats.gradients.engines.loop import loop_engine
 from gradstats.gradients.engines.registry import ENGINES, Engine
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import make_chunk
+from gradstats.gradients.rotary import same_class
 from gradstats.policy.dtypes import DTYPES, dtype_name
 from gradstats.policy.model import vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
@@ -95,9 +96,14 @@ def check_engines(
 def sq_norms_of(
     engine: Engine, policy: Policy, rollouts: Rollouts, rows: list[int], selection: ParameterSelection
 ) -> np.ndarray:
-    """Return ‖S‖² of the given rows by an engine, all in one chunk."""
-    chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
-    return engine(policy, chunk, selection, None).sq_norms_by_block[0].sum(axis=1)
+    """Return ‖S‖² of the given rows by an engine, all that may be padded together in one chunk."""
+    found: dict[int, float] = {}
+    for together in same_class(policy.model, rollouts, rows):
+        chunk = make_chunk(rollouts, together, policy.device, policy.dtype)
+        found |= dict(
+            zip(together, engine(policy, chunk, selection, None).sq_norms_by_block[0].sum(axis=1), strict=True)
+        )
+    return np.array([found[row] for row in rows])
 
 
 def deviation(values: np.ndarray, reference: np.ndarray) -> float:
@@ -112,7 +118,7 @@ def _check_dtype(
     """Make every comparison within one dtype; also return the loop's squared norms."""
     selection = select_parameters(policy.model, params)
     every = list(range(len(rollouts)))
-    refuse_random_model(policy, rollouts)
+    refuse_unfit_forward(policy, rollouts)
     dtype = dtype_name(policy.dtype)
     loop = sq_norms_of(loop_engine, policy, rollouts, every, selection)
     tolerance = TOLERANCES[policy.dtype]

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.held_parameters import refuse_replaced, whole_parameters
+from gradstats.gradients.rotary import forget_lengths
 from gradstats.gradients.sketches import CountSketch, signs_and_starts
 from gradstats.policy.model import output_embedding
 from gradstats.policy.policy import Policy
@@ -67,14 +69,19 @@ def plain_pass(
         selection: the differentiated parameters.
         sketch: the projection, or None.
         weightings: further token weights, each (completion length,).
+
+    Raises:
+        UnsupportedModuleError: for a model that is sharded or offloaded.
     """
     ids, n_prompt, mask = _encoded(rollouts, row, policy.device)
     kind = torch.promote_types(policy.dtype, torch.float32)
     weights = [mask, *(mask * weighting for weighting in weightings)]
-    tensors = list(selection.parameters.values())
+    held = whole_parameters(policy.model, selection)
+    tensors = list(held.values())
     gradients = []
     with measuring_attention(policy, batched=False), torch.enable_grad():
         logits, hidden = _forward(policy, ids, n_prompt)
+        refuse_replaced(policy.model, held, logits)
         tokens, starts = _tokens(
             logits,
             ids[0, n_prompt:],
@@ -84,7 +91,7 @@ def plain_pass(
         for number, start in enumerate(starts):
             last = number == len(starts) - 1
             found = torch.autograd.grad(logits, tensors, start, materialize_grads=True, retain_graph=not last)
-            gradients.append(_reduced(dict(zip(selection.parameters, found, strict=True)), sketch))
+            gradients.append(_reduced(dict(zip(held, found, strict=True)), sketch))
     return PlainPass(row, gradients, tokens | {"hidden_sq_norms": hidden})
 
 
@@ -126,6 +133,7 @@ def _forward(policy: Policy, ids: Tensor, n_prompt: int) -> tuple[Tensor, np.nda
         seen.append(inputs[0].detach())
 
     handle = output_embedding(policy.model).register_forward_pre_hook(keep)
+    forget_lengths(policy.model)
     try:
         logits: Tensor = policy.model(ids, use_cache=False)["logits"]
     finally:

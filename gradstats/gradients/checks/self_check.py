@@ -16,6 +16,8 @@ from gradstats.gradients.checks.plain_pass import PlainPass, plain_pass, plain_t
 from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import Engine
 from gradstats.gradients.objective import TokenStatistics, make_chunk
+from gradstats.gradients.precision import refusing_lower_precision
+from gradstats.gradients.rotary import same_class
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
 from gradstats.policy.threads import suitable_threads
@@ -71,15 +73,16 @@ class CheckedSequences:
     def make(
         cls, policy: Policy, rollouts: Rollouts, selection: ParameterSelection, sketch: CountSketch | None
     ) -> CheckedSequences:
-        """Make the plain passes, and check that the policy is deterministic and that the sketches keep inner products.
+        """Make the plain passes, and check the forward pass and that the sketches keep inner products.
 
         Raises:
-            ValueError: when the model's output for the same input varies (dropout is on).
+            ValueError: when the model's output for the same input varies (dropout is on), or a wrapper lowers its
+                precision.
             SelfCheckError: when the sketches do not keep inner products.
         """
         rows = two_rows(rollouts)
         longest = longest_row(rollouts)
-        refuse_random_model(policy, rollouts.select(rows[:1]))
+        refuse_unfit_forward(policy, rollouts.select(rows[:1]))
         with suitable_threads(policy):
             passes = {
                 row: plain_pass(policy, rollouts, row, selection, sketch) for row in dict.fromkeys([*rows, longest])
@@ -120,7 +123,9 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfChec
     norms: list[Deviation] = []
     sketches: list[Deviation] = []
     tokens: list[Deviation] = []
-    for passes in (checked.padded, checked.alone):
+    places = {one.row: one for one in checked.padded}
+    padded = same_class(policy.model, checked.rollouts, list(places))
+    for passes in (*([places[row] for row in rows] for rows in padded), checked.alone):
         chunk = make_chunk(checked.rollouts, [one.row for one in passes], policy.device, policy.dtype)
         with suitable_threads(policy):
             result = engine(policy, chunk, by_parameter, checked.sketch)
@@ -224,33 +229,28 @@ def one_block_each(selection: ParameterSelection) -> ParameterSelection:
 
 def two_rows(rollouts: Rollouts) -> list[int]:
     """Return rows of the shortest sequence and of the one of median length (the same row twice when there is one)."""
-    order = np.argsort(_times(rollouts), kind="stable")
+    order = np.argsort(rollouts.times, kind="stable")
     return [int(order[0]), int(order[len(order) // 2])]
 
 
 def longest_row(rollouts: Rollouts) -> int:
     """Return the row of the longest sequence."""
-    return int(np.argsort(_times(rollouts), kind="stable")[-1])
+    return int(np.argsort(rollouts.times, kind="stable")[-1])
 
 
-def refuse_random_model(policy: Policy, rollouts: Rollouts) -> None:
+def refuse_unfit_forward(policy: Policy, rollouts: Rollouts) -> None:
     """Score the first sequence twice.
 
     Raises:
-        ValueError: when the two results differ.
+        ValueError: when the two results differ, or are computed in a narrower dtype than the parameters'.
     """
-    with suitable_threads(policy):
+    with suitable_threads(policy), refusing_lower_precision(policy):
         first, second = (plain_tokens(policy, rollouts, 0)["logprobs"] for _ in range(2))
     if not np.array_equal(first, second, equal_nan=True) and not np.abs(first - second).max() <= 1e-4:
         raise ValueError(
             f"{policy.name} gives different outputs for the same input (dropout is on): call model.eval() before "
             "measuring"
         )
-
-
-def _times(rollouts: Rollouts) -> np.ndarray:
-    frame = rollouts.frame
-    return frame["prompt_tokens"].map(len).to_numpy() + frame["completion_tokens"].map(len).to_numpy()
 
 
 def _is_finite(plain: PlainPass) -> bool:

@@ -16,7 +16,9 @@ from gradstats.gradients.engines.layer_reduction import LayerReduction, Uses
 from gradstats.gradients.engines.layers import BroadcastLayer, EmbeddingLayer, Layer, supported_layers
 from gradstats.gradients.engines.reduction import ChunkResult, Reduction, stack_weightings
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.held_parameters import refuse_offloaded
 from gradstats.gradients.objective import Chunk, Objective
+from gradstats.gradients.rotary import refuse_mixed_lengths
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
 
@@ -31,10 +33,12 @@ def ghost_engine(
     is never held, neither of one sequence nor of all. Each further weighting costs one more backward pass.
 
     Raises:
-        UnsupportedModuleError: for a module of unknown kind that owns a selected parameter, and where gradient
-            checkpointing is active.
+        UnsupportedModuleError: for a module of unknown kind that owns a selected parameter, for a selected parameter
+            without a module, for an offloaded model, and where gradient checkpointing is active.
     """
     model = policy.model
+    refuse_mixed_lengths(model, chunk.times)
+    refuse_offloaded(model)
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise UnsupportedModuleError(
             'engine="ghost" cannot go through gradient checkpointing: call model.eval(), or use engine="loop"'
@@ -61,15 +65,23 @@ def ghost_engine(
 
 @contextmanager
 def without_weight_gradients(model: nn.Module) -> Iterator[None]:
-    """Let autograd compute gradients of activations only."""
-    kept = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in kept:
+    """Let autograd compute gradients of activations only.
+
+    Parameters are found again by name as well: a wrapper may have replaced them in between, and the new ones inherit
+    ``requires_grad`` from those that they replace.
+    """
+    kept = {
+        name: parameter for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad
+    }
+    for parameter in kept.values():
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in kept:
-            parameter.requires_grad_(True)
+        held = dict(model.named_parameters(remove_duplicate=False))
+        for name, parameter in kept.items():
+            for one in (parameter, held.get(name, parameter)):
+                one.requires_grad_(True)
 
 
 class _Recorder:

@@ -14,7 +14,8 @@ from transformers.pytorch_utils import Conv1D
 
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.outer_products import OuterProducts
-from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
+from gradstats.gradients.held_parameters import owners
 
 
 @dataclass(frozen=True)
@@ -226,15 +227,11 @@ def supported_layers(model: nn.Module, selection: ParameterSelection) -> list[La
     """Return the modules that own selected parameters, each as a layer of its kind.
 
     Raises:
-        UnsupportedModuleError: naming the class and the path of the first module of unknown kind.
+        UnsupportedModuleError: naming the class and the path of the first module of unknown kind, or a selected
+            parameter that belongs to no module.
     """
-    selected = {id(tensor): name for name, tensor in selection.parameters.items()}
     layers = []
-    for path, module in model.named_modules():
-        parameters = module._parameters.items()
-        names = {attribute: selected[id(tensor)] for attribute, tensor in parameters if id(tensor) in selected}
-        if not names:
-            continue
+    for path, module, names in owners(model, selection):
         kind = next((kind for kind in KINDS if kind.handles(module)), None)
         if kind is None:
             raise UnsupportedModuleError(
@@ -243,11 +240,6 @@ def supported_layers(model: nn.Module, selection: ParameterSelection) -> list[La
             )
         layers.append(kind(path, module, names))
     return layers
-
-
-def describe(path: str, module: nn.Module) -> str:
-    """Return the path and class of a module, for messages."""
-    return f"{path or 'the model itself'} ({type(module).__name__})"
 
 
 def _sum_over_time(values: Tensor, n_axes: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.reduction import ChunkResult, reduce_gradients, stack_weightings
+from gradstats.gradients.held_parameters import refuse_replaced, whole_parameters
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
@@ -19,8 +20,12 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
 
     The reference for every other engine, and the best choice for a single very long sequence: it needs the memory of
     one backward pass.
+
+    Raises:
+        UnsupportedModuleError: for a model that is sharded or offloaded.
     """
-    names, tensors = list(selection.parameters), list(selection.parameters.values())
+    held = whole_parameters(policy.model, selection)
+    names, tensors = list(held), list(held.values())
     n_weightings = len(chunk.weights)
     by_weighting: list[list[tuple[np.ndarray, np.ndarray | None]]] = [[] for _ in range(n_weightings)]
     statistics = []
@@ -34,6 +39,7 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
             padding = chunk.kept - kept
             ids = chunk.input_ids[row : row + 1, : chunk.input_ids.shape[1] - padding]
             logprobs, tokens = objective(policy.model, ids, kept)
+            refuse_replaced(policy.model, held, logprobs)
             for number, weights in enumerate(chunk.weights[:, row, :kept]):
                 last = number == n_weightings - 1
                 gradients = torch.autograd.grad(
@@ -47,16 +53,21 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
 
 
 def sequence_gradient(policy: Policy, chunk: Chunk, selection: ParameterSelection) -> dict[str, Tensor]:
-    """Return the whole gradient of a chunk of one sequence, parameter name → gradient."""
+    """Return the whole gradient of a chunk of one sequence, parameter name → gradient.
+
+    Raises:
+        UnsupportedModuleError: for a model that is sharded or offloaded.
+    """
+    held = whole_parameters(policy.model, selection)
     with (
         Objective(policy.model, policy.temperature) as objective,
         measuring_attention(policy, batched=False),
         torch.enable_grad(),
     ):
         logprobs, _ = objective(policy.model, chunk.input_ids, chunk.kept)
-        tensors = list(selection.parameters.values())
-        gradients = torch.autograd.grad(logprobs, tensors, chunk.weights[0], materialize_grads=True)
-    return dict(zip(selection.parameters, gradients, strict=True))
+        refuse_replaced(policy.model, held, logprobs)
+        gradients = torch.autograd.grad(logprobs, list(held.values()), chunk.weights[0], materialize_grads=True)
+    return dict(zip(held, gradients, strict=True))
 
 
 def _join(rows: list[tuple[np.ndarray, np.ndarray | None]]) -> tuple[np.ndarray, np.ndarray | None]:

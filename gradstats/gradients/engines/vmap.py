@@ -10,8 +10,10 @@ from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.reduction import ChunkResult, reduce_gradients, stack_weightings
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.held_parameters import whole_parameters
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
+from gradstats.gradients.rotary import refuse_mixed_lengths
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
 
@@ -22,16 +24,17 @@ def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
     It holds a gradient of every selected parameter for every sequence and every weighting of the chunk.
 
     Raises:
-        UnsupportedModuleError: when gradient checkpointing is on, or torch.func cannot trace the model, for example
-            the usual loop over the experts of a mixture.
+        UnsupportedModuleError: when gradient checkpointing is on, the model is sharded or offloaded, or torch.func
+            cannot trace the model, for example the usual loop over the experts of a mixture.
     """
     model = policy.model
+    refuse_mixed_lengths(model, chunk.times)
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise UnsupportedModuleError(
             'engine="vmap" cannot go through gradient checkpointing: switch it off on the model, or use engine="loop"'
         )
     everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
-    parameters = {name: everything[name] for name in selection.parameters}
+    parameters = {name: tensor.detach() for name, tensor in whole_parameters(model, selection).items()}
     n_weightings = len(chunk.weights)
     with (
         Objective(model, policy.temperature, traced=True) as objective,
@@ -58,11 +61,11 @@ def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
                 f'engine="vmap" cannot trace {policy.name} ({str(error).split(". ")[0]}): for a mixture of experts '
                 'call model.set_experts_implementation("batched_mm") first; otherwise use engine="loop"'
             ) from error
-    return stack_weightings(
-        chunk, [reduce_gradients(of_weighting, selection, sketch) for of_weighting in gradients], statistics
-    )
+        reduced = [reduce_gradients(of_weighting, selection, sketch) for of_weighting in gradients]
+    return stack_weightings(chunk, reduced, statistics)
 
 
 def is_tracing_failure(error: RuntimeError) -> bool:
     """Return whether an error means that torch.func cannot trace the model."""
-    return any(word in str(error).lower() for word in ("vmap", "functorch", "torch.func", "batching rule"))
+    words = ("vmap", "functorch", "torch.func", "batching rule", "mutate a captured tensor")
+    return any(word in str(error).lower() for word in words)

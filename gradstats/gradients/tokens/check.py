@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.checks.deviations import TOLERANCES
@@ -10,6 +11,8 @@ from gradstats.gradients.checks.self_check import SelfCheckError, two_rows
 from gradstats.gradients.chunking import default_memory_gib
 from gradstats.gradients.engines.loop import sequence_gradient
 from gradstats.gradients.objective import make_chunk
+from gradstats.gradients.precision import own_precision
+from gradstats.gradients.rotary import same_class
 from gradstats.gradients.tokens.projections import head_gradients, project_tokens
 from gradstats.gradients.tokens.tangents import Tangents
 from gradstats.policy.policy import Policy
@@ -40,12 +43,15 @@ def check_projections(policy: Policy, rollouts: Rollouts, selection: ParameterSe
     """
     rows = two_rows(rollouts)
     tangents = Tangents(seed, _DIRECTIONS)
-    chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
     memory = default_memory_gib(policy.device)
-    with suitable_threads(policy):
-        projected = project_tokens(policy, chunk, selection, tangents, head_gradients(policy, chunk), memory)
+    with suitable_threads(policy), own_precision(policy):
+        projected: dict[int, Tensor] = {}
+        for together in same_class(policy.model, rollouts, rows):
+            chunk = make_chunk(rollouts, together, policy.device, policy.dtype)
+            of_chunk = project_tokens(policy, chunk, selection, tangents, head_gradients(policy, chunk), memory)
+            projected |= dict(zip(together, of_chunk, strict=True))
         worst = 0.0
-        for place, row in enumerate(rows):
+        for row in rows:
             alone = make_chunk(rollouts, [row], policy.device, policy.dtype)
             total, sq_norm = torch.zeros(_DIRECTIONS, dtype=torch.float64, device=policy.device), 0.0
             for name, gradient in sequence_gradient(policy, alone, selection).items():
@@ -53,7 +59,7 @@ def check_projections(policy: Policy, rollouts: Rollouts, selection: ParameterSe
                 directions = tangents.dense(name, gradient.shape, range(_DIRECTIONS), wide)
                 total += (directions.flatten(1) @ wide).double()
                 sq_norm += float(wide.square().sum())
-            difference = float((projected[place].sum(dim=0).double() - total).abs().max())
+            difference = float((projected[row].sum(dim=0).double() - total).abs().max())
             worst = max(worst, difference / sq_norm**0.5 if sq_norm else difference)
     tolerance = max(TOLERANCES[policy.dtype], _LEAST_TOLERANCE)
     if not worst <= tolerance:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.ghost import first_input
 from gradstats.gradients.engines.layers import EmbeddingLayer, Layer, LinearLayer, TransposedLinearLayer
+from gradstats.gradients.held_parameters import owners
 from gradstats.gradients.tokens.tangents import Factors, Tangents
 
 _KINDS = (LinearLayer, TransposedLinearLayer, EmbeddingLayer)
@@ -33,20 +34,16 @@ class FactoredLayers:
     """
 
     def __init__(self, model: nn.Module, selection: ParameterSelection, tangents: Tangents) -> None:
-        selected = {id(tensor): name for name, tensor in selection.parameters.items()}
-        owners: dict[str, list[tuple[nn.Module, type[Layer]]]] = {}
+        found: dict[str, list[tuple[nn.Module, type[Layer]]]] = {}
         elsewhere: set[str] = set()
-        for module in model.modules():
+        for _, module, names in owners(model, selection):
             kind = next((kind for kind in _KINDS if kind.handles(module)), None)
-            for attribute, tensor in module._parameters.items():
-                name = selected.get(id(tensor))
-                if name is None:
-                    continue
-                if kind is None or attribute != "weight" or not tangents.has_factors(tensor.shape):  # pyright: ignore
+            for attribute, name in names.items():
+                if kind is None or attribute != "weight" or not tangents.has_factors(selection.parameters[name].shape):
                     elsewhere.add(name)
                 else:
-                    owners.setdefault(name, []).append((module, kind))
-        self._owners = {name: modules for name, modules in owners.items() if name not in elsewhere}
+                    found.setdefault(name, []).append((module, kind))
+        self._owners = {name: modules for name, modules in found.items() if name not in elsewhere}
         self.shapes = {name: tuple(selection.parameters[name].shape) for name in self._owners}
 
     @contextmanager

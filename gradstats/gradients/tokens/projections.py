@@ -29,6 +29,7 @@ from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.engines.vmap import is_tracing_failure
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
+from gradstats.gradients.rotary import forget_lengths, refuse_mixed_lengths
 from gradstats.gradients.tokens.factored_layers import FactoredLayers
 from gradstats.gradients.tokens.tangents import Factors, Tangents
 from gradstats.measurement.disk_size import GIB
@@ -62,6 +63,7 @@ class HeadGradients:
 
 def head_gradients(policy: Policy, chunk: Chunk) -> HeadGradients:
     """Gradients of each token's log-probability with respect to the hidden state and the logits that predict it."""
+    refuse_mixed_lengths(policy.model, chunk.times)
     head = output_embedding(policy.model)
     seen: dict[str, Tensor] = {}
 
@@ -204,6 +206,7 @@ class _Projector:
                 return (inputs[0][:, :1], *inputs[1:])  # the logits are not needed
 
             factors = {name: Factors(*pair) for name, pair in pairs.items()}
+            forget_lengths(self._policy.model)
             with self._layers.moving(factors, epsilon), _hooks(self._head.register_forward_pre_hook(keep)):
                 functional_call(self._policy.model, self._everything | at, (chunk.input_ids,), {"use_cache": False})
             return _predicting(entered[0], chunk.kept)

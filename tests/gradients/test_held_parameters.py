@@ -1,0 +1,168 @@
+"""Parameters are found by name: models that replace their parameters are measured exactly, or refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from conftest import ragged_rollouts, tiny_model
+from gradient_models import oracle
+from torch import nn
+
+import gradstats.gradients as gradients
+from gradstats.gradients.blocks import select_parameters
+from gradstats.gradients.engines.ghost import without_weight_gradients
+from gradstats.gradients.held_parameters import held_parameters, owners
+from gradstats.gradients.objective import make_chunk
+from gradstats.gradients.tokens.factored_layers import FactoredLayers
+from gradstats.gradients.tokens.tangents import Tangents
+from gradstats.policy.policy import Policy
+
+
+def replaced(model: nn.Module) -> None:
+    """Replace every parameter by an equal one, as an interrupted forward pass of a sharded model leaves some."""
+    for module in model.modules():
+        for name, tensor in module._parameters.items():
+            if tensor is not None:
+                module._parameters[name] = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+
+
+def swapping(model: nn.Module) -> nn.Module:
+    """Make each module compute with a copy of its parameters, made before and discarded after its forward pass."""
+    for module in model.modules():
+        own: list[dict[str, nn.Parameter]] = []
+
+        def before(module, _, own=own):
+            own.append(dict(module._parameters))
+            for name, tensor in own[-1].items():
+                if tensor is not None:
+                    module._parameters[name] = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+
+        def after(module, *_, own=own):
+            module._parameters.update(own.pop())
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+    return model
+
+
+def by_parameter(model, rollouts, selection, engine="ghost"):
+    """Squared norms by parameter, by an engine alone."""
+    chunk = make_chunk(rollouts, range(len(rollouts)), torch.device("cpu"), torch.float64)
+    found = gradients.ENGINES[engine](Policy(model), chunk, selection, None).sq_norms_by_block[0]
+    return dict(zip(selection.block_names, found.T, strict=True))
+
+
+def assert_exact(found, expected):
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-9, atol=1e-18, err_msg=name)
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_selection_holds_after_its_parameters_were_replaced(engine, tied, rollouts):
+    model = tiny_model("llama", tied)
+    expected = oracle(model, rollouts)
+    selection = select_parameters(model, blocks="parameter")
+    replaced(model)
+    if tied and engine == "ghost":
+        assert model.lm_head.weight is not model.model.embed_tokens.weight
+    elif tied:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    assert_exact(by_parameter(model, rollouts, selection, engine), expected)
+
+
+def test_ghost_is_exact_where_modules_compute_with_copies_and_the_other_engines_refuse(rollouts):
+    expected = oracle(tiny_model("gpt2"), rollouts)
+    model = swapping(tiny_model("gpt2"))
+    selection = select_parameters(model, blocks="parameter")
+    assert_exact(by_parameter(model, rollouts, selection), expected)
+    message = r"replaces the parameter transformer\.wte\.weight of transformer\.wte \(Embedding\) by another tensor"
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        by_parameter(model, rollouts, selection, "loop")
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        gradients.measure(model, rollouts, progress=False)
+
+
+def test_a_selected_parameter_without_a_layer_is_named(rollouts):
+    model = tiny_model("qwen2")
+    selection = select_parameters(model)
+    del model.model.layers[1].mlp.up_proj
+    model.model.layers[1].mlp.up_proj = nn.Identity()
+    message = (
+        r"model\.layers\.1\.mlp\.up_proj\.weight belongs to no layer of the model, since .*\(Identity\) has no weight"
+    )
+    for find in (lambda: list(owners(model, selection)), lambda: held_parameters(model, selection)):
+        with pytest.raises(gradients.UnsupportedModuleError, match=message):
+            find()
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        by_parameter(model, rollouts, selection)
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        FactoredLayers(model, selection, Tangents(0, 1))
+    model.model.layers = model.model.layers[:1]
+    with pytest.raises(gradients.UnsupportedModuleError, match=r"since the model has no module model\.layers\.1\."):
+        held_parameters(model, selection)
+
+
+def test_parameters_that_were_replaced_while_frozen_are_released_by_name():
+    model = tiny_model("qwen2", tied=True)
+    model.model.norm.weight.requires_grad_(False)
+    before = set(select_parameters(model).parameters)
+    old = list(model.parameters())
+    with contextlib.suppress(KeyError), without_weight_gradients(model):
+        assert not any(tensor.requires_grad for tensor in model.parameters())
+        replaced(model)
+        raise KeyError
+    assert set(select_parameters(model).parameters) - {"lm_head.weight"} == before
+    assert sum(tensor.requires_grad for tensor in old) == len(before)
+
+
+@pytest.mark.parametrize("engine", ["auto", "ghost", "vmap", "loop"])
+def test_offloaded_models_are_refused(engine, rollouts):
+    accelerate = pytest.importorskip("accelerate")
+    model = accelerate.cpu_offload(tiny_model("llama"), torch.device("cpu"))
+    message = r"model\.embed_tokens\.weight of model\.embed_tokens \(Embedding\) is offloaded"
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        gradients.measure(model, rollouts, engine=engine, progress=False)
+    if engine != "auto":
+        with pytest.raises(gradients.UnsupportedModuleError, match=message):
+            by_parameter(model, rollouts, select_parameters(model), engine)
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.device_mesh.init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_sharded_model_is_measured_exactly_after_an_error_in_the_middle_of_its_forward_pass(one_rank, tied):
+    from torch.distributed.fsdp import fully_shard
+
+    model, rollouts = tiny_model("qwen2", tied), ragged_rollouts(4)
+    expected = oracle(model, rollouts)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=one_rank)
+    fully_shard(model, mesh=one_rank)
+    selection = select_parameters(model, blocks="parameter")
+    assert_exact(by_parameter(model, rollouts, selection), expected)
+
+    def fails(*_):
+        raise MemoryError
+
+    handle = model.model.layers[1].mlp.register_forward_pre_hook(fails)
+    with pytest.raises(MemoryError):
+        by_parameter(model, rollouts, selection)
+    handle.remove()
+    assert_exact(by_parameter(model, rollouts, selection), expected)
+    assert set(select_parameters(model).parameters) == set(selection.parameters)
+    with pytest.raises(gradients.UnsupportedModuleError, match=r"the parameter .* of .* is sharded, and one backward"):
+        by_parameter(model, rollouts, selection, "loop")
