@@ -16,6 +16,7 @@ from gradstats.gradients.engines.registry import ENGINES
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.peak_memory import activation_size, peak_memory
+from gradstats.gradients.rotary import same_class
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
 from gradstats.measurement.disk_size import GIB, bytes_of_sequences
@@ -212,6 +213,8 @@ def _seconds_per_token(
     length = min(8 * _TRIAL_TOKENS, experiment.sampling.max_new_tokens)
     frame = longest.frame.iloc[chunks[-1]]
     frame = frame.assign(completion_tokens=[[0] * length] * len(frame)).reset_index(drop=True)
+    # Cut short, some may no longer have the rotary factors of the others.
+    frame = frame.iloc[same_class(policy.model, Rollouts(frame), range(len(frame)))[0]].reset_index(drop=True)
     weightings = [[np.ones(length)] * len(frame)] * n_weightings
     chunk = make_chunk(Rollouts(frame), np.arange(len(frame)), policy.device, policy.dtype, weightings)
     section = experiment.measurement
