@@ -70,6 +70,12 @@ def lora_model(architecture: str = "qwen2", **options) -> torch.nn.Module:
     return randomised(peft.get_peft_model(any_model(architecture), config))
 
 
+def with_own_parameter(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with a parameter of its own, outside all layers."""
+    model.shift = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    return model
+
+
 def oracle(model, rollouts, temperature=1.0) -> dict[str, np.ndarray]:
     """Squared norms by parameter, from plain autograd."""
     found = sequence_gradients(model, rollouts, temperature)

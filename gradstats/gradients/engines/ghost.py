@@ -14,6 +14,7 @@ from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.layer_reduction import LayerReduction, Uses
 from gradstats.gradients.engines.layers import BroadcastLayer, EmbeddingLayer, Layer, supported_layers
+from gradstats.gradients.engines.recomputed import OtherModule, Recomputation
 from gradstats.gradients.engines.reduction import ChunkResult, Reduction, stack_weightings
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.held_parameters import refuse_offloaded
@@ -30,11 +31,12 @@ def ghost_engine(
 
     One forward and one backward pass compute gradients of activations only. A sequence's gradient of one layer is
     formed from the two and reduced as soon as the backward pass has passed the layer: the gradient of the whole model
-    is never held, neither of one sequence nor of all. Each further weighting costs one more backward pass.
+    is never held, neither of one sequence nor of all. Each further weighting costs one more backward pass. Modules of
+    no known kind are run again afterwards, one sequence at a time, see :mod:`~gradstats.gradients.engines.recomputed`.
 
     Raises:
-        UnsupportedModuleError: for a module of unknown kind that owns a selected parameter, for a selected parameter
-            without a module, for an offloaded model, and where gradient checkpointing is active.
+        UnsupportedModuleError: for a module that has to be known and is not, for a selected parameter without a
+            module, for an offloaded model, and where gradient checkpointing is active.
     """
     model = policy.model
     refuse_mixed_lengths(model, chunk.times)
@@ -43,7 +45,7 @@ def ghost_engine(
         raise UnsupportedModuleError(
             'engine="ghost" cannot go through gradient checkpointing: call model.eval(), or use engine="loop"'
         )
-    recorder = _Recorder(supported_layers(model, selection), chunk)
+    recorder = _Recorder(*supported_layers(model, selection), chunk)
     by_weighting = []
     with (
         Objective(model, policy.temperature) as objective,
@@ -56,7 +58,7 @@ def ghost_engine(
         for number, weights in enumerate(chunk.weights):
             last = number == len(chunk.weights) - 1
             reduction = Reduction(selection, sketch, len(chunk.rows), logprobs.dtype, logprobs.device)
-            with recorder.passing_to(LayerReduction(reduction, recorder.uses), last=last):
+            with recorder.passing_to(reduction, last=last):
                 if logprobs.requires_grad:
                     torch.autograd.backward(logprobs, weights, retain_graph=not last)
             by_weighting.append(reduction.result())
@@ -91,7 +93,7 @@ class _Recorder:
         uses: the modules that the forward pass has called so far.
     """
 
-    def __init__(self, layers: list[Layer], chunk: Chunk) -> None:
+    def __init__(self, layers: list[Layer], others: list[OtherModule], chunk: Chunk) -> None:
         self._layers = layers
         self._batch = len(chunk.rows)
         self._times = (chunk.input_ids.shape[1], chunk.kept + 1)
@@ -99,6 +101,8 @@ class _Recorder:
         self._target: LayerReduction | None = None
         self._last = False
         self._own_weights: dict[str, nn.Parameter] = {}
+        self._recomputed = [(other.module, Recomputation(other, self._batch, self._times)) for other in others]
+        self._recomputing = False
         self.uses = Uses()
 
     def __enter__(self) -> _Recorder:
@@ -110,6 +114,8 @@ class _Recorder:
                 ]
             else:
                 self._handles.append(layer.module.register_forward_hook(self._record(layer), with_kwargs=True))
+        for module, recomputation in self._recomputed:
+            self._handles.append(module.register_forward_hook(self._record_call(recomputation), with_kwargs=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,15 +126,30 @@ class _Recorder:
                 self._restore_weight(layer)()
 
     @contextmanager
-    def passing_to(self, target: LayerReduction, *, last: bool) -> Iterator[None]:
-        """Pass the terms of the backward pass inside to ``target``; the last pass releases the inputs."""
+    def passing_to(self, reduction: Reduction, *, last: bool) -> Iterator[None]:
+        """Add the gradients of the backward pass inside to ``reduction``; the last pass releases the inputs."""
+        target = LayerReduction(reduction, self.uses)
         self._target, self._last = target, last
         yield
         target.finish()
         self._target = None
+        self._recomputing = True
+        try:
+            for _, recomputation in self._recomputed:
+                recomputation.add_to(reduction, last=last)
+        finally:
+            self._recomputing = False
+
+    def _record_call(self, recomputation: Recomputation) -> Callable[..., object]:
+        def after(_module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
+            return output if self._recomputing else recomputation.record(args, kwargs, output)
+
+        return after
 
     def _record(self, layer: Layer) -> Callable[..., Tensor]:
         def after(_module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: Tensor) -> Tensor:
+            if self._recomputing:
+                return output
             entered: list[Tensor] = [layer.per_token(first_input(args, kwargs).detach(), self._batch, self._times)]
             if isinstance(layer, EmbeddingLayer):
                 output = layer.per_token(output, self._batch, self._times)
@@ -148,6 +169,8 @@ class _Recorder:
 
     def _replace_weight(self, layer: BroadcastLayer) -> Callable[..., None]:
         def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+            if self._recomputing:
+                return
             inputs = first_input(args, kwargs)
             stand_in = layer.stand_in(inputs, self._batch, self._times)
             stand_in.register_hook(lambda gradient: self._pass_on(layer, inputs, gradient))
@@ -159,6 +182,8 @@ class _Recorder:
 
     def _restore_weight(self, layer: Layer) -> Callable[..., None]:
         def after(*_: object) -> None:
+            if self._recomputing:
+                return
             layer.module._parameters["weight"] = self._own_weights.pop(layer.path)
 
         return after

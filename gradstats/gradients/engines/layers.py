@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.outer_products import OuterProducts
+from gradstats.gradients.engines.recomputed import OtherModule, other_modules
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
 from gradstats.gradients.held_parameters import owners
 
@@ -223,23 +224,26 @@ KINDS: tuple[type[Layer], ...] = (
 )
 
 
-def supported_layers(model: nn.Module, selection: ParameterSelection) -> list[Layer]:
-    """Return the modules that own selected parameters, each as a layer of its kind.
+def supported_layers(model: nn.Module, selection: ParameterSelection) -> tuple[list[Layer], list[OtherModule]]:
+    """Return the modules that own selected parameters: as layers of their kind, and those of no known kind.
+
+    A module of no known kind has the parameters of the modules inside it as well, which it may read without calling
+    them.
 
     Raises:
-        UnsupportedModuleError: naming the class and the path of the first module of unknown kind, or a selected
+        UnsupportedModuleError: naming the class and the path of the first module that has to be known, or a selected
             parameter that belongs to no module.
     """
+    owned = list(owners(model, selection))
+    kinds = {path: next((kind for kind in KINDS if kind.handles(module)), None) for path, module, _ in owned}
+    others = other_modules(model, selection, [one for one in owned if kinds[one[0]] is None])
+    inside = tuple(f"{other.path}." for other in others)
     layers = []
-    for path, module, names in owners(model, selection):
-        kind = next((kind for kind in KINDS if kind.handles(module)), None)
-        if kind is None:
-            raise UnsupportedModuleError(
-                f'engine="ghost" does not know the module {describe(path, module)}, which owns '
-                f'{next(iter(names.values()))}: use engine="vmap" or engine="loop", or leave it out with params'
-            )
-        layers.append(kind(path, module, names))
-    return layers
+    for path, module, names in owned:
+        kind = kinds[path]
+        if kind is not None and not path.startswith(inside):
+            layers.append(kind(path, module, names))
+    return layers, others
 
 
 def _sum_over_time(values: Tensor, n_axes: int) -> Tensor:

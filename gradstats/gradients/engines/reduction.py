@@ -66,6 +66,13 @@ class Reduction:
         if self.sketch is not None and self.sketches is not None:
             self.sketch.add(self.sketches, name, gradients)
 
+    def add_row(self, name: str, row: int, gradient: Tensor) -> None:
+        """Add the gradient of one parameter for one sequence alone, of the parameter's shape."""
+        flat = gradient.reshape(1, -1)
+        self._sq_norms[row, self._selection.block_index[name]] += sq_norms(flat)[0]
+        if self.sketch is not None and self.sketches is not None:
+            self.sketch.add(self.sketches[row : row + 1], name, flat)
+
     def add_sq_norms(self, name: str, values: Tensor) -> None:
         """Add squared norms, (batch,), to the block of a parameter."""
         self._sq_norms[:, self._selection.block_index[name]] += values.double()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import tiny_model
-from gradient_models import any_model, oracle
+from gradient_models import any_model, oracle, with_own_parameter
 
 import gradstats.gradients as gradients
 
@@ -18,7 +18,7 @@ def test_gradient_checkpointing_is_refused_by_vmap(rollouts):
 
 
 def test_a_mixture_of_experts_that_can_be_traced_is_measured_by_vmap_in_auto(rollouts):
-    model = any_model("qwen2_moe")
+    model = with_own_parameter(any_model("qwen2_moe"))
     model.set_experts_implementation("batched_mm")
     with pytest.warns(UserWarning, match='measuring with engine "vmap": engine="ghost" does not know the module'):
         measured = gradients.measure(model, rollouts, sketch_dim=None, progress=False)
