@@ -134,9 +134,11 @@ CLAIMS = [
         "Weighting the group mean by $T^{2\\alpha}$ lowers the variance",
         "Gloeckle 2026",
         'gradstats curve RUN "length_weighted(loo=True)" alpha=0:2:41',
-        "[variance](../figures/embedded_resolved/variance.png)",
+        "[curve](../figures/embedded/curve_length_weighted_loo_true_alpha.png)",
         lambda: (
-            f"tr Cov over that of `rloo` at α = 0.8: {shown(cell('embedded_resolved', 'variance', WEIGHTED, 'ratio'))}"
+            "tr Cov over that of `rloo` at α = 0.8: "
+            f"{shown(cell('embedded_resolved', 'variance', WEIGHTED, 'ratio'))}; "
+            f"lowest at α = {shown(best_exponent())}"
         ),
         lambda: against_one(
             cell("embedded_resolved", "variance", WEIGHTED, "ratio"),
@@ -208,7 +210,7 @@ CLAIMS = [
         "Value networks judge intermediate states poorly; Monte-Carlo values of prefixes do better",
         "Kazemnejad et al. 2024, 2410.01679",
         "gradstats critic RUN",
-        "critic",
+        "[critic](../figures/embedded_values/critic.png)",
         lambda: (
             f"`vine(k=4)` over `rloo`: {shown(cell('embedded_values', 'variance', 'vine(k=4)', 'ratio'))}; bias of the "
             f"head {shown(critic('bias'))}, explained variance {shown(critic('explained_variance'))}"
@@ -257,6 +259,15 @@ CLAIMS = [
         )
     ),
 ]
+
+
+def best_exponent() -> tuple[float, float, float] | None:
+    """Return the exponent of the length weights at which the variance is lowest."""
+    path = FIGURES / "embedded" / "tables" / "curve_length_weighted_loo_true_alpha.json"
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found["minimiser"], found["minimiser_low"], found["minimiser_high"]
 
 
 def proxy(column: str) -> tuple[float, float, float] | None:

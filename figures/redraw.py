@@ -1,8 +1,9 @@
 """Redraw every figure under figures/ from the numbers committed beside it; nothing is measured again.
 
 Each folder with a ``manifest.json`` and an ``alpha.json`` or ``variance.csv`` holds what one experiment produced: its
-numbers (`NUMBERS`), the figures drawn from them, each with its table as CSV, and ``drawn_from.json``, which records the
-hash of every file of numbers at the time of drawing. ``--check`` lists the figures that are older than their numbers.
+numbers (`NUMBERS`, and in ``tables`` what commands added to the run), the figures drawn from them, each with its table
+as CSV, and ``drawn_from.json``, which records the hash of every file of numbers at the time of drawing. ``--check``
+lists the figures that are older than their numbers.
 The folder ``zoo`` has no numbers of its own: it is drawn from two runs, and ``rows.md`` states what they leave open.
 ``--take-run RUN`` first copies the numbers and the manifest of a finished run directory, or of the folder of a sweep,
 whose cells are joined in one table.
@@ -23,6 +24,7 @@ import tyro
 from gradstats.config.sections import FiguresSection
 from gradstats.report.figures import draw_run
 from gradstats.report.overlay import draw_overlay
+from gradstats.report.saved_frames import added_tables
 from gradstats.report.saved_results import BREAKDOWNS, SavedResults, read_results
 from gradstats.report.saved_tokens import FILES as TOKEN_FILES
 from gradstats.report.sweeps import LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
@@ -78,6 +80,10 @@ def take(run: Path, root: Path = HERE) -> Path:
     for name, source in TAKEN.items():
         if (run / source).exists():
             shutil.copyfile(run / source, target / name)
+    for table in added_tables(run):
+        (target / "tables").mkdir(exist_ok=True)
+        for path in (table, table.with_suffix(".json")):
+            shutil.copyfile(path, target / "tables" / path.name)
     return target
 
 
@@ -222,9 +228,10 @@ def complaints(root: Path = HERE) -> list[str]:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
+    names = [*NUMBERS, *OF_SWEEPS, *(f"tables/{table.name}" for table in added_tables(folder))]
     return {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in sorted([*NUMBERS, *OF_SWEEPS])
+        for name in sorted(names)
         if (folder / name).exists()
     }
 

@@ -181,7 +181,7 @@ def draw_sweep(frame: pd.DataFrame, varied: Sequence[str], folder: Path, figure_
     Settings that always change together are drawn once, against the first of them.
 
     Args:
-        frame: the frame of a sweep (`SweepResult.to_frame`).
+        frame: the frame of a sweep (``SweepResult.to_frame``).
         varied: the settings that vary.
         folder: where figures and their tables are written.
         figure_style: venue, width, theme and formats.

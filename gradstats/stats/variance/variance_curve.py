@@ -122,7 +122,7 @@ class VarianceCurve:
         if self.lowest is not None and self.lowest.is_at_an_end:
             text += ", an end of the range: it may be lower beyond"
         parts = [
-            f"{row['ratio_to_lowest']:.4g} times that at the {row['fit']} exponent {row['value']:.3g}"
+            f"{row['ratio_to_lowest']:.4g} times that at the fitted {row['value']:.3g} ({row['fit']})"
             for row in self.fits_frame(confidence_level).to_dict("records")
             if np.isfinite(row["ratio_to_lowest"])
         ]
