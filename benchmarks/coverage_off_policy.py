@@ -114,7 +114,7 @@ def summary(data_sets: Sequence[DataSet], exact: dict[str, dict[str, float]]) ->
         same = [one["held"] for one in data_sets if one["n_prompts"] == n_prompts]
         for label, values in exact.items():
             for name, value in values.items():
-                held = [one[label][name] for one in same if one[label][name] is not None]
+                held = [found for one in same if (found := one[label][name]) is not None]
                 rows.append(
                     {
                         "estimator": label,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -23,11 +23,12 @@ from gradstats.gradients import MeasuringSession, session
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import atomic_path
 
+Engine = Literal["auto", "ghost", "vmap", "loop"]
 TABLE = Path(__file__).parents[1] / "figures" / "engines" / "self_check.csv"
 
 
 def main(
-    n: int = 500, policy: str = "embedded", median_length: int = 90, engines: tuple[str, ...] = ("ghost",)
+    n: int = 500, policy: str = "embedded", median_length: int = 90, engines: tuple[Engine, ...] = ("ghost",)
 ) -> None:
     """Measure once with each engine and write the table.
 

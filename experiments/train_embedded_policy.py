@@ -236,13 +236,17 @@ def limit_attention(model: Qwen2ForCausalLM, recipe: Recipe, step: int) -> None:
     if since < 0:
         return
     limit = recipe.reach * 5 ** max(0.0, 1 - (since + 1) / recipe.limited)
-    for layer in model.model.layers:
-        gain, attention = layer.input_layernorm.weight, layer.self_attn
-        for projection in (attention.q_proj, attention.k_proj):
-            of_heads = (projection.weight * gain).unflatten(0, (-1, attention.head_dim))
+    heads = model.config.num_attention_heads
+    for at in range(model.config.num_hidden_layers):
+        layer = f"model.layers.{at}"
+        gain = model.get_parameter(f"{layer}.input_layernorm.weight")
+        for projection in (f"{layer}.self_attn.q_proj", f"{layer}.self_attn.k_proj"):
+            weight, bias = (model.get_parameter(f"{projection}.{name}") for name in ("weight", "bias"))
+            of_heads = (weight * gain).unflatten(0, (heads, -1))
             factor = (limit / of_heads.square().mean((1, 2)).sqrt()).clamp(max=1.0)
-            for parameter in (projection.weight, projection.bias):
-                parameter.mul_(factor.repeat_interleave(attention.head_dim).view(-1, *[1] * (parameter.ndim - 1)))
+            factor = factor.repeat_interleave(len(weight) // heads)
+            weight.mul_(factor[:, None])
+            bias.mul_(factor)
 
 
 def train(output: Path, recipe: Recipe, state_every: int) -> None:

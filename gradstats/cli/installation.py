@@ -107,10 +107,11 @@ def _columns(what: str) -> dict[str, list[str]]:
         return {"sweep": names, "what it does": [load_sweep(name).cells[0].experiment.description for name in names]}
     if what in ("estimators", "recipes"):
         from gradstats import estimators
+        from gradstats.estimators.registry import to_be_filled
 
         table = estimators.table() if what == "estimators" else estimators.recipes.published()
         if what == "estimators":  # as they must be written
-            table["name"] = [estimators.registry.to_be_filled(name) for name in table["name"]]
+            table["name"] = [to_be_filled(name) for name in table["name"]]
         if terminal.console.width < terminal.WIDE:  # all columns would have seven characters each
             shown = {"estimators": ["name", "baseline", "bias"], "recipes": ["label", "components", "bias"]}
             table = table[shown[what]]

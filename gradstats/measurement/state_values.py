@@ -40,7 +40,7 @@ class StateValues:
     @classmethod
     def of(cls, rollouts: Rollouts, values: Sequence[np.ndarray], metadata: dict[str, Any]) -> StateValues:
         """Return values with the completions that they belong to."""
-        return cls(rollouts.frame[[*_KEY, "reward"]].reset_index(drop=True), list(values), metadata)
+        return cls(pd.DataFrame(rollouts.frame[[*_KEY, "reward"]]).reset_index(drop=True), list(values), metadata)
 
     @classmethod
     def concatenate(cls, shards: Sequence[StateValues]) -> StateValues:

@@ -147,8 +147,8 @@ def _fitting_seconds(policy: Policy, longest: Rollouts) -> float:
     trial = Rollouts(frame.assign(completion_tokens=[[0] * width] * len(frame)).reset_index(drop=True))
     start = time.perf_counter()
     hidden_states(policy, trial, progress=False)
-    tokens = longest.frame["completion_tokens"].map(len).sum()
-    return (time.perf_counter() - start) / (width * len(frame)) * float(tokens)
+    tokens = int(longest.lengths.sum())
+    return (time.perf_counter() - start) / (width * len(frame)) * tokens
 
 
 def _memory_gib(

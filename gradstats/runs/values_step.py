@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
@@ -42,7 +44,14 @@ def fit_head(run: RunDirectory, progress: bool) -> None:
     with run.step("values"):
         policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}))
         budget = run.experiment.measurement.token_budget
-        fitted = fit_values(policy, rollouts, **settings, token_budget=budget, progress=progress)
+        fitted = fit_values(
+            policy,
+            rollouts,
+            n_folds=section.n_folds,
+            tokens_per_completion=section.tokens_per_completion,
+            token_budget=budget,
+            progress=progress,
+        )
         about = {**settings, "made_from": made_from, "policy": policy.describe(), "penalties": list(fitted.penalties)}
         StateValues.of(rollouts, fitted.values, about).to_parquet(path)
 
@@ -79,7 +88,7 @@ def continue_prefixes(run: RunDirectory, progress: bool) -> None:
         shards.make_missing(plan["n_shards"], values_of)
 
 
-def _plan(run: RunDirectory) -> dict[str, object]:
+def _plan(run: RunDirectory) -> dict[str, Any]:
     """Write the plan of the shards, and remove those that belong to rewards from before the run was scored again."""
     recorded, drawn = run.values / PLAN, read_origin(run.rollouts)
     wanted = {name: getattr(run.experiment.values, name) for name in _OF_PREFIXES}

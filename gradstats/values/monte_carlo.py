@@ -11,7 +11,7 @@ import numpy as np
 from gradstats.policy.policy import Policy
 from gradstats.policy.threads import suitable_threads
 from gradstats.prompts.problem import Problem
-from gradstats.rewards.registry import Reward, get_reward
+from gradstats.rewards.grading import Grader, RewardSpec
 from gradstats.rollouts.table import Rollouts
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.transformers_sampler import generate
@@ -27,7 +27,7 @@ def monte_carlo_values(
     *,
     k: int = 4,
     steps: Steps = r"\n+",
-    reward: str | Reward | None = None,
+    reward: RewardSpec = None,
     rng: int = 0,
     batch_size: int = 64,
     progress: bool = True,
@@ -71,7 +71,7 @@ def monte_carlo_values(
         raise ValueError(
             f"prompt {missing[0]!r} of the rollouts is not among the problems: pass those they were drawn for"
         )
-    grade = get_reward(reward)
+    grade = Grader.make(reward, problems)
     prompt_tokens, tokens = (rollouts.tokens(name) for name in ("prompt_tokens", "completion_tokens"))
     begins = [step_starts(policy, list(map(int, row)), steps) for row in tokens]
     first_of = {prompt: row for row, prompt in reversed(list(enumerate(rollouts.prompt_id)))}
@@ -94,7 +94,7 @@ def monte_carlo_values(
                 row, start = job
                 whole = [*map(int, tokens[row][:start]), *completion.tokens[:most]]
                 text = policy.tokenizer.decode(whole, skip_special_tokens=True)
-                rewards[job].append(float(grade(text, known[rollouts.prompt_id[row]])))
+                rewards[job].append(grade(text, known[rollouts.prompt_id[row]]))
             report.advance(len(batch))
     values = [np.full(len(row), np.nan) for row in tokens]
     for row, starts in enumerate(begins):

@@ -59,6 +59,18 @@ def test_monte_carlo_values_are_those_of_the_enumerated_policy(monkeypatch):
     assert np.isnan(values[1][1])
 
 
+def test_several_rewards_are_added_up_as_in_sampling(monkeypatch):
+    def draw(policy, prefixes, settings, seed, on_tokens):
+        return [Completion([2, 0], [0.0, 0.0], "stop") for _ in prefixes]
+
+    monkeypatch.setattr(monte_carlo, "generate", draw)
+    rollouts = Rollouts.from_sequences([[7]], [[2, 0]], [0.0], ["p"], metadata={"sampler": {"max_new_tokens": 4}})
+    problems = [Problem("p", "", READER.tokenizer.decode([2, 0], skip_special_tokens=True))]
+    # "embedded" finds no answer in this text, which adds 0.
+    values = monte_carlo_values(READER, rollouts, problems, k=2, reward={"exact": 0.5, "embedded": 3}, progress=False)
+    assert values[0][0] == 0.5
+
+
 def test_steps_by_regular_expression_and_by_function():
     tokens = [1, 2, 2, 1, 1, 2, 0]
     assert step_starts(READER, tokens) == [0, 3, 6]

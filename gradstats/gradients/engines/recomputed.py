@@ -117,8 +117,10 @@ class Recomputation:
     def record(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
         """Record a call; return its output, whose gradients will be those of what follows the module only."""
         leaves, structure = tree_flatten(output)
+        given, named = tree_map(_detached, (args, dict(kwargs)))
         call = _Call(
-            *tree_map(_detached, (args, dict(kwargs))),
+            given,
+            named,
             [leaf.detach() if _carries_gradient(leaf) else None for leaf in leaves],
         )
         if all(leaf is None for leaf in call.outputs):

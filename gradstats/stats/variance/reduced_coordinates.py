@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float
@@ -34,15 +35,18 @@ class SpannedCoordinates:
     def of(cls, values: Float[np.ndarray, "n d"]) -> SpannedCoordinates:
         """Factor scores of n ≤ D completions, whose array may be overwritten."""
         # LAPACK's own form: Q is never built, and R is as large as the completions are many.
-        (reflectors, factors), triangle = linalg.qr(values.T, mode="raw", overwrite_a=True, check_finite=False)
+        # SciPy's types do not follow ``mode``: "raw" returns (reflectors, factors) and the triangle.
+        raw = linalg.qr(values.T, mode="raw", overwrite_a=True, check_finite=False)
+        (reflectors, factors), triangle = cast("tuple[tuple[np.ndarray, np.ndarray], np.ndarray]", raw)
         return cls(np.ascontiguousarray(triangle[: len(values)].T), reflectors, factors)
 
     def turned(self, directions: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "e r"]:
         """Return directions in n + r coordinates: those along the scores, then what is left of them outside."""
         n = len(self.coordinates)
-        work = int(lapack.dormqr("L", "T", self.reflectors, self.factors, directions, -1)[1][0])
-        along = lapack.dormqr("L", "T", self.reflectors, self.factors, directions, work)[0]
-        outside = linalg.qr(along[n:], mode="raw", overwrite_a=True, check_finite=False)[1]
+        (multiply,) = lapack.get_lapack_funcs(("ormqr",), (self.reflectors,))
+        work = int(multiply("L", "T", self.reflectors, self.factors, directions, -1)[1][0])
+        along = multiply("L", "T", self.reflectors, self.factors, directions, work)[0]
+        outside = linalg.qr(along[n:], mode="r", overwrite_a=True, check_finite=False)[0]
         return np.concatenate([along[:n], outside[: directions.shape[1]]])
 
 
