@@ -151,7 +151,7 @@ def test_the_questions(monkeypatch, capsys, measured):
     [
         (["group-size", "rloo", "--group-size", 5], "only 0 prompts have the 10 completions that two groups of 5 need"),
         (["group-size", "batch_mean"], "is a batch-level estimator"),
-        (["shift", "grpo"], "does not subtract one baseline"),
+        (["shift", "pass_at_k"], "baseline: best of the others"),
         (["shift", "rlo"], "no estimator is called 'rlo'"),
     ],
 )

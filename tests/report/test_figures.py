@@ -65,7 +65,7 @@ def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path):
         (["nowhere"], "nowhere is not a run directory: create one with `gradstats run EXPERIMENT --out nowhere`"),
         (["RUN", "--venue", "nature"], "invalid choice 'nature'"),
         (["RUN", "--formats", "bmp"], "invalid choice 'bmp'"),
-        (["RUN", "--out", "FILE/figures"], "figures cannot be written to"),
+        (["RUN", "--out", "FILE/figures"], "is not a folder: choose another path"),
     ],
 )
 def test_bad_input_is_one_sentence(runs, monkeypatch, capsys, tmp_path, words, message):

@@ -114,7 +114,7 @@ def test_a_shard_that_is_missing_is_all_that_would_be_measured(path, monkeypatch
     (path / "measurement" / "complete.json").unlink()
     asked = []
 
-    def opened(_policy, rollouts, _section):
+    def opened(_policy, rollouts, _section, **_options):
         asked.append(len(rollouts))
         return object.__new__(MeasuringSession)
 
