@@ -142,9 +142,9 @@ CLAIMS = [
         ),
         lambda: against_one(
             cell("embedded_resolved", "variance", WEIGHTED, "ratio"),
-            "On this policy the weights lower the variance.",
-            "On this policy the weights raise the variance.",
-            "On this policy no difference is resolved.",
+            "At α = 0.8 the weights lower the variance on this policy.",
+            "At α = 0.8 the weights raise the variance on this policy.",
+            "At α = 0.8 no difference is resolved on this policy.",
         ),
     ),
     Claim(
@@ -219,7 +219,10 @@ CLAIMS = [
             cell("embedded_values", "variance", "vine(k=4)", "ratio"),
             "On this policy values of prefixes lower the variance.",
             "On this policy values of prefixes raise the variance.",
-            "On this policy no difference is resolved.",
+            "Whether values of prefixes lower the variance is not resolved, nor whether the head explains any of the "
+            "variance of the values."
+            if not (explained := critic("explained_variance")) or explained[1] <= 0
+            else "Whether values of prefixes lower the variance is not resolved.",
         ),
     ),
     *(
@@ -229,9 +232,9 @@ CLAIMS = [
             f"gradstats sweep {name}",
             f"[sweep](../figures/{name}/{setting}.png)",
             lambda name=name, column=column, word=word: swept(name, column, word),
-            lambda name=name, column=column, word=word: sweep_verdict(name, column, word),
+            lambda name=name, column=column, word=word, but=but: sweep_verdict(name, column, word) + but,
         )
-        for claim, source, name, setting, column, word in (
+        for claim, source, name, setting, column, word, but in (
             (
                 "α is a property of the policy, whatever temperature it is drawn at",
                 "Gloeckle 2026, who does not state the temperature",
@@ -239,6 +242,7 @@ CLAIMS = [
                 "sampling_temperature",
                 "alpha",
                 "exponent",
+                "",
             ),
             (
                 "The variance explodes with the horizon",
@@ -247,6 +251,7 @@ CLAIMS = [
                 "sampling_max_new_tokens",
                 "trace_cov",
                 "variance",
+                "",
             ),
             (
                 "Completions become longer over training",
@@ -255,6 +260,7 @@ CLAIMS = [
                 "policy_revision",
                 "mean_length",
                 "mean length",
+                " Its training is imitation, so that this says nothing about reinforcement learning.",
             ),
         )
     ),

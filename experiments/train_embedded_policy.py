@@ -227,10 +227,10 @@ def limit_attention(model: Qwen2ForCausalLM, recipe: Recipe, step: int) -> None:
     """Scale down the queries and keys of every head whose weights have grown too large, in the last part of training.
 
     What is limited is the root mean square of a head's query weights, and of its key weights, times the gain of the
-    norm before them. The limit falls by equal factors from five times `reach`, where no head is, to `reach`. Muon lets
-    these weights grow until attention logits reach several hundred, which no reading needs: there one hesitation
-    between two places of the story has a gradient as large as that of hundreds of completions. MuonClip does the same
-    by the largest logit; source: Kimi K2 (2025), https://arxiv.org/abs/2507.20534.
+    norm before them. The limit falls by equal factors from five times `reach`, about what they have grown to, to
+    `reach`. Muon lets these weights grow until attention logits reach several hundred, which no reading needs: there
+    one hesitation between two places of the story has a gradient as large as that of hundreds of completions. MuonClip
+    does the same by the largest logit; source: Kimi K2 (2025), https://arxiv.org/abs/2507.20534.
     """
     since = step - recipe.restarts[-1]
     if since < 0:
