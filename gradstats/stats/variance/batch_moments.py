@@ -10,7 +10,7 @@ from scipy import sparse
 
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.group_moments import Groups, PromptMoments
-from gradstats.stats.variance.score_vectors import Scores
+from gradstats.stats.variance.score_vectors import CombinedScores, Scores
 from gradstats.stats.variance.u_statistic import inner_products, mean_over_pairs
 
 #: Deals whose gradients are formed together, in one product.
@@ -71,7 +71,7 @@ class DealtDifferences:
         self,
         weights_of: Callable[[Int[np.ndarray, " rows"]], np.ndarray],
         fixed: np.ndarray,
-        scores: Scores,
+        scores: Scores | CombinedScores,
         groups: Groups,
         prompts_per_batch: int,
         rng: np.random.Generator,

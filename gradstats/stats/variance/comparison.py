@@ -93,7 +93,8 @@ def compare(
     (:class:`gradstats.stats.variance.probed_sums.ProbedTokens`). The error that all prompts share is estimated from the
     spread over probes and added likewise. Weights that depend on token energies (``otb(energy="exact")``,
     ``causal_optimal``) are computed from three disjoint thirds of the probes, so that their noise does not count as the
-    estimator's.
+    estimator's. Recipes whose weightings were measured (``token_weights``) need no probes, and are compared with these
+    estimators without their error.
 
     **Batch-level estimators** get batches of ``prompts_per_batch`` prompts dealt without replacement; their trace_cov
     is B times that of the batch gradient, and so comparable with the others'

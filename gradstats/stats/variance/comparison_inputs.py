@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats.estimators import Batch, Estimator
@@ -20,14 +20,14 @@ from gradstats.estimators.baselines.length_exponent import (
 from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.ratios import chi_squared, without_negligible_ratios
 from gradstats.estimators.recipes.recipe import Recipe
-from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names
+from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings_by_name
 from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.stats.measured import MeasuredGradients, MeasuredTokens
 from gradstats.stats.variance.group_moments import Groups
 from gradstats.stats.variance.probe_error import TokenProbeError
 from gradstats.stats.variance.probed_sums import ProbedTokens, probed_tokens
 from gradstats.stats.variance.reduced_coordinates import in_fewer_coordinates, shared_coordinates, with_directions
-from gradstats.stats.variance.score_vectors import Scores, prepare_scores
+from gradstats.stats.variance.score_vectors import CombinedScores, Scores, prepare_scores
 from gradstats.stats.variance.sketch_error import SketchError
 from gradstats.stats.variance.target import TargetChoice
 
@@ -44,6 +44,7 @@ class ComparisonInputs:
         probed: token scores projected on random probes; None where they were not measured or are not needed.
         weighted: further weightings that were measured, by name.
         combined: the names of those that estimators of the comparison combine.
+        measured_batch: the completions of a measurement, with the ratios that weightings were measured with.
     """
 
     batch: Batch
@@ -53,10 +54,11 @@ class ComparisonInputs:
     probed: ProbedTokens | None
     weighted: Mapping[str, WeightedGradients] = field(default_factory=dict)
     combined: tuple[str, ...] = ()
+    measured_batch: Batch | None = None
 
     def with_combined(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
         """Return inputs and estimators, with recipes whose weightings were measured as combinations of these."""
-        if self.scores.ndim == 3 or self.probed is not None:
+        if self.scores.ndim == 3:
             return self, list(chosen)
         known = {
             id(one): names
@@ -108,13 +110,24 @@ class ComparisonInputs:
     def prepared(self, rows: Int[np.ndarray, " kept"]) -> Scores:
         """Return the scores of some completions, in that order."""
         scores = prepare_scores(self.scores, self.batch.mask, rows, self.sketched, self.batch.sq_norms, self.probed)
-        if not self.combined:
-            return scores
+        return replace(scores, combined=self._combined_scores(rows, scores.signs)) if self.combined else scores
+
+    def _combined_scores(
+        self, rows: Int[np.ndarray, " kept"], signs: Float[np.ndarray, " features"] | None
+    ) -> CombinedScores:
         parts = [self.weighted[name] for name in self.combined]
         sketches = np.stack([np.asarray(part.sketches, dtype=np.float64)[rows] for part in parts], axis=1)
         squares = np.stack([part.sq_norms[rows] for part in parts], axis=1)
-        surplus = squares - np.einsum("nkd,nkd->nk", sketches, sketches)
-        return replace(scores, tokens=sketches, tokens_surplus_sq=surplus if self.sketched else None)
+        surplus = squares - np.einsum("nkd,nkd->nk", sketches, sketches) if self.sketched else None
+        if self.probed is not None:
+            # Nothing of these gradients is left to the probes, P = P^Z; but products with one that has such a rest
+            # need their projections.
+            assert self.measured_batch is not None
+            of_tokens = weightings_by_name(self.combined, self.measured_batch)
+            weights = np.stack([of_tokens[name][rows] for name in self.combined], axis=1)
+            along = np.einsum("nwt,ntk->nwk", weights, self.probed.projections[rows]) / np.sqrt(self.probed.n_probes)
+            sketches = np.concatenate([sketches, along, along], axis=2)
+        return CombinedScores(sketches, surplus, signs)
 
     def sketch_error(self, n_prompts: int, rng: np.random.Generator) -> SketchError | None:
         """Return the error of sketch and token probes; None where inner products are exact."""
@@ -195,7 +208,8 @@ def comparison_inputs(
         for name, gradients in getattr(measured, "weighted", {}).items()
         if gradients.sketches is not None
     }
-    return ComparisonInputs(batch, order, np.asarray(measured.sketches), sketched, probed, weighted)
+    sketches = np.asarray(measured.sketches)
+    return ComparisonInputs(batch, order, sketches, sketched, probed, weighted, measured_batch=batch)
 
 
 def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:

@@ -12,13 +12,14 @@ from jaxtyping import Bool, Int
 from gradstats.config.defaults import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
+from gradstats.estimators.recipes.weightings import ByWeightings
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.batch_moments import DealtDifferences, of_rows, shuffled_deals, weighted_rows
 from gradstats.stats.variance.gradient_statistics import Beside, GradientStatistics
 from gradstats.stats.variance.group_moments import Groups, PromptMoments, cross_signal, prompt_moments
 from gradstats.stats.variance.matched_ratio import matched_trace_cov
 from gradstats.stats.variance.row import EstimatorVariance, row_of, silent_row
-from gradstats.stats.variance.score_vectors import Contributions, Scores
+from gradstats.stats.variance.score_vectors import CombinedScores, Contributions, Scores
 from gradstats.stats.variance.signal_components import signal_components
 from gradstats.stats.variance.sketch_error import SketchError
 
@@ -85,6 +86,13 @@ class PooledCompletions:
             return estimator.weights(chosen[0])
         return np.stack([_token_weights(estimator, batch) for batch in chosen])
 
+    def _scores_of(self, estimator: Weighting) -> Scores | CombinedScores:
+        """Return what the estimator's weights apply to."""
+        if isinstance(estimator, ByWeightings):
+            assert self.scores.combined is not None
+            return self.scores.combined
+        return self.scores
+
     def _batches(self, estimator: Weighting) -> tuple[Batch, ...]:
         if self.scores.probed is None or {"token_energy", "token_cross"}.isdisjoint(estimator.needs):
             return (self.batch,)
@@ -116,7 +124,7 @@ class PooledCompletions:
         kept = np.bincount(self.groups.group, rows, self.groups.n_groups) > 0
         if not (kept.any() and np.isfinite(weights).all()):
             return Weighted(weights, kept, None), [None for _ in masks]
-        given = self.scores.weighted(weights)
+        given = self._scores_of(estimator).weighted(weights)
         if weights.ndim == 3:
             assert self.scores.probed is not None
             shifts = self.scores.probed.influence(self.batch, lambda batch: _token_weights(estimator, batch), weights)
@@ -215,7 +223,7 @@ class PooledCompletions:
             return self.weights(estimator, rows) if estimator.across_groups else of_rows(fixed, rows)
 
         dealt = DealtDifferences(
-            weights_of, fixed, self.scores, self.groups, size, rng, others, max_norm=self.max_grad_norm
+            weights_of, fixed, self._scores_of(estimator), self.groups, size, rng, others, max_norm=self.max_grad_norm
         )
         most = MOST_DEALS
         if estimator.across_groups:

@@ -60,11 +60,12 @@ def in_fewer_coordinates(scores: Scores, sketch_error: SketchError | None) -> tu
 
     With :math:`[S^T \; Z] = Q R`, Q orthonormal, the columns of R have the inner products of scores S and directions Z:
     everything a comparison computes stays as it is, at n coordinates instead of D. Scores of tokens stay as they are,
-    and so do probed ones, whose heavy tokens are too many to rotate.
+    and so do probed ones, whose heavy tokens are too many to rotate, and those with further weightings.
     """
     n, dim = scores.sequence.shape
     n_directions = 0 if sketch_error is None else sketch_error.directions.shape[1]
-    if scores.tokens is not None or scores.probed is not None or not can_be_reduced(n + n_directions, dim):
+    others = scores.tokens is not None or scores.probed is not None or scores.combined is not None
+    if others or not can_be_reduced(n + n_directions, dim):
         return scores, sketch_error
     spanned = SpannedCoordinates.of(scores.sequence.copy())
     return with_directions(replace(scores, sequence=spanned.coordinates), spanned, sketch_error)

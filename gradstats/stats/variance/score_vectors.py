@@ -39,7 +39,8 @@ class Scores:
         sketched: whether inner products hold only on average, as in a random projection.
         surplus_sq: (n,) exact ‖S_i‖² less that of the sketch; None when unknown or nothing is sketched.
         probed: token scores projected on random probes; vectors are then its features.
-        tokens_surplus_sq: (n, T) exact squares of ``tokens`` less those of their sketches; None where they are exact.
+        combined: the gradients under measured weightings in the coordinates of ``vectors``, to which the coefficients
+            of :class:`gradstats.estimators.recipes.weightings.ByWeightings` apply; None where nothing combines any.
     """
 
     sequence: Float[np.ndarray, "n d"]
@@ -47,7 +48,7 @@ class Scores:
     sketched: bool
     surplus_sq: Float[np.ndarray, " n"] | None
     probed: ProbedTokens | None = None
-    tokens_surplus_sq: Float[np.ndarray, "n t"] | None = None
+    combined: CombinedScores | None = None
 
     @property
     def signs(self) -> Float[np.ndarray, " features"] | None:
@@ -71,13 +72,7 @@ class Scores:
             features, surplus = self.probed.sums(weights, np.arange(n), np.arange(n), n)
             return Contributions(features, np.ones(n), surplus, exact_squares=False)
         assert self.tokens is not None
-        vectors = np.einsum("nt,ntd->nd", weights, self.tokens)
-        if self.tokens_surplus_sq is None:
-            return Contributions(vectors, np.ones(n), None)
-        surplus = np.einsum("nt,nt->n", weights**2, self.tokens_surplus_sq)
-        return Contributions(
-            vectors, np.ones(n), surplus, exact_squares=bool((np.count_nonzero(weights, 1) <= 1).all())
-        )
+        return _summed(weights, self.tokens, None)
 
     def sums(
         self, rows: list[np.ndarray], weights: list[np.ndarray]
@@ -95,17 +90,61 @@ class Scores:
         if self.probed is not None:
             return self.probed.sums(np.concatenate(weights, axis=-2), flat, which, len(rows))
         assert self.tokens is not None
-        width = self.tokens.shape[1]
-        positions = (flat[:, None] * width + np.arange(width)).ravel()
-        entries = np.concatenate([weight.ravel() for weight in weights])
-        gather = sparse.csr_array(
-            (entries, (np.repeat(which, width), positions)), shape=(len(rows), self.tokens.shape[0] * width)
-        )
-        surplus = np.zeros(len(rows))
-        if self.tokens_surplus_sq is not None:
-            each = np.concatenate(weights) ** 2 * self.tokens_surplus_sq[flat]
-            surplus = np.bincount(which, each.sum(axis=1), len(rows))
-        return gather @ self.tokens.reshape(-1, self.tokens.shape[2]), surplus
+        return _sums(rows, weights, self.tokens, None)
+
+
+@dataclass(frozen=True)
+class CombinedScores:
+    r"""Gradients of n completions under each of K weightings of their tokens, of which a recipe takes combinations.
+
+    Attributes:
+        vectors: (n, K, d) the gradients, in the coordinates of :attr:`Scores.vectors`.
+        surplus_sq: (n, K) their exact ‖·‖² less those in these coordinates; None where they are exact.
+        signs: the signature of inner products; None where all are positive.
+    """
+
+    vectors: Float[np.ndarray, "n k d"]
+    surplus_sq: Float[np.ndarray, "n k"] | None
+    signs: Float[np.ndarray, " features"] | None
+
+    def weighted(self, weights: Float[np.ndarray, "n k"]) -> Contributions:
+        """Combine the gradients of each completion."""
+        return _summed(weights, self.vectors, self.surplus_sq)
+
+    def sums(
+        self, rows: list[np.ndarray], weights: list[np.ndarray]
+    ) -> tuple[Float[np.ndarray, "sums d"], Float[np.ndarray, " sums"]]:
+        """Return combined gradients of some completions, summed, and what to add to squares; see :class:`Scores`."""
+        return _sums(rows, weights, self.vectors, self.surplus_sq)
+
+
+def _summed(weights: np.ndarray, vectors: np.ndarray, surplus_sq: np.ndarray | None) -> Contributions:
+    """Return Σ_k w_{i,k} x_{i,k} of each completion."""
+    summed = np.einsum("nk,nkd->nd", weights, vectors)
+    if surplus_sq is None:
+        return Contributions(summed, np.ones(len(summed)), None)
+    surplus = np.einsum("nk,nk->n", weights**2, surplus_sq)
+    exact = bool((np.count_nonzero(weights, 1) <= 1).all())
+    return Contributions(summed, np.ones(len(summed)), surplus, exact_squares=exact)
+
+
+def _sums(
+    rows: list[np.ndarray], weights: list[np.ndarray], vectors: np.ndarray, surplus_sq: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return Σ_i Σ_k w_{i,k} x_{i,k} over some completions, for each entry of the lists."""
+    which = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    flat = np.concatenate(rows)
+    width = vectors.shape[1]
+    positions = (flat[:, None] * width + np.arange(width)).ravel()
+    entries = np.concatenate([weight.ravel() for weight in weights])
+    gather = sparse.csr_array(
+        (entries, (np.repeat(which, width), positions)), shape=(len(rows), vectors.shape[0] * width)
+    )
+    surplus = np.zeros(len(rows))
+    if surplus_sq is not None:
+        each = np.concatenate(weights) ** 2 * surplus_sq[flat]
+        surplus = np.bincount(which, each.sum(axis=1), len(rows))
+    return gather @ vectors.reshape(-1, vectors.shape[2]), surplus
 
 
 def prepare_scores(

@@ -13,6 +13,7 @@ from gradstats.estimators import Batch
 from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats import compare
+from gradstats.stats.variance.comparison_inputs import comparison_inputs
 
 
 def measurement(sketches=True, n_prompts=8, per_prompt=4):
@@ -149,3 +150,41 @@ def test_measured_weightings_give_what_token_scores_give(label, group_size):
         ValueError, match=r"χ² .* is [\d.]+\): measure again with token_weights=.*token_weightings\(\['reci"
     ):
         quiet_compare(measured, [label])
+
+
+@pytest.mark.parametrize("n_heavy", [0, 1])
+def test_measured_weightings_and_probes_of_tokens_serve_side_by_side(n_heavy):
+    """Along as many orthogonal probes as there are parameters, probes are exact; so are weightings without them."""
+    labels = ["recipe:grpo", "discounted(gamma=0.8)", "rloo", "recipe:dapo(scope=batch)"]
+    measured, tokens = off_policy_measurement("recipe:grpo")
+    measured.weighted |= off_policy_measurement("recipe:dapo(scope=batch)")[0].weighted
+    dim = tokens.shape[-1]
+    basis = np.linalg.qr(np.random.default_rng(2).normal(size=(dim, dim)))[0] * np.sqrt(dim)
+    of_completion = [token[:width] for token, width in zip(tokens, measured.lengths, strict=True)]
+    measured.token_projections = [token @ basis for token in of_completion]
+    measured.heavy_positions = [np.arange(n_heavy)] * len(tokens)
+    measured.heavy_sketches = [token[:n_heavy] for token in of_completion]
+    measured.heavy_sq_norms = [(token[:n_heavy] ** 2).sum(axis=1) for token in of_completion]
+    options = {"group_size": 2, "n_resamples": 4, "reference": "discounted(gamma=0.8)"}
+    found = quiet_compare(measured, labels, scores_are_sketches=False, **options).to_frame()
+    batch = Batch.from_measurement(measured)
+    exact = quiet_compare(batch, labels, tokens[:, : batch.mask.shape[1]], **options).to_frame()
+    for column in ("trace_cov", "signal_sq", "ratio", "matched_ratio", "cosine", "matched_bias_share"):
+        np.testing.assert_allclose(found[column], exact[column], rtol=1e-8)
+    # That of grpo was measured and rests on no probe, whose error widens the interval of the other.
+    alone, _ = off_policy_measurement("recipe:grpo")
+    without = quiet_compare(alone, ["recipe:grpo"], scores_are_sketches=False, group_size=2).to_frame()
+    widths = found["trace_cov_high"] - found["trace_cov_low"]
+    assert widths[0] == pytest.approx(without["trace_cov_high"].item() - without["trace_cov_low"].item(), rel=1e-6)
+
+    inputs = comparison_inputs(measured, None, False, [est.get(label) for label in labels])
+    inputs, (grpo, *_) = inputs.with_combined([est.get("recipe:grpo"), est.get("discounted(gamma=0.8)")])
+    rows = np.arange(len(tokens))
+    scores, of_tokens = inputs.prepared(rows), est.get("discounted(gamma=0.8)").weights(batch)
+    assert scores.combined is not None
+    combined = scores.combined.weighted(grpo.weights(batch)).vectors
+    probed = scores.weighted(of_tokens).vectors
+    by_token = [est.get(label).weights(batch) for label in ("recipe:grpo", "discounted(gamma=0.8)")]
+    first, second = (np.einsum("nt,ntd->nd", one, tokens[:, : one.shape[1]]) for one in by_token)
+    signs = scores.signs[: probed.shape[1]]
+    np.testing.assert_allclose((combined * signs) @ probed.T, first @ second.T, atol=1e-12)
