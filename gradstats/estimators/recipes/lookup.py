@@ -177,9 +177,10 @@ def table() -> pd.DataFrame:
 
 
 def _kl_placement(row: dict[str, str]) -> str:
-    """Return where the recipe has a KL term, with that of its paper, which needs a reference policy."""
+    """Return where the recipe has a KL term, with that of its paper where it is another."""
     own = row.get("kl", DEFAULT_COMPONENTS["kl"])
-    return f"{own} (published: {row['published_kl']})" if "published_kl" in row else own
+    published = row.get("published_kl", own)
+    return own if published == own else f"{own} (published: {published})"
 
 
 def _filters(row: dict[str, str]) -> str:

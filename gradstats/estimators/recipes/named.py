@@ -1,6 +1,7 @@
 """The named recipes, as data: one row per recipe, one entry per component; components left out do nothing.
 
-``published_kl`` is the KL term that the paper has and the recipe leaves out, since it needs a reference policy.
+``published_kl`` is the KL term of the paper's objective: a component that the recipe leaves out, since it needs a
+reference policy; "none" where the objective has no term to a reference policy; or, in words, what else it says.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ RECIPES: dict[str, dict[str, str]] = {
     "reinforce": {
         "display": "REINFORCE",
         "advantage": "reinforce",
+        "published_kl": "none",
         "bias": "E[ĝ] = ∇J",
         "source": "Williams 1992",
     },
@@ -23,6 +25,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "display": "RLOO-IS",
         "advantage": "rloo(off_policy=True)",
         "ratio": "sequence_product",
+        "published_kl": "none",
         "bias": "E[ĝ] = ∇J, off-policy as well",
         "source": "importance sampling: Precup et al. 2000",
     },
@@ -31,6 +34,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "advantage": "gae",
         "ratio": "token_clip",
         "aggregation": "token_mean",
+        "published_kl": "none",
         "bias": "biased: all tokens share one average",
         "source": "Schulman et al. 2017, 1707.06347",
     },
@@ -49,6 +53,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "advantage": "group_mean",
         "ratio": "token_clip",
         "aggregation": "constant",
+        "published_kl": "none",
         "bias": "on-policy (N−1)/(N·L)·∇J",
         "source": "Liu et al. 2025, 2503.20783",
     },
@@ -59,6 +64,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "ratio": "token_clip(eps_high=0.28)",
         "aggregation": "token_mean",
         "filter": "dynamic_sampling",
+        "published_kl": "none",
         "bias": "biased: by group spread and 1/ΣT",
         "source": "Yu et al. 2025, 2503.14476",
     },
@@ -70,6 +76,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "aggregation": "token_mean",
         "filter": "dynamic_sampling",
         "mask": "top_entropy",
+        "published_kl": "none",
         "bias": "biased: by group spread, 1/ΣT, and without the other tokens",
         "source": "Wang et al. 2025, 2506.01939",
     },
@@ -79,6 +86,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "scale": "group_std",
         "ratio": "sequence_clip",
         "aggregation": "sequence_mean",
+        "published_kl": "left out of the objective for brevity",
         "bias": "biased: by group spread and 1/T",
         "source": "Zheng et al. 2025, 2507.18071",
     },
@@ -88,6 +96,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "scale": "group_std",
         "ratio": "clipped_weight",
         "aggregation": "token_mean",
+        "published_kl": "none",
         "bias": "biased: by group spread and 1/ΣT",
         "source": "MiniMax 2025, 2506.13585",
     },
@@ -95,12 +104,14 @@ RECIPES: dict[str, dict[str, str]] = {
         "display": "Kimi k1.5",
         "advantage": "kimi",
         "ratio": "log_ratio_penalty",
+        "published_kl": "to the sampler, in log_ratio_penalty",
         "bias": "biased: own-sample soft maximum, and the penalty off-policy",
         "source": "Kimi Team 2025, 2501.12599",
     },
     "opo": {
         "display": "OPO",
         "advantage": "token_mean",
+        "published_kl": "none",
         "bias": "biased in scale and direction (own sample)",
         "source": "Hao et al. 2025, 2505.23585",
     },
@@ -110,6 +121,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "scale": "group_std",
         "ratio": "geometric_clip",
         "aggregation": "sequence_mean",
+        "published_kl": "none",
         "bias": "biased: by group spread and 1/T",
         "source": "Zhao et al. 2025, 2507.20673",
     },
@@ -119,6 +131,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "scale": "group_std",
         "ratio": "token_clip",
         "aggregation": "delta_l",
+        "published_kl": "none",
         "bias": "biased: by group spread and T^{−α}",
         "source": "2509.07558",
     },

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, recipes
+from gradstats.estimators.recipes.named import RECIPES
 
 FEW = settings(max_examples=40, deadline=None)
 
@@ -75,7 +76,10 @@ def test_the_table_states_a_published_kl_term_that_the_recipe_leaves_out():
     placement = recipes.table().set_index("name")["KL placement"]
     assert placement["grpo"] == "none (published: in_loss(kind=k3))"
     assert placement["rloo"] == "none (published: in_reward(kind=k1))"
-    assert set(placement.drop(["grpo", "rloo"])) == {"none"}
+    assert placement["gspo"] == "none (published: left out of the objective for brevity)"
+    assert placement["kimi_k15"] == "none (published: to the sampler, in log_ratio_penalty)"
+    assert set(placement.drop(["grpo", "rloo", "gspo", "kimi_k15"])) == {"none"}
+    assert [name for name, row in RECIPES.items() if "published_kl" not in row] == []
     for name in ("grpo", "rloo"):  # what is published can be had
         kl = placement[name].partition("published: ")[2][:-1]
         assert recipes.get(f"recipe:{name}(kl={kl})").kl.parameters["kind"] in kl
