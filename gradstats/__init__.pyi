@@ -1,3 +1,5 @@
+from .system.environment import __version__ as __version__
+
 # problems, policies and rollouts
 from .policy import Policy as Policy
 from .policy import load_policy as load_policy

@@ -72,6 +72,8 @@ def name_of(path: Path) -> str:
 
 
 def package_of(path: Path) -> str:
+    if path == PACKAGE / "__main__.py":  # the command, by another name
+        return "cli"
     return path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""
 
 
@@ -97,7 +99,7 @@ def is_module(name: str) -> bool:
 def test_every_package_is_in_the_contract_and_nothing_else_is_in_the_root():
     entries = {path for path in PACKAGE.iterdir() if path.name != "__pycache__"}
     files = {path.name for path in entries if path.is_file()}
-    assert files <= {"__init__.py", "__init__.pyi", "py.typed"}
+    assert files <= {"__init__.py", "__init__.pyi", "__main__.py", "py.typed"}
     packages = {path.name for path in entries if path.is_dir()}
     assert packages <= set(MAY_IMPORT)
     assert all((PACKAGE / name / "__init__.py").is_file() for name in packages)

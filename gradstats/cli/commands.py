@@ -23,7 +23,8 @@ from gradstats.cli.statistics import alpha, group_size, length_reward, plan, shi
 from gradstats.cli.sweeping import sweep
 
 _STDOUT = 1  # file descriptor
-_SUMMARY = "Measure the variance of policy gradients of reasoning language models."
+_VERSION = "--version"
+_SUMMARY = f"Measure the variance of policy gradients of reasoning language models. {_VERSION} prints the version."
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
@@ -61,6 +62,11 @@ def main() -> None:
     """
     from gradstats.cli.errors import EXPECTED, unexpected
 
+    if sys.argv[1:] == [_VERSION]:
+        from gradstats.system.environment import __version__
+
+        print(f"gradstats {__version__}")
+        return
     try:
         with terminal.warnings_as_notes():
             tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="gradstats", description=_SUMMARY, registry=REGISTRY)

@@ -8,6 +8,9 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
+#: The installed version of this package.
+__version__ = version("gradstats")
+
 _PACKAGES = ("gradstats", "torch", "transformers", "numpy", "scipy", "pandas", "matplotlib")
 
 
