@@ -77,8 +77,8 @@ class PromptsSection(Section):
     title: ClassVar[str] = "the problem set"
 
     source: str = Field(
-        description='"embedded", a .jsonl, .csv or .parquet file, reasoning-gym/TASK, module:function or a hub data '
-        "set."
+        description='"embedded", a .jsonl, .csv or .parquet file, reasoning-gym/TASK, a hub data set, or a function of '
+        "your own: module:function or path/to/file.py:function."
     )
     n: Count | None = Field(default=None, description="number of prompts; all of a file or data set by default.")
     seed: NonNegativeInt = Field(default=0, description="seed of the subset, or of the generator.")
@@ -108,8 +108,8 @@ class SamplingSection(Section):
     )
     reward: RewardNames = Field(
         default=None,
-        description="name of the reward, or module:function, or several as name=weight; the problem set's own by "
-        "default.",
+        description="name of the reward, or module:function, or path/to/file.py:function, or several as name=weight; the "
+        "problem set's own by default.",
     )
     seed: NonNegativeInt = Field(
         default=0, description="seed of the sampler; on the command line also of the problems."

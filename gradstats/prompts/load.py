@@ -26,8 +26,8 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
     r"""Load problems from a file, a data set or a generator.
 
     Args:
-        source: "embedded", a ``.jsonl``, ``.csv`` or ``.parquet`` file, ``reasoning-gym/TASK``, ``module:function`` or
-            a hub data set. "embedded" is the step-by-step arithmetic that the embedded policy was trained on. A file
+        source: "embedded", a ``.jsonl``, ``.csv`` or ``.parquet`` file, ``reasoning-gym/TASK``, a hub data set, or a
+            function of your own: ``module:function`` or ``path/to/file.py:function``. "embedded" is the step-by-step arithmetic that the embedded policy was trained on. A file
             has the columns ``prompt`` and ``answer`` (or those named in ``settings``). A bare task name works too
             (extra ``tasks``), and so does a folder that holds a data set of the hub (extra ``hub``). For a function of
             your own see :func:`gradstats.prompts.user_source.user_problems`.
@@ -78,7 +78,7 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
         return hub_problems(name, mapping, n, rng, **options)
     raise ValueError(
         f'source {name!r} is not known: give "embedded", a {", ".join(SUFFIXES)} file, '
-        "reasoning-gym/TASK (with the extra gradstats[tasks]), module:function, or a data set id such as openai/gsm8k"
+        "reasoning-gym/TASK (with the extra gradstats[tasks]), module:function, path/to/file.py:function, or a data set id such as openai/gsm8k"
     )
 
 

@@ -1,4 +1,4 @@
-"""User-defined functions, named "module:function": where they may come from.
+"""User-defined functions, named "module:function" or "path/to/file.py:function": where they may come from.
 
 Rewards, sources of problems and estimators share these rules. Whether a name in a file may be used at all
 is decided in :mod:`gradstats.config.trust`.
@@ -20,6 +20,9 @@ from typing import Any
 # ASCII only: Python treats some characters that look different (full-width letters) as the same identifier.
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _NAME = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
+_FILE = re.compile(rf"(?P<file>(?:.*/)?(?P<module>[^/]*)\.py):(?P<function>{_WORD})")
+
+_STANDARD = sys.stdlib_module_names | set(sys.builtin_module_names)
 
 #: Folders of experiment files whose steps are running now, the innermost last.
 _folders: list[Path] = []
@@ -53,12 +56,13 @@ def code_beside(folder: Path | None) -> Iterator[None]:
 def import_function(name: str, what: str) -> Callable[..., Any]:
     """Import a user's function.
 
-    The module is searched for beside the experiment file, then in the working directory, then among what is installed.
+    The module is searched for beside the experiment file, then in the working directory, then among what is installed;
+    a file beside the experiment file, then in the working directory, and is imported as a module of its folder.
     Python's standard library and this package are refused: most of what they hold does something other than score,
     list or weigh, and a name such as ``cProfile:run`` would execute the text that it is given.
 
     Args:
-        name: ``"module:function"``, without parameters.
+        name: ``"module:function"`` or ``"path/to/file.py:function"``, without parameters.
         what: what the function is for, for messages, such as "the reward".
 
     Returns:
@@ -68,14 +72,7 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
         UserLabelError: for a name that is not of this form (a ValueError).
         UserCodeError: when the module or the function cannot be found or imported, or may not be used (an ImportError).
     """
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise UserLabelError(
-            f"{what} {name!r} is not of the form module:function: write the two names with letters, digits and "
-            "underscores of ASCII"
-        )
-    module_name, function_name = match.groups()
-    folder = _folder_of(module_name.partition(".")[0], name, what)
+    module_name, function_name, folder = _found(name, what)
     try:
         module = _import(module_name, folder)
         function = getattr(module, function_name)
@@ -99,13 +96,57 @@ def search_folders() -> list[Path]:
     return list(dict.fromkeys([*reversed(_folders), Path.cwd()]))
 
 
+def _found(name: str, what: str) -> tuple[str, str, Path | None]:
+    """Return the module, the function and the folder that holds the module; None for an installed one.
+
+    Raises:
+        UserLabelError, UserCodeError: as for :func:`import_function`.
+    """
+    match = _FILE.fullmatch(name)
+    if match is not None and re.fullmatch(_WORD, match["module"]):
+        path = _file_of(match["file"], name, what)
+        return match["module"], match["function"], path.parent
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UserLabelError(
+            f"{what} {name!r} is not of the form module:function or path/to/file.py:function: write the names of module "
+            "and function with letters, digits and underscores of ASCII"
+        )
+    return match[1], match[2], _folder_of(match[1].partition(".")[0], name, what)
+
+
+def _file_of(file: str, name: str, what: str) -> Path:
+    """Return the whole path of a file of the user's, which may be relative to any of the folders searched.
+
+    Raises:
+        UserCodeError: when it belongs to Python or to this package, or does not exist.
+    """
+    written = Path(file).expanduser()
+    for folder in search_folders():
+        path = folder / written  # the path itself where it is absolute
+        if path.is_file():
+            break
+    else:
+        listed = " and ".join(map(str, search_folders()))
+        looked = "" if written.is_absolute() else f" in {listed}"
+        raise MissingModuleError(f"{what} {name!r} cannot be imported: there is no file {file}{looked}")
+    path = path.resolve()
+    if path.stem in _STANDARD or _in_standard_library(path):
+        raise UserCodeError(
+            f"{what} {name!r} has the name of a module of Python's standard library, or belongs to it: rename the file"
+        )
+    if path.is_relative_to(Path(__file__).parents[1]):
+        raise UserCodeError(f"{what} {name!r} belongs to this package: give its name without a file")
+    return path
+
+
 def _folder_of(top: str, name: str, what: str) -> Path | None:
     """Return the folder that holds a top-level module; None for an installed one.
 
     Raises:
         UserCodeError: when the module belongs to Python or to this package, or does not exist.
     """
-    if top in sys.stdlib_module_names or top in sys.builtin_module_names:
+    if top in _STANDARD:
         raise UserCodeError(
             f"{what} {name!r} belongs to Python's standard library, which is never used: write a function of your own "
             "in a module beside the experiment file"

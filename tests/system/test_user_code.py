@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import cProfile
+import json
 import sys
 
 import pytest
 
+from gradstats.system import user_code
 from gradstats.system.user_code import UserCodeError, UserLabelError, code_beside, import_function
 
 
@@ -52,6 +55,48 @@ def test_the_folder_of_another_experiment_is_forgotten(tmp_path):
         pass
     with pytest.raises(UserCodeError, match="there is no module 'uc_gone' in .*empty, and none is installed"):
         import_function("uc_gone:f", "the reward")
+
+
+@pytest.mark.parametrize("written", ["sub/uc_file.py:f", "./sub/uc_file.py:f", "ABSOLUTE/uc_file.py:f"])
+def test_a_file_is_found_by_its_path(tmp_path, written):
+    folder = module(tmp_path / "empty" / "sub", "uc_file")
+    found = import_function(written.replace("ABSOLUTE", str(folder)), "the reward")
+    assert found() == str(folder / "uc_file.py")
+    assert import_function(written.replace("ABSOLUTE", str(folder)), "the reward") is found
+
+
+def test_a_file_beside_the_experiment_comes_before_the_working_directory(tmp_path):
+    module(tmp_path / "empty", "uc_path")
+    beside = module(tmp_path / "beside", "uc_path")
+    with code_beside(beside):
+        assert import_function("uc_path.py:f", "the reward")() == str(beside / "uc_path.py")
+
+
+def test_a_file_that_is_missing_is_said_with_the_folders_searched():
+    with pytest.raises(UserCodeError, match=r"there is no file sub/uc_none.py in .*empty"):
+        import_function("sub/uc_none.py:f", "the reward")
+    with pytest.raises(UserCodeError, match=r"there is no file /nowhere/uc_none.py$"):
+        import_function("/nowhere/uc_none.py:f", "the reward")
+
+
+def test_files_of_python_and_of_this_package_are_never_used(tmp_path):
+    with pytest.raises(UserCodeError, match="standard library"):
+        import_function(f"{cProfile.__file__}:run", "the reward")
+    with pytest.raises(UserCodeError, match="standard library"):
+        import_function(f"{json.decoder.__file__}:scanstring", "the reward")
+    (module(tmp_path / "empty", "uc_link") / "cProfile.py").write_text("def run():\n    pass\n")
+    with pytest.raises(UserCodeError, match="rename the file"):
+        import_function("cProfile.py:run", "the reward")
+    with pytest.raises(UserCodeError, match="belongs to this package"):
+        import_function(f"{user_code.__file__}:look_in", "the reward")
+
+
+def test_two_files_of_one_name_are_refused(tmp_path):
+    for name in ("one", "two"):
+        module(tmp_path / "empty" / name, "uc_same")
+    import_function("one/uc_same.py:f", "the reward")
+    with pytest.raises(UserCodeError, match="another module 'uc_same' is in use already"):
+        import_function("two/uc_same.py:f", "the reward")
 
 
 @pytest.mark.parametrize(
