@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from gradstats.measurement.storage import read_measurement
 from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.report.saved_results import read_results
+from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.growth import read_plan
 from gradstats.runs.regrading import read_regradings
-from gradstats.runs.sources import load_measurement_of, load_rollouts_of
 from gradstats.system.files import read_json
 
 #: Files that no command reads: a changed bit there changes what a person sees and no number that is computed.
@@ -32,7 +33,7 @@ def numbers_of(path: Path) -> str:
         for value in values:
             sha.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
 
-    measured, rollouts, results = load_measurement_of(path), load_rollouts_of(path), read_results(path)
+    measured, rollouts, results = read_measurement(path), read_rollouts(path), read_results(path)
     for table in (rollouts, measured.rollouts):
         add(table.metadata, *(table.frame[name].tolist() for name in table.frame))
     add(measured.metadata, measured.sq_norms_by_block.to_numpy(), list(measured.sq_norms_by_block), measured.sketches)

@@ -52,11 +52,12 @@ def by_success(
     """
     refuse_unknown_estimators(*estimators)
     import gradstats
+    from gradstats.measurement.storage import read_measurement
     from gradstats.report.share_tables import success_table
-    from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
+    from gradstats.runs.sources import refuse_foreign_table
 
     refuse_foreign_table(out, ["estimator", "success_low"])
-    measured = load_measurement_of(source, partial=partial)
+    measured = read_measurement(source, partial=partial)
     rates = None
     if success is not None:
         frame = measured.rollouts.frame
@@ -96,11 +97,12 @@ def allocate(
     """
     refuse_unknown_estimators(*estimators)
     import gradstats
+    from gradstats.measurement.storage import read_measurement
     from gradstats.report.share_tables import allocation_table
-    from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
+    from gradstats.runs.sources import refuse_foreign_table
 
     refuse_foreign_table(out, ["estimator", "relative_noise"])
-    measured = load_measurement_of(source, partial=partial)
+    measured = read_measurement(source, partial=partial)
     found = gradstats.allocate(measured, estimators, tokens=tokens, group_sizes=group_sizes or None, target=target)
     frame = found.to_frame(confidence_level)
     notes = [found.sentence(confidence_level), *found.notes]

@@ -32,13 +32,14 @@ def critic(
         out: folder for table and figure; the run directory by default.
     """
     import gradstats
+    from gradstats.measurement.storage import read_measurement
     from gradstats.report.critic_table import critic_table
     from gradstats.report.saved_frames import CRITIC
-    from gradstats.runs.sources import folder_of_results, load_measurement_of
+    from gradstats.runs.sources import folder_of_results
 
     with folder_of_results(source, out, partial=partial) as folder:
         refuse_foreign_result(folder, CRITIC, ["states", "monte_carlo"])
-        found = gradstats.critic_quality(load_measurement_of(source, partial=partial), last_step=last_step, low=low)
+        found = gradstats.critic_quality(read_measurement(source, partial=partial), last_step=last_step, low=low)
         frame = found.to_frame(confidence_level)
         if as_json:
             print(to_json({"rows": frame.to_dict("records"), "notes": list(found.notes)}))

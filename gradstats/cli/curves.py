@@ -57,15 +57,16 @@ def curve(
 
     get(reference)  # unknown labels are refused before the statistics are imported, which takes longer
     get(estimator) if parameter == "group_size" else with_parameter(estimator, parameter, float(grid[0]))
+    from gradstats.measurement.storage import read_measurement
     from gradstats.report.curves import curve_name, curve_table
-    from gradstats.runs.sources import folder_of_results, load_measurement_of
+    from gradstats.runs.sources import folder_of_results
     from gradstats.stats import variance_curve
 
     name = curve_name(estimator, parameter)
     options = {} if parameter == "group_size" else {"group_size": group_size}
     with folder_of_results(source, out, partial=partial) as folder:
         refuse_foreign_result(folder, name, ["value", "trace_cov"])
-        measured = load_measurement_of(source, partial=partial)
+        measured = read_measurement(source, partial=partial)
         with warnings.catch_warnings():  # its notes say the same, and more
             warnings.simplefilter("ignore")
             found = variance_curve(
@@ -108,13 +109,14 @@ def optimal_baselines(
         out: folder for table and figure; the run directory by default, none for a bare measurement.
     """
     import gradstats
+    from gradstats.measurement.storage import read_measurement
     from gradstats.report.curves import baselines_table
     from gradstats.report.saved_frames import OPTIMAL_BASELINES
-    from gradstats.runs.sources import folder_of_results, load_measurement_of
+    from gradstats.runs.sources import folder_of_results
 
     with folder_of_results(source, out, partial=partial) as folder:
         refuse_foreign_result(folder, OPTIMAL_BASELINES, ["estimator", "kind", "ratio_to_learned"])
-        measured = load_measurement_of(source, partial=partial)
+        measured = read_measurement(source, partial=partial)
         found = gradstats.optimal_baselines(
             measured, group_size=group_size, target=target, prompts_per_batch=prompts_per_batch,
             n_resamples=n_resamples, rng=seed,

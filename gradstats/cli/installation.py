@@ -32,11 +32,11 @@ def check(
     """
     import gradstats
     from gradstats.gradients import check_engines
-    from gradstats.runs.sources import load_rollouts_of
+    from gradstats.rollouts.table import read_rollouts
 
     model = policy_section(policy, policy_settings, device=device)
     loaded = gradstats.load_policy(model.name, **model.arguments())
-    sequences = None if rollouts is None else load_rollouts_of(rollouts, partial=partial)
+    sequences = None if rollouts is None else read_rollouts(rollouts, partial=partial)
     frame = check_engines(loaded, sequences, dtypes=dtypes, params=params)
     terminal.show_check(frame, loaded)
     if not frame.attrs["passed"]:

@@ -28,11 +28,12 @@ def ratios(
         out: also write the table of ratios as CSV.
     """
     import gradstats
+    from gradstats.measurement.storage import read_measurement
     from gradstats.report.ratio_tables import clipping_table, ratio_table
-    from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
+    from gradstats.runs.sources import refuse_foreign_table
 
     refuse_foreign_table(out, ["ratio", "chi_squared"])
-    found = gradstats.ratio_diagnostics(load_measurement_of(source, partial=partial), n_bins=bins)
+    found = gradstats.ratio_diagnostics(read_measurement(source, partial=partial), n_bins=bins)
     frame, clipping = found.to_frame(confidence_level), found.clipping_frame(confidence_level)
     if as_json:
         print(to_json({"ratios": frame.to_dict("records"), "clipping": clipping.to_dict("records")}))

@@ -169,7 +169,7 @@ def measure(
     from gradstats.measurement.storage import is_measurement_folder, refuse_to_replace_measurement
     from gradstats.measurement.token_scores import remark_on_precision
     from gradstats.report.run_folder import refuse_inside_run, writing_into
-    from gradstats.runs.sources import load_rollouts_of
+    from gradstats.rollouts.table import read_rollouts
     from gradstats.system.outputs import refuse_foreign
     from gradstats.system.shards import remove_shards, shards_folder
 
@@ -178,7 +178,7 @@ def measure(
     model = policy_section(policy, policy_settings, temperature=temperature, dtype=dtype)
     loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)
     if rollouts_format == "gradstats":
-        table = load_rollouts_of(rollouts, partial=partial)
+        table = read_rollouts(rollouts, partial=partial)
     else:
         from gradstats.rollouts.readers import READERS
 

@@ -51,15 +51,16 @@ def alpha(
     """Fit the length-scaling exponent α of ‖S‖² ∝ T^(2α), with its interval and diagnostics.
 
     Args:
-        source: a CSV file with the columns length, sq_norm and, where prompts repeat, prompt_id; a measurement folder
-            or a run directory.
+        source: a table with the columns length, sq_norm and, where prompts repeat, prompt_id (.csv, .tsv, .jsonl or
+            .parquet; - for standard input); a measurement folder or a run directory; or the name of a published data
+            set, as in gloeckle2026.
         method: least squares in logarithms, the median of pairwise slopes, the scaling of the mean of ‖S‖² (by gamma or
             Poisson pseudo-likelihood), least squares with a random effect of the prompt, the scaling among answers to
             one prompt, or that between prompts.
         interval: kind of interval; by default cluster-robust by prompt (CR2).
     """
     import gradstats
-    from gradstats.runs.sources import load_points
+    from gradstats.runs.points import load_points
 
     report = gradstats.alpha_report(
         **load_points(source, partial=partial), method=method, interval=interval, confidence_level=confidence_level
@@ -88,12 +89,13 @@ def variance(
         out: also write the table as CSV.
     """
     refuse_unknown_estimators(*settings.estimators, settings.reference)
-    from gradstats.runs.sources import load_measurement_of, refuse_foreign_table
+    from gradstats.measurement.storage import read_measurement
+    from gradstats.runs.sources import refuse_foreign_table
 
     if by_length is not None and settings.max_grad_norm is not None:
         raise ValueError("max_grad_norm clips gradients of whole batches, which are not split by length: leave it out")
     refuse_foreign_table(out, ["estimator", "trace_cov"])
-    measured = load_measurement_of(source, partial=partial)
+    measured = read_measurement(source, partial=partial)
     with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
         if by_length is not None:
@@ -133,14 +135,15 @@ def tokens(
         out: folder for numbers and figures; the run directory by default, none for a bare measurement.
     """
     import gradstats
-    from gradstats.runs.sources import folder_of_results, load_measurement_of
+    from gradstats.measurement.storage import read_measurement
+    from gradstats.runs.sources import folder_of_results
 
     with folder_of_results(source, out, partial=partial) as folder:
         if folder is not None:
             from gradstats.report.saved_tokens import refuse_foreign_tokens
 
             refuse_foreign_tokens(folder)
-        measured = load_measurement_of(source, partial=partial)
+        measured = read_measurement(source, partial=partial)
         quality = gradstats.proxy_quality(measured, group_size=group_size, rng=seed)
         if as_json:
             print(to_json(quality.summary(confidence_level)))
@@ -194,7 +197,8 @@ def plan(
     """
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
     import gradstats
-    from gradstats.runs.sources import load_measurement_of, load_points
+    from gradstats.measurement.storage import read_measurement
+    from gradstats.runs.points import load_points
 
     if estimator is None:
         if signal or ratio is not None:
@@ -204,7 +208,7 @@ def plan(
     else:
         if pilot is None:
             raise ValueError("give a measurement folder or a run directory as the pilot of --estimator")
-        measured = load_measurement_of(pilot, partial=partial)
+        measured = read_measurement(pilot, partial=partial)
         with warnings.catch_warnings():  # the plan says what is not resolved
             warnings.simplefilter("ignore")
             compared = gradstats.compare(measured, [estimator], group_size=group_size, reference=reference)
@@ -246,9 +250,9 @@ def group_size(
     """
     refuse_unknown_estimators(estimator)
     import gradstats
-    from gradstats.runs.sources import load_measurement_of
+    from gradstats.measurement.storage import read_measurement
 
-    measured = load_measurement_of(source, partial=partial)
+    measured = read_measurement(source, partial=partial)
     answer = gradstats.equivalent_group_size(measured, estimator, group_size, target=target)
     terminal.show_answer(answer, as_json, confidence_level)
 
@@ -271,9 +275,9 @@ def shift(
     """
     refuse_unknown_estimators(estimator)
     import gradstats
-    from gradstats.runs.sources import load_measurement_of
+    from gradstats.measurement.storage import read_measurement
 
-    answer = gradstats.implied_shift(load_measurement_of(source, partial=partial), estimator)
+    answer = gradstats.implied_shift(read_measurement(source, partial=partial), estimator)
     terminal.show_answer(answer, as_json, confidence_level)
 
 
@@ -289,7 +293,7 @@ def length_reward(
         source: a rollouts file or a run directory.
     """
     import gradstats
-    from gradstats.runs.sources import load_rollouts_of
+    from gradstats.rollouts.table import read_rollouts
 
-    answer = gradstats.length_reward_correlation(load_rollouts_of(source, partial=partial))
+    answer = gradstats.length_reward_correlation(read_rollouts(source, partial=partial))
     terminal.show_answer(answer, as_json, confidence_level)

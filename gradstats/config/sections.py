@@ -108,8 +108,8 @@ class SamplingSection(Section):
     )
     reward: RewardNames = Field(
         default=None,
-        description="name of the reward, or module:function, or path/to/file.py:function, or several as name=weight; the "
-        "problem set's own by default.",
+        description="name of the reward, or module:function, or path/to/file.py:function, or several as name=weight; "
+        "the problem set's own by default.",
     )
     seed: NonNegativeInt = Field(
         default=0, description="seed of the sampler; on the command line also of the problems."

@@ -68,4 +68,5 @@ def _hint(name: str) -> str:
     near = nearest(name, labels)
     if near is not None:
         return f"did you mean {labels[near]!r}?"
-    return f"known are {', '.join(sorted(labels.values()))}, and module:function or path/to/file.py:function for a user-defined one"
+    known = ", ".join(sorted(labels.values()))
+    return f"known are {known}, and module:function or path/to/file.py:function for a user-defined one"

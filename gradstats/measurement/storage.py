@@ -18,6 +18,7 @@ from gradstats.measurement.measurement import HEAVY_FIELDS, OPTIONAL_TOKEN_FIELD
 from gradstats.measurement.state_values import with_state_values
 from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.rollouts.within_run import part_of_run
 from gradstats.system.checksums import FORMAT, changed_sentence, digest, file_digest, refuse_newer_format
 from gradstats.system.files import atomic_path, read_json, write_json
 from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
@@ -107,18 +108,18 @@ def is_measurement_folder(folder: Path) -> bool:
 
 
 def read_measurement(folder: str | os.PathLike[str], *, partial: bool = False) -> Measurement:
-    """Read what :meth:`Measurement.save` wrote, or a folder of such folders (in the order of their names).
+    """Read what :meth:`Measurement.save` wrote, a folder of such folders (in the order of their names), or a run's.
 
     Args:
-        folder: the folder.
+        folder: the folder or the run directory.
         partial: read the shards there are where some of those that the run planned are missing.
 
     Raises:
         FileNotFoundError: when there is no measurement in it.
         ValueError: when a file is damaged, has changed since it was written (by its checksum), or belongs to another
-            run; and when shards are missing.
+            run; when shards are missing; and for a run whose completions are being scored again.
     """
-    folder = Path(folder)
+    folder = part_of_run(Path(folder), "measurement")
     if not (folder / "measurement.json").exists():
         measured = concatenate_measurements(_read_shards(folder, partial))
         # Within a run, state values lie beside its measurement.

@@ -27,10 +27,11 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
 
     Args:
         source: "embedded", a ``.jsonl``, ``.csv`` or ``.parquet`` file, ``reasoning-gym/TASK``, a hub data set, or a
-            function of your own: ``module:function`` or ``path/to/file.py:function``. "embedded" is the step-by-step arithmetic that the embedded policy was trained on. A file
-            has the columns ``prompt`` and ``answer`` (or those named in ``settings``). A bare task name works too
-            (extra ``tasks``), and so does a folder that holds a data set of the hub (extra ``hub``). For a function of
-            your own see :func:`gradstats.prompts.user_source.user_problems`.
+            function of your own: ``module:function`` or ``path/to/file.py:function``. "embedded" is the step-by-step
+            arithmetic that the embedded policy was trained on. A file has the columns ``prompt`` and ``answer`` (or
+            those named in ``settings``). A bare task name works too (extra ``tasks``), and so does a folder that holds
+            a data set of the hub (extra ``hub``). For a function of your own see
+            :func:`gradstats.prompts.user_source.user_problems`.
         n: number of prompts; all of a file or data set by default. It is required for generated problems. A subset is
             seeded and keeps the order of the source; a larger ``n`` only adds to it.
         rng: seed of the subset, or of the generator.
@@ -78,7 +79,8 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
         return hub_problems(name, mapping, n, rng, **options)
     raise ValueError(
         f'source {name!r} is not known: give "embedded", a {", ".join(SUFFIXES)} file, '
-        "reasoning-gym/TASK (with the extra gradstats[tasks]), module:function, path/to/file.py:function, or a data set id such as openai/gsm8k"
+        "reasoning-gym/TASK (with the extra gradstats[tasks]), module:function, path/to/file.py:function, or a data "
+        "set id such as openai/gsm8k"
     )
 
 

@@ -108,7 +108,10 @@ def get_reward(reward: str | Reward | None) -> Reward:
         return user_reward(name, parameters)
     near = get_close_matches(name, REWARDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"reward {reward!r} is not known; known are {', '.join(REWARDS)} and module:function or path/to/file.py:function{hint}")
+    raise ValueError(
+        f"reward {reward!r} is not known; known are {', '.join(REWARDS)}, and module:function or "
+        f"path/to/file.py:function{hint}"
+    )
 
 
 def _with_parameters(name: str, function: Reward, parameters: Mapping[str, object]) -> Reward:

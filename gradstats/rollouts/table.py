@@ -17,6 +17,7 @@ from gradstats.rewards.grading_counts import merge_grading_counts
 from gradstats.rollouts.checksum import METADATA_KEY, read_checked, write_checked
 from gradstats.rollouts.one_policy import refuse_different_policies
 from gradstats.rollouts.schema import SCHEMA, TOKEN_SOURCES, validate
+from gradstats.rollouts.within_run import part_of_run
 from gradstats.system.checksums import remark_on_missing_checksums
 from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
@@ -230,16 +231,17 @@ class Rollouts:
 
 
 def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rollouts:
-    """Read a rollouts file, or a folder of shards (``*.parquet``, in the order of their names).
+    """Read a rollouts file, or a folder of shards (``*.parquet``, in the order of their names), such as a run's.
 
     Args:
-        path: the file or folder.
+        path: the file, the folder or the run directory.
         partial: read the shards there are where some of those that the run planned are missing.
 
     Raises:
         FileNotFoundError: when there is no such file, or no shard in the folder.
         ValueError: when a file is not Parquet, is cut short, lacks a required column, has changed since it was written
-            (by its checksum), or belongs to another run; and when shards are missing.
+            (by its checksum), or belongs to another run; when shards are missing; and for a run whose completions are
+            being scored again.
 
     >>> import tempfile
     >>> rollouts = Rollouts.from_sequences([[5]], [[1, 2]], rewards=[1.0], prompt_ids=["a"], metadata={"seed": 0})
@@ -250,7 +252,7 @@ def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rol
     """
     path = Path(path)
     if path.is_dir():
-        return Rollouts.concatenate(_read_shards(path, partial))
+        return Rollouts.concatenate(_read_shards(part_of_run(path, "rollouts"), partial))
     if not path.exists():
         raise FileNotFoundError(f"the rollouts file {path} does not exist")
     table = read_checked(path, "rollouts")

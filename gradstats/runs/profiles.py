@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gradstats.config.sections import PolicySection, PromptsSection, SamplingSection
 from gradstats.measurement.measurement import Measurement
-from gradstats.runs.sources import load_measurement_of
+from gradstats.measurement.storage import read_measurement
 
 
 def measured_source(source: str) -> bool:
@@ -37,7 +37,7 @@ def measurement_for_profile(
         progress: show progress bars.
     """
     if measured_source(source):
-        return load_measurement_of(Path(source), partial=partial)
+        return read_measurement(Path(source), partial=partial)
     # torch and transformers are imported here: profiles of measured runs need neither.
     from gradstats.gradients import measure
     from gradstats.policy import load_policy

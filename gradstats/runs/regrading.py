@@ -14,6 +14,7 @@ import yaml
 
 from gradstats.report.recorded_experiment import read_recorded_experiment, write_recorded_experiment
 from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.rollouts.within_run import PENDING_REWARDS
 from gradstats.runs.growth import answers_digest, read_plan, rounds_of, write_plan
 from gradstats.system.checksums import changed_sentence, file_digest
 from gradstats.system.files import atomic_path, read_json, write_json
@@ -87,7 +88,7 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
         "tallies": counts_of_shard,
         "answers": [answers_digest(one.prompt_ids, answers) for one in rounds_of(folder)],
     }
-    write_json(changes / "pending.json", change)
+    write_json(path / PENDING_REWARDS, change)
     finish_regrading(path)
 
 
@@ -97,7 +98,7 @@ def finish_regrading(path: Path) -> None:
     Raises:
         ValueError: when the change or its table is damaged, or names a file that is not one of the run's.
     """
-    pending = path / "regraded" / "pending.json"
+    pending = path / PENDING_REWARDS
     if not pending.exists():
         return
     change = read_json(pending)
@@ -131,16 +132,6 @@ def read_regradings(path: Path) -> list[dict[str, object]]:
     """Return the regradings of a run so far: old and new reward, how many values changed, and the table of both."""
     changes = path / "regraded" / "changes.json"
     return read_json(changes)["changes"] if changes.exists() else []
-
-
-def refuse_half_regraded(path: Path) -> None:
-    """Refuse to read a run in which some shards may hold old rewards and some new ones.
-
-    Raises:
-        ValueError: when a change is pending.
-    """
-    if (path / "regraded" / "pending.json").exists():
-        raise ValueError(f"scoring {path} again was interrupted: finish it with `gradstats regrade {path}`")
 
 
 def _refuse_other_places(change: dict[str, Any], folder: Path, pending: Path) -> None:

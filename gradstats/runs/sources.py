@@ -1,4 +1,4 @@
-"""Reading a command's input from a path: rollouts, a measurement, or points of a length-scaling fit."""
+"""Where the results of a command on a measurement may be written."""
 
 from __future__ import annotations
 
@@ -6,33 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from gradstats.measurement.measurement import Measurement
-from gradstats.measurement.storage import read_measurement
 from gradstats.report.run_folder import enclosing_run, is_run_directory, refuse_inside_run, writing_into
-from gradstats.rollouts.table import Rollouts, read_rollouts
-from gradstats.runs.regrading import refuse_half_regraded
-from gradstats.system.files import read_csv
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import has_columns, refuse_foreign, refuse_links
-
-
-def load_rollouts_of(path: Path, *, partial: bool = False) -> Rollouts:
-    """Return the rollouts of a run directory, a folder of shards, or a file.
-
-    ``partial`` is as for :func:`gradstats.read_rollouts`.
-    """
-    refuse_half_regraded(path)
-    return read_rollouts(path / "rollouts" if (path / "rollouts").is_dir() else path, partial=partial)
-
-
-def load_measurement_of(path: Path, *, partial: bool = False) -> Measurement:
-    """Return the measurement of a run directory or a folder; ``partial`` as for :func:`gradstats.read_measurement`."""
-    refuse_half_regraded(path)
-    return read_measurement(path / "measurement" if (path / "measurement").is_dir() else path, partial=partial)
 
 
 def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
@@ -84,53 +61,3 @@ def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) 
     with only_writer(folder):
         refuse_links(folder)
         yield folder
-
-
-def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
-    """Return the input of a length-scaling fit, from a CSV file or from a measurement.
-
-    Args:
-        path: a CSV file, a measurement folder or a run directory.
-        partial: as for :func:`gradstats.read_measurement`.
-
-    Returns:
-        Arguments of :func:`gradstats.fit_length_scaling`: ``measured``, or ``lengths``, ``sq_norms``, ``groups`` and,
-        where the CSV has them, ``truncated``.
-
-    Raises:
-        FileNotFoundError: when there is no such file or folder.
-        ValueError: when the CSV cannot be read or lacks a column.
-    """
-    if path.is_dir():
-        return {"measured": load_measurement_of(path, partial=partial)}
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: give a CSV file, a measurement folder or a run directory")
-    try:
-        frame = read_csv(path)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as CSV: {error}") from error
-    for column in ("length", "sq_norm"):
-        if column not in frame:
-            raise ValueError(f"{path} has no column {column!r} (it has {', '.join(map(str, frame))})")
-        if frame[column].dtype.kind not in "iuf":
-            raise ValueError(f"the column {column!r} of {path} holds something that is not a number")
-        if np.isinf(values := frame[column].to_numpy(dtype=float)).any():
-            row = int(np.flatnonzero(np.isinf(values))[0])
-            raise ValueError(
-                f"row {row + 1} of {path} has the {column} {values[row]}: give a finite number, or drop it"
-            )
-    groups = frame["prompt_id"].to_numpy() if "prompt_id" in frame else None
-    points = {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
-    if "truncated" not in frame:
-        return points
-    return points | {"truncated": _yes_or_no("truncated", frame["truncated"].to_numpy(), path)}
-
-
-def _yes_or_no(column: str, cells: np.ndarray, path: Path) -> np.ndarray:
-    """Return a column of flags in any of the ways in which tables write them."""
-    words = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
-    flags = [words.get(str(cell).strip().lower()) for cell in cells]
-    if None in flags:
-        row = flags.index(None)
-        raise ValueError(f"row {row + 1} of {path} has {column}={cells[row]!r}: write true or false")
-    return np.array(flags, dtype=bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import secrets
@@ -199,8 +200,12 @@ def csv_text(frame: pd.DataFrame, *, float_format: str | None = None) -> str:
     return frame.assign(**texts).to_csv(index=False, lineterminator="\n", float_format=float_format)
 
 
-def read_csv(path: str | os.PathLike[str]) -> pd.DataFrame:
+def read_csv(path: str | os.PathLike[str] | io.StringIO, *, separator: str = ",") -> pd.DataFrame:
     """Read a table; names of prompts are kept as text, including "NA", "null" and "007".
+
+    Args:
+        path: the file, or its text.
+        separator: what stands between two cells.
 
     Raises:
         ValueError: when it is not CSV.
@@ -208,9 +213,11 @@ def read_csv(path: str | os.PathLike[str]) -> pd.DataFrame:
     import pandas as pd
 
     name = "prompt_id"
-    frame = pd.read_csv(path, dtype={name: str})
+    frame = pd.read_csv(path, sep=separator, dtype={name: str})
     if name in frame:  # else pandas takes some names for missing values, and tables write none
-        frame[name] = pd.read_csv(path, usecols=[name], dtype=str, keep_default_na=False)[name]
+        if isinstance(path, io.StringIO):
+            path.seek(0)
+        frame[name] = pd.read_csv(path, sep=separator, usecols=[name], dtype=str, keep_default_na=False)[name]
         frame[name] = frame[name].str.replace(_QUOTED_FORMULA, "", regex=True)
     return frame
 

@@ -109,8 +109,8 @@ def _found(name: str, what: str) -> tuple[str, str, Path | None]:
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserLabelError(
-            f"{what} {name!r} is not of the form module:function or path/to/file.py:function: write the names of module "
-            "and function with letters, digits and underscores of ASCII"
+            f"{what} {name!r} is not of the form module:function or path/to/file.py:function: write the names of "
+            "module and function with letters, digits and underscores of ASCII"
         )
     return match[1], match[2], _folder_of(match[1].partition(".")[0], name, what)
 

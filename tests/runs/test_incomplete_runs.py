@@ -10,7 +10,6 @@ import pytest
 
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs.sources import load_measurement_of, load_rollouts_of
 from gradstats.system.files import write_json
 
 
@@ -20,15 +19,15 @@ def path(finished, tmp_path):
 
 
 def test_missing_shards_are_refused_and_left_out_on_request(path):
-    whole = load_measurement_of(path)
+    whole = read_measurement(path)
     shutil.rmtree(path / "measurement" / "shard-00003")
     os.unlink(path / "rollouts" / "shard-00001.parquet")
     with pytest.raises(ValueError, match=r"1 of 4 shards are missing in .*measurement \(the first: shard-00003\)"):
-        load_measurement_of(path)
+        read_measurement(path)
     with pytest.raises(ValueError, match=r"1 of 4 shards are missing in .*rollouts \(the first: shard-00001.parquet\)"):
-        load_rollouts_of(path)
+        read_rollouts(path)
     with pytest.warns(UserWarning, match="this is an analysis of the others; shards are ordered by prompt length"):
-        measured = load_measurement_of(path, partial=True)
+        measured = read_measurement(path, partial=True)
     np.testing.assert_array_equal(measured.sq_norms, whole.sq_norms[:18])
 
 
@@ -48,7 +47,7 @@ def test_shards_that_belong_elsewhere_are_refused(path):
         shard.metadata["origin"] = None if origin is None else own | origin
         shard.save(measurement / "shard-00002", overwrite=True)
         with pytest.raises(ValueError, match=f"shard-00002 does not belong here, {sentence}"):
-            load_measurement_of(path)
+            read_measurement(path)
 
 
 def test_rollouts_that_were_not_measured_are_refused(path):
@@ -56,22 +55,22 @@ def test_rollouts_that_were_not_measured_are_refused(path):
     with pytest.raises(
         ValueError, match=r"its rollouts\.parquet holds other completions than those that were measured"
     ):
-        load_measurement_of(path)
+        read_measurement(path)
 
 
 def test_shards_without_their_plan_are_refused(path):
     (path / "rollouts" / "plan.json").unlink()
     (path / "measurement" / "plan.json").unlink()
-    for read in (load_measurement_of, load_rollouts_of):
+    for read in (read_measurement, read_rollouts):
         with pytest.raises(ValueError, match=r"is one shard of a run, and .* has no plan\.json"):
             read(path)
         assert len(read(path, partial=True)) == 24
     write_json(path / "rollouts" / "plan.json", {"n_shards": "many"})
     with pytest.raises(ValueError, match=r"plan\.json does not state how many shards there are"):
-        load_rollouts_of(path)
+        read_rollouts(path)
 
 
 def test_shards_of_an_unfinished_command_are_refused(path):
     write_json(path / "rollouts" / "settings.json", {})
     with pytest.raises(ValueError, match="holds the finished shards of an unfinished command: repeat that command"):
-        load_rollouts_of(path)
+        read_rollouts(path)

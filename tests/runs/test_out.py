@@ -38,9 +38,9 @@ INTO_FOLDERS = {"figures", "curve", "optimal-baselines", "critic", "tokens"}
 INTO_THEIR_RUN = INTO_FOLDERS - {"figures"}
 #: What computes: nothing of it is called where the target is refused.
 WORK = (
-    "gradstats.runs.profiles.load_measurement_of",  # imports the next when it is imported itself
-    "gradstats.runs.sources.load_measurement_of",
-    "gradstats.runs.sources.load_rollouts_of",
+    "gradstats.runs.profiles.read_measurement",  # imports the next when it is imported itself
+    "gradstats.runs.sources.read_measurement",
+    "gradstats.runs.sources.read_rollouts",
     "gradstats.runs.pipeline.sample_shards",
     "gradstats.runs.sweep.run_experiment",
     "gradstats.report.page.read_results",

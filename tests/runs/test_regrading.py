@@ -19,7 +19,6 @@ from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import regrading
 from gradstats.runs.analysis import RunResult
 from gradstats.runs.pipeline import regrade_run, run_experiment
-from gradstats.runs.sources import load_measurement_of, load_rollouts_of
 from gradstats.system.files import remove_path, write_json
 
 mpl.use("Agg")
@@ -148,9 +147,9 @@ def test_an_interrupted_regrading_is_finished_by_what_comes_next(finished, no_mo
     monkeypatch.setattr(regrading, "_rewrite", rewrite)
     monkeypatch.setattr(regrading, "write_plan", write_plan)
     with pytest.raises(ValueError, match="scoring .*run again was interrupted: finish it with `gradstats regrade"):
-        load_measurement_of(path)
+        read_measurement(path)
     with pytest.raises(ValueError, match="was interrupted"):
-        load_rollouts_of(path)
+        read_rollouts(path)
     regraded = experiment.sampling.model_copy(update={"reward": "small_runs:consonants"})
     run_experiment(experiment.model_copy(update={"sampling": regraded}), path, progress=False)
     frame, measured = stored(path)

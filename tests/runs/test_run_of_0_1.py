@@ -16,8 +16,9 @@ from command_line import run
 import gradstats as gs
 from gradstats.config.experiment import load_experiment
 from gradstats.gradients import MeasuringSession
+from gradstats.measurement.storage import read_measurement
+from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.pipeline import run_experiment
-from gradstats.runs.sources import load_measurement_of, load_rollouts_of
 from gradstats.system.outputs import is_marked
 
 mpl.use("Agg")
@@ -46,7 +47,7 @@ def shards_of(path):
 
 def test_its_measurement_is_read(path):
     measured = gs.read_measurement(path / "measurement")
-    assert len(measured) == len(load_measurement_of(path)) == len(load_rollouts_of(path)) == 16
+    assert len(measured) == len(read_measurement(path)) == len(read_rollouts(path)) == 16
     assert measured.sketches.shape == (16, 16)
     assert measured.n_token_probes == 2
     assert [len(rows) for rows in measured.heavy_positions] == [2] * 16
@@ -71,7 +72,7 @@ def test_its_variance_is_the_same(path, monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "variance", path, "--estimators", "rloo", "reinforce")
     assert code == 0
     assert "rloo" in out
-    frame = gs.compare(load_measurement_of(path), saved["estimator"].tolist()).to_frame()
+    frame = gs.compare(read_measurement(path), saved["estimator"].tolist()).to_frame()
     for column in ("group_size", "trace_cov", "ratio", "matched_ratio"):
         # What version 0.1 left out may be known now.
         known = saved[column].notna()
