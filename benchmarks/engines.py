@@ -1,9 +1,10 @@
 """Time and memory of the gradient engines relative to the ordinary backward pass that trains the same batch.
 
-Cases: the embedded policy; the architectures of SmolLM2-135M and R1-Distill-Qwen-1.5B with random weights; a small grid
-of widths and lengths. Methods: ``plain`` (forward and backward of the batch, the reference), ``ghost``,
-``ghost+sketch``, ``vmap``, ``loop``, and, if Opacus is installed, its ghost norms for comparison. For ragged batches,
-``loop`` runs without padding and ``ghost`` in the chunks that a measurement would form.
+Cases: the embedded policy; the architectures of SmolLM2-135M and R1-Distill-Qwen-1.5B with random weights; a mixture of
+experts like Qwen3-30B-A3B with half its width and 3 of its 48 layers; a small grid of widths and lengths. Methods:
+``plain`` (forward and backward of the batch, the reference), ``ghost``, ``ghost+sketch``, ``vmap``, ``loop``, and, if
+Opacus is installed, its ghost norms for comparison. For ragged batches, ``loop`` runs without padding and ``ghost`` in
+the chunks that a measurement would form.
 
 Times are medians of repeats in one process in which the methods alternate, so that the ratio of a repeat compares
 neighbouring times. Peak memory is that of a fresh process that runs one method once. The benchmark writes a table, a
@@ -25,7 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 import tyro
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
 from gradstats.gradients import ENGINES, CountSketch, select_parameters
 from gradstats.gradients.chunking import plan_chunks
@@ -64,6 +65,7 @@ CASES = {
     "embedded, T=128": Case("embedded", 64, 128),
     "SmolLM2-135M, T=128": Case("SmolLM2-135M", 8, 128),
     "SmolLM2-135M, T=512": Case("SmolLM2-135M", 4, 512, methods=("plain", "ghost", "ghost+sketch", "loop", "opacus")),
+    "Qwen3-MoE, T=128": Case("Qwen3-MoE", 4, 128, methods=("plain", "ghost", "ghost+sketch", "loop")),
     "SmolLM2-135M, ragged T≤512": Case("SmolLM2-135M", 8, 512, True, ("ghost", "loop")),
     "R1-Distill-1.5B, T=256": Case("R1-Distill-1.5B", 2, 256, methods=("plain", "ghost", "ghost+sketch")),
     "R1-Distill-1.5B, T=1500": Case("R1-Distill-1.5B", 2, 1500, methods=("plain", "ghost", "ghost+sketch")),
@@ -96,6 +98,19 @@ def build(name: str, device: str) -> Policy:
             tie_word_embeddings=False,
         ),
     }
+    shapes["Qwen3-MoE"] = Qwen3MoeConfig(
+        hidden_size=1024,
+        num_hidden_layers=3,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=384,
+        norm_topk_prob=True,
+        vocab_size=32768,
+        tie_word_embeddings=False,
+    )
     if name.startswith("width "):
         width = int(name.removeprefix("width "))
         shapes[name] = LlamaConfig(

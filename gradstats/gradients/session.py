@@ -26,6 +26,7 @@ from gradstats.gradients.checks.self_check import (
     self_check,
 )
 from gradstats.gradients.chunking import default_memory_gib, plan_chunks
+from gradstats.gradients.engines.experts import experts_implementation
 from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import ENGINES, Engine
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
@@ -114,6 +115,7 @@ class MeasuringSession:
             "policy": policy.describe(),
             "engine": chosen,
             "engines_passed_over": passed_over,
+            "experts_implementation": experts_implementation(policy.model, chosen),
             "params": section.params,
             "n_parameters": selection.n_parameters,
             "block_names": list(selection.block_names),

@@ -8,12 +8,52 @@ import numpy as np
 import pandas as pd
 import torch
 from conftest import VOCABULARY, tiny_model
-from transformers import AutoModelForCausalLM, GemmaConfig, Qwen2MoeConfig, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, GemmaConfig, Qwen2MoeConfig, Qwen3Config
 
+import gradstats.gradients as gradients
 from gradstats.measurement.measurement import Measurement
 from gradstats.reference.autograd_loop import sequence_gradients
 
 ARCHITECTURES = [(name, tied) for name in ("qwen2", "qwen3", "llama", "gpt2", "gemma") for tied in (False, True)]
+
+
+#: A random model of two layers has these sizes; mixtures of experts have further ones.
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "decoder_sparse_step": 1}
+DEEPSEEK = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "head_dim": 4,
+    "v_head_dim": 8,
+}
+MIXTURES = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": QWEN | {"shared_expert_intermediate_size": 12},
+    "qwen3_moe": QWEN,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": DEEPSEEK,
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
 
 
 def any_model(architecture: str, tied: bool = False, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
@@ -76,10 +116,33 @@ def with_own_parameter(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def small_model(architecture: str, options: dict, experts: str | None = None) -> torch.nn.Module:
+    """A random model of two layers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = randomised(AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **(SMALL | options))))
+    if experts is not None:
+        model.set_experts_implementation(experts)
+    return model
+
+
 def oracle(model, rollouts, temperature=1.0) -> dict[str, np.ndarray]:
     """Squared norms by parameter, from plain autograd."""
     found = sequence_gradients(model, rollouts, temperature)
     return {name: np.array([one[name].double().square().sum().item() for one in found]) for name in found[0]}
+
+
+def assert_exact(model, rollouts, rtol=1e-5, **options) -> tuple[Measurement, Measurement]:
+    """Norms of every parameter against autograd, and sketches against the loop."""
+    expected = oracle(model, rollouts)
+    common = {"blocks": "parameter", "sketch_dim": 128, "progress": False, **options}
+    measured = gradients.measure(model, rollouts, engine="ghost", **common)
+    loop = gradients.measure(model, rollouts, engine="loop", **common)
+    for name, values in measured.sq_norms_by_block.items():
+        # Softmax of routers and norms compute in float32 inside.
+        np.testing.assert_allclose(values, expected[name], rtol=rtol, atol=1e-12, err_msg=name)
+    np.testing.assert_allclose(measured.sketches, loop.sketches, rtol=1e-4, atol=1e-6)
+    return measured, loop
 
 
 def assert_same(left: Measurement, right: Measurement) -> None:

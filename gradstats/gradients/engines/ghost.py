@@ -12,11 +12,21 @@ from torch.utils.hooks import RemovableHandle
 
 from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.engines.experts import ExpertsLayer, RoutedInputs
+from gradstats.gradients.engines.functional_linear import WatchedParameters, may_be_linear
+from gradstats.gradients.engines.interaction import refuse_interacting_tokens
 from gradstats.gradients.engines.layer_reduction import LayerReduction, Uses
-from gradstats.gradients.engines.layers import BroadcastLayer, EmbeddingLayer, Layer, supported_layers
+from gradstats.gradients.engines.layers import (
+    BroadcastLayer,
+    EmbeddingLayer,
+    Layer,
+    LinearLayer,
+    Term,
+    supported_layers,
+)
 from gradstats.gradients.engines.recomputed import OtherModule, Recomputation
 from gradstats.gradients.engines.reduction import ChunkResult, Reduction, stack_weightings
-from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
 from gradstats.gradients.held_parameters import refuse_offloaded
 from gradstats.gradients.objective import Chunk, Objective
 from gradstats.gradients.rotary import refuse_mixed_lengths
@@ -32,7 +42,8 @@ def ghost_engine(
     One forward and one backward pass compute gradients of activations only. A sequence's gradient of one layer is
     formed from the two and reduced as soon as the backward pass has passed the layer: the gradient of the whole model
     is never held, neither of one sequence nor of all. Each further weighting costs one more backward pass. Modules of
-    no known kind are run again afterwards, one sequence at a time, see :mod:`~gradstats.gradients.engines.recomputed`.
+    no known kind are run again afterwards, one sequence at a time, see :mod:`~gradstats.gradients.engines.recomputed`,
+    except those that only multiply by their weight, as routers do.
 
     Raises:
         UnsupportedModuleError: for a module that has to be known and is not, for a selected parameter without a
@@ -45,7 +56,7 @@ def ghost_engine(
         raise UnsupportedModuleError(
             'engine="ghost" cannot go through gradient checkpointing: call model.eval(), or use engine="loop"'
         )
-    recorder = _Recorder(*supported_layers(model, selection), chunk)
+    recorder = _Recorder(model, *supported_layers(model, selection), chunk)
     by_weighting = []
     with (
         Objective(model, policy.temperature) as objective,
@@ -93,16 +104,28 @@ class _Recorder:
         uses: the modules that the forward pass has called so far.
     """
 
-    def __init__(self, layers: list[Layer], others: list[OtherModule], chunk: Chunk) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: list[Layer],
+        experts: list[ExpertsLayer],
+        others: list[OtherModule],
+        chunk: Chunk,
+    ) -> None:
         self._layers = layers
+        self._experts = experts
+        self._model = model
         self._batch = len(chunk.rows)
         self._times = (chunk.input_ids.shape[1], chunk.kept + 1)
         self._handles: list[RemovableHandle] = []
         self._target: LayerReduction | None = None
         self._last = False
         self._own_weights: dict[str, nn.Parameter] = {}
-        self._recomputed = [(other.module, Recomputation(other, self._batch, self._times)) for other in others]
+        self._recomputed = [(other, Recomputation(other, self._batch, self._times)) for other in others]
         self._recomputing = False
+        self._alone = False
+        self._replaced: list[nn.Module] = []
+        self._is_linear: dict[str, bool] = {}
         self.uses = Uses()
 
     def __enter__(self) -> _Recorder:
@@ -114,8 +137,17 @@ class _Recorder:
                 ]
             else:
                 self._handles.append(layer.module.register_forward_hook(self._record(layer), with_kwargs=True))
-        for module, recomputation in self._recomputed:
-            self._handles.append(module.register_forward_hook(self._record_call(recomputation), with_kwargs=True))
+        for experts in self._experts:
+            self._replace_forward(experts.module, self._routed(experts))
+            parent = experts.path.rpartition(".")[0]
+            hook = self._check_block(parent)
+            self._handles.append(self._model.get_submodule(parent).register_forward_hook(hook, with_kwargs=True))
+        for other, recomputation in self._recomputed:
+            if may_be_linear(other.module):
+                self._replace_forward(other.module, self._watched(other, recomputation))
+            else:
+                hook = self._record_call(recomputation)
+                self._handles.append(other.module.register_forward_hook(hook, with_kwargs=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,6 +156,12 @@ class _Recorder:
         for layer in self._layers:
             if layer.path in self._own_weights:
                 self._restore_weight(layer)()
+        for module in self._replaced:
+            del module.forward
+
+    def _replace_forward(self, module: nn.Module, forward: Callable[..., object]) -> None:
+        module.forward = forward
+        self._replaced.append(module)
 
     @contextmanager
     def passing_to(self, reduction: Reduction, *, last: bool) -> Iterator[None]:
@@ -146,26 +184,91 @@ class _Recorder:
 
         return after
 
+    def _routed(self, experts: ExpertsLayer) -> Callable[..., object]:
+        own: Callable[..., object] = experts.module.forward
+
+        def record(number: int, inputs: RoutedInputs, output: Tensor) -> Tensor:
+            entered = [inputs]
+
+            def pass_on(gradient: Tensor) -> None:
+                kept = entered.pop() if self._last else entered[0]
+                self._add(experts.terms(number, kept, gradient, self._batch))
+
+            if not output.requires_grad:
+                output.requires_grad_()
+            output.register_hook(pass_on)
+            return output
+
+        def forward(*args: object, **kwargs: object) -> object:
+            if self._alone:
+                return experts.forward(args, kwargs, 1, self._times, lambda _number, _inputs, output: output)
+            if self._recomputing:
+                return own(*args, **kwargs)
+            self.uses.n_terms.update(experts.term_kinds())
+            return experts.forward(args, kwargs, self._batch, self._times, record)
+
+        return forward
+
+    def _check_block(self, path: str) -> Callable[..., None]:
+        def after(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
+            # A block with further inputs does more than a mixture: the layer of the model, with its attention.
+            if self._recomputing or len(args) + len(kwargs) > 1:
+                return
+            self._alone = self._recomputing = True
+            try:
+                own = type(block).forward.__get__(block)
+                refuse_interacting_tokens(path, block, args, kwargs, output, self._batch, self._times, own)
+            finally:
+                self._alone = self._recomputing = False
+
+        return after
+
+    def _watched(self, other: OtherModule, recomputation: Recomputation) -> Callable[..., object]:
+        own: Callable[..., object] = other.module.forward
+        layer = LinearLayer(other.path, other.module, other.names)
+
+        def forward(*args: object, **kwargs: object) -> object:
+            if self._recomputing:
+                return own(*args, **kwargs)
+            with WatchedParameters(other.module) as watched:
+                output = own(*args, **kwargs)
+            is_linear = bool(watched.products) and not watched.other_use
+            if not self._is_linear.setdefault(other.path, is_linear):
+                return recomputation.record(args, kwargs, output)
+            if not is_linear:
+                raise UnsupportedModuleError(
+                    f'engine="ghost" cannot differentiate {describe(other.path, other.module)}, which uses its weight '
+                    'in another way at each call: use engine="loop"'
+                )
+            for inputs, found in watched.products:
+                self._record_output(layer, inputs, found)
+            refuse_interacting_tokens(other.path, other.module, args, kwargs, output, self._batch, self._times, own)
+            return output
+
+        return forward
+
     def _record(self, layer: Layer) -> Callable[..., Tensor]:
         def after(_module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: Tensor) -> Tensor:
             if self._recomputing:
                 return output
-            entered: list[Tensor] = [layer.per_token(first_input(args, kwargs).detach(), self._batch, self._times)]
             if isinstance(layer, EmbeddingLayer):
                 output = layer.per_token(output, self._batch, self._times)
             if not output.requires_grad:  # the first layer that the backward pass has to reach
                 output = output.requires_grad_()
-            self.uses.count(layer, entered[0])
-
-            def pass_on(gradient: Tensor) -> None:
-                left = layer.per_token(gradient, self._batch, self._times)
-                inputs = entered.pop() if self._last else entered[0]
-                self._pass_on(layer, inputs, left)
-
-            output.register_hook(pass_on)
+            self._record_output(layer, first_input(args, kwargs).detach(), output)
             return output
 
         return after
+
+    def _record_output(self, layer: Layer, inputs: Tensor, output: Tensor) -> None:
+        entered: list[Tensor] = [layer.per_token(inputs, self._batch, self._times)]
+        self.uses.count(layer, entered[0])
+
+        def pass_on(gradient: Tensor) -> None:
+            left = layer.per_token(gradient, self._batch, self._times)
+            self._add(layer.terms(entered.pop() if self._last else entered[0], left))
+
+        output.register_hook(pass_on)
 
     def _replace_weight(self, layer: BroadcastLayer) -> Callable[..., None]:
         def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
@@ -173,7 +276,7 @@ class _Recorder:
                 return
             inputs = first_input(args, kwargs)
             stand_in = layer.stand_in(inputs, self._batch, self._times)
-            stand_in.register_hook(lambda gradient: self._pass_on(layer, inputs, gradient))
+            stand_in.register_hook(lambda gradient: self._add(layer.terms(inputs, gradient)))
             self._own_weights[layer.path] = module._parameters["weight"]  # pyright: ignore[reportArgumentType]
             module._parameters["weight"] = stand_in  # pyright: ignore[reportArgumentType]
             self.uses.count(layer, inputs)
@@ -188,10 +291,10 @@ class _Recorder:
 
         return after
 
-    def _pass_on(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
+    def _add(self, terms: Iterator[tuple[str, Term]]) -> None:
         assert self._target is not None
         with torch.no_grad():
-            for name, term in layer.terms(inputs, gradient):
+            for name, term in terms:
                 self._target.add(name, term)
 
 

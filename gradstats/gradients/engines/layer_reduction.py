@@ -12,6 +12,7 @@ from torch import Tensor
 from gradstats.gradients.engines.layers import EmbeddingLayer, EmbeddingRows, Layer, Term
 from gradstats.gradients.engines.outer_products import OuterProducts, contract, gram_strips
 from gradstats.gradients.engines.reduction import Reduction, sq_norms
+from gradstats.gradients.engines.routed_products import RoutedProducts
 
 #: Address, shape and strides of a tensor.
 Place = tuple[int, torch.Size, tuple[int, ...]]
@@ -65,7 +66,7 @@ class LayerReduction:
 
     def finish(self) -> None:
         """Reduce the remaining terms: those of modules of which one call did not influence the objective."""
-        for kind in (Tensor, OuterProducts, EmbeddingRows):
+        for kind in (Tensor, OuterProducts, EmbeddingRows, RoutedProducts):
             for name, pending in list(self._pending):
                 if pending is kind and (name, kind) in self._pending:
                     self._reduce(name, kind)
@@ -78,6 +79,8 @@ class LayerReduction:
             self._reduction.add(name, functools.reduce(torch.add, cast("list[Tensor]", terms)))
         elif kind is OuterProducts:
             self._reduce_outer_products(name, OuterProducts.join(cast("list[OuterProducts]", terms)))
+        elif kind is RoutedProducts:
+            RoutedProducts.join(cast("list[RoutedProducts]", terms)).add_to(self._reduction, name)
         else:
             self._reduce_rows(name, cast("list[EmbeddingRows]", terms))
 

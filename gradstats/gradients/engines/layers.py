@@ -13,8 +13,10 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.engines.experts import ExpertsLayer
 from gradstats.gradients.engines.outer_products import OuterProducts
 from gradstats.gradients.engines.recomputed import OtherModule, other_modules
+from gradstats.gradients.engines.routed_products import RoutedProducts
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
 from gradstats.gradients.held_parameters import owners
 
@@ -32,7 +34,7 @@ class EmbeddingRows:
     values: Tensor
 
 
-Term = OuterProducts | EmbeddingRows | Tensor
+Term = OuterProducts | EmbeddingRows | RoutedProducts | Tensor
 
 
 @dataclass(frozen=True)
@@ -224,8 +226,10 @@ KINDS: tuple[type[Layer], ...] = (
 )
 
 
-def supported_layers(model: nn.Module, selection: ParameterSelection) -> tuple[list[Layer], list[OtherModule]]:
-    """Return the modules that own selected parameters: as layers of their kind, and those of no known kind.
+def supported_layers(
+    model: nn.Module, selection: ParameterSelection
+) -> tuple[list[Layer], list[ExpertsLayer], list[OtherModule]]:
+    """Return the modules that own selected parameters: layers of their kind, fused experts, those of no known kind.
 
     A module of no known kind has the parameters of the modules inside it as well, which it may read without calling
     them.
@@ -235,15 +239,21 @@ def supported_layers(model: nn.Module, selection: ParameterSelection) -> tuple[l
             parameter that belongs to no module.
     """
     owned = list(owners(model, selection))
-    kinds = {path: next((kind for kind in KINDS if kind.handles(module)), None) for path, module, _ in owned}
+    every = (*KINDS, ExpertsLayer)
+    kinds = {path: next((kind for kind in every if kind.handles(module)), None) for path, module, _ in owned}
     others = other_modules(model, selection, [one for one in owned if kinds[one[0]] is None])
     inside = tuple(f"{other.path}." for other in others)
-    layers = []
+    layers: list[Layer] = []
+    experts: list[ExpertsLayer] = []
     for path, module, names in owned:
         kind = kinds[path]
-        if kind is not None and not path.startswith(inside):
-            layers.append(kind(path, module, names))
-    return layers, others
+        if kind is None or path.startswith(inside):
+            continue
+        if kind is ExpertsLayer:
+            experts.append(ExpertsLayer(path, module, names))
+        else:
+            layers.append(kind(path, module, names))  # pyright: ignore[reportArgumentType]
+    return layers, experts, others
 
 
 def _sum_over_time(values: Tensor, n_axes: int) -> Tensor:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradstats.gradients.engines.reduction import sq_norms
+
 # Gram matrices are computed in strips of this many rows, each up to the diagonal.
 _STRIP = 128
 # Inner products are accumulated over this many features at a time, which keeps the features in the cache.
@@ -86,6 +88,15 @@ class OuterProducts:
         strip = min(time, _STRIP)
         gram = time * (time + strip) / 2 * (inputs / shared + outputs + _ELEMENT_COST)
         return gram < (time + _ELEMENT_COST) * inputs * outputs
+
+    def sq_norms(self, dtype: torch.dtype) -> Tensor:
+        """Return (batch,) squared norms of the gradients in float64, in the form that costs less."""
+        if self.prefers_gram():
+            return contract(gram_strips(self.gradients, dtype), gram_strips(self.inputs, dtype))
+        total = torch.zeros(len(self.inputs), dtype=torch.float64, device=self.inputs.device)
+        for _, product in self.products(dtype):
+            total += sq_norms(product.flatten(start_dim=1))
+        return total
 
     def products(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
         """Yield a few rows of the gradient at a time: the index of the first, and (batch, rows, columns)."""

@@ -18,12 +18,9 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gradstats.gradients.blocks import ParameterSelection
+from gradstats.gradients.engines.interaction import TOLERANCES, rows_of
 from gradstats.gradients.engines.reduction import Reduction
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
-
-# Largest deviation of the module's output for one sequence from its output in the batch, relative to the largest
-# entry; by the number of bytes of an entry. In float64 some modules compute in float32 inside.
-_TOLERANCES = {8: 1e-5, 4: 1e-3, 2: 1e-1}
 
 
 @dataclass(frozen=True)
@@ -182,16 +179,10 @@ class Recomputation:
         return dict(zip(self._other.names.values(), of_tensors, strict=True))
 
     def _rows(self, tensor: Tensor, row: int) -> Tensor:
-        """Return what belongs to one sequence; a tensor without an axis of sequences belongs to all."""
-        if tensor.ndim > 1 and tensor.shape[0] == self._batch:
-            return tensor[row : row + 1]
-        for time in self._times:
-            if tensor.ndim and tensor.shape[0] == self._batch * time:
-                return tensor[row * time : (row + 1) * time]
-        return tensor
+        return rows_of(tensor, row, self._batch, self._times)
 
     def _refuse_interaction(self, alone: Tensor, together: Tensor) -> None:
-        tolerance = _TOLERANCES.get(together.dtype.itemsize, 1e-1)
+        tolerance = TOLERANCES.get(together.dtype.itemsize, 1e-1)
         same = alone.shape == together.shape
         # A comparison with NaN is False: sequences that are not finite are left out of the measurement later.
         if not same or (alone.numel() and (alone - together).abs().max() > tolerance * together.abs().max()):

@@ -73,6 +73,11 @@ class Reduction:
         if self.sketch is not None and self.sketches is not None:
             self.sketch.add(self.sketches[row : row + 1], name, flat)
 
+    @property
+    def n_sequences(self) -> int:
+        """Number of sequences of the batch."""
+        return len(self._sq_norms)
+
     def add_sq_norms(self, name: str, values: Tensor) -> None:
         """Add squared norms, (batch,), to the block of a parameter."""
         self._sq_norms[:, self._selection.block_index[name]] += values.double()
