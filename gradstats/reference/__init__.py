@@ -2,5 +2,20 @@
 
 from gradstats.reference.enumerated import EnumeratedPolicy
 from gradstats.reference.moments import GradientMoments
+from gradstats.reference.optimal_baselines import (
+    ExactOptimum,
+    exact_minimiser,
+    exact_optimal_baselines,
+    exact_optimal_mixture,
+    exact_optimal_shift,
+)
 
-__all__ = ["EnumeratedPolicy", "GradientMoments"]
+__all__ = [
+    "EnumeratedPolicy",
+    "ExactOptimum",
+    "GradientMoments",
+    "exact_minimiser",
+    "exact_optimal_baselines",
+    "exact_optimal_mixture",
+    "exact_optimal_shift",
+]

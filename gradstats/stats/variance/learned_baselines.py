@@ -10,11 +10,14 @@ from jaxtyping import Float, Int
 from scipy import interpolate
 
 from gradstats import estimators as families
+from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.expectations import unbiased
 from gradstats.estimators.baselines.length_exponent import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import SEQUENCE_SUM, Level
-from gradstats.stats.jackknife import Statistic
+from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.jackknife import Statistic, require_level
+from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 
 #: Exponents through whose variances a curve is drawn, and points of it between neighbours.
@@ -31,12 +34,15 @@ class LearnedBaseline:
         names: of its parameters.
         parameters: (prompts, k) of each prompt, chosen on the others.
         given: (n,) weights of the completions.
+        optimum: the parameter of lowest variance on all prompts, with the interval of the true one; None where there
+            are several parameters.
     """
 
     label: str
     names: tuple[str, ...]
     parameters: Float[np.ndarray, "m k"] = field(repr=False, compare=False)
     given: Float[np.ndarray, " n"] = field(repr=False, compare=False)
+    optimum: Minimiser | FiellerRatio | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -77,9 +83,26 @@ class LearnedBaseline:
             raise ValueError(f"{self.label} has weights for {self.given.size} completions, got {batch.rewards.size}")
         return self.given
 
-    def described(self) -> str:
-        """Return the mean of each parameter over prompts, with its range."""
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """Return the interval of the parameter of lowest variance; NaN where there are several, or it is not known.
+
+        Where the slope of the variance is compatible with 0: for the exponent as in
+        :class:`gradstats.stats.variance.minimiser.Minimiser`, for the shift Fieller's set, which may be unbounded.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        require_level(confidence_level)
+        if isinstance(self.optimum, FiellerRatio):
+            return self.optimum.within(confidence_level, -np.inf, np.inf)
+        return (np.nan, np.nan) if self.optimum is None else self.optimum.confidence_interval(confidence_level)
+
+    def described(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """Return the mean of each parameter over prompts, with its interval, or else with its range over prompts."""
         means, lows, highs = (operation(self.parameters, axis=0) for operation in (np.mean, np.min, np.max))
+        low, high = self.confidence_interval(confidence_level)
+        if np.isfinite(low) or np.isfinite(high):
+            return f"{self.names[0]} {means[0]:.3g} [{low:.3g}, {high:.3g}]"
         return ", ".join(
             f"{name} {mean:.3g} ({low:.3g} to {high:.3g})"
             for name, mean, low, high in zip(self.names, means, lows, highs, strict=True)
@@ -103,7 +126,8 @@ def learned_exponent(pool: PooledCompletions) -> LearnedBaseline:
         columns={**pool.batch.columns, FITTED_ELSEWHERE: by_row}, sq_norms=np.ones(len(by_row))
     )
     weights = families.length_weighted(alpha="within_prompt", loo=True).weights(given)
-    return LearnedBaseline("learned exponent", ("alpha",), chosen[:, None], weights)
+    optimum = minimiser_of(EXPONENTS, variances)
+    return LearnedBaseline("learned exponent", ("alpha",), chosen[:, None], weights, optimum)
 
 
 def learned_shift(pool: PooledCompletions) -> LearnedBaseline:
@@ -118,10 +142,14 @@ def learned_shift(pool: PooledCompletions) -> LearnedBaseline:
         sizes = pool.batch.group_sizes[pool.batch.group_index]
         return np.where(sizes == 1, plain, plain - delta / sizes)
 
-    below, middle, above = (variance_with(pool, weights_at(delta)).replicates for delta in (-unit, 0.0, unit))
-    slope, curvature = (above - below) / 2.0, (above + below) / 2.0 - middle
-    chosen = unit * np.divide(-slope, 2.0 * curvature, out=np.zeros_like(slope), where=curvature > 0)
-    return LearnedBaseline("learned shift", ("delta",), chosen[:, None], weights_at(chosen[_prompts(pool)]))
+    below, middle, above = (variance_with(pool, weights_at(delta)) for delta in (-unit, 0.0, unit))
+    # −b and 2c, of δ in units of the largest reward.
+    descent, curvature = (below - above).scaled(0.5), above + below - middle.scaled(2.0)
+    lowest = np.zeros_like(descent.replicates)
+    np.divide(descent.replicates, curvature.replicates, out=lowest, where=curvature.replicates > 0)
+    chosen = unit * lowest
+    optimum = fieller_ratio(descent.scaled(unit), curvature)
+    return LearnedBaseline("learned shift", ("delta",), chosen[:, None], weights_at(chosen[_prompts(pool)]), optimum)
 
 
 def learned_mixture(pool: PooledCompletions) -> LearnedBaseline:

@@ -67,16 +67,16 @@ class OptimalBaselines:
         """One row per baseline: the columns of :func:`gradstats.compare`, with ratios to the oracle, and more.
 
         ``kind`` is ``"learned"``, ``"published"`` or ``"oracle"``; ``parameters`` states what was learned, as the mean
-        over prompts with its range; ``ratio_to_learned`` is the variance over that of the best learned baseline, which
-        ``.attrs["best_learned"]`` names; ``ratio_to_learned_simultaneous_low`` and ``_high`` hold for all rows at
-        once, as do those of ``ratio``.
+        over prompts, with the interval of the best exponent and shift and the range of the shares;
+        ``ratio_to_learned`` is the variance over that of the best learned baseline, which ``.attrs["best_learned"]``
+        names; ``ratio_to_learned_simultaneous_low`` and ``_high`` hold for all rows at once, as do those of ``ratio``.
 
         Raises:
             ValueError: for a level outside (0, 1).
         """
         frame = self.to_oracle.to_frame(confidence_level)
         beside = self.to_learned.to_frame(confidence_level)
-        described = {one.label: one.described() for one in self.learned}
+        described = {one.label: one.described(confidence_level) for one in self.learned}
         labels = [str(label) for label in frame["estimator"]]
         kinds = ["oracle" if one == ORACLE else "learned" if one in described else "published" for one in labels]
         frame.insert(1, "kind", kinds)
@@ -119,7 +119,9 @@ def optimal_baselines(
     :math:`\hat β_m = \arg\min_β V_{(m)}(β)` with :math:`V_{(m)} = \mathrm{tr\,Cov}` without prompt m, so that the
     choice costs no bias:
     they do not depend on the prompt's own completions. Beside them stand published baselines and the oracle
-    ``norm_weighted(loo=True)``, whose weights are the measured squared norms. Intervals take what was learned as given.
+    ``norm_weighted(loo=True)``, whose weights are the measured squared norms. Intervals of variances and ratios take
+    what was learned as given; the best exponent and the best shift have intervals of their own
+    (:meth:`gradstats.stats.variance.learned_baselines.LearnedBaseline.confidence_interval`).
 
     Args:
         measured_or_batch: a measurement, or a :class:`gradstats.estimators.Batch` with ``sq_norms`` and ``scores``.

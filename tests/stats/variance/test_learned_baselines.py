@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch
+from scipy import stats
 
 from gradstats import estimators as est
-from gradstats.reference import EnumeratedPolicy
+from gradstats.reference import EnumeratedPolicy, exact_optimal_baselines
+from gradstats.reference.optimal_baselines import mixture_form
 from gradstats.stats.variance.comparison import pooled
 from gradstats.stats.variance.group_moments import split_into_groups
 from gradstats.stats.variance.learned_baselines import (
+    EXPONENTS,
     LearnedBaseline,
     learned_baselines,
     learned_exponent,
@@ -21,6 +22,7 @@ from gradstats.stats.variance.learned_baselines import (
     lowest_shares,
     variance_with,
 )
+from gradstats.stats.variance.minimiser import minimiser_of
 from gradstats.stats.variance.prepared_inputs import prepared_inputs
 
 
@@ -70,24 +72,6 @@ def test_shares_are_the_lowest_of_a_grid():
     assert len({tuple(share > 0) for share in shares}) > 2  # corners, edges and the inside occur
 
 
-class Mixture:
-    """A mixture of leave-one-out means with the exact mean reward in place of that of the other prompts."""
-
-    name = label = "mixture"
-    level, needs, across_groups = "sequence", (), False
-
-    def __init__(self, shares, mean):
-        self.shares, self.mean = shares, mean
-
-    def expected_scale(self, group_size):
-        return 1.0
-
-    def weights(self, batch):
-        plain, by_length = est.rloo().weights(batch), est.token_mean(loo=True).weights(batch)
-        beside = (batch.rewards - self.mean) / batch.group_sizes[batch.group_index]
-        return np.einsum("k,kn->n", self.shares, np.stack([plain, by_length, beside]))
-
-
 def test_what_is_learned_is_near_the_exact_optimum_of_an_enumerated_policy():
     policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=5, n_prompts=6, rng=2)
     size = 3
@@ -97,27 +81,16 @@ def test_what_is_learned_is_near_the_exact_optimum_of_an_enumerated_policy():
     def exact(estimator):
         return policy.moments(estimator, size).trace_cov
 
-    deltas = np.array([-1.0, 0.0, 1.0])
-    curvature, slope, _ = np.polyfit(deltas, [exact(est.asymmetric(delta=one, loo=True)) for one in deltas], 2)
-    best = -slope / (2.0 * curvature)
-    assert learned_shift(pool).parameters.mean() == pytest.approx(best, abs=0.03)
+    exponent, shift, mixture = exact_optimal_baselines(policy, size, n_prompts=1500)
+    assert learned_shift(pool).parameters.mean() == pytest.approx(shift.parameters["delta"], abs=0.03)
 
-    mean = float(policy.probabilities @ policy.rewards)
-    form, unit = np.empty((1, 3, 3)), np.eye(3)
-    for at in range(3):
-        form[0, at, at] = exact(Mixture(unit[at], mean))
-    for one, two in combinations(range(3), 2):
-        half = exact(Mixture((unit[one] + unit[two]) / 2, mean))
-        form[0, one, two] = form[0, two, one] = 2 * half - (form[0, one, one] + form[0, two, two]) / 2
-    optimum = lowest_shares(form)[0]
+    form = mixture_form(policy, size)
+    assert mixture.trace_cov < form.diagonal().min()  # a mixture is better than each of its parts
     shares = learned_mixture(pool).parameters.mean(axis=0)
-    assert optimum @ form[0] @ optimum < form[0].diagonal().min()  # a mixture is better than each of its parts
-    assert shares @ form[0] @ shares == pytest.approx(optimum @ form[0] @ optimum, rel=0.01)
+    assert shares @ form @ shares == pytest.approx(mixture.trace_cov, rel=0.01)
 
-    exponents = np.linspace(-1.0, 2.0, 13)
-    lowest = min(exact(est.length_weighted(alpha=one, loo=True)) for one in exponents)
     alpha = float(learned_exponent(pool).parameters.mean())
-    assert exact(est.length_weighted(alpha=alpha, loo=True)) == pytest.approx(lowest, rel=0.01)
+    assert exact(est.length_weighted(alpha=alpha, loo=True)) == pytest.approx(exponent.trace_cov, rel=0.01)
 
 
 def test_a_learned_baseline_is_described_and_bound_to_its_completions():
@@ -134,3 +107,34 @@ def test_equal_rewards_are_refused():
     pool = pool_of(batch.with_fields(rewards=np.zeros(80)), scores)
     with pytest.raises(ValueError, match="a baseline cannot be learned here, since every completion has weight 0"):
         learned_exponent(pool)
+
+
+def test_the_interval_of_the_shift_is_where_the_slope_may_be_zero():
+    batch, scores = correlated_batch(60, 4)
+    pool = pool_of(batch, scores)
+    learned = learned_shift(pool)
+    low, high = learned.confidence_interval(0.9)
+    assert low < learned.parameters.mean() < high
+    quantile = stats.t.ppf(0.95, 59)
+    for end in (low, high):
+        before, after = (
+            variance_with(pool, est.asymmetric(delta=end + by, loo=True).weights(pool.batch)) for by in (-0.5, 0.5)
+        )
+        slope = after - before  # of a parabola: exact
+        assert abs(slope.value) == pytest.approx(quantile * np.sqrt(slope.variance()), rel=1e-6)
+    wide = learned.confidence_interval(0.99)
+    assert wide[0] < low < high < wide[1]
+    assert learned.described(0.9) == f"delta {learned.parameters.mean():.3g} [{low:.3g}, {high:.3g}]"
+
+
+def test_the_interval_of_the_exponent_is_that_of_a_curve():
+    batch, scores = correlated_batch(60, 4)
+    pool = pool_of(batch, scores)
+    curve = minimiser_of(
+        EXPONENTS,
+        [variance_with(pool, est.length_weighted(alpha=one, loo=True).weights(pool.batch)) for one in EXPONENTS],
+    )
+    assert learned_exponent(pool).confidence_interval(0.9) == pytest.approx(curve.confidence_interval(0.9))
+    assert np.isnan(learned_mixture(pool).confidence_interval()).all()
+    with pytest.raises(ValueError, match="confidence_level=2 must lie"):
+        learned_mixture(pool).confidence_interval(2)

@@ -1,0 +1,223 @@
+"""The exact optima that :func:`gradstats.optimal_baselines` estimates, on an enumerated policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+from jaxtyping import Float
+from scipy import optimize
+
+from gradstats import estimators as families
+from gradstats.estimators import Batch
+from gradstats.estimators.estimator import SEQUENCE_SUM, Level, Weighting
+from gradstats.estimators.with_parameter import with_parameter
+from gradstats.reference.enumerated import EnumeratedPolicy
+
+#: The exponents between which the best is sought, as in :func:`gradstats.optimal_baselines`.
+EXPONENTS = (-1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class ExactOptimum:
+    """The parameters of lowest variance of a family of estimators.
+
+    Attributes:
+        label: of the family.
+        parameters: the best, by name.
+        trace_cov: tr Cov of a group's gradient there, at matched signal.
+    """
+
+    label: str
+    parameters: dict[str, float]
+    trace_cov: float
+
+
+@dataclass(frozen=True)
+class MixtureOfMeans:
+    r"""The baseline :math:`\sum_k p_k b_k` of the leave-one-out means of a group, plain and weighted by length, and
+    a constant.
+
+    Attributes:
+        shares: (3,) of the plain mean, of that weighted by length, of the constant; they sum to 1.
+        constant: what stands for the mean reward of all other prompts.
+    """
+
+    shares: Float[np.ndarray, "3"] = field(compare=False)
+    constant: float
+
+    name = label = "mixture"
+    level: Level = "sequence"
+    needs: tuple[str, ...] = ()
+    across_groups = False
+    unit = SEQUENCE_SUM
+
+    def expected_scale(self, group_size: int) -> float | None:
+        """Return 1: no part contains the own sample; for a group of one, which has no others, it is not known."""
+        return 1.0 if group_size > 1 else None
+
+    def weights(self, batch: Batch) -> Float[np.ndarray, " n"]:
+        """Return the weights (R − b)/N."""
+        plain, by_length = (one.weights(batch) for one in (families.rloo(), families.token_mean(loo=True)))
+        beside = (batch.rewards - self.constant) / batch.group_sizes[batch.group_index]
+        return np.asarray(self.shares) @ np.stack([plain, by_length, beside])
+
+
+def exact_minimiser(
+    policy: EnumeratedPolicy,
+    estimator: str | Weighting,
+    parameter: str,
+    bounds: tuple[float, float],
+    group_size: int,
+    *,
+    n_values: int = 31,
+) -> ExactOptimum:
+    r"""Find where an estimator has its lowest variance, which :func:`gradstats.variance_curve` estimates.
+
+    The minimiser of :math:`\mathrm{tr\,Cov}(ĝ_β)/c_β²`, with c the part of ∇J that :math:`E[ĝ_β]` keeps: the lowest of
+    a grid, then Brent's method between its neighbours.
+
+    Args:
+        policy: whose moments are known.
+        estimator: a label, in which the parameter may be missing, or an estimator; it stays within its group.
+        parameter: its name, of a parameter that is continuous.
+        bounds: the first and last value that is considered.
+        group_size: N.
+        n_values: of the grid, which has to separate the minima that the variance may have.
+
+    Raises:
+        TypeError: for an estimator without this parameter.
+        ValueError: for bounds that are not in order, fewer than 3 values, or too many groups to enumerate.
+    """
+    low, high = bounds
+    if not low < high or n_values < 3:
+        raise ValueError(f"bounds={bounds} must be in order and n_values={n_values} at least 3")
+
+    def variance(value: float) -> float:
+        return policy.moments(with_parameter(estimator, parameter, value), group_size).matched_trace_cov
+
+    grid = np.linspace(low, high, n_values)
+    at = int(np.argmin([variance(value) for value in grid]))
+    around = (float(grid[max(at - 1, 0)]), float(grid[min(at + 1, n_values - 1)]))
+    found = optimize.minimize_scalar(variance, bounds=around, method="bounded", options={"xatol": 1e-7})
+    # Brent's method does not try the ends themselves.
+    best = min((float(found.x), *bounds), key=variance)
+    label = estimator if isinstance(estimator, str) else estimator.label
+    return ExactOptimum(label, {parameter: best}, variance(best))
+
+
+def exact_optimal_shift(policy: EnumeratedPolicy, group_size: int) -> ExactOptimum:
+    r"""Find the best constant shift δ of the leave-one-out mean, in closed form.
+
+    With :math:`ĝ_δ = ĝ_0 - δ \bar S` and :math:`E[\bar S] = 0` the variance is a parabola, known from three of its
+    points.
+
+    Raises:
+        ValueError: for a policy with ``old_theta``, or too many groups to enumerate.
+    """
+    _require_on_policy(policy)
+    below, middle, above = (
+        policy.moments(families.asymmetric(delta=delta, loo=True), group_size).trace_cov for delta in (-1.0, 0.0, 1.0)
+    )
+    slope, curvature = (above - below) / 2.0, (above + below) / 2.0 - middle
+    best = -slope / (2.0 * curvature)
+    return ExactOptimum("shift", {"delta": best}, middle + slope * best + curvature * best**2)
+
+
+def exact_optimal_mixture(policy: EnumeratedPolicy, group_size: int, n_prompts: int | None = None) -> ExactOptimum:
+    r"""Find the best mixture of the leave-one-out means of the group, of the group by length, and of all other prompts.
+
+    The variance of a batch of M prompts, times M, is the quadratic form :math:`p^T Q p` of the shares. The mean of the
+    M−1 other prompts is independent of the own group and has the expectation E[R]: with the constant E[R] in its place
+    Q is known from the enumeration of groups, and its deviation from E[R] adds to the entry of that mean alone
+
+    .. math:: \frac{E‖\bar S‖² \, \mathrm{Var}(\bar R)}{M-1} + \frac{‖∇J‖²}{N²(M-1)},
+
+    the second term because two prompts are in each other's baselines.
+
+    Args:
+        policy: whose moments are known.
+        group_size: N, at least 2.
+        n_prompts: M; None for infinitely many, whose mean is E[R].
+
+    Raises:
+        ValueError: for a policy with ``old_theta``, fewer than two prompts, groups of one, or too many to enumerate.
+    """
+    _require_on_policy(policy)
+    if group_size < 2 or (n_prompts is not None and n_prompts < 2):
+        raise ValueError(f"group_size={group_size} and n_prompts={n_prompts} must be at least 2: a mean needs others")
+    form = mixture_form(policy, group_size)
+    if n_prompts is not None:
+        form[2, 2] += _deviation_of_others(policy, group_size) / (n_prompts - 1)
+    shares = lowest_on_simplex(form)
+    names = ("group", "token", "batch")
+    return ExactOptimum("mixture", dict(zip(names, map(float, shares), strict=True)), float(shares @ form @ shares))
+
+
+def exact_optimal_baselines(
+    policy: EnumeratedPolicy, group_size: int, n_prompts: int | None = None
+) -> tuple[ExactOptimum, ExactOptimum, ExactOptimum]:
+    """Return the best exponent, shift and mixture, which :func:`gradstats.optimal_baselines` learns from completions.
+
+    Args:
+        policy: whose moments are known; completions are drawn from it as it is scored.
+        group_size: N, at least 2.
+        n_prompts: prompts of a batch, for the mixture; None for infinitely many.
+
+    Raises:
+        ValueError: as :func:`exact_optimal_mixture`.
+
+    Example:
+        >>> policy = EnumeratedPolicy(vocabulary=2, max_length=3, n_prompts=3, rng=0)
+        >>> [(one.label, sorted(one.parameters)) for one in exact_optimal_baselines(policy, group_size=3)]
+        [('exponent', ['alpha']), ('shift', ['delta']), ('mixture', ['batch', 'group', 'token'])]
+    """
+    mixture = exact_optimal_mixture(policy, group_size, n_prompts)
+    exponent = exact_minimiser(policy, "length_weighted(loo=True)", "alpha", EXPONENTS, group_size)
+    named = ExactOptimum("exponent", exponent.parameters, exponent.trace_cov)
+    return named, exact_optimal_shift(policy, group_size), mixture
+
+
+def mixture_form(policy: EnumeratedPolicy, group_size: int) -> Float[np.ndarray, "3 3"]:
+    """Return Q of the variance pᵀQp of a group's gradient, with E[R] for the mean of all other prompts."""
+    mean, unit = float(policy.probabilities @ policy.rewards), np.eye(3)
+
+    def variance(shares: Float[np.ndarray, "3"]) -> float:
+        return policy.moments(MixtureOfMeans(shares, mean), group_size).trace_cov
+
+    form = np.diag([variance(one) for one in unit])
+    for first, second in combinations(range(3), 2):
+        half = variance((unit[first] + unit[second]) / 2.0)
+        form[first, second] = form[second, first] = 2.0 * half - (form[first, first] + form[second, second]) / 2.0
+    return form
+
+
+def lowest_on_simplex(form: Sequence[Sequence[float]] | Float[np.ndarray, "k k"]) -> Float[np.ndarray, " k"]:
+    r"""Return the p ≥ 0, Σp = 1, at which a positive semidefinite form pᵀQp is lowest.
+
+    :math:`\min_{x ≥ 0} x^T Q x + (1 - \sum x)²` is a problem of non-negative least squares. For x = s p it is lowest at
+    :math:`q/(1 + q)` with q = pᵀQp, so that x has the direction of the best p.
+    """
+    values, vectors = np.linalg.eigh(np.asarray(form, dtype=np.float64))
+    scale = values.max() or 1.0
+    root = np.sqrt(np.maximum(values / scale, 0.0))[:, None] * vectors.T
+    solved = optimize.nnls(np.vstack([root, np.ones(len(values))]), np.append(np.zeros(len(values)), 1.0))[0]
+    return solved / solved.sum()
+
+
+def _deviation_of_others(policy: EnumeratedPolicy, group_size: int) -> float:
+    """Return E‖S̄‖² Var(R̄) + ‖∇J‖²/N² of a group's means."""
+    of_prompt = policy.prompt_probabilities
+    given = policy.probabilities / of_prompt[policy.prompts]
+    means = np.bincount(policy.prompts, given * policy.rewards, policy.n_prompts)
+    squares = np.bincount(policy.prompts, given * policy.rewards**2, policy.n_prompts)
+    variance = of_prompt @ (squares - means**2) / group_size + of_prompt @ means**2 - (of_prompt @ means) ** 2
+    signal = float(policy.gradient @ policy.gradient) / group_size**2
+    return float(policy.expected_sq_norm / group_size * variance + signal)
+
+
+def _require_on_policy(policy: EnumeratedPolicy) -> None:
+    if policy.off_policy:
+        raise ValueError("these baselines are without bias on-policy only: choose a policy without old_theta")
