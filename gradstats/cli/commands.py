@@ -19,6 +19,7 @@ from gradstats.cli.profiling import profile
 from gradstats.cli.ratios import ratios
 from gradstats.cli.reporting import figures, report
 from gradstats.cli.running import measure, regrade, run, sample
+from gradstats.cli.starting import init
 from gradstats.cli.statistics import alpha, group_size, length_reward, plan, shift, tokens, variance
 from gradstats.cli.sweeping import sweep
 
@@ -27,6 +28,7 @@ _VERSION = "--version"
 _SUMMARY = f"Measure the variance of policy gradients of reasoning language models. {_VERSION} prints the version."
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "init": init,
     "run": run,
     "sweep": sweep,
     "sample": sample,

@@ -45,7 +45,9 @@ def described_by(section: type[Section], field: str, by_default: str | None = No
     declared = section.model_fields[field]
     help_text = declared.description or ""
     if by_default is not None:
-        return tyro.conf.arg(help=f"{help_text.partition(';')[0]}.", help_behavior_hint=f"(default: {by_default})")
+        return tyro.conf.arg(
+            help=f"{help_text.partition(';')[0].removesuffix('.')}.", help_behavior_hint=f"(default: {by_default})"
+        )
     if declared.is_required() or declared.default is None or declared.default is PydanticUndefined:
         return tyro.conf.arg(help=help_text)
     # None then stands for an option that was not given, which leaves the section's default.

@@ -99,15 +99,22 @@ class Section(BaseModel):
     def _remedy(cls, name: str) -> str:
         """State what a field allows, as ``"it must be an integer of at least 1, or None (what it is)"``."""
         field = cls.model_fields[name]
+        if get_origin(_members(field.annotation)[0]) is Literal:
+            return f"choose {cls.allowed_values(name)}"
+        meaning = (field.description or name).partition(". ")[0].removesuffix(".")
+        return f"it must be {cls.allowed_values(name)} ({meaning})"
+
+    @classmethod
+    def allowed_values(cls, name: str) -> str:
+        """Return the values that a field allows, in words, as ``"an integer of at least 1, or None"``."""
+        field = cls.model_fields[name]
         members = _members(field.annotation)
         if get_origin(members[0]) is Literal:
-            return f"choose {_allowed(members[0])}{' (or None)' if NoneType in members else ''}"
+            return f"{_allowed(members[0])}{' (or None)' if NoneType in members else ''}"
         allowed = [_allowed(member, tuple(field.metadata)) for member in members if member is not NoneType]
         if NoneType in members:
             allowed.append("None")
-        either = f"{', '.join(allowed[:-1])}{', or ' if allowed[1:] else ''}{allowed[-1]}"
-        meaning = (field.description or name).partition(". ")[0].removesuffix(".")
-        return f"it must be {either} ({meaning})"
+        return f"{', '.join(allowed[:-1])}{', or ' if allowed[1:] else ''}{allowed[-1]}"
 
 
 def _plain(value: object) -> object:
