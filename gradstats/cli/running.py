@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from gradstats.cli import terminal
+from gradstats.cli.code_of_run import code_of_run, with_code_of_run
 from gradstats.cli.options import (
     OptionsOf,
     Overwrite,
@@ -47,8 +48,16 @@ def run(
         dry_run: only print what would be sampled and measured, with upper bounds of time and disk and an
             estimate of memory.
         overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
-        trust: run code that a run directory's own experiment.yaml names, and model code or pickles that a file allows.
+        trust: run code that a run directory's own experiment.yaml names, also from the folder that the run records as
+            its experiment file's, and model code or pickles that a file allows.
     """
+    with code_of_run(Path(experiment).parent, trust):
+        _run(experiment, out, dry_run, overrides, trust, progress)
+
+
+def _run(
+    experiment: str, out: Path | None, dry_run: bool, overrides: SettingWords, trust: bool, progress: bool
+) -> None:
     from gradstats.config.experiment import load_experiment
     from gradstats.runs.validate import check_names
     from gradstats.system.user_code import code_beside
@@ -115,6 +124,7 @@ def sample(
     terminal.show_rollouts(rollouts, out)
 
 
+@with_code_of_run
 def regrade(
     run: Positional[Path],
     reward: Annotated[RewardNames, described_by(SamplingSection, "reward", by_default="that of the run")] = None,
@@ -127,7 +137,8 @@ def regrade(
 
     Args:
         run: a run directory.
-        trust: run code that the run directory's own experiment.yaml names.
+        trust: run code that the run directory's own experiment.yaml names, also from the folder that the run records
+            as its experiment file's.
     """
     from gradstats.runs.pipeline import regrade_run
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -113,3 +115,24 @@ def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(run, tmp_pa
         assert code == 1
         assert "there is no module 'labels_of_mine'" in err
         assert "add --trust" not in err
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("given", [[], ["--reward", "rewards_of_mine:twice"]])
+def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(run, given, monkeypatch, capsys):
+    """The run names its estimators' module itself, and the reward's is named with the command."""
+    copy = Path(shutil.copytree(run, run.parent / f"scored_again_{len(given)}"))  # records the same folder
+    folder = copy / json.loads((copy / "manifest.json").read_text())["experiment_folder"]
+    (folder / "rewards_of_mine.py").write_text("def twice(text, problem):\n    return 2.0 * text.count('a')\n")
+    sys.modules.pop("labels_of_mine", None)
+    code, _, err = call(monkeypatch, capsys, "regrade", copy, *given, "--trust", "--no-progress")
+    assert code == 0, err
+    assert "labels_of_mine:lowered(by=0.25)" in pd.read_csv(copy / "variance.csv")["estimator"].tolist()
+    assert gs.read_rollouts(copy / "rollouts").metadata["reward"] == (given[-1:] or ["small_runs:consonants"])[0]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(run, monkeypatch, capsys):
+    sys.modules.pop("labels_of_mine", None)
+    code, _, err = call(monkeypatch, capsys, "run", run / "experiment.yaml", "--out", run, "--dry-run", "--trust")
+    assert code == 0, err
