@@ -145,7 +145,7 @@ def redraw_zoo(root: Path = HERE, venue: str = "icml") -> list[Path]:
     folder.mkdir(exist_ok=True)
     results = [read_results(run) for run in runs]
     with TemporaryDirectory() as drawn:
-        style = FiguresSection.model_validate({"venue": venue})
+        style = FiguresSection.model_validate({"venue": venue, "column": "full"})
         drawn_paths = draw_overlay(results, Path(drawn), style, list(ZOO.values()))
         paths = [folder / f"zoo{path.suffix}" for path in drawn_paths if path.stem == "variance"]
         for path in paths:

@@ -14,7 +14,7 @@ from gradstats.plots.sweep import plot_sweep, varying_settings
 from gradstats.plots.token_profiles import plot_concentration, plot_token_correlation
 from gradstats.plots.tokens import plot_proxy, plot_token_energy
 from gradstats.plots.units import estimator_unit
-from gradstats.plots.variance import plot_variance, plot_variance_panels
+from gradstats.plots.variance import plot_variance, plot_variance_of_runs, plot_variance_panels
 from gradstats.plots.variance_components import plot_prompt_parts
 from gradstats.plots.variance_curve import plot_variance_curve, plot_variance_curve_panels
 
@@ -23,6 +23,6 @@ __all__ = [
     "plot_alpha_by_block", "plot_block_heatmap", "plot_concentration", "plot_critic", "plot_group_size",
     "plot_length_bins", "plot_length_reward", "plot_length_scaling", "plot_prompt_parts",
     "plot_proxy", "plot_shares", "plot_sweep", "plot_token_correlation", "plot_token_energy",
-    "plot_variance", "plot_variance_curve", "plot_variance_curve_panels", "plot_variance_panels",
-    "save_figure", "style", "varying_settings",
+    "plot_variance", "plot_variance_curve", "plot_variance_curve_panels", "plot_variance_of_runs",
+    "plot_variance_panels", "save_figure", "style", "varying_settings",
 ]  # fmt: skip

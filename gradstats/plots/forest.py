@@ -34,6 +34,18 @@ def forest_height(labels: Sequence[str], rows_each: int = 1) -> float:
     return (row * rows_each * max(len(labels), 1) + AXIS_HEIGHT) * plt.rcParams["font.size"] / 8.0
 
 
+def rows_of_own_height(labels: Sequence[str]) -> tuple[Float[np.ndarray, " rows"], float]:
+    """Return the centres of rows that are each as high as their label needs, and the figure height in inches.
+
+    Centres are in units of a row with a label of one line, and start at 0.
+    """
+    line = TWO_LINE_ROW_HEIGHT - ROW_HEIGHT
+    heights = np.array([1.0 + line * label.count("\n") / ROW_HEIGHT for label in labels])
+    centres = np.cumsum(heights) - heights / 2.0
+    height = (ROW_HEIGHT * max(heights.sum(), 1.0) + AXIS_HEIGHT) * plt.rcParams["font.size"] / 8.0
+    return centres - (centres[0] if len(centres) else 0.0), height
+
+
 def wrap_label(label: str, longest: int = LONGEST_LINE) -> str:
     """Break a long label into several lines, before its parameters and between them."""
     if len(label) <= WRAP_BEYOND:
@@ -52,10 +64,11 @@ def wrap_label(label: str, longest: int = LONGEST_LINE) -> str:
     return "\n".join(wrapped)
 
 
-def set_rows(ax: Axes, labels: Sequence[str]) -> None:
+def set_rows(ax: Axes, labels: Sequence[str], places: Float[np.ndarray, " rows"] | None = None) -> None:
     """Label the rows, the first on top, and hide ticks and spine, which a forest does not need."""
-    ax.set_yticks(range(len(labels)), labels=list(labels), linespacing=1.05)
-    ax.set_ylim(len(labels) - 0.4, -0.6)
+    places = np.arange(len(labels), dtype=float) if places is None else places
+    ax.set_yticks(places, labels=list(labels), linespacing=1.05)
+    ax.set_ylim((places[-1] if len(places) else -1.0) + 0.6, -0.6)
     _without_ticks(ax)
 
 

@@ -19,6 +19,7 @@ from gradstats.plots.forest import (
     forest_height,
     forest_limits,
     plain_ticks,
+    rows_of_own_height,
     set_rows,
     set_shared_rows,
     wrap_label,
@@ -152,6 +153,63 @@ def plot_variance_panels(
     return list(axes)
 
 
+def plot_variance_of_runs(
+    table: pd.DataFrame,
+    *,
+    axes: Sequence[Axes] | None = None,
+    value: str = JUDGED.name,
+    reference: str | None = None,
+) -> list[Axes]:
+    """Draw the rows of several runs side by side, a panel for each run, with the same axis and one name for each row.
+
+    Many estimators fit a page so, where :func:`plot_variance` draws a row for each run below the other. A row that a
+    run does not have says "not measured". Beside the variance at matched signal a name is bold where it is in the best
+    set of every run.
+
+    Args:
+        table: as for :func:`plot_variance`, with a column ``run``, whose entries head the panels.
+        axes: one for each run; None makes a figure.
+        value: the column to draw.
+        reference: as in :func:`plot_variance`.
+
+    Returns:
+        The axes, in the order in which the runs appear.
+
+    Raises:
+        ValueError: as :func:`plot_variance`, without a column ``run``, or when ``axes`` and runs differ in number.
+    """
+    frame = as_frame(table)
+    quantity = quantity_to_draw(value, COMPARED)
+    columns = ["estimator", "run", value, f"{value}_low", f"{value}_high"]
+    require_columns(frame, columns, "draw the tables of several runs, one under the other")
+    attrs = frame.attrs
+    frame, sentence = rows_of_one_unit(frame, [quantity])
+    key = [name for name in ("estimator", "group_size") if name in frame]
+    rows = frame[key].drop_duplicates()
+    runs = list(dict.fromkeys(frame["run"]))
+    panels = [rows.merge(frame[frame["run"] == run], "left", key) for run in runs]
+    labels = row_labels(rows)
+    places, height = rows_of_own_height(labels)
+    if axes is None:
+        size = (plt.rcParams["figure.figsize"][0], height + 0.25 + sentence_height(sentence))
+        axes = list(plt.subplots(1, len(runs), figsize=size, squeeze=False)[1][0])
+    if len(axes) != len(runs):
+        raise ValueError(f"axes holds {len(axes)} axes for {len(runs)} runs: give one for each")
+    for ax, run, panel in zip(axes, runs, panels, strict=True):
+        _draw(ax, panel, quantity, frame, places)
+        set_rows(ax, labels, places)
+        ax.set_title(wrap_label(str(run)), fontsize="medium")
+        ax.set_xlabel(filled_in(quantity.axis_label, attrs, reference))
+    if quantity is JUDGED:
+        best = [set(rows_in_best_set(panel)) for panel in panels if "in_best_set" in panel]
+        for row in set.intersection(*best) if best else ():
+            axes[0].get_yticklabels()[row].set_fontweight("bold")
+    for ax in axes[1:]:
+        ax.tick_params(which="both", labelleft=False)
+    write_sentence(axes[-1], sentence)
+    return list(axes)
+
+
 def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     """Sort rows by value, lowest first; of unresolved rows, those with a lower bound come first."""
     order = np.lexsort([frame[f"{value}_low"].fillna(np.inf), frame[value].fillna(np.inf)])
@@ -195,29 +253,46 @@ def _grouped(labels: Sequence[str], letters: Sequence[str]) -> list[list[str]]:
     return [[next(remaining) for _ in group] for _, group in groupby(labels)]
 
 
-def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
-    estimates = frame[[f"{quantity.name}{end}" for end in ("", "_low", "_high")]].to_numpy(dtype=float)
-    together = _simultaneous(frame, quantity)
+def _draw(
+    ax: Axes,
+    frame: pd.DataFrame,
+    quantity: Quantity,
+    beside: pd.DataFrame | None = None,
+    places: np.ndarray | None = None,
+) -> None:
+    """Draw the rows of a frame at some heights, on an axis for those of ``beside`` as well."""
+    places = np.arange(len(frame), dtype=float) if places is None else places
+    estimates, together = _estimates(frame, quantity), _simultaneous(frame, quantity)
     if quantity.logarithmic:
         ax.set_xscale("log")
     if quantity.landmark is not None and len(frame):
         draw_landmark(ax, quantity.landmark)
-    # A row of which one end is known runs off the axis; it does not stretch it, unless there is no other.
-    resolved = ~np.isnan(estimates[:, 0])
-    framing = resolved if resolved.any() else np.ones(len(frame), dtype=bool)
-    shown = np.concatenate([estimates[framing].ravel(), together[framing].ravel()])
-    ax.set_xlim(*forest_limits(shown, quantity.logarithmic, quantity.landmark))
+    ax.set_xlim(*_limits(frame if beside is None else beside, quantity))
     measured = frame["kept_share"].notna().to_numpy() if "kept_share" in frame else np.ones(len(frame), dtype=bool)
     colors = []
     for row, (label, estimate) in enumerate(zip(frame["estimator"], estimates, strict=True)):
         color, marker = estimator_appearance(str(label))
         colors.append(color)
         unknown = "not resolved" if measured[row] else "not measured"
-        draw_row(ax, float(row), (estimate[0], estimate[1], estimate[2]), color, marker, unknown=unknown)
+        draw_row(ax, float(places[row]), (estimate[0], estimate[1], estimate[2]), color, marker, unknown=unknown)
     known = np.flatnonzero(~np.isnan(together).any(axis=1))
     low, high = np.clip(together[known], *ax.get_xlim()).T
-    ax.hlines(known, low, high, colors=[colors[row] for row in known], linewidth=0.6, zorder=1.5)
+    ax.hlines(places[known], low, high, colors=[colors[row] for row in known], linewidth=0.6, zorder=1.5)
     plain_ticks(ax, quantity.logarithmic)
+
+
+def _estimates(frame: pd.DataFrame, quantity: Quantity) -> np.ndarray:
+    return frame[[f"{quantity.name}{end}" for end in ("", "_low", "_high")]].to_numpy(dtype=float)
+
+
+def _limits(frame: pd.DataFrame, quantity: Quantity) -> tuple[float, float]:
+    """Return the ends of an axis that shows all rows with a value."""
+    estimates, together = _estimates(frame, quantity), _simultaneous(frame, quantity)
+    # A row of which one end is known runs off the axis; it does not stretch it, unless there is no other.
+    resolved = ~np.isnan(estimates[:, 0])
+    framing = resolved if resolved.any() else np.ones(len(frame), dtype=bool)
+    shown = np.concatenate([estimates[framing].ravel(), together[framing].ravel()])
+    return forest_limits(shown, quantity.logarithmic, quantity.landmark)
 
 
 def _simultaneous(frame: pd.DataFrame, quantity: Quantity) -> np.ndarray:

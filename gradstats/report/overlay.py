@@ -14,6 +14,8 @@ from gradstats.report.figures import styled
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+#: More estimators than these are drawn in a panel for each run, up to so many runs.
+MOST_ROWS, MOST_PANELS = 12, 3
 
 
 def draw_overlay(
@@ -60,11 +62,16 @@ def draw_overlay(
     if all(table is not None for table in tables):
         frame = _stacked(runs, labels)
         with styled(figure_style) as current_figure:
-            ax = plots.plot_variance(frame)
-            ax.set_xlabel("\n".join([ax.get_xlabel(), *(f"{LETTERS[at]}: {label}" for at, label in enumerate(labels))]))
-            figure = current_figure()
-            size = figure.get_size_inches()
-            figure.set_size_inches(size[0], size[1] + 0.14 * len(labels))
+            if frame["estimator"].nunique() > MOST_ROWS and len(runs) <= MOST_PANELS:
+                plots.plot_variance_of_runs(frame)
+                figure = current_figure()
+            else:
+                ax = plots.plot_variance(frame)
+                letters = [f"{LETTERS[at]}: {label}" for at, label in enumerate(labels)]
+                ax.set_xlabel("\n".join([ax.get_xlabel(), *letters]))
+                figure = current_figure()
+                size = figure.get_size_inches()
+                figure.set_size_inches(size[0], size[1] + 0.14 * len(labels))
             paths += plots.save_figure(figure, folder / "variance", figure_style.formats, source=frame)
     if not paths:
         raise ValueError(

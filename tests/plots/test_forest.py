@@ -7,7 +7,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from gradstats.plots.forest import draw_row, forest_height, forest_limits, plain_ticks, set_rows, wrap_label
+from gradstats.plots.forest import (
+    draw_row,
+    forest_height,
+    forest_limits,
+    plain_ticks,
+    rows_of_own_height,
+    set_rows,
+    wrap_label,
+)
 
 mpl.use("Agg")
 
@@ -95,3 +103,12 @@ def test_ticks_of_a_log_axis_are_plain_numbers(limits, ticks):
     figure.canvas.draw()
     shown = [label for label in ax.get_xticklabels() if limits[0] <= label.get_position()[0] <= limits[1]]
     assert [label.get_text() for label in shown] == ticks
+
+
+def test_rows_are_as_high_as_their_own_labels_need():
+    centres, height = rows_of_own_height(["one", "two\nlines", "one", "one"])
+    assert np.diff(centres) == pytest.approx([1.225, 1.225, 1.0])
+    assert centres[0] == 0.0
+    more = rows_of_own_height(["one", "three\nlines\nhere", "one", "one"])[1]
+    assert more - height == pytest.approx(0.09 * plt.rcParams["font.size"] / 8)
+    assert rows_of_own_height([])[1] > 0

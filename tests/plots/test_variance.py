@@ -9,7 +9,13 @@ import pandas as pd
 import pytest
 from fixture_frames import variance
 
-from gradstats.plots import estimator_appearance, plot_variance, plot_variance_panels, style
+from gradstats.plots import (
+    estimator_appearance,
+    plot_variance,
+    plot_variance_of_runs,
+    plot_variance_panels,
+    style,
+)
 from gradstats.stats.variance.quantities import COMPARED, QUANTITIES
 
 VALUES = tuple(quantity.name for quantity in COMPARED)
@@ -224,6 +230,28 @@ def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
         assert [letter.get_text() for letter in letters] == ["a", "b"] * 3
         assert [letter.get_fontweight() == "bold" for letter in letters] == [True, *[False] * 4, True]
     assert not any(label.get_visible() for label in axes[1].get_yticklabels(minor=True))
+
+
+def test_runs_side_by_side_share_names_and_axis():
+    frame = two_runs().assign(in_best_set=[True, True, False, False, False, True], kept_share=1.0)
+    frame.loc[frame["run"] == "stale", "matched_ratio_high"] *= 9.0
+    frame = frame.drop(index=3)  # "reinforce" of the stale run
+    first, second = plot_variance_of_runs(frame)
+    assert [ax.get_title() for ax in (first, second)] == ["on-policy", "stale"]
+    assert first.get_xlim() == second.get_xlim()
+    assert first.get_ylim() == second.get_ylim()
+    names = first.get_yticklabels()
+    assert [name.get_text().partition("\n")[0] for name in names] == ["length_weighted", "reinforce", "rloo"]
+    assert [name.get_fontweight() == "bold" for name in names] == [True, False, False]
+    assert not any(label.get_visible() for label in second.get_yticklabels())
+    assert [[text.get_text() for text in ax.texts] for ax in (first, second)] == [[], ["not measured"]]
+    for ax, run in ((first, "on-policy"), (second, "stale")):
+        drawn = [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "None"]
+        assert drawn == frame.loc[frame["run"] == run, "matched_ratio"].tolist()
+    with pytest.raises(ValueError, match="axes holds 1 axes for 2 runs"):
+        plot_variance_of_runs(frame, axes=[first])
+    with pytest.raises(ValueError, match="draw the tables of several runs"):
+        plot_variance_of_runs(table(3))
 
 
 def test_a_row_of_which_one_end_is_known_does_not_stretch_the_axis():

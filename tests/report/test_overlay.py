@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from saved_runs import save_run
 
+from gradstats import plots
 from gradstats.cli import commands
 from gradstats.config.experiment import FiguresSection
 from gradstats.report.overlay import draw_overlay
@@ -55,3 +56,14 @@ def test_different_references_are_different_units(runs, tmp_path):
         ValueError, match=r"ratios are to different references \(rloo, reinforce\), which are different"
     ):
         draw_overlay([read_results(runs[0]), read_results(other)], tmp_path / "out", FiguresSection(formats=["svg"]))
+
+
+def test_many_estimators_are_drawn_in_a_panel_for_each_run(runs, tmp_path, monkeypatch):
+    drawn, draw = [], plots.plot_variance_of_runs
+    monkeypatch.setattr("gradstats.report.overlay.MOST_ROWS", 1)
+    monkeypatch.setattr(plots, "plot_variance_of_runs", lambda frame: drawn.extend(draw(frame)))
+    paths = draw_overlay(
+        [read_results(run) for run in runs], tmp_path, FiguresSection(formats=["png"]), ["warm", "cool"]
+    )
+    assert [ax.get_title() for ax in drawn] == ["warm", "cool"]
+    assert tmp_path / "variance.png" in paths
