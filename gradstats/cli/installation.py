@@ -9,9 +9,17 @@ from typing import Annotated, Literal
 from rich.table import Column, Table
 
 from gradstats.cli import terminal
-from gradstats.cli.options import Partial, PolicyName, PolicySettings, Positional, described_by, policy_section
+from gradstats.cli.options import (
+    Partial,
+    PolicyDevice,
+    PolicyName,
+    PolicySettings,
+    Positional,
+    described_by,
+    policy_section,
+)
 from gradstats.config.defaults import CHECKED_TYPES
-from gradstats.config.sections import MeasurementSection, PolicySection, WeightType
+from gradstats.config.sections import MeasurementSection, WeightType
 from gradstats.system.files import to_json
 
 
@@ -20,7 +28,7 @@ def check(
     rollouts: Path | None = None,
     dtypes: tuple[WeightType, ...] = CHECKED_TYPES,
     params: Annotated[str | None, described_by(MeasurementSection, "params")] = None,
-    device: Annotated[str | None, described_by(PolicySection, "device")] = None,
+    device: PolicyDevice = None,
     policy_settings: PolicySettings = (),
     partial: Partial = False,
 ) -> None:

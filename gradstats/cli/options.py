@@ -68,6 +68,7 @@ def one_or_more(what: str) -> object:
 PolicyName = Annotated[str, described_by(PolicySection, "name")]
 PolicySettings = Annotated[SettingWords, _settings_of(PolicySection, "temperature=0.6 revision=main adapter=./lora")]
 PolicyDtype = Annotated[str | None, described_by(PolicySection, "dtype")]
+PolicyDevice = Annotated[str | None, described_by(PolicySection, "device")]
 PolicyTemperature = Annotated[float | None, described_by(PolicySection, "temperature")]
 PromptSource = Annotated[str, described_by(PromptsSection, "source")]
 PromptCount = Annotated[int | None, described_by(PromptsSection, "n")]

@@ -14,6 +14,7 @@ from gradstats.cli.options import (
     OptionsOf,
     Overwrite,
     Partial,
+    PolicyDevice,
     PolicyDtype,
     PolicyName,
     PolicySettings,
@@ -87,6 +88,7 @@ def sample(
     prompt_settings: PromptSettings = (),
     policy_settings: PolicySettings = (),
     dtype: PolicyDtype = None,
+    device: PolicyDevice = None,
     progress: Progress = True,
     overwrite: Overwrite = False,
 ) -> None:
@@ -104,7 +106,7 @@ def sample(
 
     refuse_foreign(out, "a rollouts file", is_rollouts_file)
     refuse_inside_run(out)
-    model = policy_section(policy, policy_settings, dtype=dtype)
+    model = policy_section(policy, policy_settings, dtype=dtype, device=device)
     source = prompts_section(prompts, n, settings.seed, prompt_settings)
     loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)
     problems = gradstats.load_prompts(source.source, source.n, rng=source.seed, **source.settings)
@@ -158,6 +160,7 @@ def measure(
     rollouts_options: SettingWords = (),
     temperature: PolicyTemperature = None,
     dtype: PolicyDtype = None,
+    device: PolicyDevice = None,
     policy_settings: PolicySettings = (),
     allow_policy_mismatch: bool = False,
     progress: Progress = True,
@@ -186,7 +189,7 @@ def measure(
 
     refuse_foreign(out, "a measurement", is_measurement_folder)
     refuse_inside_run(out)
-    model = policy_section(policy, policy_settings, temperature=temperature, dtype=dtype)
+    model = policy_section(policy, policy_settings, temperature=temperature, dtype=dtype, device=device)
     loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)
     if rollouts_format == "gradstats":
         table = read_rollouts(rollouts, partial=partial)

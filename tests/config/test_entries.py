@@ -274,6 +274,9 @@ def test_a_command_loads_the_policy_with_the_defaults_of_its_section(monkeypatch
     loaded = recorded(monkeypatch, capsys, tmp_path, "gradstats.load_policy", command, *words)
     assert loaded.pop("progress", True)
     assert loaded == PolicySection(name="embedded", temperature=0.6, allow_pickle=True).arguments()
+    words = (*POLICY_WORDS[command], "--device", "mps")
+    loaded = recorded(monkeypatch, capsys, tmp_path, "gradstats.load_policy", command, *words)
+    assert loaded["device"] == "mps"
 
 
 def test_sample_loads_the_prompts_with_the_defaults_of_their_section(monkeypatch, capsys, tmp_path):
