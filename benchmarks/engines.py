@@ -103,7 +103,7 @@ def build(name: str, device: str) -> Policy:
         num_hidden_layers=3,
         num_attention_heads=16,
         num_key_value_heads=2,
-        head_dim=128,
+        head_dim=128,  # pyright: ignore[reportCallIssue]
         num_experts=128,
         num_experts_per_tok=8,
         moe_intermediate_size=384,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import yaml
 from pydantic.fields import FieldInfo
@@ -21,7 +22,7 @@ _BEGINNING = """\
 """
 
 
-def experiment_text(file: str, settings: Mapping[str, Mapping[str, object] | str]) -> str:
+def experiment_text(file: str, settings: Mapping[str, Any]) -> str:
     """Write an experiment file that chooses some settings and shows all others with their defaults.
 
     Args:
@@ -43,7 +44,6 @@ def experiment_text(file: str, settings: Mapping[str, Mapping[str, object] | str
         of_section = field.annotation if isinstance(field.annotation, type) else None
         chosen = settings.get(name)
         if of_section is not None and issubclass(of_section, Section):
-            assert chosen is None or isinstance(chosen, Mapping)
             parts.append("\n".join([*_comment(field, ""), f"{name}:", *_section(of_section, chosen or {})]) + "\n")
         else:
             parts.append("\n".join(_setting(name, field, chosen, "")) + "\n")

@@ -185,7 +185,7 @@ def plot_variance_of_runs(
     attrs = frame.attrs
     frame, sentence = rows_of_one_unit(frame, [quantity])
     key = [name for name in ("estimator", "group_size") if name in frame]
-    rows = frame[key].drop_duplicates()
+    rows = pd.DataFrame(frame[key]).drop_duplicates()
     runs = list(dict.fromkeys(frame["run"]))
     panels = [rows.merge(frame[frame["run"] == run], "left", key) for run in runs]
     labels = row_labels(rows)

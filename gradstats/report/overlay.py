@@ -62,7 +62,7 @@ def draw_overlay(
     if all(table is not None for table in tables):
         frame = _stacked(runs, labels)
         with styled(figure_style) as current_figure:
-            if frame["estimator"].nunique() > MOST_ROWS and len(runs) <= MOST_PANELS:
+            if len(set(frame["estimator"])) > MOST_ROWS and len(runs) <= MOST_PANELS:
                 plots.plot_variance_of_runs(frame)
                 figure = current_figure()
             else:

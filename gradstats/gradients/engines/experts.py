@@ -99,7 +99,7 @@ class ExpertsLayer:
             UnsupportedModuleError: when sequences cannot be distinguished.
         """
         module = self.module
-        given = dict(zip(_arguments(module), args, strict=False)) | kwargs
+        given = {**dict(zip(_arguments(module), args, strict=False)), **kwargs}
         hidden, chosen, scores = (cast("Tensor", given[name]) for name in _arguments(module))
         n_tokens, n_chosen = len(hidden), chosen.shape[-1]
         if hidden.ndim != 2 or (batch > 1 and n_tokens not in {batch * time for time in times}):
