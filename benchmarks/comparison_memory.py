@@ -15,30 +15,21 @@ import time
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import tyro
+from comparison_speed import random_batch
 
 TABLE = Path(__file__).parents[1] / "figures" / "statistics" / "comparison_memory.csv"
-PER_PROMPT = 8
 SIZES = (25_000, 50_000, 100_000, 200_000)
 ESTIMATORS = ("reinforce", "group_mean", "rloo", "length_weighted(alpha=0.8, loo=True)", "recipe:grpo")
 
 
 def measure(n: int, dimension: int) -> dict[str, float]:
     """Peak memory and processor seconds of one comparison of ``n`` completions."""
-    from gradstats.estimators import Batch
     from gradstats.stats import compare
 
     libraries = _peak_mib()
-    rng = np.random.default_rng(0)
-    sketches = rng.standard_normal((n, dimension), dtype=np.float32)
-    batch = Batch(
-        (rng.random(n) < 0.5).astype(float),
-        rng.integers(10, 300, n),
-        np.arange(n) // PER_PROMPT,
-        sq_norms=np.einsum("nd,nd->n", sketches, sketches).astype(float),
-    )
+    batch, sketches = random_batch(n, dimension)
     start = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -59,9 +50,7 @@ def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
 
 
-def main(
-    sizes: tuple[int, ...] = (25_000, 50_000, 100_000, 200_000), dimension: int = 64, case: int | None = None
-) -> None:
+def main(sizes: tuple[int, ...] = SIZES, dimension: int = 64, case: int | None = None) -> None:
     """Run every size and write the table.
 
     Args:
@@ -76,7 +65,7 @@ def main(
         return
     rows = []
     for n in sizes:
-        command = [sys.executable, "-P", __file__, "--case", str(n), "--dimension", str(dimension)]
+        command = [sys.executable, __file__, "--case", str(n), "--dimension", str(dimension)]
         rows.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
         print(rows[-1], flush=True)
     with atomic_path(TABLE) as partial:

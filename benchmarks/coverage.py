@@ -1,7 +1,7 @@
 """How often the 95 % intervals cover the truth: of α on simulated lengths, of variances on an enumerated policy.
 
 Writes figures/statistics/coverage_alpha.csv and coverage_variance.csv, and the tables of docs/statistics.md from them
-and from the files of coverage_heavy_tails.py and statistics.py.
+and from the files of coverage_heavy_tails.py and comparison_speed.py.
 ``tests/stats/test_coverage.py`` checks the same simulations against their bands.
 """
 

@@ -3,8 +3,8 @@
 Writes figures/statistics/speed.csv and docs/statistics_speed.png. Each case runs in a separate process, so that
 peak memory is that of the case. Group-level estimators have closed-form replicates and no deals; ``n_resamples`` is how
 often prompts are dealt into batches for the two batch-level estimators, None as `compare` chooses, and 0 replaces these
-two by group-level ones. Bootstrap and simultaneous intervals are included. Run it with ``python -P``, so that its
-folder does not hide the standard library's ``statistics``, and ``python benchmarks/coverage.py --what page`` after it.
+two by group-level ones. Bootstrap and simultaneous intervals are included. Run ``python benchmarks/coverage.py --what
+page`` after it, which puts the table into docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import tyro
+from jaxtyping import Float
+
+if TYPE_CHECKING:
+    from gradstats.estimators import Batch
 
 TABLE = Path(__file__).parents[1] / "figures" / "statistics" / "speed.csv"
 FIGURE = Path(__file__).parents[1] / "docs" / "statistics_speed"
@@ -52,17 +57,9 @@ def measure(n: int, dimension: int, n_resamples: int | None) -> dict[str, float]
     """Seconds and MiB of one comparison of 16 estimators, and how often prompts were dealt for it."""
     import resource
 
-    from gradstats.estimators import Batch
     from gradstats.stats import compare
 
-    rng = np.random.default_rng(0)
-    sketches = rng.standard_normal((n, dimension), dtype=np.float32)
-    batch = Batch(
-        (rng.random(n) < 0.5).astype(float),
-        rng.integers(10, 300, n),
-        np.arange(n) // PER_PROMPT,
-        sq_norms=np.einsum("nd,nd->n", sketches, sketches).astype(float),
-    )
+    batch, sketches = random_batch(n, dimension)
     estimators = [*GROUP_LEVEL, *(("max_rl", "asymmetric(delta=-0.2)") if n_resamples == 0 else BATCH_LEVEL)]
     start, cpu = time.perf_counter(), time.process_time()
     with warnings.catch_warnings():
@@ -75,6 +72,21 @@ def measure(n: int, dimension: int, n_resamples: int | None) -> dict[str, float]
         "cpu_seconds": time.process_time() - cpu,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0,
     }
+
+
+def random_batch(n: int, dimension: int) -> tuple[Batch, Float[np.ndarray, "n dimension"]]:
+    """Random rewards and lengths of completions, eight to a prompt, with random sketches."""
+    from gradstats.estimators import Batch
+
+    rng = np.random.default_rng(0)
+    sketches = rng.standard_normal((n, dimension), dtype=np.float32)
+    batch = Batch(
+        (rng.random(n) < 0.5).astype(float),
+        rng.integers(10, 300, n),
+        np.arange(n) // PER_PROMPT,
+        sq_norms=np.einsum("nd,nd->n", sketches, sketches).astype(float),
+    )
+    return batch, sketches
 
 
 def main(case: str | None = None) -> None:
@@ -92,7 +104,7 @@ def main(case: str | None = None) -> None:
             settings = BASE | {axis: value}
             key = json.dumps(settings)
             if key not in measured:
-                command = [sys.executable, "-P", __file__, "--case", key]
+                command = [sys.executable, __file__, "--case", key]
                 measured[key] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
             rows.append({"growth_in": axis, **settings, **measured[key]})
             print(rows[-1], flush=True)
