@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gradstats.cli import terminal
-from gradstats.cli.curves import refuse_foreign_result, save_result
+from gradstats.cli.added_results import refuse_foreign_result, save_result
 from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.system.files import to_json

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 
 from gradstats.cli import terminal
+from gradstats.cli.added_results import refuse_foreign_result, save_result
 from gradstats.cli.code_of_run import with_code_of_run
 from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional, Trust, described_by
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target, VarianceSection
 from gradstats.system.files import to_json
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @with_code_of_run
@@ -131,23 +128,6 @@ def optimal_baselines(
         for sentence in found.notes:
             terminal.note(sentence)
         save_result(frame, folder, OPTIMAL_BASELINES, overwrite)
-
-
-def refuse_foreign_result(folder: Path | None, name: str, columns: Sequence[str]) -> None:
-    """Refuse to write over what lies in the folder asked for, before anything is computed."""
-    if folder is not None:
-        from gradstats.report.added_results import refuse_foreign_added
-
-        refuse_foreign_added(folder, name, columns)
-
-
-def save_result(frame: pd.DataFrame, folder: Path | None, name: str, overwrite: bool) -> None:
-    """Write a table and its figure to a run, or to the folder asked for; a bare measurement keeps neither."""
-    if folder is not None:
-        from gradstats.report.added_results import save_added
-
-        for path in save_added(frame, folder, name, overwrite=overwrite):
-            terminal.note(f"→ {path}")
 
 
 def parameter_values(text: str) -> tuple[str, np.ndarray]:

@@ -79,7 +79,7 @@ def save_figure(
         ) from error
     frame = None if source is None else as_frame(source)
     refuse_foreign_figure(stem, formats, None if frame is None else list(map(str, frame)), overwrite=overwrite)
-    paths, table = _paths(stem, formats), stem.with_name(f"{stem.name}.csv")
+    paths, table = figure_paths(stem, formats), stem.with_name(f"{stem.name}.csv")
     with mpl.rc_context(DETERMINISTIC):
         for name, path in zip(formats, paths, strict=True):
             with atomic_path(path) as partial:
@@ -112,7 +112,7 @@ def refuse_foreign_figure(
         FileExistsError: in that case.
     """
     stem = Path(path_stem)
-    paths = _paths(stem, formats)
+    paths = figure_paths(stem, formats)
     for path in paths:
         refuse_foreign(path, "a figure", lambda there: there.is_file() and (overwrite or is_marked(there)))
     if columns is not None:
@@ -121,5 +121,6 @@ def refuse_foreign_figure(
         refuse_foreign(table, "the table of a figure", lambda there: has_columns(there, needed))
 
 
-def _paths(stem: Path, formats: Sequence[str]) -> list[Path]:
+def figure_paths(stem: Path, formats: Sequence[str]) -> list[Path]:
+    """Return where a figure lies in each format."""
     return [stem.with_name(f"{stem.name}.{name}") for name in formats]

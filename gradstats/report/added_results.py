@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pandas as pd
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
-from gradstats.plots.save import refuse_foreign_figure
+from gradstats.plots.save import figure_paths, refuse_foreign_figure
 from gradstats.report.figures import added_figure, styled
-from gradstats.report.saved_frames import refuse_foreign_frame, save_frame
+from gradstats.report.saved_frames import frame_paths, make_room, refuse_foreign_frame, save_frame
 from gradstats.report.saved_results import SavedResults, read_results, record_tables
+from gradstats.system.files import csv_text
 
 
 def refuse_foreign_added(folder: Path, name: str, columns: Sequence[str]) -> None:
@@ -39,7 +41,8 @@ def save_added(frame: pd.DataFrame, folder: Path, name: str, *, overwrite: bool 
     """Write a table to ``tables`` and its figure to ``figures`` of a folder; returns the paths.
 
     The figure of a run is drawn in the style that its experiment states, and the files are listed in its manifest, so
-    that they are removed when the run has other completions or rewards. The caller holds the run's lock.
+    that they are removed when the run has other completions or rewards. They are listed before they are written: what a
+    killed process leaves belongs to the run all the same. The caller holds the run's lock.
 
     Args:
         frame: the table, with its ``.attrs``.
@@ -51,14 +54,18 @@ def save_added(frame: pd.DataFrame, folder: Path, name: str, *, overwrite: bool 
         FileExistsError: when another file lies there, or a table that may not be replaced.
     """
     style = _style(folder)
-    paths = save_frame(frame, folder / "tables" / name, overwrite=overwrite)
+    table, figure = folder / "tables" / name, folder / "figures" / name
+    if _is_run(folder):
+        make_room(frame, table, overwrite=overwrite)
+        expected = [*frame_paths(table), *figure_paths(figure, style.formats), figure.with_name(f"{name}.csv")]
+        checksum = hashlib.sha256(csv_text(frame).encode()).hexdigest()
+        csv = [path.relative_to(folder).as_posix() for path in expected if path.suffix == ".csv"]
+        record_tables(folder, expected, dict.fromkeys(csv, checksum))
+    paths = save_frame(frame, table, overwrite=overwrite)
     listed = added_figure(name, frame)
     with styled(style) as current_figure:
         listed.draw(SavedResults(folder, name, {}, {}, None, None, None), frame)
-        paths += plots.save_figure(current_figure(), folder / "figures" / name, style.formats, source=frame)
-    if _is_run(folder):
-        record_tables(folder, paths)
-    return paths
+        return paths + plots.save_figure(current_figure(), figure, style.formats, source=frame)
 
 
 def _is_run(folder: Path) -> bool:

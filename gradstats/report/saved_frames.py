@@ -23,6 +23,9 @@ ADDED = (f"{CURVE}*", OPTIMAL_BASELINES, CRITIC)
 def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> list[Path]:
     """Write a frame and its ``.attrs``; returns the two paths.
 
+    Another frame that may be replaced is removed first, its attributes before its table, and the new attributes are
+    written last: a process killed in between leaves no table beside the attributes of another.
+
     Args:
         frame: the frame; its attributes must be values that JSON can hold.
         stem: path without a suffix.
@@ -31,17 +34,45 @@ def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> li
     Raises:
         FileExistsError: when another file lies there, or a table that may not be replaced.
     """
-    table, about = stem.with_suffix(".csv"), stem.with_suffix(".json")
-    attrs = {str(name): value for name, value in frame.attrs.items()}
-    refuse_foreign_frame(stem, list(map(str, frame)))
-    if table.exists():
-        same = table.read_bytes() == csv_text(frame).encode()
-        difference = differing_entry(read_json(about), attrs) if about.exists() else None
-        refuse_other_result(table, difference or (None if same else "other numbers"), overwrite)
+    make_room(frame, stem, overwrite=overwrite)
+    table, about = frame_paths(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     write_csv(table, frame)
-    write_json(about, attrs)
+    write_json(about, _attributes(frame))
     return [table, about]
+
+
+def make_room(frame: pd.DataFrame, stem: Path, *, overwrite: bool) -> None:
+    """Remove another frame that lies where one is to be written; nothing where it is the same.
+
+    Args:
+        frame: the frame that is to be written.
+        stem: as for :func:`save_frame`.
+        overwrite: as for :func:`save_frame`.
+
+    Raises:
+        FileExistsError: as :func:`save_frame`.
+    """
+    refuse_foreign_frame(stem, list(map(str, frame)))
+    table, about = frame_paths(stem)
+    if not table.exists():
+        return
+    same = table.read_bytes() == csv_text(frame).encode()
+    difference = differing_entry(read_json(about), _attributes(frame)) if about.exists() else None
+    difference = difference or (None if same else "other numbers")
+    refuse_other_result(table, difference, overwrite)
+    if difference is not None:
+        about.unlink(missing_ok=True)
+        table.unlink()
+
+
+def frame_paths(stem: Path) -> list[Path]:
+    """Return where a frame and its attributes lie."""
+    return [stem.with_suffix(".csv"), stem.with_suffix(".json")]
+
+
+def _attributes(frame: pd.DataFrame) -> dict[str, object]:
+    return {str(name): value for name, value in frame.attrs.items()}
 
 
 def refuse_foreign_frame(stem: Path, columns: Sequence[str]) -> None:
@@ -50,7 +81,7 @@ def refuse_foreign_frame(stem: Path, columns: Sequence[str]) -> None:
     Raises:
         FileExistsError: in that case.
     """
-    table, about = stem.with_suffix(".csv"), stem.with_suffix(".json")
+    table, about = frame_paths(stem)
     refuse_foreign(table, "an earlier table of this command", lambda there: has_columns(there, columns))
     refuse_foreign(about, "the settings of an earlier table", lambda _: table.is_file())
 

@@ -210,11 +210,17 @@ def table_checksums(path: Path, files: Iterable[Path]) -> dict[str, str]:
     return {file.relative_to(path).as_posix(): file_digest(file) for file in files if file.suffix == ".csv"}
 
 
-def record_tables(path: Path, files: Sequence[Path]) -> None:
+def record_tables(path: Path, files: Sequence[Path], checksums: Mapping[str, str] | None = None) -> None:
     """List files that were added to a run, or written again, in its manifest, with the checksums of tables.
 
     What is listed is removed when the run is analysed again, for instance with other rewards. The manifest of a run of
     version 0.1 has no checksums, and gets none.
+
+    Args:
+        path: the run directory.
+        files: files of the run.
+        checksums: those of the tables among them, as :func:`table_checksums` returns them, where these are yet to be
+            written.
     """
     manifest = _read_json(path / "manifest.json")
     if manifest is None:
@@ -223,7 +229,7 @@ def record_tables(path: Path, files: Sequence[Path]) -> None:
     names = [*(listed if isinstance(listed, list) else []), *(file.relative_to(path).as_posix() for file in files)]
     changes: dict[str, object] = {"files": list(dict.fromkeys(names))}
     if isinstance(recorded, dict):
-        changes["checksums"] = recorded | table_checksums(path, files)
+        changes["checksums"] = recorded | (table_checksums(path, files) if checksums is None else dict(checksums))
     write_json(path / "manifest.json", manifest | changes)
 
 
