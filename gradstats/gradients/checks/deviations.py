@@ -106,23 +106,24 @@ def of_projection(sketch: CountSketch, plain: Sequence[PlainPass]) -> list[Devia
         if gradient.sketch is not None and total:
             off = abs(float(gradient.sketch @ gradient.sketch) / total - 1.0)
             found.append(Deviation(off, _DEVIATIONS * spread, "the squared norm of the sketch against the gradient's"))
-    wide = [plain_sketch(sketch, gradient.kept) for gradient in gradients]
-    for number, gradient in enumerate(gradients):
-        made = torch.zeros(1, sketch.dim, dtype=torch.float64)
-        for name, values in gradient.kept.items():
-            sketch.add(made, name, torch.from_numpy(values)[None])
-        norm = float(np.linalg.norm(wide[number]))
-        off = float(np.linalg.norm(made[0].numpy() - wide[number])) / (norm or 1.0)
-        found.append(Deviation(off, 1e-9, "the sketch of its smaller parameters, against the definition,"))
-        for other in range(number):
-            left, right = gradient.kept, gradients[other].kept
-            exact = sum(float(left[name] @ right[name]) for name in left)
-            size = float(np.sqrt(_sq_norm(left) * _sq_norm(right)))
-            if size:
-                off = abs(float(wide[number] @ wide[other]) - exact) / size
-                found.append(Deviation(off, _DEVIATIONS * spread, "an inner product of sketches"))
+    names = gradients[0].kept if gradients else {}
+    if not names:
+        return found
+    kept = {name: np.stack([gradient.kept[name] for gradient in gradients]) for name in names}
+    defined = plain_sketch(sketch, kept)
+    made = torch.zeros(len(gradients), sketch.dim, dtype=torch.float64)
+    for name, values in kept.items():
+        sketch.add(made, name, torch.from_numpy(values))
+    off_by = np.linalg.norm(made.numpy() - defined, axis=1) / _or_one(np.linalg.norm(defined, axis=1))
+    what = "the sketch of its smaller parameters, against the definition,"
+    found += [Deviation(float(off), 1e-9, what) for off in off_by]
+    exact = np.sum([values @ values.T for values in kept.values()], axis=0)
+    size = _or_one(np.sqrt(np.outer(np.diag(exact), np.diag(exact))))
+    off_by = (np.abs(defined @ defined.T - exact) / size)[np.tril_indices(len(gradients), -1)]
+    found += [Deviation(float(off), _DEVIATIONS * spread, "an inner product of sketches") for off in off_by]
     return found
 
 
-def _sq_norm(coordinates: Mapping[str, np.ndarray]) -> float:
-    return sum(float(values @ values) for values in coordinates.values())
+def _or_one(sizes: np.ndarray) -> np.ndarray:
+    """Return sizes to divide by, 1 in place of 0."""
+    return np.where(sizes == 0.0, 1.0, sizes)

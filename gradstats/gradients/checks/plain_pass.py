@@ -6,11 +6,12 @@ and gradients from autograd.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from gradstats.gradients.attention import measuring_attention
@@ -104,15 +105,25 @@ def plain_tokens(policy: Policy, rollouts: Rollouts, row: int) -> dict[str, np.n
     return tokens | {"hidden_sq_norms": hidden}
 
 
-def plain_sketch(sketch: CountSketch, coordinates: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the sketch of some parameters' gradients, coordinate by coordinate from its definition."""
-    total = np.zeros(sketch.dim)
+def plain_sketch(
+    sketch: CountSketch, coordinates: Mapping[str, Float[np.ndarray, "gradients n"]]
+) -> Float[np.ndarray, "gradients dim"]:
+    """Return sketches of some parameters' gradients, coordinate by coordinate from their definition.
+
+    Args:
+        sketch: the projection.
+        coordinates: parameter name → its coordinates in each gradient.
+    """
+    n_gradients = len(next(iter(coordinates.values())))
+    total = np.zeros((n_gradients, sketch.dim))
     for name, values in coordinates.items():
-        packed, starts = signs_and_starts(sketch.seed, name, len(values), sketch.dim)
-        index = np.arange(len(values))
-        signs = 2.0 * np.unpackbits(packed)[: len(values)] - 1.0
+        size = values.shape[1]
+        packed, starts = signs_and_starts(sketch.seed, name, size, sketch.dim)
+        index = np.arange(size)
+        signs = 2.0 * np.unpackbits(packed)[:size] - 1.0
         buckets = (np.asarray(starts)[index // sketch.dim] + index % sketch.dim) % sketch.dim
-        total += np.bincount(buckets, weights=signs * values, minlength=sketch.dim)
+        for row, gradient in zip(total, values, strict=True):
+            row += np.bincount(buckets, weights=signs * gradient, minlength=sketch.dim)
     return total
 
 

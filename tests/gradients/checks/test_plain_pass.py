@@ -44,7 +44,8 @@ def test_weightings_multiply_the_mask():
 
 def test_the_definition_of_a_sketch_by_hand():
     sketch = CountSketch(5, seed=3)
-    values = np.random.default_rng(0).normal(size=23)
-    made = torch.zeros(1, 5, dtype=torch.float64)
-    sketch.add(made, "w", torch.from_numpy(values)[None])
-    np.testing.assert_allclose(plain_sketch(sketch, {"w": values}), made[0].numpy(), atol=1e-12)
+    values = {"w": np.random.default_rng(0).normal(size=(2, 23)), "b": np.random.default_rng(1).normal(size=(2, 4))}
+    made = torch.zeros(2, 5, dtype=torch.float64)
+    for name, gradients in values.items():
+        sketch.add(made, name, torch.from_numpy(gradients))
+    np.testing.assert_allclose(plain_sketch(sketch, values), made.numpy(), atol=1e-12)
