@@ -16,14 +16,8 @@ from gradstats.gradients.engines.experts import ExpertsLayer, RoutedInputs
 from gradstats.gradients.engines.functional_linear import WatchedParameters, may_be_linear
 from gradstats.gradients.engines.interaction import refuse_interacting_tokens
 from gradstats.gradients.engines.layer_reduction import LayerReduction, Uses
-from gradstats.gradients.engines.layers import (
-    BroadcastLayer,
-    EmbeddingLayer,
-    Layer,
-    LinearLayer,
-    Term,
-    supported_layers,
-)
+from gradstats.gradients.engines.layers import BroadcastLayer, EmbeddingLayer, Layer, LinearLayer, Term
+from gradstats.gradients.engines.probe import probed_layers
 from gradstats.gradients.engines.recomputed import OtherModule, Recomputation
 from gradstats.gradients.engines.reduction import ChunkResult, Reduction, stack_weightings
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
@@ -56,13 +50,12 @@ def ghost_engine(
         raise UnsupportedModuleError(
             'engine="ghost" cannot go through gradient checkpointing: call model.eval(), or use engine="loop"'
         )
-    recorder = _Recorder(model, *supported_layers(model, selection), chunk)
     by_weighting = []
     with (
         Objective(model, policy.temperature) as objective,
         measuring_attention(policy, batched=False),
         without_weight_gradients(model),
-        recorder,
+        _Recorder(model, *probed_layers(model, selection), chunk) as recorder,
         torch.enable_grad(),
     ):
         logprobs, statistics = objective(model, chunk.input_ids, chunk.kept)
@@ -256,7 +249,8 @@ class _Recorder:
             if not output.requires_grad:  # the first layer that the backward pass has to reach
                 output = output.requires_grad_()
             self._record_output(layer, first_input(args, kwargs).detach(), output)
-            return output
+            # What follows may change the output in place, which autograd forbids for a leaf.
+            return output.clone() if output.is_leaf else output
 
         return after
 

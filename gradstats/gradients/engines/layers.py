@@ -227,12 +227,17 @@ KINDS: tuple[type[Layer], ...] = (
 
 
 def supported_layers(
-    model: nn.Module, selection: ParameterSelection
+    model: nn.Module, selection: ParameterSelection, wider: Collection[str] = ()
 ) -> tuple[list[Layer], list[ExpertsLayer], list[OtherModule]]:
     """Return the modules that own selected parameters: layers of their kind, fused experts, those of no known kind.
 
     A module of no known kind has the parameters of the modules inside it as well, which it may read without calling
     them.
+
+    Args:
+        model: the model.
+        selection: the selected parameters.
+        wider: paths of further modules that are run again with all that is inside them.
 
     Raises:
         UnsupportedModuleError: naming the class and the path of the first module that has to be known, or a selected
@@ -241,13 +246,15 @@ def supported_layers(
     owned = list(owners(model, selection))
     every = (*KINDS, ExpertsLayer)
     kinds = {path: next((kind for kind in every if kind.handles(module)), None) for path, module, _ in owned}
-    others = other_modules(model, selection, [one for one in owned if kinds[one[0]] is None])
+    unknown = [one for one in owned if kinds[one[0]] is None]
+    unknown += [(path, model.get_submodule(path), {}) for path in sorted(wider)]
+    others = other_modules(model, selection, sorted(unknown, key=lambda one: one[0].count(".") + bool(one[0])))
     inside = tuple(f"{other.path}." for other in others)
     layers: list[Layer] = []
     experts: list[ExpertsLayer] = []
     for path, module, names in owned:
         kind = kinds[path]
-        if kind is None or path.startswith(inside):
+        if kind is None or path in wider or path.startswith(inside):
             continue
         if kind is ExpertsLayer:
             experts.append(ExpertsLayer(path, module, names))

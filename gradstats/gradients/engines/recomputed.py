@@ -18,9 +18,10 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.engines.interaction import TOLERANCES, rows_of
+from gradstats.gradients.engines.interaction import TOLERANCES, refuse_interacting_tokens, rows_of
 from gradstats.gradients.engines.reduction import Reduction
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
+from gradstats.gradients.memory import is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def other_modules(
     every = dict(model.named_parameters(remove_duplicate=False))
     others: list[OtherModule] = []
     for path, module, owned in unknown:
-        if path.startswith(tuple(f"{other.path}." for other in others)):
+        if path.startswith(tuple(f"{other.path}." for other in others)) or path in [other.path for other in others]:
             continue
         prefix = f"{path}." if path else ""
         names = {}
@@ -80,7 +81,8 @@ def other_modules(
         if why:
             raise UnsupportedModuleError(
                 f'engine="ghost" does not know the module {describe(path, module)}, which owns '
-                f'{next(iter(owned.values()))}{why}: use engine="vmap" or engine="loop", or leave it out with params'
+                f'{next(iter((owned or names).values()))}{why}: use engine="vmap" or engine="loop", or leave it out '
+                "with params"
             )
         others.append(OtherModule(path, module, {inside: name for name, inside in names.items()}))
     return others
@@ -114,6 +116,7 @@ class Recomputation:
     def record(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
         """Record a call; return its output, whose gradients will be those of what follows the module only."""
         leaves, structure = tree_flatten(output)
+        leaves = [self._by_sequence(leaf) for leaf in leaves]
         given, named = tree_map(_detached, (args, dict(kwargs)))
         call = _Call(
             given,
@@ -127,8 +130,9 @@ class Recomputation:
         returned = []
         for place, leaf in enumerate(leaves):
             if call.outputs[place] is not None:
-                # An alias: another output of the module may have been computed from this one.
-                leaf = leaf.view_as(leaf) if leaf.requires_grad else leaf.detach().requires_grad_()
+                # A copy: another output of the module may have been computed from this one, which what follows may
+                # change in place.
+                leaf = (leaf if leaf.requires_grad else leaf.detach().requires_grad_()).clone()
                 leaf.register_hook(lambda gradient, call=call, place=place: _keep(call, place, gradient))
             returned.append(leaf)
         return tree_unflatten(returned, structure)
@@ -150,6 +154,33 @@ class Recomputation:
             call.gradients = [None] * len(call.outputs)
         if last:
             self._calls.clear()
+
+    def check_alone(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
+        """Run the module again for the last sequence, without its hooks and without gradients.
+
+        Args:
+            args: positional arguments of a call.
+            kwargs: those given by name.
+            output: what the call returned for all sequences.
+
+        Raises:
+            UnsupportedModuleError: where that fails, or the output is another one than in the batch.
+        """
+        if self._batch == 1:
+            return
+        together = tree_map(self._by_sequence, output)
+        other = self._other
+        try:
+            refuse_interacting_tokens(
+                other.path, other.module, args, kwargs, together, self._batch, self._times, other.module.forward
+            )
+        except UnsupportedModuleError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            raise self._unsupported(f"cannot be run for one sequence alone ({why})") from error
 
     def _of_sequence(self, call: _Call, row: int) -> dict[str, Tensor]:
         """Return the gradient of one call for one sequence, name in the model → gradient."""
@@ -177,6 +208,22 @@ class Recomputation:
             return {}
         of_tensors = torch.autograd.grad(reached, list(tensors.values()), gradients, materialize_grads=True)
         return dict(zip(self._other.names.values(), of_tensors, strict=True))
+
+    def _by_sequence(self, value: object) -> object:
+        """Return an output with an axis of sequences: one that all share, of length 1, is repeated for each.
+
+        Raises:
+            UnsupportedModuleError: where it has none, so that its gradient would be the sum over sequences.
+        """
+        if not isinstance(value, Tensor) or not value.is_floating_point() or self._batch == 1:
+            return value
+        first = value.shape[0] if value.ndim > 1 else 0
+        if first == 1:
+            return value.expand(self._batch, *value.shape[1:])
+        if first != self._batch and value.shape[:1].numel() not in {self._batch * time for time in self._times}:
+            shape = tuple(value.shape)
+            raise self._unsupported(f"returns a tensor of shape {shape} for {self._batch} sequences")
+        return value
 
     def _rows(self, tensor: Tensor, row: int) -> Tensor:
         return rows_of(tensor, row, self._batch, self._times)

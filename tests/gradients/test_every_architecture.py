@@ -1,0 +1,57 @@
+"""Architectures of transformers in float64 through ``measure``, against one backward pass per sequence by autograd."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from architectures import DENSE, EVERY, InFloat64, architecture_model
+from conftest import ragged_rollouts
+
+import gradstats.gradients as gradients
+from gradstats.gradients.checks.plain_pass import plain_sketch
+from gradstats.gradients.sketches import CountSketch
+from gradstats.reference.autograd_loop import sequence_gradients
+
+# One of each way in which a model's modules can differ from those that are known.
+QUICK = (
+    "biogpt",  # positions without an axis of sequences
+    "ctrl",  # embeddings that are multiplied in place
+    "falcon",  # the output of a module of no known kind is changed in place
+    "gpt_neox_japanese",  # a module that returns its parameter
+    "jetmoe",  # experts that are used by two methods other than forward
+    "longcat_flash",  # a linear layer whose weight is read by the module around it
+    "llama4_text",  # experts that get the batch several times
+    "recurrent_gemma",  # a module that keeps a state
+    "lfm2",  # a convolution whose weight is read by the module around it
+    "mamba2",
+    "falcon_h1",
+    "qwen3_next",
+    "gemma4_text",
+)
+
+
+@pytest.mark.parametrize(
+    "architecture", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EVERY]
+)
+def test_every_architecture_equals_autograd(architecture):
+    model, rollouts = architecture_model(architecture), ragged_rollouts(5)
+    sketch = CountSketch(64, 0)
+    with InFloat64():
+        # The measured model is a copy: some modules keep a state from one call to the next.
+        measured = gradients.measure(
+            copy.deepcopy(model), rollouts, engine="ghost", blocks="parameter", sketch_dim=64, progress=False
+        )
+        exact = [sequence_gradients(copy.deepcopy(model), rollouts.select([row]))[0] for row in range(5)]
+    total = measured.sq_norms.to_numpy() if hasattr(measured.sq_norms, "to_numpy") else np.asarray(measured.sq_norms)
+    for name, values in measured.sq_norms_by_block.items():
+        expected = [one[name].square().sum().item() for one in exact]
+        np.testing.assert_allclose(values, expected, rtol=1e-9, atol=1e-12 * total.max(), err_msg=name)
+    explicit = np.stack(
+        [plain_sketch(sketch, {name: part.flatten().numpy() for name, part in one.items()}) for one in exact]
+    )
+    gram = explicit @ explicit.T
+    np.testing.assert_allclose(measured.sketches @ measured.sketches.T, gram, rtol=0, atol=1e-9 * gram.max())
