@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -24,6 +23,7 @@ from gradstats.gradients.engines.experts import ExpertsLayer
 from gradstats.gradients.engines.layers import Layer, supported_layers
 from gradstats.gradients.engines.recomputed import OtherModule, Recomputation
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
+from gradstats.gradients.sharded import is_sharded
 from gradstats.policy.model import CausalModel, vocabulary_size
 
 # Prime numbers, which the model's own sizes are not: 5 sequences of 7 tokens.
@@ -56,7 +56,7 @@ def _modules_around(model: CausalModel, selection: ParameterSelection) -> frozen
     """Return the paths of the modules that are to be run again because a module inside them does not suffice."""
     wider: set[str] = set()
     reason = ""
-    if any(isinstance(tensor, DTensor) or tensor.is_meta for tensor in model.parameters()):
+    if is_sharded(model):
         return frozenset()
     while True:
         try:
