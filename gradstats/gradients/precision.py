@@ -33,7 +33,7 @@ def refusing_lower_precision(policy: Policy) -> Iterator[None]:
     Raises:
         ValueError: afterwards, naming the first module that computes in a narrower dtype.
     """
-    model, device = policy.model, policy.device.type
+    model, device, own_dtype = policy.model, policy.device.type, policy.dtype
     found: list[str] = []
     dtypes = {name: tensor.dtype for name, tensor in model.named_parameters(remove_duplicate=False)}
     handles = []
@@ -47,7 +47,7 @@ def refusing_lower_precision(policy: Policy) -> Iterator[None]:
 
         def before(module: nn.Module, _inputs: tuple[object, ...]) -> None:
             if torch.is_autocast_enabled(device):
-                note(path, module, torch.get_autocast_dtype(device), policy.dtype, "under autocast")
+                note(path, module, torch.get_autocast_dtype(device), own_dtype, "under autocast")
             for name, tensor in module._parameters.items():
                 if tensor is not None and name in owned:
                     note(path, module, tensor.dtype, owned[name], f"with its {name} replaced by a narrower one")
@@ -67,6 +67,6 @@ def refusing_lower_precision(policy: Policy) -> Iterator[None]:
             handle.remove()
     if found:
         raise ValueError(
-            f"{found[0]}, although the parameters of {policy.name} are {dtype_name(policy.dtype)}: measure the model "
+            f"{found[0]}, although the parameters of {policy.name} are {dtype_name(own_dtype)}: measure the model "
             "without its mixed-precision wrapper, or load it in the dtype that is meant"
         )

@@ -169,14 +169,19 @@ def hidden_states(
         progress: show a progress bar.
     """
     from gradstats.gradients.objective import make_chunk
+    from gradstats.gradients.precision import own_precision
+    from gradstats.gradients.rotary import forget_lengths, length_classes
 
     policy: Policy = as_policy(policy_or_model)
     adapted = getattr(policy.model, "get_base_model", None)
     model = policy.model if adapted is None else cast("CausalModel", adapted())
     states: list[np.ndarray] = [np.empty(0)] * len(rollouts)
-    with torch.no_grad(), progress_bar("hidden states", len(rollouts), shown=progress) as report:
-        for rows in _chunks(rollouts, token_budget):
+    classes = length_classes([model], rollouts.times)
+    bar = progress_bar("hidden states", len(rollouts), shown=progress)
+    with torch.no_grad(), own_precision(policy), bar as report:
+        for rows in _chunks(rollouts, classes, token_budget):
             chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
+            forget_lengths(model)
             hidden = cast("nn.Module", model.base_model)(chunk.input_ids, use_cache=False).last_hidden_state
             before = hidden[:, -chunk.kept - 1 : -1].float().cpu().numpy()
             for place, row in enumerate(rows):
@@ -186,15 +191,14 @@ def hidden_states(
     return states
 
 
-def _chunks(rollouts: Rollouts, token_budget: int) -> Iterator[np.ndarray]:
-    """Yield the rows of similar length, so that little is padding."""
-    frame = rollouts.frame
-    sizes = (frame["prompt_tokens"].map(len) + frame["completion_tokens"].map(len)).to_numpy()
+def _chunks(rollouts: Rollouts, classes: Sequence[tuple[int, ...]], token_budget: int) -> Iterator[np.ndarray]:
+    """Yield the rows of similar length, so that little is padding, and of one class of rotary factors."""
+    sizes = rollouts.times
     start = 0
     order = np.argsort(sizes, kind="stable")
     for stop in range(1, len(order) + 1):
         longer = stop < len(order) and sizes[order[stop]] * (stop + 1 - start) > token_budget
-        if stop == len(order) or longer:
+        if stop == len(order) or longer or classes[order[stop]] != classes[order[start]]:
             yield order[start:stop]
             start = stop
 

@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import VOCABULARY, ragged_rollouts, tiny_model
-from gradient_models import oracle, randomised
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Phi3Config
+from conftest import tiny_model
+from gradient_models import oracle
+from rotary_models import LIMIT, LONG, lengths_around_the_limit, rotary_model
 
 import gradstats.gradients as gradients
 from gradstats.gradients.blocks import select_parameters
@@ -20,67 +20,11 @@ from gradstats.gradients.reference_policy import token_statistics
 from gradstats.gradients.rotary import forget_lengths, length_classes, refuse_mixed_lengths, same_class
 from gradstats.policy.policy import Policy
 
-LIMIT = 12
-DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
-LONG = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.1, 1.2, 1.3],
-    "long_factor": [3.0, 4.0, 5.0, 6.0],
-    "original_max_position_embeddings": LIMIT,
-    "rope_theta": 100.0,
-}
-
-
-def rotary_model(kind: str) -> torch.nn.Module:
-    """A random model of two layers whose rotary factors change beyond ``LIMIT`` tokens."""
-    common = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-    }
-    if kind == "dynamic":
-        config = LlamaConfig(**common, max_position_embeddings=LIMIT, rope_parameters=DYNAMIC)
-    elif kind == "longrope":
-        config = Phi3Config(
-            **common,
-            max_position_embeddings=4 * LIMIT,
-            original_max_position_embeddings=LIMIT,
-            rope_parameters=dict(LONG),
-        )
-    else:
-        config = Gemma3TextConfig(
-            **common,
-            head_dim=8,
-            max_position_embeddings=LIMIT,
-            sliding_window=6,
-            layer_types=["sliding_attention", "full_attention"],
-            rope_parameters={
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-                "full_attention": DYNAMIC,
-            },
-        )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return randomised(AutoModelForCausalLM.from_config(config))
-
 
 def alone(model, rollouts):
     """Squared norms by parameter, each sequence under a model that has seen no other."""
     found = [oracle(copy.deepcopy(model), rollouts.select([row])) for row in range(len(rollouts))]
     return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
-
-
-def lengths_around_the_limit():
-    """Rollouts of 5 to 20 tokens, the longest first, in pairs of similar length on either side of the limit."""
-    rollouts = ragged_rollouts(8, seed=2)
-    assert len({time > LIMIT for time in rollouts.times}) == 2
-    return rollouts.select(np.argsort(-rollouts.times))
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "by layer"])

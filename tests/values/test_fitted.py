@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
+from rotary_models import lengths_around_the_limit, rotary_model
 
 import gradstats as gs
 from gradstats.reference import EnumeratedPolicy
@@ -117,3 +118,16 @@ def test_refused_value_heads():
         fit_values_to(features, rollouts)
     with pytest.raises(ValueError, match="do not have one row per completion token"):
         fit_values_to(features[::-1], rollouts)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_hidden_states_under_rotary_factors_that_depend_on_the_length(kind):
+    model, rollouts = rotary_model(kind), lengths_around_the_limit()
+    states = hidden_states(model, rollouts, progress=False)
+    for row, found in enumerate(states):
+        entry = rollouts.frame.iloc[row]
+        prompt, completion = list(entry["prompt_tokens"]), list(entry["completion_tokens"])
+        with torch.no_grad():
+            ids = torch.tensor([prompt + completion])
+            alone = rotary_model(kind)(ids, output_hidden_states=True).hidden_states[-1][0]
+        np.testing.assert_allclose(found, alone[len(prompt) - 1 : -1].float().numpy(), rtol=1e-5, atol=1e-6)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.held_parameters import refuse_replaced, whole_parameters
+from gradstats.gradients.held_parameters import held_parameters, refuse_replaced
 from gradstats.gradients.rotary import forget_lengths
+from gradstats.gradients.sharded import gathered_gradients, is_sharded
 from gradstats.gradients.sketches import CountSketch, signs_and_starts
 from gradstats.policy.model import output_embedding
 from gradstats.policy.policy import Policy
@@ -72,17 +73,18 @@ def plain_pass(
         weightings: further token weights, each (completion length,).
 
     Raises:
-        UnsupportedModuleError: for a model that is sharded or offloaded.
+        UnsupportedModuleError: for a model that is offloaded or whose weights are replaced during the forward pass.
     """
     ids, n_prompt, mask = _encoded(rollouts, row, policy.device)
     kind = torch.promote_types(policy.dtype, torch.float32)
     weights = [mask, *(mask * weighting for weighting in weightings)]
-    held = whole_parameters(policy.model, selection)
-    tensors = list(held.values())
+    sharded = is_sharded(policy.model)
+    held = held_parameters(policy.model, selection)
     gradients = []
     with measuring_attention(policy, batched=False), torch.enable_grad():
         logits, hidden = _forward(policy, ids, n_prompt)
-        refuse_replaced(policy.model, held, logits)
+        if not sharded:
+            refuse_replaced(policy.model, held, logits)
         tokens, starts = _tokens(
             logits,
             ids[0, n_prompt:],
@@ -90,9 +92,16 @@ def plain_pass(
             [torch.from_numpy(values).to(policy.device, kind) for values in weights],
         )
         for number, start in enumerate(starts):
-            last = number == len(starts) - 1
-            found = torch.autograd.grad(logits, tensors, start, materialize_grads=True, retain_graph=not last)
-            gradients.append(_reduced(dict(zip(held, found, strict=True)), sketch))
+            if sharded:
+                # The weights of a pass are released when it ends: each weighting has a forward pass of its own.
+                logits = logits if number == 0 else _forward(policy, ids, n_prompt)[0]
+                found = gathered_gradients(policy.model, selection, logits, start)
+            else:
+                last = number == len(starts) - 1
+                tensors = list(held.values())
+                of_tensors = torch.autograd.grad(logits, tensors, start, materialize_grads=True, retain_graph=not last)
+                found = dict(zip(held, of_tensors, strict=True))
+            gradients.append(_reduced(found, sketch))
     return PlainPass(row, gradients, tokens | {"hidden_sq_norms": hidden})
 
 

@@ -18,6 +18,7 @@ from gradstats.gradients.engines.registry import Engine
 from gradstats.gradients.objective import TokenStatistics, make_chunk
 from gradstats.gradients.precision import refusing_lower_precision
 from gradstats.gradients.rotary import same_class
+from gradstats.gradients.sharded import is_sharded
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
 from gradstats.policy.threads import suitable_threads
@@ -40,7 +41,7 @@ class SelfCheck:
         tolerance: the largest deviation of ‖S‖² and of token quantities that was accepted.
         tolerance_of_parts: the same for one parameter, and half of it for sketches.
         deviation_from_float32: for a model in bfloat16 or float16, of ‖S‖² from that in float32 (the error of the
-            dtype, without a tolerance); None otherwise.
+            dtype, without a tolerance); None otherwise, and for a sharded model, which cannot be copied.
     """
 
     squared_norms: float
@@ -282,7 +283,7 @@ def _refuse(found: Sequence[Deviation], what: str, policy: Policy, remedy: str) 
 def _deviation_from_float32(
     policy: Policy, rollouts: Rollouts, passes: Sequence[PlainPass], selection: ParameterSelection
 ) -> float | None:
-    if policy.dtype.itemsize >= 4:
+    if policy.dtype.itemsize >= 4 or is_sharded(policy.model):
         return None
     wide = with_dtype(policy, torch.float32)
     parameters = dict(wide.model.named_parameters())

@@ -10,6 +10,7 @@ from gradstats.gradients.checks.deviations import TOLERANCES
 from gradstats.gradients.checks.self_check import SelfCheckError, two_rows
 from gradstats.gradients.chunking import default_memory_gib
 from gradstats.gradients.engines.loop import sequence_gradient
+from gradstats.gradients.held_parameters import whole_parameters
 from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.precision import own_precision
 from gradstats.gradients.rotary import same_class
@@ -40,7 +41,9 @@ def check_projections(policy: Policy, rollouts: Rollouts, selection: ParameterSe
 
     Raises:
         SelfCheckError: when it exceeds the dtype's tolerance.
+        UnsupportedModuleError: for a model that is sharded or offloaded.
     """
+    whole_parameters(policy.model, selection)
     rows = two_rows(rollouts)
     tangents = Tangents(seed, _DIRECTIONS)
     memory = default_memory_gib(policy.device)

@@ -1,0 +1,93 @@
+"""Models that are sharded over ranks are measured exactly: the self-check gathers gradients from all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_model
+from gradient_models import oracle
+
+import gradstats.gradients as gradients
+from gradstats.gradients.blocks import select_parameters
+from gradstats.gradients.sharded import gathered_gradients, is_sharded
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.device_mesh.init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def sharded_model(mesh, tied: bool = False) -> torch.nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    model = tiny_model("qwen2", tied)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("tied", [False, True])
+def test_gathered_gradients_equal_autograd_and_leave_the_gradients_of_the_model(one_rank, tied):
+    whole, model = tiny_model("qwen2", tied), sharded_model(one_rank, tied)
+    assert is_sharded(model)
+    assert not is_sharded(whole)
+    for tensor in model.parameters():
+        tensor.grad = torch.full_like(tensor, 3.0)
+    ids = torch.arange(8)[None]
+    start = torch.randn(1, 8, 41, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = gathered_gradients(model, select_parameters(model), model(ids).logits, start)
+    expected = torch.autograd.grad(whole(ids).logits, list(whole.parameters()), start)
+    for (name, _), values in zip(whole.named_parameters(), expected, strict=True):
+        torch.testing.assert_close(found[name], values)
+    assert all((tensor.grad.full_tensor() == 3).all() for tensor in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_sharded_model_passes_the_self_check_and_its_result_is_exact(one_rank, rollouts):
+    expected = oracle(tiny_model("qwen2", tied=True), rollouts)
+    measured = gradients.measure(
+        sharded_model(one_rank, tied=True), rollouts, blocks="parameter", sketch_dim=64, progress=False
+    )
+    assert measured.metadata["engine"] == "ghost"
+    assert measured.metadata["self_check"]["parameters"] < 1e-9
+    for name, values in measured.sq_norms_by_block.items():
+        torch.testing.assert_close(torch.tensor(values.to_numpy()), torch.tensor(expected[name]), rtol=1e-9, atol=1e-18)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("options", [{"engine": "loop"}, {"engine": "vmap"}, {"token_probes": 1}])
+def test_what_needs_whole_parameters_is_refused(one_rank, rollouts, options):
+    message = r'the parameter .* of .* is sharded, and only engine="ghost" without token_probes works without whole'
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        gradients.measure(sharded_model(one_rank), rollouts, progress=False, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["no error", "error in the middle", "mixed precision"])
+def test_two_ranks(case, tmp_path):
+    command = [sys.executable, "-W", "ignore", str(FOLDER / "sharded_ranks.py")]
+    paths = f"{FOLDER}:{FOLDER.parent}:{FOLDER.parents[1]}"
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store"), case],
+            env={"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=600)
+        assert rank.returncode == 0, errors
