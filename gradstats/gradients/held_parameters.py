@@ -69,8 +69,8 @@ def whole_parameters(model: nn.Module, selection: ParameterSelection) -> dict[st
     for name, tensor in held.items():
         if isinstance(tensor, DTensor):
             raise UnsupportedModuleError(
-                f'the parameter {name} of {_owner(model, name)} is sharded, and only engine="ghost" without token_probes '
-                "works without whole parameters: use it, or measure a model that is not sharded"
+                f'the parameter {name} of {_owner(model, name)} is sharded, and only engine="ghost" without '
+                "token_probes works without whole parameters: use it, or measure a model that is not sharded"
             )
     return held
 

@@ -47,11 +47,20 @@ class PlainGradient:
 
 @dataclass(frozen=True)
 class PlainPass:
-    """A sequence's gradients, one for each weighting, and the quantities of its completion tokens by name."""
+    """A sequence's gradients, one for each weighting, and the quantities of its completion tokens by name.
+
+    Attributes:
+        row: its row in the rollouts.
+        gradients: one for each weighting.
+        tokens: name → (completion length,).
+        dtype: the narrower of the dtypes of parameters and of logits, which some models compute in float32 whatever
+            their own dtype: results agree as far as it allows.
+    """
 
     row: int
     gradients: list[PlainGradient]
     tokens: dict[str, np.ndarray]
+    dtype: torch.dtype
 
 
 def plain_pass(
@@ -102,7 +111,8 @@ def plain_pass(
                 of_tensors = torch.autograd.grad(logits, tensors, start, materialize_grads=True, retain_graph=not last)
                 found = dict(zip(held, of_tensors, strict=True))
             gradients.append(_reduced(found, sketch))
-    return PlainPass(row, gradients, tokens | {"hidden_sq_norms": hidden})
+    narrower = min(policy.dtype, logits.dtype, key=lambda dtype: dtype.itemsize)
+    return PlainPass(row, gradients, tokens | {"hidden_sq_norms": hidden}, narrower)
 
 
 def plain_tokens(policy: Policy, rollouts: Rollouts, row: int) -> dict[str, np.ndarray]:

@@ -132,17 +132,17 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfChec
             result = engine(policy, chunk, by_parameter, checked.sketch)
         for place, plain in enumerate(passes):
             if _is_finite(plain):
-                norms += deviations.of_norms(result, place, plain, by_parameter, policy.dtype)
-                sketches += deviations.of_sketches(result, place, plain, policy.dtype)
-                tokens += deviations.of_tokens(token_quantities(result, place), plain.tokens, policy.dtype)
+                norms += deviations.of_norms(result, place, plain, by_parameter, plain.dtype)
+                sketches += deviations.of_sketches(result, place, plain, plain.dtype)
+                tokens += deviations.of_tokens(token_quantities(result, place), plain.tokens, plain.dtype)
     _refuse([*norms, *sketches, *tokens], f'the engine "{name}"', policy, _remedy(policy, name))
     return SelfCheck(
         _largest([one for one in norms if one.what == deviations.WHOLE]),
         _largest([one for one in norms if one.what != deviations.WHOLE]),
         _largest(sketches) if sketches else None,
         _largest(tokens),
-        TOLERANCES[policy.dtype],
-        deviations.TOLERANCES_OF_PARTS[policy.dtype],
+        TOLERANCES[checked.alone[0].dtype],
+        deviations.TOLERANCES_OF_PARTS[checked.alone[0].dtype],
         checked.deviation_from_float32,
     )
 
@@ -178,12 +178,12 @@ def check_result(
     if not _is_finite(plain):
         return
     found = [
-        *deviations.of_norms(result, place, plain, selection, policy.dtype),
-        *deviations.of_sketches(result, place, plain, policy.dtype),
-        *deviations.of_tokens(token_quantities(result, place), plain.tokens, policy.dtype),
+        *deviations.of_norms(result, place, plain, selection, plain.dtype),
+        *deviations.of_sketches(result, place, plain, plain.dtype),
+        *deviations.of_tokens(token_quantities(result, place), plain.tokens, plain.dtype),
     ]
     for name, (recorded, exact) in (further_tokens or {}).items():
-        found += deviations.of_tokens({name: recorded}, {name: exact}, policy.dtype)
+        found += deviations.of_tokens({name: recorded}, {name: exact}, plain.dtype)
     named = f"{rollouts.prompt_id[row]}/{rollouts.sample_id[row]}"
     _refuse(found, f"a later chunk (sequence {named})", policy, _remedy(policy))
 
