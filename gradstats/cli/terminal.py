@@ -153,6 +153,7 @@ def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = 
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
     from gradstats.report.variance_columns import BEST_SET, TOGETHER, best_set_marks, variance_columns
+    from gradstats.stats.printed import number_with_interval
     from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
 
     attrs = frame.attrs
@@ -161,8 +162,8 @@ def show_variance(frame: pd.DataFrame) -> None:
     columns = variance_columns(frame, [name for name in shown_in("terminal") if name in frame], "terminal")
     shown: list[tuple[str, list[str]]] = []
     for column in columns:
-        written = _interval if column.together else _number
-        shown.append((column.heading, [written(*triple) for triple in column.triples]))
+        ends = [(None if column.together else value, low, high) for value, low, high in column.triples]
+        shown.append((column.heading, [number_with_interval(*triple) for triple in ends]))
     if (marks := best_set_marks(frame)) is not None:
         shown.append((BEST_SET, marks))
     narrow = console.width < WIDE
@@ -334,24 +335,9 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 
 def with_interval(row: dict[str, Any], name: str) -> str:
     """Format a number of a row with the ends of its interval."""
-    return escape(_number(row[name], row[f"{name}_low"], row[f"{name}_high"]))
+    from gradstats.stats.printed import number_with_interval
 
-
-def _number(value: float, low: float, high: float) -> str:
-    if math.isnan(value) and math.isnan(low) and math.isnan(high):
-        return "–"
-    return f"{_short(value)} [{_short(low)}, {_short(high)}]"
-
-
-def _interval(_: float, low: float, high: float) -> str:
-    return "–" if math.isnan(low) and math.isnan(high) else f"[{_short(low)}, {_short(high)}]"
-
-
-def _short(value: float) -> str:
-    """Format a number with three digits, or thousands in full, to fit a narrow terminal."""
-    if math.isnan(value):
-        return "–"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+    return escape(number_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"]))
 
 
 def _duration(seconds: float) -> str:

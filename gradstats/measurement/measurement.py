@@ -95,6 +95,13 @@ class Measurement(TokenQuantities):
             if self.heavy_positions is None or list(map(len, rows)) != list(map(len, self.heavy_positions)):
                 raise ValueError(f"the measurement's {name} does not have one row per position in heavy_positions")
 
+    def __repr__(self) -> str:
+        """Return what was measured, in a line."""
+        sketch = "no sketches" if self.sketches is None else f"sketches of {self.sketches.shape[1]}"
+        engine = self.metadata.get("engine", "unknown engine")
+        n_blocks = len(self.sq_norms_by_block.columns)
+        return f"<Measurement of {self.rollouts.summary()}; {n_blocks} blocks, {sketch}, {engine}>"
+
     def __len__(self) -> int:
         return len(self.rollouts)
 

@@ -69,6 +69,15 @@ class Policy:
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}: the policy's temperature must be above 0")
 
+    def __repr__(self) -> str:
+        """Return the policy in a line; the layers are those of ``model``."""
+        n = sum(parameter.numel() for parameter in self.model.parameters())
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"<Policy {self.name!r}: {type(self.model).__name__}, {n:,} parameters, {dtype} on {self.device}, "
+            f"temperature {self.temperature:g}>"
+        )
+
     @property
     def device(self) -> torch.device:
         """The device of the model's parameters."""

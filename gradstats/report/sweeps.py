@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from gradstats.config.experiment import FiguresSection
 from gradstats.report.figures import styled
 from gradstats.report.saved_results import SavedResults, differing_settings, read_results, setting_named
 from gradstats.stats.jackknife import mean_statistic
+from gradstats.stats.printed import Printed
 from gradstats.system.files import read_json, write_csv
 from gradstats.system.outputs import has_columns, refuse_foreign
 
@@ -30,8 +31,8 @@ _ENDS = ("", "_low", "_high")
 _SHARED = ("reference", "target", "confidence_level")
 
 
-@dataclass(frozen=True)
-class SweepResult:
+@dataclass(frozen=True, repr=False)
+class SweepResult(Printed):
     """The saved results of a sweep.
 
     Attributes:
@@ -41,6 +42,16 @@ class SweepResult:
         settings: cell → its values of them, in the order of the file.
         results: cell → its results; cells that have none yet are missing.
     """
+
+    printed_columns: ClassVar[tuple[str, ...]] = (
+        "cell",
+        "alpha",
+        "mean_length",
+        "mean_reward",
+        "estimator",
+        "ratio",
+        "matched_ratio",
+    )
 
     path: Path
     name: str

@@ -155,6 +155,19 @@ class Rollouts:
             metadata["grading"] = merge_grading_counts(gradings)
         return cls(pd.concat(frames, ignore_index=True), metadata)
 
+    def __repr__(self) -> str:
+        """Return what the table holds, in a line."""
+        return f"<Rollouts: {self.summary()}>"
+
+    def summary(self) -> str:
+        """Return the numbers of completions and prompts, mean reward and lengths, in words."""
+        shortest, longest = (0, 0) if not len(self) else (min(self.lengths), max(self.lengths))
+        mean = f"mean reward {self.rewards.mean():.2f}, " if len(self) else ""
+        return (
+            f"{len(self)} completions of {self.frame['prompt_id'].nunique()} prompts, {mean}"
+            f"lengths {shortest}–{longest}"
+        )
+
     def __len__(self) -> int:
         return len(self.frame)
 

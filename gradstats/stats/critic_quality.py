@@ -15,6 +15,7 @@ from gradstats.estimators.baselines.packing import pack
 from gradstats.estimators.batch import Batch, MeasuredCompletions
 from gradstats.stats.fieller import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic, require_level
+from gradstats.stats.printed import Printed
 from gradstats.stats.variance.gradient_shares import with_ends
 
 #: Rows of the states after a wrong step, of completions that end right and of those that end wrong.
@@ -52,8 +53,8 @@ class CriticRow:
         return 1.0 - left.value, 1.0 - high, 1.0 - low
 
 
-@dataclass(frozen=True)
-class CriticQuality:
+@dataclass(frozen=True, repr=False)
+class CriticQuality(Printed):
     r"""A value head beside Monte-Carlo values: :math:`E(V - V^*)` and the variance of V* that V explains, by step.
 
     See :func:`critic_quality`.

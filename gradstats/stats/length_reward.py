@@ -16,10 +16,11 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts
+from gradstats.stats.printed import Printed
 
 
-@dataclass(frozen=True)
-class LengthRewardCorrelation:
+@dataclass(frozen=True, repr=False)
+class LengthRewardCorrelation(Printed):
     r"""The correlation of length and reward after subtracting each prompt's means.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from gradstats.estimators.baselines.weighted_mean import optimal_constant
 from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile
+from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.variance_comparison import VarianceComparison
 
@@ -43,8 +45,8 @@ PROFILE_QUANTITIES = {
 }
 
 
-@dataclass(frozen=True)
-class PolicyProfile:
+@dataclass(frozen=True, repr=False)
+class PolicyProfile(Printed):
     r"""The quantities by which policies are compared; ``.to_frame()`` is the table.
 
     Completion i has score :math:`S_i`, :math:`T_i` counted tokens and reward :math:`R_i`. A token is drawn from
@@ -73,6 +75,8 @@ class PolicyProfile:
         within: the same within prompts.
         comparison: tr Cov of three estimators over that of RLOO.
     """
+
+    printed_columns: ClassVar[tuple[str, ...]] = ("heading", "value")
 
     n_prompts: int
     n_sequences: int

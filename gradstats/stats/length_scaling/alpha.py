@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from gradstats.stats.length_scaling.regression_lines import (
 )
 from gradstats.stats.length_scaling.theil_sen import TheilSenLine, theil_sen_line
 from gradstats.stats.measured import MeasuredNorms
+from gradstats.stats.printed import Printed
 
 Line = RegressionLine | TheilSenLine
 METHODS: dict[str, Callable[..., Line]] = {
@@ -35,8 +37,8 @@ METHODS: dict[str, Callable[..., Line]] = {
 }
 
 
-@dataclass(frozen=True)
-class LengthScalingFit:
+@dataclass(frozen=True, repr=False)
+class LengthScalingFit(Printed):
     r"""A fit of :math:`\log‖S‖² = c + 2α\log T`, natural logarithms; see :func:`gradstats.fit_length_scaling`.
 
     Attributes:
@@ -58,6 +60,8 @@ class LengthScalingFit:
         truncated: (n,) whether a sequence was cut off at the cap.
         line: the fitted line with its errors.
     """
+
+    printed_columns: ClassVar[tuple[str, ...]] = ("alpha", "n", "n_prompts", "r_squared", "method", "interval")
 
     alpha: float
     alpha_stderr: float

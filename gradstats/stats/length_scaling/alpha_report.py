@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from gradstats.stats.length_scaling.mundlak import MundlakTest, mundlak_test
 from gradstats.stats.length_scaling.regression_lines import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
 from gradstats.stats.on_policy.check import OnPolicyCheck, check_on_policy
+from gradstats.stats.printed import Printed
 from gradstats.stats.records import records
 from gradstats.stats.tokens.token_sums import has_token_energies
 
@@ -31,8 +32,8 @@ NOTICEABLY_WIDER = 1.2
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class AlphaReport:
+@dataclass(frozen=True, repr=False)
+class AlphaReport(Printed):
     r"""A fit of :math:`\log‖S‖² = c + 2α\log T` with the diagnostics to read before relying on its α.
 
     Attributes:
@@ -54,6 +55,8 @@ class AlphaReport:
         energy_fit: α of the summed token energies; None where they were not measured.
         on_policy: the on-policy check; None for bare points, or fewer than 3 prompts.
     """
+
+    printed_columns: ClassVar[tuple[str, ...]] = ("alpha", "n", "n_prompts", "r_squared", "method", "interval")
 
     fit: LengthScalingFit
     confidence_level: float

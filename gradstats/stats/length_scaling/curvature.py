@@ -11,10 +11,11 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.length_scaling.regression import least_squares
+from gradstats.stats.printed import Printed
 
 
-@dataclass(frozen=True)
-class CurvatureTest:
+@dataclass(frozen=True, repr=False)
+class CurvatureTest(Printed):
     r"""The curvature of log‖S‖² as a function of log T.
 
     Attributes:

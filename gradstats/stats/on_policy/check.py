@@ -17,6 +17,7 @@ from gradstats.stats.on_policy.mean_score_sq import mean_score_sq
 from gradstats.stats.on_policy.settings import SAMPLER_SETTINGS, departures_of, other_policy_of
 from gradstats.stats.on_policy.surprise import excess_of, surprise
 from gradstats.stats.on_policy.temperature import TemperatureTest, temperature_test
+from gradstats.stats.printed import Printed
 
 FEWEST_ENERGY_PROMPTS = 10.0
 # On-policy samples are called off-policy in at most one of a hundred studies.
@@ -32,8 +33,8 @@ WORDS = {
 EXPECTED = {"surprise": 0.0, "mean_score_sq": 0.0, "energy_ratio": 1.0}
 
 
-@dataclass(frozen=True)
-class OnPolicyCheck:
+@dataclass(frozen=True, repr=False)
+class OnPolicyCheck(Printed):
     r"""Three consequences of drawing tokens from the scored distribution, each NaN where it could not be estimated.
 
     Attributes:

@@ -15,6 +15,7 @@ from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredSampler
 from gradstats.stats.on_policy.settings import SAMPLER_SETTINGS, departures_of, other_policy_of
+from gradstats.stats.printed import Printed
 from gradstats.stats.records import records
 
 LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -25,8 +26,8 @@ _NOTICEABLE = 0.02
 _ESTIMATED = ("mean_abs_gap", "token_kl", "token_distance", "mean_token_ratio", "sequence_kl", "sequence_distance")
 
 
-@dataclass(frozen=True)
-class SamplerGap:
+@dataclass(frozen=True, repr=False)
+class SamplerGap(Printed):
     r"""Log-ratios of the scored distribution π to the sampled one q, on tokens drawn from q.
 
     With :math:`ρ_t = π(y_t)/q(y_t)` and :math:`w = \prod_t ρ_t` over a completion, everything is an average over

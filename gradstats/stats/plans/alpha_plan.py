@@ -14,7 +14,7 @@ from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.plans.prompt_plan import ASSURANCE, PromptPlan, smallest
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AlphaPlan(PromptPlan):
     r"""The size of a measurement of α with a given precision, :math:`t\,\mathrm{se}_1/\sqrt M ≤ h` of M prompts.
 

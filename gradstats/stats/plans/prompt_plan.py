@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import pandas as pd
 
+from gradstats.stats.printed import Printed
+
 #: The share of studies in which the planned size is enough.
 ASSURANCE = 0.8
 #: Plans above this number are reported as infinite.
@@ -36,8 +38,8 @@ class Speed(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptPlan:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PromptPlan(Printed):
     """The size that a question takes; whole numbers, infinite where no size is enough.
 
     Attributes:

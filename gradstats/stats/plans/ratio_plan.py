@@ -24,7 +24,7 @@ _NODES = 400
 RATIOS = ("ratio", JUDGED.name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RatioPlan(PromptPlan):
     r"""The size of a comparison whose interval of a ratio r excludes 1, :math:`t\,\mathrm{se}_1/\sqrt M < |\log r|`.
 

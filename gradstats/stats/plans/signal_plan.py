@@ -13,7 +13,7 @@ from gradstats.stats.plans.prompt_plan import ASSURANCE, PromptPlan
 from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SignalPlan(PromptPlan):
     r"""The size of a measurement whose interval of :math:`‖E g‖²` lies above 0.
 

@@ -12,14 +12,15 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.batch import MeasuredCompletions
 from gradstats.estimators.ratios import log_ratios
+from gradstats.stats.printed import Printed
 from gradstats.stats.ratios.clipping import ClippedShare, clipped_share, clipping_recipes
 from gradstats.stats.ratios.spread import RatioSpread, ratio_spread
 
 RATIOS = ("token", "product", "geometric_mean")
 
 
-@dataclass(frozen=True)
-class RatioDiagnostics:
+@dataclass(frozen=True, repr=False)
+class RatioDiagnostics(Printed):
     r"""The ratios :math:`ρ = π/π_{old}` of completions; ``.to_frame()`` and ``.clipping_frame()`` are the tables.
 
     Attributes:

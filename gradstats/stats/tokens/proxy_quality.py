@@ -13,6 +13,7 @@ from gradstats.estimators import Batch
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import Estimate
 from gradstats.stats.measured import MeasuredTokens
+from gradstats.stats.printed import Printed
 from gradstats.stats.records import records
 from gradstats.stats.tokens.concentration import concentration
 from gradstats.stats.tokens.correlation import token_correlation
@@ -60,8 +61,8 @@ class ProxyRow:
     along: tuple[Estimate, ...]
 
 
-@dataclass(frozen=True)
-class ProxyQuality:
+@dataclass(frozen=True, repr=False)
+class ProxyQuality(Printed):
     r"""Forward-only proxies :math:`p_t` of token energies, compared with measured energies :math:`e_t = ‖s_t‖²`.
 
     Attributes:

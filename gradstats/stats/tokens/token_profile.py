@@ -10,10 +10,11 @@ from jaxtyping import Float, Int
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate
+from gradstats.stats.printed import Printed
 
 
-@dataclass(frozen=True)
-class TokenProfile:
+@dataclass(frozen=True, repr=False)
+class TokenProfile(Printed):
     """Estimates of one quantity, bin by bin, each with an interval clustered by prompt.
 
     Attributes:

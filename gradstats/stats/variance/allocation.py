@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from gradstats.estimators.estimator import Weighting, unit_of
 from gradstats.stats.fieller import fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, require_level
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.printed import Printed
 from gradstats.stats.studentised import studentised_ratio
 from gradstats.stats.variance.gradient_shares import with_ends
 from gradstats.stats.variance.noise_to_signal import NoiseToSignal
@@ -68,8 +70,8 @@ class Allocated:
         )
 
 
-@dataclass(frozen=True)
-class Allocation:
+@dataclass(frozen=True, repr=False)
+class Allocation(Printed):
     r"""The noise at an equal number of tokens, :math:`N \bar L\,\mathrm{tr\,Cov}(g)/(c² T)`.
 
     Attributes:
@@ -80,6 +82,15 @@ class Allocation:
         n_prompts: prompts it rests on.
         notes: what could not be estimated, and why.
     """
+
+    printed_columns: ClassVar[tuple[str, ...]] = (
+        "estimator",
+        "group_size",
+        "n_prompts",
+        "noise_to_signal",
+        "relative_noise",
+        "tokens_saved",
+    )
 
     rows: tuple[Allocated, ...]
     tokens: float

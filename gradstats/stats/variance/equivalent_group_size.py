@@ -18,6 +18,7 @@ from gradstats.estimators import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.printed import Printed
 from gradstats.stats.studentised import studentised_ratio
 from gradstats.stats.variance.gradient_shares import with_ends
 from gradstats.stats.variance.group_moments import PromptMoments, cross_signal
@@ -27,8 +28,8 @@ from gradstats.stats.variance.prepared_inputs import prepared_inputs
 from gradstats.stats.variance.target import TargetChoice, target_of
 
 
-@dataclass(frozen=True)
-class EquivalentGroupSize:
+@dataclass(frozen=True, repr=False)
+class EquivalentGroupSize(Printed):
     r"""The group size at which RLOO is as noisy as an estimator, at the same total number of completions.
 
     Attributes:

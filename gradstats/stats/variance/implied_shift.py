@@ -13,10 +13,11 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredRollouts
+from gradstats.stats.printed import Printed
 
 
-@dataclass(frozen=True)
-class ImpliedShift:
+@dataclass(frozen=True, repr=False)
+class ImpliedShift(Printed):
     r"""How far an estimator's baseline lies above the group mean, on average.
 
     Attributes:

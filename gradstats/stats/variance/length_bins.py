@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from gradstats.estimators.estimator import Level, Weighting, unit_of
 from gradstats.stats.fieller import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.printed import Printed
 from gradstats.stats.variance.best_set import pairwise_differences
 from gradstats.stats.variance.bins import equal_count_bins, inside_bins
 from gradstats.stats.variance.comparison import compared, pooled
@@ -76,8 +78,8 @@ class _OfLengths:
         return np.where(inside if weights.ndim == 1 else inside[:, None], weights, 0.0)
 
 
-@dataclass(frozen=True)
-class LengthBins:
+@dataclass(frozen=True, repr=False)
+class LengthBins(Printed):
     r"""The noise and signal of :math:`g^b = \sum_{i:\,T_i \in b} w_i S_i`, the gradient from completions of lengths b.
 
     Attributes:
@@ -88,6 +90,15 @@ class LengthBins:
         scales: of each bin, what its expected gradient keeps of the target's; None without a gradient.
         shares: of each bin, what it makes up of the expected gradient and of the variance.
     """
+
+    printed_columns: ClassVar[tuple[str, ...]] = (
+        "estimator",
+        "length",
+        "n_completions",
+        "share_of_gradient",
+        "share_of_variance",
+        "ratio",
+    )
 
     estimator: str
     bins: np.ndarray

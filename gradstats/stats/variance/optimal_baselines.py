@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compared, pooled
 from gradstats.stats.variance.group_moments import shuffled_prompts, split_into_groups
 from gradstats.stats.variance.learned_baselines import LearnedBaseline, learned_baselines, variance_with
@@ -37,8 +39,8 @@ FEWEST_PROMPTS = 4
 _RATIO_ENDS = ("", "_low", "_high", "_simultaneous_low", "_simultaneous_high")
 
 
-@dataclass(frozen=True)
-class OptimalBaselines:
+@dataclass(frozen=True, repr=False)
+class OptimalBaselines(Printed):
     r"""Learned baselines beside published ones and the oracle; ``.to_frame()`` is the table.
 
     A prompt m has the parameters :math:`\hat β_m = \arg\min_β V_{(m)}(β)`, with the variance of the others.
@@ -48,6 +50,8 @@ class OptimalBaselines:
         to_oracle: all of them, with ratios to the oracle.
         to_learned: the same, with ratios to the learned baseline of lowest variance.
     """
+
+    printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "kind", "parameters", "ratio", "ratio_to_learned")
 
     learned: tuple[LearnedBaseline, ...]
     to_oracle: VarianceComparison

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from gradstats.estimators.estimator import Weighting, unit_of
 from gradstats.stats.fieller import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.printed import Printed
 from gradstats.stats.variance.batch_moments import of_rows
 from gradstats.stats.variance.bins import binned
 from gradstats.stats.variance.comparison import pooled
@@ -60,8 +62,8 @@ class SuccessBin:
         return with_ends(scales) | self.shares.columns(confidence_level) | with_ends(kept)
 
 
-@dataclass(frozen=True)
-class SuccessBins:
+@dataclass(frozen=True, repr=False)
+class SuccessBins(Printed):
     r"""Gradients split by the success rate p of the prompt, :math:`g^b = g\,1[p \in b]`.
 
     Attributes:
@@ -75,6 +77,10 @@ class SuccessBins:
         exact: whether success rates were given, and not estimated from the other half of the completions.
         target: what scales are relative to.
     """
+
+    printed_columns: ClassVar[tuple[str, ...]] = (
+        "estimator", "success", "n_prompts", "scale", "share_of_gradient", "share_of_variance",
+    )  # fmt: skip
 
     estimators: tuple[str, ...]
     units: tuple[str, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from jaxtyping import Float
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Interval
+from gradstats.stats.printed import Printed
 from gradstats.stats.variance.best_set import PairwiseDifferences
 from gradstats.stats.variance.matched_ratio_simultaneous import matched_ratio_simultaneous
 from gradstats.stats.variance.quantities import COMPARED, JUDGED
@@ -41,8 +43,8 @@ class GroupSplit:
     mean_length: float
 
 
-@dataclass(frozen=True)
-class VarianceComparison:
+@dataclass(frozen=True, repr=False)
+class VarianceComparison(Printed):
     r"""The variance :math:`\mathrm{tr\,Cov}(ĝ)`, bias and cosine of several estimators; ``.to_frame()`` is the table.
 
     Attributes:
@@ -57,6 +59,8 @@ class VarianceComparison:
         prompt_labels: what the prompts of each group size are called.
         max_grad_norm: the norm that gradients of batches are clipped to; None without clipping.
     """
+
+    printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "trace_cov", "ratio", "matched_ratio", "cosine")
 
     rows: tuple[EstimatorVariance, ...]
     splits: tuple[GroupSplit, ...]

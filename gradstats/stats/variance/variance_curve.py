@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.with_parameter import with_parameter
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.fieller_simultaneous import fieller_simultaneous
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
@@ -33,8 +34,8 @@ JUDGED_TOGETHER = ("cosine", "matched_bias_share")
 FITTED_EXPONENTS = {"ols": "pooled", "within_prompt": "within prompts", "gamma": "of the mean"}
 
 
-@dataclass(frozen=True)
-class VarianceCurve:
+@dataclass(frozen=True, repr=False)
+class VarianceCurve(Printed):
     r"""The variance :math:`V(β) = \mathrm{tr\,Cov}(ĝ_β)` of an estimator along a parameter, with its lowest point.
 
     Attributes:
@@ -46,6 +47,8 @@ class VarianceCurve:
         fits: exponents that may be plugged in, by name, where the parameter is the exponent of length weights.
         notes: what a reader of the curve has to know, one sentence each.
     """
+
+    printed_columns: ClassVar[tuple[str, ...]] = ("value", "trace_cov", "ratio", "matched_ratio", "cosine")
 
     estimator: str
     parameter: str

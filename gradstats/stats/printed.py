@@ -1,0 +1,131 @@
+"""How results are printed: a short table of estimates with their intervals, and the sentences that belong to it."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MOST_ROWS = 20
+_WIDTH = 100
+#: The column of an estimate whose interval stands in the columns ``low`` and ``high``.
+_ESTIMATES = ("estimate", "value")
+
+
+class Printed:
+    """A result that prints as a table of its main columns, with intervals, and its sentences.
+
+    Python's prompt and ``print`` show text, notebooks a table. All columns and rows are those of ``to_frame()``.
+    """
+
+    #: The columns of ``to_frame()`` that are printed; all by default.
+    printed_columns: ClassVar[tuple[str, ...]] = ()
+
+    def __repr__(self) -> str:
+        """Return the table as text."""
+        frame, left_out = self._printed_table()
+        parts = [frame.to_string(index=False, line_width=_WIDTH), *left_out, *printed_sentences(self)]
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        """Return the table as HTML, for notebooks."""
+        frame, left_out = self._printed_table()
+        sentences = [*left_out, *printed_sentences(self)]
+        return frame.to_html(index=False, border=0) + "".join(f"<p>{html.escape(one)}</p>" for one in sentences)
+
+    def _printed_table(self) -> tuple[pd.DataFrame, list[str]]:
+        """Return the main columns as text, and what is left out."""
+        frame = self.to_frame()  # pyright: ignore[reportAttributeAccessIssue]
+        shown = estimates_with_intervals(frame.head(_MOST_ROWS), self.printed_columns)
+        more = len(frame) - _MOST_ROWS
+        return shown, [f"… and {more} further rows: see to_frame()"] if more > 0 else []
+
+
+def printed_sentences(result: object) -> list[str]:
+    """Return what a result says in words: its ``sentences()`` or ``sentence()``, and its notes."""
+    said: list[str] = []
+    if hasattr(result, "sentences"):
+        said += result.sentences()  # pyright: ignore[reportAttributeAccessIssue]
+    elif hasattr(result, "sentence"):
+        said.append(result.sentence())  # pyright: ignore[reportAttributeAccessIssue]
+    said += [f"note: {one}" for one in getattr(result, "notes", ())]
+    return said
+
+
+def estimates_with_intervals(frame: pd.DataFrame, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Write estimates with their intervals into one cell each, ``"0.87 [0.81, 0.93]"``, and everything else as text.
+
+    Args:
+        frame: columns ``name``, ``name_low`` and ``name_high``, or ``estimate``, ``low`` and ``high``; a pair of ends
+            without an estimate is written as an interval.
+        columns: the names to keep; all by default.
+
+    Example:
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"estimator": ["grpo"], "ratio": [0.8712], "ratio_low": [0.81], "ratio_high": [0.93]})
+        >>> print(estimates_with_intervals(frame).to_string(index=False))
+        estimator              ratio
+             grpo 0.871 [0.81, 0.93]
+    """
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = frame.to_dict("records")
+    written: dict[str, list[str]] = {}
+    for name, (estimate, low, high) in _names(list(map(str, frame))).items():
+        if columns and name not in columns:
+            continue
+        written[name] = [
+            number_with_interval(row[estimate] if estimate else None, row[low], row[high])
+            if low
+            else _cell(row[estimate])
+            for row in rows
+        ]
+    return pd.DataFrame(written, columns=[name for name in (columns or written) if name in written])
+
+
+def _names(columns: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+    """Name → the columns of estimate and ends; "" for one that does not exist."""
+    found: dict[str, tuple[str, str, str]] = {}
+    plain = next((name for name in _ESTIMATES if name in columns), "")
+    for name in columns:
+        if name in ("low", "high") and plain and {"low", "high"} <= set(columns):
+            continue
+        base = name.removesuffix("_low").removesuffix("_high")
+        if base != name and {f"{base}_low", f"{base}_high"} <= set(columns):
+            found.setdefault(base, (base if base in columns else "", f"{base}_low", f"{base}_high"))
+        elif name == plain and {"low", "high"} <= set(columns):
+            found[name] = (name, "low", "high")
+        elif {f"{name}_low", f"{name}_high"} <= set(columns):
+            found[name] = (name, f"{name}_low", f"{name}_high")
+        else:
+            found[name] = (name, "", "")
+    return found
+
+
+def number_with_interval(value: float | None, low: float, high: float) -> str:
+    """Write a number with the ends of its interval; None for an interval alone, a dash where nothing is known."""
+    if math.isnan(low) and math.isnan(high) and (value is None or math.isnan(value)):
+        return "–"
+    ends = f"[{short_number(low)}, {short_number(high)}]"
+    return ends if value is None else f"{short_number(value)} {ends}"
+
+
+def short_number(value: float) -> str:
+    """Write a number with three digits, or thousands in full; NaN as a dash.
+
+    >>> short_number(0.87123), short_number(12345.6), short_number(float("nan"))
+    ('0.871', '12,346', '–')
+    """
+    if math.isnan(value):
+        return "–"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return short_number(value) if isinstance(value, float) else str(value)

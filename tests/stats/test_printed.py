@@ -1,0 +1,125 @@
+"""What results look like when they are printed, at Python's prompt and in a notebook."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+from comparison_batches import interleaved_batch
+from measured_by_hand import measured_by_hand
+from power_laws import noisy_power_law
+
+import gradstats as gs
+from gradstats.stats.printed import Printed, estimates_with_intervals, number_with_interval
+
+
+@dataclass(frozen=True, repr=False)
+class Answer(Printed):
+    """A result of many rows."""
+
+    n: int = 3
+    notes: tuple[str, ...] = ("a < b",)
+
+    def to_frame(self) -> pd.DataFrame:
+        values = np.arange(self.n) / 2
+        return pd.DataFrame({"row": range(self.n), "x": values, "x_low": values - 1, "x_high": values + 1, "y": "left"})
+
+    def sentence(self) -> str:
+        return "So it is."
+
+
+class Narrow(Answer):
+    """Shows some columns, in its own order."""
+
+    printed_columns = ("x", "row", "absent")
+
+
+def test_a_result_prints_its_intervals_sentence_and_notes():
+    assert [" ".join(line.split()) for line in str(Answer()).splitlines()] == [
+        "row x y",
+        "0 0 [-1, 1] left",
+        "1 0.5 [-0.5, 1.5] left",
+        "2 1 [0, 2] left",
+        "So it is.",
+        "note: a < b",
+    ]
+    assert repr(Answer()) == str(Answer())
+    assert str(Narrow()).splitlines()[0].split() == ["x", "row"]
+
+
+def test_a_long_result_says_how_much_is_left_out():
+    printed = str(Answer(n=23))
+    assert "… and 3 further rows: see to_frame()" in printed
+    assert len(printed.splitlines()) == 1 + 20 + 1 + 2
+
+
+def test_a_notebook_shows_a_table_with_escaped_sentences():
+    shown = Answer()._repr_html_()
+    assert shown.startswith("<table")
+    assert "<td>0.5 [-0.5, 1.5]</td>" in shown
+    assert "<p>note: a &lt; b</p>" in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (0.87123, 0.8, 0.9, "0.871 [0.8, 0.9]"),
+        (None, 0.8, math.inf, "[0.8, inf]"),
+        (math.nan, 0.8, math.inf, "– [0.8, inf]"),
+        (768.0, math.nan, math.nan, "768 [–, –]"),
+        (math.nan, math.nan, math.nan, "–"),
+        (None, math.nan, math.nan, "–"),
+    ],
+)
+def test_a_number_with_its_interval(value, low, high, text):
+    assert number_with_interval(value, low, high) == text
+
+
+def test_ends_without_an_estimate_are_an_interval():
+    frame = pd.DataFrame(
+        {"length_low": [3, 5], "length_high": [4, 9], "value": [1.0, 2.0], "low": [0.0, 1.0], "high": 3.0}
+    )
+    written = estimates_with_intervals(frame)
+    assert written.to_dict("list") == {"length": ["[3, 4]", "[5, 9]"], "value": ["1 [0, 3]", "2 [1, 3]"]}
+
+
+RESULTS = {
+    "compare": lambda batch, scores, points: gs.compare(batch, ["rloo", "grpo"], scores),
+    "variance_curve": lambda batch, scores, points: gs.variance_curve(
+        batch, "length_weighted(loo=True)", "alpha", [0.0, 0.5], scores
+    ),
+    "optimal_baselines": lambda batch, scores, points: gs.optimal_baselines(batch, scores),
+    "variance_by_success": lambda batch, scores, points: gs.variance_by_success(batch, ["rloo"], scores),
+    "allocate": lambda batch, scores, points: gs.allocate(batch, ["rloo"], scores, tokens=1000),
+    "implied_shift": lambda batch, scores, points: gs.implied_shift(batch, "grpo"),
+    "length_reward_correlation": lambda batch, scores, points: gs.length_reward_correlation(batch),
+    "alpha_report": lambda batch, scores, points: gs.alpha_report(**points),
+    "fit_length_scaling": lambda batch, scores, points: gs.fit_length_scaling(**points),
+    "mundlak_test": lambda batch, scores, points: gs.mundlak_test(gs.fit_length_scaling(**points)),
+    "curvature_test": lambda batch, scores, points: gs.curvature_test(gs.fit_length_scaling(**points)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_result_is_short_and_holds_its_estimate(name):
+    batch, scores = interleaved_batch([8] * 24, signal=0.5)
+    lengths, sq_norms, groups = noisy_power_law(24, 4)
+    result = RESULTS[name](batch, scores, {"lengths": lengths, "sq_norms": sq_norms, "groups": groups})
+    printed = str(result)
+    assert len(printed) < 4000
+    assert re.search(r"\d \[-?[\d.]+, (-?[\d.e+-]+|inf)\]", printed), printed
+    assert "Estimate(" not in printed
+    assert "<table" in result._repr_html_()
+
+
+def test_measurements_and_rollouts_are_a_line():
+    measured = measured_by_hand()
+    assert re.fullmatch(
+        r"<Measurement of 5 completions of \d prompts, mean reward [\d.]+, lengths \d+–\d+; .*>", repr(measured)
+    )
+    assert re.fullmatch(r"<Rollouts: 5 completions of \d prompts, .*>", repr(measured.rollouts))
