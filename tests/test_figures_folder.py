@@ -132,13 +132,13 @@ def test_rows_that_are_open_say_why(figures):
             "matched_ratio_low": [1.0, 0.8, np.nan],
             "matched_ratio_high": [1.0, np.inf, np.nan],
             "run": "on-policy",
-            "note": ["", "", "so pass_at_k give every completion weight 0 and the row is NaN"],
+            "note": ["", "", "so pass_at_k gives every completion weight 0 and its row is NaN"],
         }
     )
     open_rows = [line for line in figures.zoo_rows(frame).partition("## Left out")[0].splitlines() if "| `" in line]
     assert len(open_rows) == 2
     assert "`recipe:grpo` | on-policy | [0.8, ∞] | ‖E ĝ‖² is not resolved above 0" in open_rows[0]
-    assert "| – | so pass\\_at\\_k give every" in open_rows[1]
+    assert "| – | so pass\\_at\\_k gives every" in open_rows[1]
 
 
 def test_every_registered_estimator_is_in_the_zoo_or_listed_as_left_out(figures):

@@ -29,7 +29,8 @@ def warnings_about(
     notes = []
     silent = [row.label for row in rows if row.kept_share.value == 0.0]
     if silent:
-        notes.append(f"{why_silent(pool)}, so {_listed(silent)} give every completion weight 0 and the row is NaN")
+        give, are = ("gives", "its row is NaN") if len(silent) == 1 else ("give", "their rows are NaN")
+        notes.append(f"{why_silent(pool)}, so {_listed(silent)} {give} every completion weight 0 and {are}")
     undefined = [row.label for row in rows if row.kept_share.value > 0 and np.isnan(row.trace_cov.value)]
     if undefined:
         notes.append(

@@ -35,7 +35,7 @@ def test_equal_rewards_give_nan_with_the_reason():
     batch = batch.with_fields(rewards=np.ones(40))
     frame, text = warned_compare(batch, ["rloo", "grpo", "reinforce"], scores, reference="reinforce")
     assert "every reward equals 1 " in text
-    assert "so rloo and grpo give every completion weight 0" in text
+    assert "so rloo and grpo give every completion weight 0 and their rows are NaN" in text
     assert frame["trace_cov"].isna().tolist() == [True, True, False]
     assert frame["kept_share"].tolist() == [0.0, 0.0, 1.0]
     assert frame["ratio"].iloc[2] == 1.0
@@ -44,13 +44,13 @@ def test_equal_rewards_give_nan_with_the_reason():
 def test_rewards_of_zero_are_the_reason_even_where_groups_are_single():
     batch, scores = interleaved_batch([1] * 10)
     _, text = warned_compare(batch.with_fields(rewards=np.zeros(10)), ["reinforce"], scores, reference="reinforce")
-    assert "every reward equals 0 (choose problems that are solved sometimes, not always), so reinforce give" in text
+    assert "every reward equals 0 (choose problems that are solved sometimes, not always), so reinforce gives" in text
 
 
 def test_rewards_equal_within_groups_give_nan_with_the_reason():
     batch, scores = interleaved_batch([4] * 10)
     batch = batch.with_fields(rewards=(batch.group_index % 2).astype(float))
-    with pytest.warns(UserWarning, match=r"equal within every group.*so rloo give every completion weight 0"):
+    with pytest.warns(UserWarning, match=r"equal within every group.*so rloo gives every completion weight 0"):
         frame = compare(batch, ["rloo"], scores).to_frame()
     assert np.isnan(frame["trace_cov"].item())
 
@@ -65,7 +65,7 @@ def test_an_estimator_that_is_silent_where_rewards_differ_is_not_said_to_have_eq
         frame = compare(batch.with_fields(rewards=at_two), ["rloo", "pass_at_k"], scores).to_frame()
     (text,) = [str(one.message) for one in caught if "weight 0" in str(one.message)]
     assert text.startswith("rewards differ within 5 of 10 groups, but nothing there meets the estimator's rule")
-    assert "so pass_at_k give every completion weight 0" in text
+    assert "so pass_at_k gives every completion weight 0 and its row is NaN" in text
     assert frame["kept_share"].tolist() == [0.5, 0.0]
 
 
