@@ -20,6 +20,12 @@ LABELS = {
     "recipe:dr_grpo(loo=True)": "Dr. GRPO(loo=True)",
     "labels_of_mine:lowered(by=0.25)": "labels_of_mine:lowered(by=0.25)",
 }
+#: Of each, the label of a curve and the parameter that it varies.
+VARIED = {
+    "length_weighted(alpha=0.8, loo=True)": ("length_weighted(loo=True)", "alpha=0:1:2"),
+    "recipe:dr_grpo(loo=True)": ("recipe:dr_grpo(loo=True)", "max_tokens=8:16:2"),
+    "labels_of_mine:lowered(by=0.25)": ("labels_of_mine:lowered", "by=0:0.5:2"),
+}
 MODULE = "def lowered(batch, by=0.0):\n    return batch.rewards - by\n"
 
 
@@ -65,9 +71,16 @@ def _command(*words):
         filled = [label if word == "LABEL" else word for word in words]
         code, out, err = call(monkeypatch, capsys, filled[0], run, *filled[1:], "--trust")
         assert (code, "NaN:" in err) == (0, False), err
-        assert label in out
+        assert label in out + err  # a scale that 8 prompts do not resolve is named in a note
 
     return place
+
+
+def _curve(run, label, monkeypatch, capsys):
+    varied, values = VARIED[label]
+    code, out, err = call(monkeypatch, capsys, "curve", run, varied, values, "--trust")
+    assert (code, "NaN:" in err) == (0, False), err
+    assert varied in out
 
 
 def _figures(run, label, monkeypatch, capsys):
@@ -86,6 +99,9 @@ PLACES = {
     "--estimators": _command("variance", "--estimators", "rloo", "LABEL"),
     "group-size": _command("group-size", "LABEL", "--group-size", "3"),
     "shift": _command("shift", "LABEL"),
+    "curve": _curve,
+    "allocate": _command("allocate", "rloo", "LABEL", "--tokens", "100"),
+    "by-success": _command("by-success", "LABEL", "--bins", "2"),
     "figures": _figures,
     "report": _report,
 }

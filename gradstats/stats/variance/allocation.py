@@ -27,6 +27,9 @@ from gradstats.stats.variance.pools_by_size import PoolsBySize, coefficient_on_t
 from gradstats.stats.variance.prepared_inputs import prepared_inputs
 from gradstats.stats.variance.target import target_of
 
+ABOUT = ("estimator", "unit", "group_size", "n_prompts", "extrapolated")
+ESTIMATED = ("noise_to_signal", "relative_noise", "tokens_saved", "within_prompt", "between_prompt")
+
 
 @dataclass(frozen=True)
 class Allocated:
@@ -109,17 +112,9 @@ class Allocation(Printed):
             ValueError: for a level outside (0, 1).
         """
         require_level(confidence_level)
-        records = []
-        for row in self.rows:
-            about: dict[str, object] = {
-                "estimator": row.estimator,
-                "unit": row.unit,
-                "group_size": row.group_size,
-                "n_prompts": row.n_prompts,
-                "extrapolated": row.extrapolated,
-            }
-            records.append(about | row.columns(confidence_level))
-        frame = pd.DataFrame(records)
+        records = [{name: getattr(row, name) for name in ABOUT} | row.columns(confidence_level) for row in self.rows]
+        columns = [*ABOUT, *(f"{name}{end}" for name in ESTIMATED for end in ("", "_low", "_high"))]
+        frame = pd.DataFrame(records, columns=columns)  # which has its columns without any row as well
         frame.attrs |= {
             "confidence_level": confidence_level,
             "tokens": self.tokens,

@@ -218,6 +218,7 @@ def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
     if isinstance(estimator, Recipe) and weighting_names(estimator):
         return (
             f"{sentence} (χ² of the sampler and the scored policy is {chi_squared(batch):.2g}): measure again with "
-            f"token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], measured)"
+            f"token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], measured); a run does so for "
+            "the estimators of its experiment file"
         )
     return f"{sentence}: pass scores=(N, T, D), or measure with token_probes=… so that token scores are known"

@@ -9,6 +9,7 @@ from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy
+from gradstats.report.share_tables import allocation_table
 from gradstats.stats import allocate
 
 TOKENS = 1000.0
@@ -90,6 +91,16 @@ def test_an_unresolved_scale_has_no_row_and_a_note():
     found = quietly(allocate, batch, ["rloo", "recipe:grpo"], scores, tokens=TOKENS, group_sizes=[4])
     assert [row.estimator for row in found.rows] == ["rloo"]
     assert "recipe:grpo at N = 4 has no row: its scale relative to the target is not resolved" in " ".join(found.notes)
+
+
+def test_without_any_row_the_frame_has_its_columns_and_the_sentence_says_so():
+    batch, scores = correlated_batch()
+    found = quietly(allocate, batch, ["recipe:grpo"], scores, tokens=TOKENS, group_sizes=[4])
+    assert found.rows == ()
+    known = quietly(allocate, batch, ["rloo"], scores, tokens=TOKENS, group_sizes=[4]).to_frame()
+    assert found.to_frame().columns.tolist() == known.columns.tolist()
+    assert found.sentence() == "No noise could be estimated."
+    assert allocation_table(found.to_frame()).rows == ()
 
 
 def test_the_sentence_names_the_lowest_row():
