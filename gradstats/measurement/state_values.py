@@ -16,7 +16,7 @@ import pyarrow as pa
 from gradstats.measurement.measurement import Measurement
 from gradstats.rollouts.checksum import read_checked, write_checked
 from gradstats.rollouts.table import Rollouts
-from gradstats.system.shards import IncompleteRunError, planned_shards, refuse_foreign_shard
+from gradstats.system.shards import PLAN, IncompleteRunError, planned_shards, refuse_foreign_shard
 
 #: The file of the values of a fitted head; those of prefixes lie in numbered shards beside it.
 FITTED = "fitted.parquet"
@@ -123,6 +123,8 @@ def _of_prefixes(folder: Path) -> StateValues | None:
         planned = planned_shards(folder, ".parquet")
     except IncompleteRunError as error:
         raise ValueError("not all of them were made") from error
+    if planned is None and any(folder.glob("shard-*.parquet")):
+        raise ValueError(f"their {PLAN} is missing")
     if planned is None or not planned.paths:
         return None
     shards = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from gradstats.measurement.state_values import StateValues, read_state_values
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.state_values import StateValues, read_state_values, with_state_values
 from gradstats.rollouts.table import Rollouts
 
 
@@ -46,3 +48,14 @@ def test_a_changed_file_is_refused(tmp_path):
     table().to_parquet(tmp_path / "rollouts.parquet")
     with pytest.raises(ValueError, match="holds no state values"):
         read_state_values(tmp_path / "rollouts.parquet")
+
+
+def test_shards_without_their_plan_are_left_out_with_a_warning(tmp_path):
+    rollouts = table()
+    measured = Measurement(rollouts, pd.DataFrame({"all": [1.0, 1.0]}), None, *([[np.zeros(2), np.zeros(1)]] * 4))
+    values = StateValues.of(rollouts, [np.zeros(2), np.zeros(1)], {})
+    values.to_parquet(tmp_path / "shard-00000.parquet")
+    with pytest.warns(
+        UserWarning, match=r"are left out \(their plan\.json is missing\): `gradstats run` makes them again"
+    ):
+        assert with_state_values(measured, tmp_path).values is None
