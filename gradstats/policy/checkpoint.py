@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradstats.policy.model import CausalModel, vocabulary_size
 from gradstats.system.hub import commit_of, hub_problem
@@ -29,6 +29,12 @@ _PICKLED = ("*.bin", "*.pt", "*.pth")
 _PADDING = 2048
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _PICKLED_ADAPTER = "adapter_model.bin"
+# What transformers reports of parameters that are not those of the architecture, in words, and why they are refused.
+_OTHER_PARAMETERS = {
+    "missing_keys": ("lack", "its values would be random"),
+    "mismatched_keys": ("hold another shape of", "its values would be random"),
+    "unexpected_keys": ("hold", "which the architecture does not have"),
+}
 
 
 def locate(name: str) -> tuple[str, dict[str, str]]:
@@ -117,7 +123,7 @@ def weights_file(source: str, options: Mapping[str, str], checkpoint: str | None
     return Path(source) / options["gguf_file"] if "gguf_file" in options else Path(source)
 
 
-def refuse_other_parameters(name: str, report: Mapping[str, Collection[str]]) -> None:
+def refuse_other_parameters(name: str, report: Mapping[str, Collection[str | tuple[Any, ...]]]) -> None:
     """Refuse weights that do not match the architecture: missing parameters would have random values.
 
     Args:
@@ -125,12 +131,11 @@ def refuse_other_parameters(name: str, report: Mapping[str, Collection[str]]) ->
         report: the loading info of ``from_pretrained``.
 
     Raises:
-        ParametersError: naming the first parameter that is missing or unexpected.
+        ParametersError: naming the first parameter that is missing, unexpected or of another shape.
     """
-    for kind, words in (("missing_keys", "lack"), ("unexpected_keys", "hold")):
-        keys = sorted(report.get(kind, ()))
+    for kind, (words, remedy) in _OTHER_PARAMETERS.items():
+        keys = sorted(key if isinstance(key, str) else key[0] for key in report.get(kind, ()))
         if keys:
-            remedy = "its values would be random" if kind == "missing_keys" else "which the architecture does not have"
             raise ParametersError(
                 f"the weights of {name} {words} {keys[0]} ({len(keys)} of the parameters in all), {remedy}: load a "
                 "checkpoint of the architecture that its config.json names"

@@ -276,9 +276,10 @@ def _load(
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=trust_remote_code)
     else:
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
-    # transformers does not declare that it returns a pair here.
+    # Parameters of another shape are reported like missing ones, to be refused by name. transformers does not declare
+    # that it returns a pair here.
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        source, dtype=DTYPES[dtype], output_loading_info=True, **common, **of_weights
+        source, dtype=DTYPES[dtype], output_loading_info=True, ignore_mismatched_sizes=True, **common, **of_weights
     )
     model, report = loaded
     refuse_other_parameters(source, report)

@@ -55,6 +55,10 @@ def test_a_folder_without_weights_has_no_digest(tmp_path):
     [
         (lambda w: w.pop("model.layers.0.mlp.up_proj.weight"), r"lack model\.layers\.0\.mlp\.up_proj\.weight \(1 of"),
         (lambda w: w.update({"model.layers.7.x.weight": torch.zeros(3)}), r"hold model\.layers\.7\.x\.weight \(1 of"),
+        (
+            lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3)}),
+            r"hold another shape of model\.layers\.0\.mlp\.up_proj\.weight \(1 of",
+        ),
     ],
 )
 def test_weights_of_another_architecture_are_refused(folder, alter, message):
