@@ -15,6 +15,7 @@ from gradstats.report.saved_results import listed_additions, refuse_changed_tabl
 from gradstats.runs.directory import RunDirectory, remove_listed_results
 from gradstats.runs.regrading import read_regradings
 from gradstats.system.files import write_csv, write_json
+from gradstats.system.progress import ProgressReport, progress_bar
 
 if TYPE_CHECKING:
     from gradstats.stats import AlphaReport, LengthScalingFit, SamplerGap, VarianceComparison
@@ -49,36 +50,62 @@ class RunResult:
         return None if self.alpha is None else self.alpha.fit
 
 
-def analyse(run: RunDirectory) -> RunResult:
-    """Fit, compare, draw and report from the measurement; needs neither the model nor torch."""
+def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
+    """Fit, compare, draw and report from the measurement; needs neither the model nor torch.
+
+    Args:
+        run: the run directory, with its measurement.
+        progress: show a progress bar, which names the current step.
+    """
+    from gradstats.report.page import refuse_foreign_page
+    from gradstats.runs.breakdowns import BREAKDOWNS
+
+    refuse_foreign_page(run.path)  # before the work, and before the manifest tells another version
+    with run.step("analysis"):
+        measured = read_measurement(run.measurement)
+    asked = (measured.old_logprobs is not None, measured.token_projections is not None)
+    # α, the comparison, its breakdowns, ratios and tokens where there are any, figures, the page.
+    n_steps = 2 + len(BREAKDOWNS) + sum(asked) + 2
+    with progress_bar("analysing", n_steps, shown=progress) as report:
+        result = _analyse(run, measured, report)
+        report.doing("")
+    return result
+
+
+def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -> RunResult:
     from gradstats.report.figures import draw_run_for_report
-    from gradstats.report.page import refuse_foreign_page, remove_page, remove_unmarked_page, write_page_of_run
+    from gradstats.report.page import remove_page, remove_unmarked_page, write_page_of_run
     from gradstats.report.saved_results import read_results
     from gradstats.runs.breakdowns import variance_breakdowns
     from gradstats.stats.variance.reduced_coordinates import rotated_once
 
-    refuse_foreign_page(run.path)  # before the work, and before the manifest tells another version
     paths: list[Path] = []
     with run.step("analysis"):
-        measured = read_measurement(run.measurement)
         added = kept_additions(run, len(measured))
         # Of an earlier analysis, which this one may not replace.
         remove_listed_results(run.path, "", "tables", keep=added)
         scores = measured.token_scores()
         if scores is not None:
             warnings.warn(remark_on_precision(scores), UserWarning, stacklevel=2)
+        report.doing("length scaling")
         alpha = _attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
         with rotated_once():
+            report.doing("variance")
             comparison = _attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
-            breakdowns = variance_breakdowns(measured, run.experiment.variance)
+            breakdowns = variance_breakdowns(
+                measured, run.experiment.variance, lambda name: report.doing(name.replace("_", " "))
+            )
         for name, frame in breakdowns.items():
             path = run.path / "tables" / f"{name}.csv"
             write_csv(path, frame)
             paths.append(path)
         if measured.old_logprobs is not None:
+            report.doing("ratios")
             _attempt(run, "ratios", lambda: describe_ratios(run, measured, paths))
         if measured.token_projections is not None:
+            report.doing("tokens")
             _attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
+        report.doing("figures")
         drawn = None
         remove_listed_results(run.path, "figures")
         if not (alpha is None and comparison is None):
@@ -90,6 +117,7 @@ def analyse(run: RunDirectory) -> RunResult:
             )
             paths += [] if drawn is None else drawn.paths
         gap = _sampler_gap(run, measured)
+    report.doing("report")
     remove_unmarked_page(run.path)
     paths += added
     run.write_manifest(measured, paths, gap)

@@ -15,13 +15,26 @@ from gradstats.stats.variance.available import reasons_against
 from gradstats.stats.variance.length_bins import variances_by_length
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gradstats.config.experiment import VarianceSection
     from gradstats.estimators.estimator import Weighting
     from gradstats.measurement.measurement import Measurement
 
 
-def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict[str, pd.DataFrame]:
+#: Tables in addition to the variance comparison.
+BREAKDOWNS = ("group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins")
+
+
+def variance_breakdowns(
+    measured: Measurement, section: VarianceSection, doing: Callable[[str], None] = lambda name: None
+) -> dict[str, pd.DataFrame]:
     """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out.
+
+    Args:
+        measured: the completions.
+        section: names estimators, reference, target, level and seed.
+        doing: is called with the name of each of :data:`BREAKDOWNS` before it is made.
 
     Returns:
         ``group_sizes``: the estimators that stay within their group at 2, 4, 8, … completions per group, with their
@@ -42,11 +55,12 @@ def variance_breakdowns(measured: Measurement, section: VarianceSection) -> dict
         "success_bins": lambda: _success(measured, section, most),
     }
     frames = {}
-    for name, make in makers.items():
+    for name in BREAKDOWNS:
+        doing(name)
         with warnings.catch_warnings():  # the comparison itself has warned of what is not resolved
             warnings.simplefilter("ignore", UserWarning)
             try:
-                frame = make()
+                frame = makers[name]()
             except ValueError:  # too few completions for groups, or too few prompts: no such table
                 continue
         if len(frame):

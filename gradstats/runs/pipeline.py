@@ -56,7 +56,7 @@ def _run(experiment: Experiment, path: Path, progress: bool) -> RunResult:
     sample_shards(run, progress)
     measure_shards(run, progress)
     make_values(run, progress)
-    return analyse(run)
+    return analyse(run, progress)
 
 
 def regrade_run(
@@ -111,4 +111,4 @@ def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress
     remove_listed_results(path)
     if not is_measured(run):
         return None
-    return analyse(run)
+    return analyse(run, progress)

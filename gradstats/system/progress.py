@@ -25,6 +25,12 @@ class ProgressReport:
         self._start = time.monotonic()
         self._rewards: list[float] = []
         self._lengths: list[float] = []
+        self._named = False
+
+    def doing(self, what: str) -> None:
+        """Name the step that begins, and count the one named before as finished."""
+        self._bar.update(self._task, advance=int(self._named), note=what, refresh=True)
+        self._named = True
 
     def advance(self, steps: int = 1) -> None:
         """Count further steps as finished."""

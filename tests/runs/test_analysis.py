@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from command_line import run
+from rich.progress import Progress
 
 import gradstats
 from gradstats.report.figures import figures_as_svg
@@ -18,6 +20,7 @@ from gradstats.rollouts.table import Rollouts
 from gradstats.runs.analysis import analyse, compare_estimators, fit_alpha
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import regrade_run, run_experiment
+from gradstats.system.progress import ProgressReport
 
 
 def test_the_analysis_may_change_between_calls(finished, experiment):
@@ -27,6 +30,26 @@ def test_the_analysis_may_change_between_calls(finished, experiment):
     result = run_experiment(other, finished.run.path, progress=False)
     assert pd.read_csv(result.run.path / "variance.csv")["estimator"].tolist() == ["rloo", "group_mean"]
     run_experiment(experiment, finished.run.path, progress=False)
+
+
+def test_the_analysis_shows_its_steps(finished, experiment, monkeypatch):
+    @contextmanager
+    def recorded(label, total, *, done=0, shown=True):
+        bar = Progress(disable=True)
+        report = ProgressReport(bar, label, total, done)
+        bars.append((shown, bar.tasks[0]))
+        monkeypatch.setattr(report, "doing", lambda what, doing=report.doing: (names.append(what), doing(what)))
+        yield report
+
+    bars, names = [], []
+    monkeypatch.setattr("gradstats.runs.analysis.progress_bar", recorded)
+    for progress in (True, False):
+        run_experiment(experiment, finished.run.path, progress=progress)
+    assert [shown for shown, _ in bars] == [True, False]
+    assert all(task.finished and task.total == task.completed for _, task in bars)
+    steps = names[: len(names) // 2]
+    assert steps[:4] == ["length scaling", "variance", "group sizes", "equivalent group size"]
+    assert steps[-3:] == ["figures", "report", ""]
 
 
 @pytest.fixture

@@ -32,3 +32,14 @@ def test_a_chunk_moves_the_bar_and_its_speed(monkeypatch):
     report.chunk(3, 500)
     assert bar.tasks[0].completed == 3
     assert report.note() == "250 tokens/s"
+
+
+def test_the_step_that_is_named_is_not_counted_yet():
+    bar = Progress(disable=True)
+    report = ProgressReport(bar, "analysing", 2, 0)
+    report.doing("variance")
+    assert (bar.tasks[0].completed, bar.tasks[0].fields["note"]) == (0, "variance")
+    report.doing("figures")
+    assert (bar.tasks[0].completed, bar.tasks[0].fields["note"]) == (1, "figures")
+    report.doing("")
+    assert bar.tasks[0].finished
