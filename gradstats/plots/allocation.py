@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from gradstats.estimators.recipes.lookup import display_name
-from gradstats.plots.appearance import estimator_appearance
+from gradstats.plots.appearance import estimator_appearance, variants
 from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
@@ -45,7 +45,8 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
         _, ax = plt.subplots(figsize=(width, height + 0.25 + legend_height(labels, width, font_size)))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    for place, (names, label) in enumerate(zip(lines, labels, strict=True)):
+    kinds = variants([names[0] for names in lines])
+    for place, (names, label, kind) in enumerate(zip(lines, labels, kinds, strict=True)):
         rows = frame.loc[[str(one) == names[0] for one in frame["estimator"]]]
         sizes, guessed = rows["group_size"].to_numpy(dtype=float), rows["extrapolated"].to_numpy(dtype=bool)
         centre, low, high = (rows[column].to_numpy(dtype=float) for column in ends)
@@ -54,7 +55,8 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
         at = sizes * 2.0 ** (0.3 * (place - (len(lines) - 1) / 2.0) / max(len(lines) / 2.0, 1.0))
         ax.plot(at, centre, color=color, linestyle=":", linewidth=1.0, zorder=2)
         seen = ~guessed
-        ax.plot(at[seen], centre[seen], color=color, marker=marker, linewidth=1.0, label=label, zorder=3, **EDGE)
+        drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
+        ax.plot(at[seen], centre[seen], linewidth=1.0, label=label, zorder=3, **drawn, **EDGE)
         ax.plot(at[guessed], centre[guessed], color=color, marker=marker, linestyle="none", markerfacecolor="none")
         known = np.isfinite(low) & np.isfinite(high)
         ax.vlines(at[known], low[known], high[known], color=color, linewidth=1.0, zorder=2)
@@ -65,13 +67,17 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     prompts = dict(zip(frame["group_size"], frame["n_prompts"], strict=True))
     if prompts:
         ax.set_xlim(min(prompts) / 1.4, max(prompts) * 1.4)
-    ax.set_xticks(list(prompts), labels=[f"{size:g}\n({n:.3g})" for size, n in prompts.items()])
+    ax.set_xticks(list(prompts), labels=[f"{size:g}\n({_count(n)})" for size, n in prompts.items()])
     ax.xaxis.set_minor_locator(NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completions per prompt (prompts)")
     ax.set_ylabel("relative noise\nat equal tokens")
     legend_below(ax, font_size)
     return ax
+
+
+def _count(n: float) -> str:
+    return f"{n:,.0f}" if n >= 1000 else f"{n:.3g}"
 
 
 def _distinct(frame: pd.DataFrame) -> list[list[str]]:

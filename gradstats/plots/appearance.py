@@ -1,6 +1,10 @@
 """One fixed colour and marker per estimator name, in every figure."""
 
+from __future__ import annotations
+
 import zlib
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import seaborn as sns
@@ -50,6 +54,18 @@ KNOWN = (
 RESERVED = 40
 
 
+# Estimators of one name in a figure, in turn: their lines, and how their markers are filled.
+_LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))
+_FILLS = ("full", "bottom", "left", "top")
+
+
+class Variant(NamedTuple):
+    """What tells estimators of one name apart, which share colour and marker: a line and a filling of the marker."""
+
+    linestyle: str | tuple[int, tuple[int, ...]]
+    fillstyle: str
+
+
 class Appearance(NamedTuple):
     """A colour (red, green, blue from 0 to 1) and a matplotlib marker."""
 
@@ -75,3 +91,20 @@ def estimator_appearance(label: str) -> Appearance:
     marker = MARKERS[(place + place // len(palette)) % len(MARKERS)]
     red, green, blue = palette[place % len(palette)]
     return Appearance(color=(red, green, blue), marker=marker)
+
+
+def variants(labels: Sequence[str]) -> list[Variant]:
+    """Return how estimators in one figure are drawn, so that those of one name differ without colour.
+
+    The first of a name has a solid line and a full marker.
+
+    Args:
+        labels: of the estimators, in the order of the figure.
+    """
+    found, seen = [], Counter[str]()
+    for label in labels:
+        name = label.partition("(")[0].strip()
+        at = seen[name] % len(_LINES)
+        seen[name] += 1
+        found.append(Variant(_LINES[at], _FILLS[at]))
+    return found

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gradstats.estimators.recipes.lookup import display_name
-from gradstats.plots.appearance import estimator_appearance
+from gradstats.plots.appearance import estimator_appearance, variants
 from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.legend import legend_below, legend_height
@@ -69,7 +69,7 @@ def plot_group_size(
     scaled = per_completion and quantity.has_unit
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    for place, name in enumerate(estimators):
+    for place, (name, kind) in enumerate(zip(estimators, variants(estimators), strict=True)):
         rows = pd.DataFrame(frame.loc[[str(label) == name for label in frame["estimator"]]]).sort_values(
             by="group_size"
         )
@@ -79,7 +79,8 @@ def plot_group_size(
         color, marker = estimator_appearance(name)
         # Points of different estimators stand side by side, a little apart, so that intervals do not overlap.
         at = sizes * 2.0 ** (0.12 * (place - (len(estimators) - 1) / 2.0) / max(len(estimators) / 2.0, 1.0))
-        ax.plot(at, centre, color=color, marker=marker, label=labels[name], linewidth=1.0, zorder=3, **EDGE)
+        drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
+        ax.plot(at, centre, label=labels[name], linewidth=1.0, zorder=3, **drawn, **EDGE)
         ax.vlines(at, low, high, color=color, linewidth=1.0, zorder=2)
     if frame.empty:
         draw_nothing(ax, "no estimators")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from gradstats.estimators.recipes.lookup import display_name
-from gradstats.plots.appearance import Appearance, estimator_appearance
+from gradstats.plots.appearance import Appearance, estimator_appearance, variants
 from gradstats.plots.forest import EDGE, draw_landmark, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, require_columns
 from gradstats.plots.legend import legend_below, legend_height
@@ -88,15 +89,15 @@ def plot_sweep(
                 if of_cells
                 else [(label, pd.DataFrame(cells.loc[cells["estimator"] == label])) for label in drawn]
             )
-            for place, (label, part) in enumerate(series):
-                _draw(ax, part, setting, name, ticks, numeric, style, label, place - (len(series) - 1) / 2.0)
+            for place, ((_, part), look) in enumerate(zip(series, _looks([one for one, _ in series]), strict=True)):
+                shift = place - (len(series) - 1) / 2.0
+                _draw(ax, part, setting, name, ticks, numeric, look | {"linestyle": style}, shift)
         _finish(ax, frame, setting, name, ticks, numeric)
     for style, (label, _) in zip(_styles(lines), lines, strict=True):
         if label:
             axes[0].plot([], [], color=_CELL.color, linestyle=style, linewidth=1.0, label=label)
-    for label in drawn:
-        color, marker = estimator_appearance(label)
-        axes[0].plot([], [], color=color, marker=marker, linewidth=1.0, label=display_name(label), **EDGE)
+    for label, look in zip(drawn, _looks(drawn), strict=True):
+        axes[0].plot([], [], linewidth=1.0, label=display_name(label), **look, **EDGE)
     legend_below(axes[0], font_size)
     return axes[: len(panels) + len(ratios)]
 
@@ -142,6 +143,16 @@ def _styles(lines: Sequence[object]) -> list[str]:
     return [_STYLES[at % len(_STYLES)] for at in range(len(lines))]
 
 
+def _looks(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return colour, marker and its filling for estimators, whose label is empty where a cell has one value."""
+    looks = []
+    for label, kind in zip(labels, variants(labels), strict=True):
+        appearance = estimator_appearance(label) if label else _CELL
+        filling = {"fillstyle": kind.fillstyle, "markerfacecoloralt": plt.rcParams["axes.facecolor"]}
+        looks.append(appearance._asdict() | filling)
+    return looks
+
+
 def _draw(
     ax: Axes,
     rows: pd.DataFrame,
@@ -149,11 +160,9 @@ def _draw(
     name: str,
     ticks: list[float] | list[str],
     numeric: bool,
-    style: str,
-    estimator: str,
+    look: dict[str, Any],
     place: float,
 ) -> None:
-    color, marker = estimator_appearance(estimator) if estimator else _CELL
     if numeric:
         rows = rows.sort_values(by=setting)
     places = _places(ticks, numeric)
@@ -161,8 +170,8 @@ def _draw(
     at = np.array([places[list(ticks).index(value)] for value in values])
     at = at + 0.06 * np.ptp(places) / max(len(ticks) - 1, 1) * place
     centre, low, high = (rows[f"{name}{end}"].to_numpy(dtype=float) for end in ("", "_low", "_high"))
-    ax.plot(at, centre, color=color, marker=marker, linestyle=style, linewidth=1.0, zorder=3, **EDGE)
-    ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=color, linewidth=1.0, zorder=2)
+    ax.plot(at, centre, linewidth=1.0, zorder=3, **look, **EDGE)
+    ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=look["color"], linewidth=1.0, zorder=2)
 
 
 def _places(ticks: list[float] | list[str], numeric: bool) -> Float[np.ndarray, " k"]:

@@ -28,6 +28,23 @@ def test_measured_sizes_are_filled_and_extrapolated_ones_open():
     assert ax.get_legend_handles_labels()[1] == ["rloo", "reinforce", "group_mean"]
 
 
+def test_many_prompts_are_written_in_full():
+    frame = allocation("ordinary")
+    ax = plots.plot_allocation(frame.assign(n_prompts=frame["n_prompts"] * 16.4))
+    ticks = [label.get_text() for label in ax.get_xticklabels()]
+    assert ticks == ["2\n(8,200)", "4\n(4,100)", "8\n(2,050)", "32\n(512)"]
+
+
+def test_one_baseline_with_other_parameters_is_told_apart_without_colour():
+    frame = allocation("ordinary")
+    first = frame.loc[frame["estimator"] == "rloo"].assign(estimator="token_mean")
+    other = first.assign(estimator="token_mean(loo=True)", relative_noise=first["relative_noise"] * 1.1)
+    ax = plots.plot_allocation(pd.concat([first, other], ignore_index=True))
+    lines = [line for line in ax.lines if not line.get_label().startswith("_")]
+    assert [(line.get_linestyle(), line.get_fillstyle()) for line in lines] == [("-", "full"), ("--", "bottom")]
+    assert lines[0].get_marker() == lines[1].get_marker()
+
+
 def test_estimators_of_equal_noise_share_a_line():
     frame = allocation("ordinary")
     alike = frame.loc[frame["estimator"] == "rloo"].assign(estimator="dr_grpo")

@@ -2,7 +2,7 @@
 
 from gradstats import estimators
 from gradstats.plots import estimator_appearance
-from gradstats.plots.appearance import KNOWN
+from gradstats.plots.appearance import KNOWN, variants
 
 
 def test_known_names_are_all_different():
@@ -31,3 +31,12 @@ def test_it_is_fixed_for_good():
     color, marker = estimator_appearance("something_else")
     assert marker == "o"
     assert [round(channel, 3) for channel in color] == [0.871, 0.561, 0.02]
+
+
+def test_estimators_of_one_name_differ_without_colour():
+    labels = ["gae", "rloo", "gae(lam=0.95)", "token_mean", "gae(lam=0.5)", "gae(lam=0.1)"]
+    found = variants(labels)
+    assert [one.linestyle for one in found[:4]] == ["-", "-", "--", "-"]
+    assert [one.fillstyle for one in found[:4]] == ["full", "full", "bottom", "full"]
+    of_gae = [one for one, label in zip(found, labels, strict=True) if label.startswith("gae")]
+    assert len({one.linestyle for one in of_gae}) == len({one.fillstyle for one in of_gae}) == 4
