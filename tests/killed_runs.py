@@ -1,21 +1,22 @@
 """Kill runs at chosen moments and resume them, each in a process of its own.
 
-``python killed_runs.py EXPERIMENT FOLDER MOMENT:NUMBER …`` runs the experiment in FOLDER/MOMENT-NUMBER, kills it by
-SIGKILL at that moment of its NUMBER-th write, and runs it again to the end. The processes are forked from this one,
-which has imported everything, so that each costs what the run costs.
+``python killed_runs.py EXPERIMENT FOLDER MOMENT:WRITE …`` runs the experiment in FOLDER/MOMENT-WRITE, kills it by
+SIGKILL at that moment of the write, which is given by its number or as folder/file, and runs it again to the end. The
+processes are forked from this one, which has imported everything, so that each costs what the run costs.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 
-from gradstats.config.experiment import read_experiment
+from gradstats.config.experiment import Experiment, read_experiment
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system import files
 
@@ -23,26 +24,55 @@ from gradstats.system import files
 MOMENTS = ("half", "written", "named")
 
 
+#: Files with the times of a run.
+_TIMED = {"manifest.json", "report.html"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of all files of a run but those with its times."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in _TIMED)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def kill_and_resume(experiment: Experiment, folder: Path, moments: Sequence[str]) -> list[list[str]]:
+    """Kill a run at each moment and resume it; for each, the name in ``runs``, and how the two calls ended."""
+    (folder / "tiny.yaml").write_text(experiment.to_yaml(), encoding="utf-8")
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parent),
+        "OMP_NUM_THREADS": "1",
+        "MPLBACKEND": "Agg",
+    }
+    words = [sys.executable, "-W", "ignore", __file__, str(folder / "tiny.yaml"), str(folder / "runs")]
+    done = subprocess.run([*words, *moments], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines() if line.startswith(MOMENTS)]
+
+
 def die() -> None:
     """End this process as if the power had gone: nothing is flushed, no handler runs."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_at(moment: str, number: int) -> None:
-    """Let this process be killed at a moment of its ``number``-th write."""
+def kill_at(moment: str, write: str) -> None:
+    """Let this process be killed at a moment of its n-th write, or of that of a file, such as ``values/fitted``."""
     sync, writes = files._sync, []
     give_name = files._give_name
 
+    def is_it() -> bool:
+        if write.isdigit():
+            return len(writes) == int(write)
+        return f"{writes[-1].parent.name}/{writes[-1].name.lstrip('.')}".startswith(write)
+
     def counted_sync(partial: Path) -> None:
         writes.append(partial)
-        if moment == "half" and len(writes) == number:
+        if moment == "half" and is_it():
             largest = max((path for path in (partial, *partial.rglob("*")) if path.is_file()), key=_size)
             os.truncate(largest, _size(largest) // 2)
             die()
         sync(partial)
 
     def counted_name(partial: Path, *where: object) -> None:
-        now = len(writes) == number
+        now = is_it()
         if now and moment == "written":
             die()
         give_name(partial, *where)
@@ -75,11 +105,11 @@ def main(experiment_file: str, folder: str, *moments: str) -> None:
     mpl.use("Agg")
     experiment = read_experiment(Path(experiment_file))
     for text in moments:
-        moment, _, number = text.partition(":")
-        out = Path(folder, f"{moment}-{number}")
+        moment, _, write = text.partition(":")
+        out = Path(folder, f"{moment}-{write.replace('/', '-')}")
 
-        def killed(moment: str = moment, number: str = number, out: Path = out) -> None:
-            kill_at(moment, int(number))
+        def killed(moment: str = moment, write: str = write, out: Path = out) -> None:
+            kill_at(moment, write)
             run_experiment(experiment, out, progress=False)
 
         first = in_a_fork(killed)

@@ -20,10 +20,12 @@ def refuse_foreign_result(folder: Path | None, name: str, columns: Sequence[str]
         refuse_foreign_added(folder, name, columns)
 
 
-def save_result(frame: pd.DataFrame, folder: Path | None, name: str, overwrite: bool) -> None:
+def save_result(
+    frame: pd.DataFrame, folder: Path | None, name: str, overwrite: bool, uses_values: bool = False
+) -> None:
     """Write a table and its figure to a run, or to the folder asked for; a bare measurement keeps neither."""
     if folder is not None:
         from gradstats.report.added_results import save_added
 
-        for path in save_added(frame, folder, name, overwrite=overwrite):
+        for path in save_added(frame, folder, name, overwrite=overwrite, uses_values=uses_values):
             terminal.note(f"→ {path}")

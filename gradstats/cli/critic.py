@@ -47,4 +47,4 @@ def critic(
             terminal.show_table(critic_table(frame))
         for sentence in found.notes:
             terminal.note(sentence)
-        save_result(frame, folder, CRITIC, overwrite)
+        save_result(frame, folder, CRITIC, overwrite, uses_values=True)

@@ -53,7 +53,7 @@ def curve(
     from gradstats.estimators.with_parameter import with_parameter
 
     get(reference)  # unknown labels are refused before the statistics are imported, which takes longer
-    get(estimator) if parameter == "group_size" else with_parameter(estimator, parameter, float(grid[0]))
+    one = get(estimator) if parameter == "group_size" else with_parameter(estimator, parameter, float(grid[0]))
     from gradstats.measurement.storage import read_measurement
     from gradstats.report.curves import curve_name, curve_table
     from gradstats.runs.sources import folder_of_results
@@ -80,7 +80,7 @@ def curve(
             terminal.console.print(found.sentence(confidence_level), markup=False)
         for sentence in found.notes:
             terminal.note(sentence)
-        save_result(frame, folder, name, overwrite)
+        save_result(frame, folder, name, overwrite, "values" in {*one.needs, *get(reference).needs})
 
 
 def optimal_baselines(

@@ -16,6 +16,7 @@ import pyarrow as pa
 from gradstats.measurement.measurement import Measurement
 from gradstats.rollouts.checksum import read_checked, write_checked
 from gradstats.rollouts.table import Rollouts
+from gradstats.system.checksums import digest, file_digest
 from gradstats.system.shards import PLAN, IncompleteRunError, planned_shards, refuse_foreign_shard
 
 #: The file of the values of a fitted head; those of prefixes lie in numbered shards beside it.
@@ -90,6 +91,12 @@ def read_state_values(path: str | os.PathLike[str]) -> StateValues:
         raise ValueError(f"{path} holds no state values: remove it and repeat the command")
     values = [np.array(row, dtype=np.float64) for row in columns.pop("values")]
     return StateValues(pd.DataFrame(columns), values, table.metadata)
+
+
+def digest_of_state_values(folder: Path) -> str | None:
+    """Return the digest of all state values in a folder; None where there are none."""
+    files = sorted(folder.glob("*.parquet"))
+    return digest([[path.name, file_digest(path)] for path in files]) if files else None
 
 
 def with_state_values(measured: Measurement, folder: Path) -> Measurement:

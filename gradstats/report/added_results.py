@@ -10,9 +10,10 @@ import pandas as pd
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
+from gradstats.measurement.state_values import digest_of_state_values
 from gradstats.plots.save import figure_paths, refuse_foreign_figure
 from gradstats.report.figures import added_figure, styled
-from gradstats.report.saved_frames import frame_paths, make_room, refuse_foreign_frame, save_frame
+from gradstats.report.saved_frames import STATE_VALUES, frame_paths, make_room, refuse_foreign_frame, save_frame
 from gradstats.report.saved_results import SavedResults, read_results, record_tables
 from gradstats.system.files import csv_text
 
@@ -37,23 +38,29 @@ def refuse_foreign_added(folder: Path, name: str, columns: Sequence[str]) -> Non
         )
 
 
-def save_added(frame: pd.DataFrame, folder: Path, name: str, *, overwrite: bool = True) -> list[Path]:
+def save_added(
+    frame: pd.DataFrame, folder: Path, name: str, *, overwrite: bool = True, uses_values: bool = False
+) -> list[Path]:
     """Write a table to ``tables`` and its figure to ``figures`` of a folder; returns the paths.
 
     The figure of a run is drawn in the style that its experiment states, and the files are listed in its manifest, so
-    that they are removed when the run has other completions or rewards. They are listed before they are written: what a
-    killed process leaves belongs to the run all the same. The caller holds the run's lock.
+    that they are removed when the run has other completions, rewards or, where the table was made from them, other
+    state values. They are listed before they are written: what a killed process leaves belongs to the run all the same.
+    The caller holds the run's lock.
 
     Args:
         frame: the table, with its ``.attrs``.
         folder: a run directory, or any folder.
         name: of the files.
         overwrite: replace the same table with other settings or numbers.
+        uses_values: whether it was made from the run's state values.
 
     Raises:
         FileExistsError: when another file lies there, or a table that may not be replaced.
     """
     style = _style(folder)
+    if uses_values and (values := digest_of_state_values(folder / "values")) is not None:
+        frame.attrs[STATE_VALUES] = values
     table, figure = folder / "tables" / name, folder / "figures" / name
     if _is_run(folder):
         make_room(frame, table, overwrite=overwrite)

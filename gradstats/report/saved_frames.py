@@ -16,6 +16,8 @@ CURVE = "curve_"
 OPTIMAL_BASELINES = "optimal_baselines"
 #: Name of the table of a value head beside Monte-Carlo values.
 CRITIC = "critic"
+#: Attribute of a frame that was made from state values: the digest of those of the run.
+STATE_VALUES = "state_values"
 #: Names of the tables that commands add to a run, as patterns.
 ADDED = (f"{CURVE}*", OPTIMAL_BASELINES, CRITIC)
 

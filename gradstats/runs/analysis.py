@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.state_values import digest_of_state_values
 from gradstats.measurement.storage import read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
+from gradstats.report.saved_frames import STATE_VALUES
 from gradstats.report.saved_results import listed_additions, refuse_changed_tables
 from gradstats.runs.directory import RunDirectory, remove_listed_results
 from gradstats.runs.regrading import read_regradings
-from gradstats.system.files import write_csv, write_json
+from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.progress import ProgressReport, progress_bar
 
 if TYPE_CHECKING:
@@ -132,7 +134,8 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
 def kept_additions(run: RunDirectory, n_sequences: int) -> list[Path]:
     """Return the files of the tables that commands added and that still hold; remove those of other data.
 
-    An addition holds while the run has the completions and rewards that its manifest states.
+    An addition holds while the run has the completions and rewards that its manifest states and, where it was made
+    from state values, these values.
 
     Args:
         run: the run directory.
@@ -147,19 +150,24 @@ def kept_additions(run: RunDirectory, n_sequences: int) -> list[Path]:
         return []
     additions = listed_additions(run.path)
     refuse_changed_tables(run.path, additions)
-    return additions
+    values = digest_of_state_values(run.values)
+    made_from = {path.stem: read_json(path).get(STATE_VALUES) for path in additions if path.suffix == ".json"}
+    stale = [path for path in additions if made_from.get(path.stem) not in (None, values)]
+    _remove(run, stale, "state values")
+    return [path for path in additions if path not in stale]
 
 
 def remove_additions(run: RunDirectory) -> None:
     """Remove the tables that commands added to a run whose completions or rewards have changed, with a remark."""
-    additions = listed_additions(run.path)
+    _remove(run, listed_additions(run.path), "completions or rewards")
+
+
+def _remove(run: RunDirectory, additions: list[Path], other: str) -> None:
     for path in additions:
         path.unlink()
     if additions:
         names = ", ".join(dict.fromkeys(path.stem for path in additions))
-        run.remarks.append(
-            f"{names}: removed, since the run had other completions or rewards then; repeat the command that made it"
-        )
+        run.remarks.append(f"{names}: removed, since the run had other {other} then; repeat the command that made it")
 
 
 def _sampler_gap(run: RunDirectory, measured: Measurement) -> SamplerGap | None:

@@ -42,7 +42,7 @@ def fit_head(run: RunDirectory, progress: bool) -> None:
     from gradstats.values import fit_values
 
     with run.step("values"):
-        policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}))
+        policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}), progress)
         budget = run.experiment.measurement.token_budget
         fitted = fit_values(
             policy,
@@ -67,7 +67,7 @@ def continue_prefixes(run: RunDirectory, progress: bool) -> None:
     section, revisions = run.experiment.values, read_plan(run.rollouts).get("revisions", {})
     with run.step("values"):
         drawn = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
-        policy = behaviour_policy(run.experiment, revisions)
+        policy = behaviour_policy(run.experiment, revisions, progress)
         problems = experiment_problems(run.experiment, revisions)
 
         def values_of(number: int) -> StateValues:

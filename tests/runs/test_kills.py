@@ -4,33 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from killed_runs import MOMENTS
+from killed_runs import MOMENTS, contents, kill_and_resume
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-# Files with the times of a run.
-_TIMED = {"manifest.json", "report.html"}
-
-
-def contents(folder):
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in _TIMED)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def kill_and_resume(experiment, tmp_path, moments):
-    (tmp_path / "tiny.yaml").write_text(experiment.to_yaml(), encoding="utf-8")
-    tests = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
-    words = [sys.executable, "-W", "ignore", str(tests / "killed_runs.py"), str(tmp_path / "tiny.yaml")]
-    done = subprocess.run(
-        [*words, str(tmp_path / "runs"), *moments], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return [line.split() for line in done.stdout.splitlines() if line.startswith(MOMENTS)]
 
 
 @pytest.mark.timeout(1200)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
+from command_line import run as command
+from killed_runs import contents, kill_and_resume
 
 from gradstats.config.experiment import Experiment
 from gradstats.measurement.state_values import FITTED, read_state_values
 from gradstats.measurement.storage import read_measurement
+from gradstats.report.saved_frames import added_tables
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.runs.values_step import make_values
@@ -93,6 +98,33 @@ def test_values_of_old_rewards_are_left_out_and_made_again(run):
     assert measured.fitted_values is not None
 
 
+def test_what_was_made_from_other_values_is_removed(run, monkeypatch, capsys):
+    curves = ["gae", "lam=0,1"], ["asymmetric(loo=True)", "delta=0,0.1"]
+    for words in (["critic", run], *(["curve", run, *curve] for curve in curves)):
+        code, _, err = command(monkeypatch, capsys, *words)
+        assert code == 0, err
+    tables = {path.stem for path in added_tables(run)}
+    assert tables == {"critic", "curve_gae_lam", "curve_asymmetric_loo_true_delta"}
+    result = run_experiment(experiment(), run, progress=False)
+    assert {path.stem for path in added_tables(run)} == tables
+    assert not [note for note in result.run.remarks if "removed" in note]
+    result = run_experiment(experiment(values={"tokens_per_completion": 2}), run, progress=False)
+    assert {path.stem for path in added_tables(run)} == {"curve_asymmetric_loo_true_delta"}
+    assert [note for note in result.run.remarks if "removed" in note] == [
+        "curve_gae_lam, critic: removed, since the run had other state values then; repeat the command that made it"
+    ]
+
+
 def test_a_run_keeps_its_reference_and_its_sampler(run):
     with pytest.raises(ValueError, match=r"was made with reference_policy\.revision='step-1000', not None"):
         RunDirectory.open(run, experiment(reference_policy={}))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+@pytest.mark.timeout(1200)
+def test_a_run_that_is_killed_while_it_makes_values_resumes_to_the_same_bytes(finished, tmp_path):
+    whole = contents(finished[0])
+    ended = kill_and_resume(experiment(), tmp_path, ["half:values/fitted", "written:values/shard-00001"])
+    assert [codes for _, *codes in ended] == [[str(-signal.SIGKILL), "0"]] * 2
+    for name, *_ in ended:
+        assert contents(tmp_path / "runs" / name) == whole, name
