@@ -115,6 +115,8 @@ class VarianceCurve(Printed):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State where the variance is lowest, and what the fitted exponents cost."""
         if not np.isfinite(self.minimiser):
+            if self.lowest is not None:  # clips that no ratio reaches, as on-policy
+                return f"The variance of {self.estimator} does not depend on {self.parameter} on these completions."
             return f"Where {self.estimator} has its lowest variance along {self.parameter} is not known."
         low, high = self.confidence_interval(confidence_level)
         what = "at an equal total of completions" if self.parameter == GROUP_SIZE else "at matched signal"

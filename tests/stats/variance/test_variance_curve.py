@@ -106,6 +106,14 @@ def test_the_width_of_a_clip_off_policy():
     assert narrow != wide
 
 
+def test_clips_that_no_ratio_reaches_do_not_matter():
+    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=0)
+    batch, _, scores = policy.sample(80, 4, rng=0)
+    found = variance_curve(batch, "recipe:dr_grpo", "clip_width", [0.1, 0.2, 0.3], scores)
+    assert np.isnan(found.minimiser)
+    assert found.sentence() == "The variance of recipe:dr_grpo does not depend on clip_width on these completions."
+
+
 def test_lambda_of_gae_takes_the_state_values():
     policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=0)
     batch, _, scores = policy.sample(60, 4, rng=0)
