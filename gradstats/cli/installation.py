@@ -53,14 +53,15 @@ def check(
 
 def list_things(
     what: Positional[
-        Literal["experiments", "sweeps", "estimators", "recipes", "data", "rewards", "quantities", "schema"]
+        Literal["experiments", "sweeps", "estimators", "recipes", "data", "rewards", "terms", "quantities", "schema"]
     ] = "experiments",
 ) -> None:
-    """List experiments, sweeps, estimators, recipes, data sets, rewards or quantities; or print the schema.
+    """List experiments, sweeps, estimators, recipes, data sets, rewards, terms or quantities; or print the schema.
 
     Args:
-        what: the kind of thing; ``quantities`` are the columns of every table, with the files that define them;
-            ``schema`` is the JSON schema with which editors complete an experiment file.
+        what: the kind of thing; ``terms`` are the words of tables and messages, explained; ``quantities`` are the
+            columns of every table, with the files that define them; ``schema`` is the JSON schema with which editors
+            complete an experiment file.
     """
     if what == "schema":
         from gradstats.config.experiment import experiment_schema
@@ -129,6 +130,10 @@ def _columns(what: str) -> dict[str, list[str]]:
 
         names = data.names()
         return {"data set": names, "source": [data.load(name).attrs["source"] for name in names]}
+    if what == "terms":
+        from gradstats.report.glossary import TERMS
+
+        return {"term": list(TERMS), "meaning": list(TERMS.values())}
     from gradstats.rewards.registry import REWARDS
 
     return {

@@ -153,7 +153,7 @@ def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = 
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
     from gradstats.report.variance_columns import BEST_SET, TOGETHER, best_set_marks, variance_columns
-    from gradstats.stats.printed import number_with_interval
+    from gradstats.stats.printed import short_with_interval
     from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
 
     attrs = frame.attrs
@@ -163,7 +163,7 @@ def show_variance(frame: pd.DataFrame) -> None:
     shown: list[tuple[str, list[str]]] = []
     for column in columns:
         ends = [(None if column.together else value, low, high) for value, low, high in column.triples]
-        shown.append((column.heading, [number_with_interval(*triple) for triple in ends]))
+        shown.append((column.heading, [short_with_interval(*triple) for triple in ends]))
     if (marks := best_set_marks(frame)) is not None:
         shown.append((BEST_SET, marks))
     narrow = console.width < WIDE
@@ -178,6 +178,7 @@ def show_variance(frame: pd.DataFrame) -> None:
             table.add_row(escape(label), *map(escape, numbers))
         console.print(table)
         title = None
+    console.print("what the words mean: gradstats list terms")
     for heading in (column.heading for column in columns if column.together):
         console.print(f"{heading}: {TOGETHER}")
     if attrs.get("target") == "importance":
@@ -335,9 +336,9 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 
 def with_interval(row: dict[str, Any], name: str) -> str:
     """Format a number of a row with the ends of its interval."""
-    from gradstats.stats.printed import number_with_interval
+    from gradstats.stats.printed import short_with_interval
 
-    return escape(number_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"]))
+    return escape(short_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"]))
 
 
 def _duration(seconds: float) -> str:

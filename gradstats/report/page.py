@@ -13,6 +13,7 @@ from typing import TypedDict
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.recipes.lookup import display_name
+from gradstats.report.glossary import TERMS
 from gradstats.report.numbers import common_exponent, number_with_interval
 from gradstats.report.run_folder import refuse_inside_run, writing_into
 from gradstats.report.saved_results import SavedAlpha, SavedResults, read_results
@@ -160,6 +161,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         sentences=[] if run.alpha is None else run.alpha.get("sentences", []),
         variance=_variance(run),
         together=TOGETHER,
+        terms=TERMS,
         figures=_figures(run, svgs),
         commands=_commands(run),
         remarks=run.manifest.get("remarks", []),

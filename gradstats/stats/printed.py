@@ -79,7 +79,7 @@ def estimates_with_intervals(frame: pd.DataFrame, columns: Sequence[str] = ()) -
         if columns and name not in columns:
             continue
         written[name] = [
-            number_with_interval(row[estimate] if estimate else None, row[low], row[high])
+            short_with_interval(row[estimate] if estimate else None, row[low], row[high])
             if low
             else _cell(row[estimate])
             for row in rows
@@ -106,7 +106,7 @@ def _names(columns: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-def number_with_interval(value: float | None, low: float, high: float) -> str:
+def short_with_interval(value: float | None, low: float, high: float) -> str:
     """Write a number with the ends of its interval; None for an interval alone, a dash where nothing is known."""
     if math.isnan(low) and math.isnan(high) and (value is None or math.isnan(value)):
         return "–"

@@ -14,7 +14,7 @@ from measured_by_hand import measured_by_hand
 from power_laws import noisy_power_law
 
 import gradstats as gs
-from gradstats.stats.printed import Printed, estimates_with_intervals, number_with_interval
+from gradstats.stats.printed import Printed, estimates_with_intervals, short_with_interval
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,7 +76,7 @@ def test_a_notebook_shows_a_table_with_escaped_sentences():
     ],
 )
 def test_a_number_with_its_interval(value, low, high, text):
-    assert number_with_interval(value, low, high) == text
+    assert short_with_interval(value, low, high) == text
 
 
 def test_ends_without_an_estimate_are_an_interval():

@@ -1,0 +1,107 @@
+"""The words of terminal, report and tables, each in a sentence or two for someone who reads them for the first time.
+
+``gradstats list terms``, the report and docs/glossary.md show them.
+"""
+
+from __future__ import annotations
+
+#: Word → what it means; in the order of the alphabet.
+TERMS: dict[str, str] = {
+    "all ratios": (
+        "Intervals of the ratio that hold for all rows of a table at once with the stated probability. They are "
+        "wider than the intervals beside single ratios; use them where rows are compared with one another."
+    ),
+    "baseline": (
+        "What is subtracted from the reward before it weights the score of a completion, such as the mean reward "
+        "of the group. It changes the noise of the gradient; if it does not depend on the completion itself, it "
+        "does not change the expected gradient."
+    ),
+    "best set": (
+        "The estimators that may have the lowest matched ratio of all, given these data: at the stated level the "
+        "truly best one is among them. An estimator outside the set is shown to be noisier than another one."
+    ),
+    "bias, matched bias": (
+        "How far the expected gradient of an estimator points away from the true gradient, as a share of the root "
+        "mean square error of a batch; matched: after scaling the estimator so that only the direction counts."
+    ),
+    "clustered interval": (
+        "An interval that treats the completions of one prompt as dependent, so that 96 prompts with 8 "
+        "completions count as 96 observations, not as 768."
+    ),
+    "cosine": (
+        "The cosine of the angle between the expected gradient of an estimator and the true gradient; 1 is the "
+        "right direction."
+    ),
+    "effective prompts": (
+        "The number of equally noisy prompts that would carry the same information. Where a few prompts have much "
+        "larger gradients than the others, it is much smaller than the number of prompts, and intervals may be "
+        "too narrow."
+    ),
+    "energy of a token": ("The squared norm of the gradient of one token's log-probability."),
+    "estimator": (
+        "A way to turn the rewards of sampled completions into a policy gradient: a baseline such as rloo, or a "
+        "published method such as recipe:dapo."
+    ),
+    "group": ("The completions of one prompt that share a baseline; their number is the group size N."),
+    "importance ratio": (
+        "The probability of a token or a completion under the policy that is scored, divided by that under the "
+        "policy that sampled it."
+    ),
+    "kept share": (
+        "The share of groups that have any gradient. A group whose rewards are all equal has none under most baselines."
+    ),
+    "leave-one-out": (
+        "A baseline computed without the completion that it is subtracted from. It keeps the expected gradient "
+        "exact; a baseline that includes the completion's own reward shrinks it by (N − 1)/N."
+    ),
+    "length exponent α": (
+        "How the gradient of a completion grows with its number of tokens T: ‖S‖ is proportional to T^α on "
+        "average. Half the slope of log‖S‖² on log T."
+    ),
+    "matched ratio": (
+        "The ratio of variances after both estimators are scaled to the same expected gradient along the "
+        "reference's. An estimator that only shrinks the gradient gains nothing here: rank estimators by this "
+        "column."
+    ),
+    "noise-to-signal": (
+        "The variance of one group's gradient divided by the squared norm of its expectation. It is also the "
+        "number of groups in a batch at which noise and signal are equal."
+    ),
+    "not resolved": (
+        "The interval is too wide to answer the question with these data. It is no statement that an effect is "
+        "absent; more prompts may resolve it."
+    ),
+    "off-policy": (
+        "The completions were sampled from another distribution than the one whose gradient is taken: an older "
+        "checkpoint, another temperature, a server in lower precision."
+    ),
+    "oracle": (
+        "An estimator that uses what is not known during training, such as gradient norms; it shows what could be "
+        "gained at most."
+    ),
+    "own-sample": ("A baseline that includes the reward of the completion that it is subtracted from."),
+    "ratio": (
+        "The variance of an estimator's gradient divided by that of the reference (RLOO by default), on the same "
+        "completions."
+    ),
+    "score": (
+        "The gradient of a completion's log-probability with respect to the parameters, written S; of one token, s."
+    ),
+    "signal": ("The squared norm of the expected gradient."),
+    "sketch": (
+        "A random projection of a gradient to a few thousand numbers that keeps inner products on average. Its "
+        "error is part of every interval."
+    ),
+    "surprise over entropy": (
+        "How much less likely the sampled tokens are than the policy that is scored expects on average, in units "
+        "that are 0 on average if the samples are on-policy."
+    ),
+    "tr Cov": (
+        "The trace of the covariance of one group's gradient: the expected squared distance from its mean, summed "
+        "over all parameters. This is the noise of the gradient."
+    ),
+    "χ² of the ratios": (
+        "The variance of the importance ratios. Near 0, sampler and scorer count as one policy; above 0.01, bias "
+        "is judged with importance weights."
+    ),
+}

@@ -1,0 +1,32 @@
+"""The words of terminal and report: explained once, in order, and complete for what a table shows."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from gradstats.report.glossary import TERMS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("glossary_page", DOCS / "glossary_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page() == (DOCS / "glossary.md").read_text(encoding="utf-8"), "run: python docs/glossary_page.py"
+
+
+def test_the_terms_are_in_order_and_whole_sentences():
+    assert list(TERMS) == sorted(TERMS, key=str.lower)
+    for term, meaning in TERMS.items():
+        assert meaning.endswith("."), term
+        assert meaning[0].isupper() or meaning[0] in "α‖χ", term
+
+
+def test_the_columns_of_the_variance_table_are_explained():
+    words = " ".join(TERMS).lower()
+    for column in ("tr cov", "ratio", "all ratios", "matched ratio", "cosine", "matched bias", "best set"):
+        assert column in words
