@@ -14,7 +14,6 @@ from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional,
 from gradstats.cli.statistics import refuse_unknown_estimators, save_table
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target, VarianceSection
-from gradstats.system.files import to_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,9 +112,9 @@ def _show(
     frame: pd.DataFrame, table: Table, notes: Sequence[str], out: Path | None, overwrite: bool, as_json: bool
 ) -> None:
     if as_json:
-        print(to_json({"rows": frame.to_dict("records"), "notes": list(notes)}))
+        terminal.print_json(frame, notes)
     else:
         terminal.show_table(table)
         for sentence in notes:
             terminal.note(sentence)
-    save_table(out, frame, overwrite)
+    save_table(out, frame, overwrite, quiet=as_json)

@@ -8,7 +8,6 @@ from gradstats.cli import terminal
 from gradstats.cli.added_results import refuse_foreign_result, save_result
 from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.system.files import to_json
 
 
 def critic(
@@ -42,7 +41,7 @@ def critic(
         found = gradstats.critic_quality(read_measurement(source, partial=partial), last_step=last_step, low=low)
         frame = found.to_frame(confidence_level)
         if as_json:
-            print(to_json({"rows": frame.to_dict("records"), "notes": list(found.notes)}))
+            terminal.print_json(frame, found.notes)
         else:
             terminal.show_table(critic_table(frame))
         for sentence in found.notes:

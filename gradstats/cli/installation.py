@@ -10,6 +10,7 @@ from rich.table import Column, Table
 
 from gradstats.cli import terminal
 from gradstats.cli.options import (
+    AsJson,
     Partial,
     PolicyDevice,
     PolicyName,
@@ -31,6 +32,7 @@ def check(
     device: PolicyDevice = None,
     policy_settings: PolicySettings = (),
     partial: Partial = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the gradient engines on this model and device; the exit code is 1 when one fails.
 
@@ -46,7 +48,10 @@ def check(
     loaded = gradstats.load_policy(model.name, **model.arguments())
     sequences = None if rollouts is None else read_rollouts(rollouts, partial=partial)
     frame = check_engines(loaded, sequences, dtypes=dtypes, params=params)
-    terminal.show_check(frame, loaded)
+    if as_json:
+        terminal.print_json(frame, passed=frame.attrs["passed"])
+    else:
+        terminal.show_check(frame, loaded)
     if not frame.attrs["passed"]:
         sys.exit(1)
 
@@ -55,6 +60,7 @@ def list_things(
     what: Positional[
         Literal["experiments", "sweeps", "estimators", "recipes", "data", "rewards", "terms", "quantities", "schema"]
     ] = "experiments",
+    as_json: AsJson = False,
 ) -> None:
     """List experiments, sweeps, estimators, recipes, data sets, rewards, terms or quantities; or print the schema.
 
@@ -68,7 +74,11 @@ def list_things(
 
         print(to_json(experiment_schema()))
     elif what == "quantities":
-        _show_quantities()
+        _show_quantities(as_json)
+    elif as_json:
+        import pandas as pd
+
+        terminal.print_json(pd.DataFrame(_columns(what)))
     else:
         show_list(what)
 
@@ -90,13 +100,18 @@ def show_list(what: str) -> None:
     terminal.console.print(table)
 
 
-def _show_quantities() -> None:
+def _show_quantities(as_json: bool) -> None:
     """Print every printed or saved column, one line each: name, table, the file that defines it, meaning."""
     from gradstats.report.columns import INDEX
 
     listed = [
         (column.name, table, column.file, column.meaning) for table, columns in INDEX.items() for column in columns
     ]
+    if as_json:
+        import pandas as pd
+
+        terminal.print_json(pd.DataFrame(listed, columns=["name", "table", "file", "meaning"]))
+        return
     widths = [max(len(row[place]) for row in listed) for place in range(3)]
     for *names, meaning in listed:
         print("  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)), meaning, sep="  ")

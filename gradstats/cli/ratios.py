@@ -43,4 +43,4 @@ def ratios(
             terminal.show_table(clipping_table(clipping))
     for sentence in found.notes:
         terminal.note(sentence)
-    save_table(out, frame, overwrite)
+    save_table(out, frame, overwrite, quiet=as_json)

@@ -29,15 +29,16 @@ def refuse_unknown_estimators(*labels: str) -> None:
         estimators.get(label)
 
 
-def save_table(out: Path | None, frame: pd.DataFrame, overwrite: bool) -> None:
-    """Write a table to the path that the user asked for, if any, and name it."""
+def save_table(out: Path | None, frame: pd.DataFrame, overwrite: bool, *, quiet: bool = False) -> None:
+    """Write a table to the path that the user asked for, if any, and name it, unless the output is JSON (quiet)."""
     if out is not None:
         from gradstats.report.run_folder import writing_into
         from gradstats.system.outputs import write_table
 
         with writing_into(out):
             write_table(out, frame, overwrite=overwrite)
-        terminal.console.print(f"→ {out}")
+        if not quiet:
+            terminal.console.print(f"→ {out}")
 
 
 def alpha(
@@ -80,6 +81,7 @@ def variance(
     partial: Partial = False,
     trust: Trust = False,
     overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare the variance of policy-gradient estimators on a measurement.
 
@@ -99,20 +101,26 @@ def variance(
     with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
         if by_length is not None:
-            from gradstats.report.length_table import length_table
             from gradstats.runs.breakdowns import length_bins
 
             frame, notes = length_bins(measured, settings, by_length, settings.first_group_size)
-            terminal.show_table(length_table(frame))
         else:
             from gradstats.stats.variance.available import compare_available
 
             comparison = compare_available(measured, **settings.arguments())
             frame, notes = comparison.to_frame(settings.confidence_level), comparison.notes
+    if as_json:
+        terminal.print_json(frame, notes)
+    else:
+        if by_length is not None:
+            from gradstats.report.length_table import length_table
+
+            terminal.show_table(length_table(frame))
+        else:
             terminal.show_variance(frame)
-    for sentence in notes:
-        terminal.note(sentence)
-    save_table(out, frame, overwrite)
+        for sentence in notes:
+            terminal.note(sentence)
+    save_table(out, frame, overwrite, quiet=as_json)
 
 
 def tokens(

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from gradstats.cli import terminal
-from gradstats.cli.options import Positional, Progress, SettingWords
+from gradstats.cli.options import AsJson, Positional, Progress, SettingWords
 
 if TYPE_CHECKING:
     from gradstats.report.sweeps import SweepResult
@@ -24,6 +24,7 @@ def sweep(
     overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
     trust: bool = False,
     progress: Progress = True,
+    as_json: AsJson = False,
 ) -> None:
     """Run an experiment file with ``vary`` once for each cell, and join what the cells found. Resumes like ``run``.
 
@@ -50,7 +51,11 @@ def sweep(
             if earlier:
                 terminal.note(f"{cell.name} takes the completions of {earlier[0]}: it samples nothing")
         return
-    show_sweep(run_sweep(experiment, overrides, out=out, trust=trust, progress=progress))
+    result = run_sweep(experiment, overrides, out=out, trust=trust, progress=progress)
+    if as_json:
+        terminal.print_json(result.to_frame(), missing=list(result.missing))
+    else:
+        show_sweep(result)
 
 
 def show_sweep(result: SweepResult) -> None:

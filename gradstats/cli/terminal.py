@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -139,6 +139,11 @@ def show_alpha_report(report: AlphaReport, by_block: bool = True) -> None:
         for row in report.by_block.to_dict("records"):
             table.add_row(escape(row["block"]), f"{row['share_of_sq_norm']:.1%}", with_interval(row, "alpha"))
         console.print(table)
+
+
+def print_json(frame: pd.DataFrame, notes: Iterable[str] = (), **further: object) -> None:
+    """Print the rows of a table and its notes as JSON."""
+    print(to_json({"rows": frame.to_dict("records"), "notes": list(notes), **further}))
 
 
 def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = None) -> None:
