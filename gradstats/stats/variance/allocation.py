@@ -261,11 +261,10 @@ def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], 
         sizes = [2**power for power in range(1, smallest.bit_length()) if 2**power <= smallest]
     else:
         sizes = sorted({int(size) for size in group_sizes})
+    if smallest < 2:
+        raise ValueError("a prompt has a single completion, and groups need two: sample more, or leave that prompt out")
     if not sizes or sizes[0] < 2:
-        raise ValueError(
-            f"group_sizes={list(group_sizes or [])} must be at least 2, and prompts need two completions (the fewest "
-            f"here are {smallest})"
-        )
+        raise ValueError(f"group_sizes={list(group_sizes or [])} must be at least 2")
     most = max(smallest, max((size for size in sizes if size <= batch.group_sizes.max()), default=0))
     if (batch.group_sizes >= most).sum() < 3:
         raise ValueError(f"fewer than 3 prompts have {most} completions: choose smaller group_sizes")

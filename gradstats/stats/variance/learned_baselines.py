@@ -18,6 +18,7 @@ from gradstats.estimators.estimator import SEQUENCE_SUM, Level
 from gradstats.stats.fieller import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import Statistic, require_level
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
+from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 
 #: Exponents through whose variances a curve is drawn, and points of it between neighbours.
@@ -217,10 +218,7 @@ def variance_with(pool: PooledCompletions, weights: Float[np.ndarray, " n"]) -> 
     """
     moments = pool.local(LearnedBaseline("candidate", (), np.empty((0, 0)), weights)).moments
     if moments is None:
-        raise ValueError(
-            "a baseline cannot be learned here, since every completion has weight 0: choose problems that are solved "
-            "sometimes, not always"
-        )
+        raise ValueError(f"a baseline cannot be learned here, since every completion has weight 0: {why_silent(pool)}")
     return moments.trace_cov
 
 

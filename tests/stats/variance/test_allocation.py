@@ -117,6 +117,8 @@ def test_what_cannot_be_allocated_is_refused():
         allocate(batch, ["rloo"], scores, tokens=0)
     with pytest.raises(ValueError, match=r"group_sizes=\[1, 2\] must be at least 2"):
         allocate(batch, ["rloo"], scores, tokens=TOKENS, group_sizes=[1, 2])
+    with pytest.raises(ValueError, match="a prompt has a single completion, and groups need two: sample more"):
+        allocate(batch.with_fields(groups=np.arange(40)), ["rloo"], scores, tokens=TOKENS)
     with pytest.raises(ValueError, match="batch_mean is a batch-level estimator"):
         allocate(batch, ["batch_mean"], scores, tokens=TOKENS)
     with pytest.raises(ValueError, match="rloo gives no completion any weight in groups of 8"):

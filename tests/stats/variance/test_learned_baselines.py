@@ -102,11 +102,14 @@ def test_a_learned_baseline_is_described_and_bound_to_its_completions():
         one.weights(correlated_batch(20, 4)[0])
 
 
-def test_equal_rewards_are_refused():
+def test_groups_without_any_weight_are_refused_with_the_cause():
     batch, scores = correlated_batch(20, 4)
     pool = pool_of(batch.with_fields(rewards=np.zeros(80)), scores)
-    with pytest.raises(ValueError, match="a baseline cannot be learned here, since every completion has weight 0"):
+    with pytest.raises(ValueError, match="has weight 0: every reward equals 0 .choose problems that are solved"):
         learned_exponent(pool)
+    alone = pool_of(batch.with_fields(groups=np.arange(80)), scores)
+    with pytest.raises(ValueError, match="has weight 0: groups hold a single completion"):
+        learned_exponent(alone)
 
 
 def test_the_interval_of_the_shift_is_where_the_slope_may_be_zero():
