@@ -2,7 +2,8 @@
 
 Independent data sets of an enumerated policy with θ_old ≠ θ; cosine, matched bias and variance of each recipe against
 exact enumeration. Writes figures/statistics/coverage_off_policy.csv and prints what falls short. A data set takes about
-a second of processor time.
+a second of processor time. ``--sketch-dim`` compares some of the recipes from a measurement instead, whose completions
+and weightings are known by a random projection, and writes their rows to coverage_off_policy_sketched.csv.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypedDict
 
 import numpy as np
 import pandas as pd
 import tyro
+from jaxtyping import Float
 
-from gradstats.estimators import Recipe, recipes
+from gradstats.estimators import Batch, Recipe, recipes, token_weightings
 from gradstats.estimators.estimator import Weighting
+from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.reference import EnumeratedPolicy
+from gradstats.rollouts.table import Rollouts
 from gradstats.stats import compare
 from gradstats.system.files import write_csv
 
@@ -33,6 +38,9 @@ PLAIN = recipes.get("rloo")
 TOKEN_RATIOS = Recipe("rloo", ratio="token_clip(eps_low=0.99, eps_high=100)", name="token_ratios")
 RANKED = (PLAIN, TOKEN_RATIOS)
 ENTROPY = 0.9  # nats
+#: Recipes that are compared from sketches as well: plain sums, clips of completions, and measured weightings.
+SKETCHED = ("rloo", "rloo_is", "gspo", "grpo", "dapo", "cispo")
+SKETCHED_TABLE = "coverage_off_policy_sketched.csv"
 
 
 class DataSet(TypedDict):
@@ -41,6 +49,7 @@ class DataSet(TypedDict):
     n_prompts: int
     seed: int
     number: int
+    sketch_dim: int | None
     ranked: bool
     held: dict[str, dict[str, bool | None]]
 
@@ -76,18 +85,61 @@ def exact_values(chosen: Sequence[Weighting]) -> dict[str, dict[str, float]]:
     return exact
 
 
+def sketched(
+    batch: Batch,
+    token_scores: Float[np.ndarray, "n t d"],
+    chosen: Sequence[Weighting],
+    sketch_dim: int,
+    rng: np.random.Generator,
+) -> SimpleNamespace:
+    """Return what measuring the completions leaves: exact norms, and projections of sums and of weightings."""
+    widths = batch.lengths
+    rollouts = Rollouts.from_sequences(
+        [[1]] * len(widths),
+        [list(range(width)) for width in widths],
+        batch.rewards,
+        [f"{group:06d}" for group in batch.groups],
+    )
+    known = ("logprobs", "old_logprobs", "entropy")
+    ragged = {
+        name: [row[:width] for row, width in zip(values, widths, strict=True)]
+        for name in known
+        if (values := getattr(batch, name)) is not None
+    }
+    projection = rng.normal(size=(token_scores.shape[-1], sketch_dim)) / np.sqrt(sketch_dim)
+    whole = np.where(batch.mask[:, :, None], token_scores, 0.0).sum(axis=1)
+    measured = SimpleNamespace(
+        rollouts=rollouts, lengths=widths, sq_norms=(whole**2).sum(axis=1), sketches=whole @ projection, **ragged
+    )
+    measured.weighted = {}
+    for name, weights in token_weightings(list(chosen), measured).items():
+        vectors = np.stack([row @ scores[: len(row)] for row, scores in zip(weights, token_scores, strict=True)])
+        squares = pd.DataFrame({"all": (vectors**2).sum(axis=1)})
+        measured.weighted[name] = WeightedGradients(squares, vectors @ projection)
+    return measured
+
+
 def data_set(
-    n_prompts: int, seed: int, number: int, chosen: Sequence[Weighting], exact: dict[str, dict[str, float]]
+    n_prompts: int,
+    seed: int,
+    number: int,
+    chosen: Sequence[Weighting],
+    exact: dict[str, dict[str, float]],
+    sketch_dim: int | None = None,
 ) -> DataSet:
     """Draw one data set and compare; ``held`` is None for an interval that is not known."""
     stream = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
     batch, _, token_scores = policy().sample(n_prompts, GROUP_SIZE, rng=stream)
+    compared = [*chosen, *(one for one in RANKED if one.label not in exact)]
+    given = (batch, token_scores)
+    if sketch_dim is not None:
+        given = (sketched(batch, token_scores, compared, sketch_dim, stream), None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         frame = compare(
-            batch,
-            [*chosen, *(one for one in RANKED if one.label not in exact)],
-            token_scores,
+            given[0],
+            compared,
+            given[1],
             prompts_per_batch=PROMPTS_PER_BATCH,
             target="importance",
         ).to_frame(LEVEL)
@@ -100,7 +152,14 @@ def data_set(
             # The target's own cosine and bias are exact: rounding is no miss.
             held[label][name] = bool(low - 1e-9 <= value <= high + 1e-9) if known else None
     ranked = bool(by_label.loc[PLAIN.label, "cosine"] < by_label.loc[TOKEN_RATIOS.label, "cosine"])
-    return {"n_prompts": n_prompts, "seed": seed, "number": number, "ranked": ranked, "held": held}
+    return {
+        "n_prompts": n_prompts,
+        "seed": seed,
+        "number": number,
+        "sketch_dim": sketch_dim,
+        "ranked": ranked,
+        "held": held,
+    }
 
 
 def summary(data_sets: Sequence[DataSet], exact: dict[str, dict[str, float]]) -> pd.DataFrame:
@@ -132,7 +191,11 @@ def summary(data_sets: Sequence[DataSet], exact: dict[str, dict[str, float]]) ->
 
 
 def coverage(
-    n_prompts: int, replications: int, seed: int = 0, estimators: Sequence[Weighting] | None = None
+    n_prompts: int,
+    replications: int,
+    seed: int = 0,
+    estimators: Sequence[Weighting] | None = None,
+    sketch_dim: int | None = None,
 ) -> pd.DataFrame:
     """Simulate, and return :func:`summary`.
 
@@ -141,10 +204,13 @@ def coverage(
         replications: data sets.
         seed: of their draws.
         estimators: whose rows; the whole zoo by default.
+        sketch_dim: dimension of the projection that scores are known by; None for the scores themselves.
     """
     chosen = list(estimators or zoo())
     exact = exact_values(chosen)
-    return summary([data_set(n_prompts, seed, number, chosen, exact) for number in range(replications)], exact)
+    return summary(
+        [data_set(n_prompts, seed, number, chosen, exact, sketch_dim) for number in range(replications)], exact
+    )
 
 
 def main(
@@ -153,6 +219,7 @@ def main(
     seed: int = 0,
     only: tuple[str, ...] = (),
     finished: Path = Path("runs/coverage_off_policy.jsonl"),
+    sketch_dim: int | None = None,
 ) -> None:
     """Simulate, write the table and print the rows that fall short.
 
@@ -163,7 +230,17 @@ def main(
         seed: of the draws.
         only: labels of the zoo to simulate; the table is then printed and nothing is written.
         finished: the finished data sets, one line each; remove it after a change to estimators or intervals.
+        sketch_dim: dimension of a random projection to compare the recipes of `SKETCHED` from, in place of the whole
+            zoo from the scores themselves. Rows of other sizes and dimensions stay in the table; ``finished`` is not
+            used.
     """
+    if sketch_dim is not None:
+        named = [recipes.get(name) for name in SKETCHED]
+        tables = [coverage(size, replications, seed, named, sketch_dim) for size in prompts]
+        table = with_rows_replaced(pd.concat(tables).assign(sketch_dim=sketch_dim))
+        write_csv(FOLDER / SKETCHED_TABLE, table)
+        print(table.to_string())
+        return
     if unknown := set(only) - {one.label for one in zoo()}:
         raise ValueError(f"only={unknown} is not in the zoo: {', '.join(one.label for one in zoo())}")
     chosen = [one for one in zoo() if not only or one.label in only]
@@ -187,6 +264,16 @@ def main(
         print(f"{n_prompts} groups: token ratios rank above plain RLOO in {ranked:.1%} of data sets")
     short = table[table["coverage"] < 0.92 - 2 * np.sqrt(LEVEL * (1 - LEVEL) / table["replications"])]
     print("short of 0.92:", short[["estimator", "quantity", "n_prompts", "coverage"]])
+
+
+def with_rows_replaced(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the committed rows of other sizes and dimensions with these."""
+    path, cell = FOLDER / SKETCHED_TABLE, ["sketch_dim", "n_prompts"]
+    if path.exists():
+        earlier = pd.read_csv(path)
+        done = pd.MultiIndex.from_frame(earlier[cell]).isin(pd.MultiIndex.from_frame(table[cell]))
+        table = pd.concat([earlier[~done], table])
+    return table.sort_values(cell, kind="stable", ignore_index=True)
 
 
 def _read(finished: Path) -> list[DataSet]:

@@ -48,3 +48,34 @@ def test_an_interrupted_simulation_resumes(tmp_path, monkeypatch, capsys):
     simulation.main((12,), 2, finished=cut)
     assert cut.read_text() == whole.read_text()
     assert (tmp_path / "coverage_off_policy.csv").read_text() == expected
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_sketches_are_of_the_gradients_that_estimators_combine():
+    """In so many dimensions that a sketch is nearly exact, numbers are those of the scores of single tokens."""
+    chosen = [simulation.recipes.get(name) for name in ("rloo", "grpo", "gspo")]
+    batch, _, token_scores = simulation.policy().sample(12, simulation.GROUP_SIZE, rng=0)
+    measured = simulation.sketched(batch, token_scores, chosen, 40_000, np.random.default_rng(1))
+    assert list(measured.weighted) == ["token_clip[+]", "token_clip[-]"]
+    found = simulation.compare(measured, chosen, target="importance").to_frame()
+    exact = simulation.compare(batch, chosen, token_scores, target="importance").to_frame()
+    np.testing.assert_allclose(found["trace_cov"], exact["trace_cov"], rtol=0.05)
+    np.testing.assert_allclose(found["ratio"], exact["ratio"], rtol=0.05)
+
+
+def test_rows_of_other_sketches_stay(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(simulation, "FOLDER", tmp_path)
+    monkeypatch.setattr(simulation, "SKETCHED", ("rloo",))
+    for replications, dim in ((2, 8), (2, 16), (3, 8)):
+        simulation.main((12,), replications, sketch_dim=dim)
+    table = pd.read_csv(tmp_path / simulation.SKETCHED_TABLE)
+    assert table.groupby("sketch_dim")["replications"].first().to_dict() == {8: 3, 16: 2}
+    assert len(table) == 2 * len(simulation.QUANTITIES)
+
+
+def test_the_committed_rows_from_sketches_cover():
+    table = pd.read_csv(simulation.FOLDER / simulation.SKETCHED_TABLE)
+    assert set(table["estimator"]) == {f"recipe:{name}" for name in simulation.SKETCHED}
+    assert (table["known"] == 1.0).all()
+    error = np.sqrt(0.95 * 0.05 / table["replications"])
+    assert (table["coverage"] >= 0.92 - 2.0 * error).all()
