@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,9 @@ SCHEMA: dict[str, tuple[pa.DataType, bool]] = {
     "greedy_text": (pa.string(), False),
 }
 
+#: The columns of token ids.
+TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
+_MOST_IDS = 2**31
 _PER_TOKEN = ("completion_mask", "token_rewards", "sampler_logprobs")
 _FINISH_REASONS = ("stop", "length")
 #: Where a completion's token ids come from: the engine itself; the text of each token; the whole text, re-tokenised;
@@ -78,6 +81,41 @@ def validate(frame: pd.DataFrame) -> None:
         _refuse(frame, ~np.isfinite(greedy), "has a greedy_reward that is not finite: grade it, or drop the column")
     repeated = frame.duplicated(["prompt_id", "sample_id"]).to_numpy()
     _refuse(frame, repeated, "repeats its sample_id: number the completions of a prompt from 0")
+
+
+def token_ids(name: str, rows: Iterable[Iterable[object]]) -> list[list[int]]:
+    """Return token ids as integers.
+
+    Args:
+        name: of their column, for the message.
+        rows: the ids of each completion.
+
+    Raises:
+        ValueError: for the first that is not a whole number from 0 to 2³¹ − 1; nothing is rounded.
+    """
+    ids = []
+    for number, row in enumerate(rows):
+        given = list(row)
+        try:
+            whole = [int(token) for token in given]  # pyright: ignore[reportArgumentType]
+        except (TypeError, ValueError, OverflowError):
+            whole = []
+        if whole != given or (whole and not 0 <= min(whole) <= max(whole) < _MOST_IDS):
+            wrong = next(token for token in given if not _is_token_id(token))
+            raise ValueError(
+                f"{name} of row {number} hold {wrong!r}, which is not a token id: ids are whole numbers from 0 to "
+                f"{_MOST_IDS - 1}"
+            )
+        ids.append(whole)
+    return ids
+
+
+def _is_token_id(token: object) -> bool:
+    try:
+        whole = int(token)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return bool(whole == token) and 0 <= whole < _MOST_IDS
 
 
 def _length(values: Sized | None) -> int:

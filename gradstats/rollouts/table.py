@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 from gradstats.rewards.grading_counts import merge_grading_counts
 from gradstats.rollouts.checksum import METADATA_KEY, read_checked, write_checked
 from gradstats.rollouts.one_policy import refuse_different_policies
-from gradstats.rollouts.schema import SCHEMA, TOKEN_SOURCES, validate
+from gradstats.rollouts.schema import SCHEMA, TOKEN_COLUMNS, TOKEN_SOURCES, token_ids, validate
 from gradstats.rollouts.within_run import part_of_run
 from gradstats.system.checksums import remark_on_missing_checksums
 from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
 
 # Token ids are written as 32-bit integers.
-_MOST_IDS = 2**31
 # Entries of the metadata that differ between two calls with the same settings.
 _VARYING = {"grading", "versions", ORIGIN}
 
@@ -104,8 +103,8 @@ class Rollouts:
             raise TypeError(f"unknown column {unknown[0]!r}; optional columns are {known}")
         columns: dict[str, Any] = {
             "prompt_id": [str(prompt_id) for prompt_id in prompt_ids],
-            "prompt_tokens": _token_ids("prompt_tokens", prompt_tokens),
-            "completion_tokens": _token_ids("completion_tokens", completion_tokens),
+            "prompt_tokens": token_ids("prompt_tokens", prompt_tokens),
+            "completion_tokens": token_ids("completion_tokens", completion_tokens),
             "reward": [float(reward) for reward in rewards],
         }
         columns |= {name: list(values) for name, values in optional.items() if values is not None}
@@ -272,7 +271,10 @@ def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rol
     if table.lacks_checksum:
         remark_on_missing_checksums()
     try:
-        return Rollouts(pd.DataFrame(table.columns), table.metadata)
+        columns = {
+            name: token_ids(name, values) if name in TOKEN_COLUMNS else values for name, values in table.columns.items()
+        }
+        return Rollouts(pd.DataFrame(columns), table.metadata)
     except (ValueError, TypeError) as error:
         raise ValueError(f"the rollouts file {path}: {error}") from error
 
@@ -365,14 +367,3 @@ def retokenised_sentence(rollouts: Rollouts) -> str | None:
 def _without_logprobs(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with unknown log-probabilities, one NaN per token."""
     return frame.assign(sampler_logprobs=[[float("nan")] * len(tokens) for tokens in frame["completion_tokens"]])
-
-
-def _token_ids(name: str, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    ids = [[int(token) for token in tokens] for tokens in rows]
-    for row, tokens in enumerate(ids):
-        if tokens and not 0 <= min(tokens) <= max(tokens) < _MOST_IDS:
-            wrong = min(tokens) if min(tokens) < 0 else max(tokens)
-            raise ValueError(
-                f"{name} of row {row} hold {wrong}, which is not a token id: ids are from 0 to {_MOST_IDS - 1}"
-            )
-    return ids

@@ -66,6 +66,12 @@ def test_a_folder_of_shards_reads_in_the_order_of_their_names(tmp_path):
         ({"completion_tokens": [[], [7]]}, r"row 0 \(prompt_id 'a', sample_id 0\) has no completion tokens"),
         ({"prompt_tokens": [[1], []]}, "row 1 .* has no prompt tokens"),
         ({"completion_tokens": [[5, -1], [7]]}, "completion_tokens of row 0 hold -1, which is not a token id: ids are"),
+        (
+            {"completion_tokens": [[5, 1.5, 6], [7]]},
+            "completion_tokens of row 0 hold 1.5, which is not a token id",
+        ),
+        ({"completion_tokens": [[5, 6, "6"], [7]]}, "completion_tokens of row 0 hold '6', which is not a token id"),
+        ({"prompt_tokens": [[1], [None]]}, "prompt_tokens of row 1 hold None, which is not a token id"),
         ({"prompt_tokens": [[1], [2**40]]}, "prompt_tokens of row 1 hold 1099511627776, which is not a token id: ids"),
         ({"rewards": [1.0, float("nan")]}, "row 1 .* has a reward that is not finite"),
         ({"rewards": [1.0]}, "reward has 1 entries but prompt_ids has 2"),
@@ -79,6 +85,17 @@ def test_a_folder_of_shards_reads_in_the_order_of_their_names(tmp_path):
 def test_invalid_tables_are_refused_with_the_row(changes, message):
     with pytest.raises(ValueError, match=message):
         table(**changes)
+
+
+@pytest.mark.parametrize(("token", "shown"), [(1.5, "1.5"), (-1, "-1"), (2**40, "1099511627776"), (np.nan, "None")])
+def test_a_file_from_elsewhere_with_other_numbers_than_token_ids_is_refused(tmp_path, token, shown):
+    path = tmp_path / "theirs.parquet"
+    frame = table().frame.assign(completion_tokens=[[5, token, 6], [7]])
+    frame.to_parquet(path)
+    with pytest.raises(ValueError, match=rf"theirs\.parquet: completion_tokens of row 0 hold {shown}, which is not"):
+        read_rollouts(path)
+    frame.assign(completion_tokens=[[5.0, 1.0, 6.0], [7.0]]).to_parquet(path)  # as pandas writes some integers
+    assert read_rollouts(path).frame["completion_tokens"].tolist() == [[5, 1, 6], [7]]
 
 
 def test_unknown_columns_are_refused():
