@@ -79,8 +79,9 @@ def compare(
     estimated. docs/statistics.md states what each covers where.
 
     **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not, noise_to_signal
-    and an estimated matched_ratio are rays with an infinite upper end and no value, cosine has no value, and a warning
-    estimates the number of prompts needed.
+    is a ray with an infinite upper end and no value, and a warning estimates the number of prompts needed. An estimated
+    matched_ratio is such a ray where the projection of E g on the target is not resolved, and cosine has no value where
+    the product of the two norms is not.
 
     **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
     ‖S_i‖² are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G

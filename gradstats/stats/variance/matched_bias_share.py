@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gradstats.stats.fieller import fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated
+from gradstats.stats.studentised import EXACT
 from gradstats.stats.variance.bias_share import BiasShare
 from gradstats.stats.variance.gradient_statistics import GradientStatistics
 
@@ -33,4 +36,7 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
         # The error of ⟨E g, G⟩ enters A by minus its square; that of ‖G‖² has no deals.
         turned = (gradient.signal * target_signal - cross * cross).without_bias(-cross.surplus_over_deals)
         noise = gradient.trace_cov * target_signal
+    unit = gradient.second_moment.value * (1.0 if known is not None else target_signal.value)
+    if max(abs(turned.value), float(np.abs(turned.replicates).max())) <= EXACT * abs(unit):
+        turned = turned.scaled(0.0)  # a multiple of the target: what is left is rounding
     return BiasShare(fieller_ratio(turned, turned + noise.scaled(1.0 / gradient.prompts_per_batch)))

@@ -170,8 +170,8 @@ def _per_cent(share_of_variance: float) -> str:
 def _about_signal(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> str:
     return (
         f"‖E ĝ‖² is not resolved for {_listed([row.label for row in unresolved])} (the {CONFIDENCE_LEVEL:.0%} interval "
-        "reaches down to 0), so noise_to_signal is given by its lower end alone, cosine without a value, and "
-        f"{JUDGED.name} by its lower end unless the scale of E[ĝ] is known exactly: "
+        f"reaches down to 0), so noise_to_signal is given by its lower end alone; cosine, and {JUDGED.name} unless the "
+        "scale of E[ĝ] is known exactly, have a value only where what they divide by is resolved: "
         f"{_prompts_needed(unresolved, n_prompts)}"
     )
 

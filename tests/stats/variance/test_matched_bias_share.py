@@ -52,6 +52,13 @@ def test_a_multiple_of_the_target_has_none():
         assert matched_bias_share(statistics).with_interval(0.95) == pytest.approx((0, 0, 0), abs=1e-12)
 
 
+def test_rounding_is_not_shown_as_bias():
+    """A multiple whose factor is not a power of two: rounding would otherwise be printed, outside its interval even."""
+    for known in (None, 0.7):
+        statistics = statistics_of(0.7 * TARGET[:, None], target=TARGET[:, None], scale=known)
+        assert matched_bias_share(statistics).with_interval(0.95) == (0.0, 0.0, 0.0)
+
+
 def test_a_known_scale_needs_no_resolved_target():
     noise = RNG.normal(size=(30, 3))
     unresolved = statistics_of(noise[:, None] + 0.1, target=noise[:, None])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from comparison_batches import interleaved_batch, quiet_compare, sized_batch, warned_compare
 
+from gradstats.estimators import Batch
 from gradstats.stats import compare, plan_signal
 
 
@@ -28,6 +29,20 @@ def test_unresolved_signal_is_reported_with_the_plan_of_the_most_demanding_row()
     assert frame["matched_ratio"].iloc[0] == 1.0
     assert np.isnan(frame["matched_ratio"].iloc[1])
     assert "not resolved" in result.notes[0]
+
+
+def test_a_cosine_may_be_known_where_the_signal_alone_is_not():
+    """The product of the norms is resolved and one of them is not: the note does not say that there is no value."""
+    rng = np.random.default_rng(4)
+    rewards = (rng.random(240) < 0.5).astype(float)
+    scores = rng.normal(size=(240, 8))
+    scores[:, 0] += 0.9 * (rewards - 0.5)
+    batch = Batch(rewards, np.full(240, 10), np.repeat(np.arange(60), 4))
+    frame, text = warned_compare(batch, ["reinforce", "rloo"], scores)
+    assert frame["signal_sq_low"].iloc[0] <= 0 < frame["cosine_low"].iloc[0] <= frame["cosine"].iloc[0]
+    assert "not resolved for reinforce (" in text
+    assert "have a value only where what they divide by is resolved" in text
+    assert "without a value" not in text
 
 
 def test_equal_rewards_give_nan_with_the_reason():
