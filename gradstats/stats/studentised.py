@@ -11,6 +11,7 @@ from jaxtyping import Float, Integer
 from scipy import stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.jackknife import Estimate, Statistic, require_level
 
 N_RESAMPLES = 1999
@@ -26,11 +27,11 @@ class StudentisedEstimate(Estimate):
 
     Attributes:
         draws: (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample without a spread.
-        degrees_of_error: degrees of freedom of the standard error, from the kurtosis of the prompts' influence.
+        n_influential: n, how many prompts of equal squared influence the standard error rests on.
     """
 
     draws: Float[np.ndarray, " resamples"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
-    degrees_of_error: float = np.inf
+    n_influential: float = np.inf
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is.
@@ -38,19 +39,35 @@ class StudentisedEstimate(Estimate):
         Raises:
             ValueError: for a level outside (0, 1).
         """
-        if self.stderr <= EXACT:
-            return self.value, self.value
-        return self.within(largest_deviation([self.draws], confidence_level), confidence_level)
+        return self.within(0.0, confidence_level)
 
     def within(self, quantile: float, confidence_level: float) -> tuple[float, float]:
-        """Return the interval for a quantile of the studentised deviation, or for Student's where that is larger."""
+        """Return the interval for a quantile of the studentised deviation, or for its own where that is larger."""
+        level = require_level(confidence_level)
         if self.stderr <= EXACT:
             return self.value, self.value
-        at = 0.5 + require_level(confidence_level) / 2.0
-        student, of_error = (float(stats.t.ppf(at, degrees)) for degrees in (self.degrees, self.degrees_of_error))
-        margin = max(quantile, student) * max(of_error / student, 1.0) * self.stderr
+        student, of_error = (
+            float(stats.t.ppf(0.5 + level / 2.0, degrees)) for degrees in (self.degrees, self.degrees_of_error)
+        )
+        margin = max(quantile, self._deviation(level), student) * max(of_error / student, 1.0) * self.stderr
         with np.errstate(over="ignore"):
             return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
+
+    @property
+    def degrees_of_error(self) -> float:
+        """Degrees of freedom of the standard error: 1/(1/n − 1/M), at least 1."""
+        beyond = 1.0 / self.n_influential - 1.0 / (self.degrees + 1.0)
+        return max(1.0 / beyond, 1.0) if beyond > 0 else np.inf
+
+    def _deviation(self, level: float) -> float:
+        """Return the quantile of the deviation on one side, or that of its size where few prompts carry the error."""
+        own = largest_deviation([self.draws], level)
+        known = np.isfinite(self.draws)
+        if not known.any():
+            return own
+        # A third of the prompts carry it where their influence is normal.
+        missing = 1.0 - min(3.0 * self.n_influential / (self.degrees + 1.0), 1.0)
+        return max(own, float(np.quantile(np.abs(self.draws[known]), level + missing * (1.0 - level) / 2.0)))
 
 
 def largest_deviation(draws: Sequence[Float[np.ndarray, " resamples"]], confidence_level: float) -> float:
@@ -122,9 +139,13 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     :func:`largest_deviation` or Student's where that is larger, is multiplied with the delete-one-prompt jackknife of
     log A/B, which counts a prompt of high leverage in full, together with the errors of sketch, probes and deals
     (P. Hall, *The Bootstrap and Edgeworth Expansion*, 1992). That standard error is itself uncertain where few prompts
-    carry it: with ψ the influence of a prompt and :math:`n = (\sum ψ²)²/\sum ψ⁴` it has the degrees of freedom
-    :math:`ν = 2/(1/n - 1/M)`, M of normal ones (Satterthwaite 1946), and the interval is wider by
-    :math:`t_ν/t_{M-1}`.
+    carry it: with ψ the influence of a prompt and :math:`n = (\sum ψ²)²/\sum ψ⁴` it has :math:`2/(1/n - 1/M)` degrees
+    of freedom (Satterthwaite 1946), M where the influence is normal. The sample's n is too large, since most prompts
+    that carry the variance of a heavy-tailed population are not in it: half as many degrees are taken,
+    :math:`ν = 1/(1/n - 1/M)`, and the interval is wider by :math:`t_ν/t_{M-1}`. For the same reason the misses then lie
+    on one side, which the sample does not show: as 3n/M falls from 1 to 0, the quantile of the size of the deviation
+    rises from the stated level to half way between it and 1, and is used where it is wider. Both are choices supported
+    by simulations of heavy-tailed populations (docs/statistics.md), not theorems.
     """
     m = len(numerator.replicates)
     difference = numerator.in_units_of_itself() - denominator.in_units_of_itself()
@@ -148,14 +169,6 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     stderr = float(np.sqrt(variance))
     if stderr > EXACT and np.isnan(draws).mean() > 0.5:
         return Estimate(value, np.nan, "log", m - 1.0)
-    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws, _degrees_of_error(influence))
-
-
-def _degrees_of_error(influence: Float[np.ndarray, " m"]) -> float:
-    """Degrees of freedom of the variance of a mean, at least 1; infinite where all deviations are of one size."""
     squares = (influence - influence.mean()) ** 2
-    fourth = float(np.sum(squares**2))
-    if fourth <= 0.0:
-        return np.inf
-    beyond = fourth / float(np.sum(squares)) ** 2 - 1.0 / len(influence)
-    return max(2.0 / beyond, 1.0) if beyond > 0 else np.inf
+    n_influential = effective_sample_size(squares) if squares.any() else np.inf
+    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws, n_influential)
