@@ -5,7 +5,7 @@ four with lognormal norms (standard deviation of log‖S‖² about its line 0.8
 of the variance are shared by the completions of a prompt), and the measured one of benchmarks/data. Batch-level rows
 enter every third data set. Writes figures/statistics/coverage_heavy_tails.csv after every block of data sets and
 resumes from it;
-``python benchmarks/coverage.py --what page`` puts it into docs/statistics.md.
+``python benchmarks/coverage_page.py`` puts it into docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import tyro
-from coverage import BATCH_LEVEL, heavy_tailed_population
+from coverage import heavy_tailed_population
+from coverage_page import BATCH_LEVEL
 from jaxtyping import Float, Int
 
 from gradstats.estimators import Batch

@@ -11,10 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "coverage.py"
-SPEC = importlib.util.spec_from_file_location("coverage_simulation", PATH)
-simulation = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(simulation)
+
+def benchmark(name):
+    """The module of that name in benchmarks/."""
+    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_simulation", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+simulation, page_of_tables = benchmark("coverage"), benchmark("coverage_page")
 
 REPLICATIONS = 2000
 FLOOR = 0.92 - 2.0 * np.sqrt(0.92 * 0.08 / REPLICATIONS)
@@ -92,8 +99,8 @@ def test_intervals_of_variances_cover(group_size, n_prompts):
 
 
 def test_the_tables_of_the_page_are_those_of_the_files():
-    page = simulation.PAGE.read_text(encoding="utf-8")
-    assert simulation.page_with_tables(page) == page
+    page = page_of_tables.PAGE.read_text(encoding="utf-8")
+    assert page_of_tables.page_with_tables(page) == page
     assert "| `cluster` (default) |" in page
 
 

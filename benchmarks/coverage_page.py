@@ -1,0 +1,147 @@
+"""Put the tables of coverage and speed into docs/statistics.md, from the files in figures/statistics.
+
+Run ``python benchmarks/coverage_page.py`` after one of the benchmarks that write these files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from gradstats.system.files import atomic_path
+
+FOLDER = Path(__file__).parents[1] / "figures" / "statistics"
+PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
+#: Coverage outside is printed in bold.
+BAND = (0.92, 0.98)
+#: Rows whose batches are dealt, where few prompts carry the variance.
+BATCH_LEVEL = ("batch_mean", "james_stein", "constant(b=optimal)")
+#: Quantities that compare an estimator with the reference or the target.
+RELATIVE = ("ratio", "matched_ratio", "cosine", "bias_share", "matched_bias_share")
+
+
+def alpha_table(table: pd.DataFrame) -> str:
+    """Coverage of α by scenario, method and interval, one column a number of sequences, as Markdown."""
+    sizes = sorted(table["n"].unique())
+    lines = [
+        "| | method | interval | " + " | ".join(f"n = {n}" for n in sizes) + " |",
+        "|---|---|---|" + "---|" * len(sizes),
+    ]
+    for scenario, method, interval in table[["scenario", "method", "interval"]].drop_duplicates().to_numpy().tolist():
+        rows = table.query("scenario == @scenario and method == @method and interval == @interval")
+        kind = f"`{interval}`" + (" (default)" if rows["default"].iloc[0] else "")
+        cells = [" ".join(map(_marked, rows.loc[rows["n"] == n, "coverage"])) or "–" for n in sizes]
+        lines.append(f"| {scenario} | `{method}` | {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def variance_table(table: pd.DataFrame) -> str:
+    """The range over estimators of each quantity's coverage, by completions per group and prompts, as Markdown."""
+    # Multiples of the reference have an exact ratio, and are judged against a multiple of themselves.
+    cell = ["estimator", "group_size", "n_prompts"]
+    exact = table.loc[(table["quantity"] == "ratio") & (table["coverage"] == 1.0), cell].apply(tuple, axis=1)
+    relative = table["quantity"].isin(RELATIVE)
+    table = table.loc[~(relative & table[cell].apply(tuple, axis=1).isin(exact))]
+    quantities = list(dict.fromkeys(table["quantity"]))
+    lines = [
+        "| completions per group | prompts | " + " | ".join(f"`{quantity}`" for quantity in quantities) + " |",
+        "|---|---|" + "---|" * len(quantities),
+    ]
+    for (size, prompts), rows in table.groupby(["group_size", "n_prompts"], sort=False):
+        ranges = rows.groupby("quantity")["coverage"].agg(["min", "max"])
+        cells = [f"{_marked(ranges.loc[q, 'min'])}–{_marked(ranges.loc[q, 'max'])}" for q in quantities]
+        lines.append(f"| {size} | {prompts} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def heavy_tails_table(table: pd.DataFrame) -> str:
+    """The range over estimators of each quantity's coverage, by population and number of prompts, as Markdown."""
+    table = table.assign(coverage=table["covered"] / table["data_sets"])
+    across = table["estimator"].isin(BATCH_LEVEL)
+    # What is relative to the reference is exact for the reference itself.
+    alone = table["quantity"].isin(["trace_cov", "noise_to_signal", "in_best_set"])
+    shown = table.loc[alone | (table["estimator"] != "rloo")]
+    columns = {f"`{name}`": (name, False) for name in ("trace_cov", "ratio")}
+    columns |= {"`ratio`, batch-level": ("ratio", True), "all ratios together": ("ratio_simultaneous", False)}
+    columns |= {"all matched ratios together": ("matched_ratio_simultaneous", False)}
+    columns |= {f"`{name}`": (name, False) for name in ("noise_to_signal", "matched_ratio", "cosine", "bias_share")}
+    columns |= {"lowest in the best set": ("in_best_set", False)}
+    lines = [
+        f"| population | prompts | effective prompts | data sets | {' | '.join(columns)} |",
+        "|---|---|---|---|" + "---|" * len(columns),
+    ]
+    for (prompts, population), rows in shown.groupby(["n_prompts", "population"], sort=False):
+        cells = [
+            _range(rows.loc[(rows["quantity"] == quantity) & (across.loc[rows.index] == batch_level), "coverage"])
+            for quantity, batch_level in columns.values()
+        ]
+        n = rows["data_sets"].iloc[0]
+        worth = f"{rows['effective'].iloc[0] / n:.0f}"
+        lines.append(f"| {population} | {prompts} | {worth} | {n} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def off_policy_table(table: pd.DataFrame) -> str:
+    """Each recipe's coverage off-policy, one number for each size of the data sets, as Markdown."""
+    sizes = sorted(table["n_prompts"].unique())
+    quantities = list(dict.fromkeys(table["quantity"]))
+    lines = [
+        f"| recipe | exact cosine | {' | '.join(f'`{quantity}`' for quantity in quantities)} |",
+        "|---|---|" + "---|" * len(quantities),
+    ]
+    for label, rows in table.groupby("estimator", sort=False):
+        by_cell = rows.set_index(["quantity", "n_prompts"])
+        cosine = by_cell.loc[("cosine", sizes[0]), "exact"]
+        cells = [", ".join(f"{by_cell.loc[(name, n), 'coverage']:.2f}" for n in sizes) for name in quantities]
+        lines.append(f"| `{str(label).removeprefix('recipe:')}` | {cosine:.3f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _range(coverage: pd.Series) -> str:
+    if coverage.empty:
+        return "–"
+    ends = [f"{coverage.min():.2f}", f"{coverage.max():.2f}"]
+    return "–".join(dict.fromkeys(ends))
+
+
+def speed_table(table: pd.DataFrame) -> str:
+    """Processor seconds and memory of `compare` by the size of the problem, as Markdown."""
+    columns = ["n", "dimension", "deals", "cpu_seconds", "peak_mib"]
+    lines = ["| sequences | dimension | deals | processor seconds | peak MiB |", "|---|---|---|---|---|"]
+    for n, dimension, deals, seconds, memory in table[columns].drop_duplicates(columns[:3]).to_numpy().tolist():  # pyright: ignore[reportCallIssue, reportArgumentType]
+        lines.append(f"| {n:g} | {dimension:g} | {deals:g} | {seconds:.1f} | {memory:.0f} |")
+    return "\n".join(lines)
+
+
+def _marked(coverage: float) -> str:
+    text = f"{coverage:.3f}"
+    return text if BAND[0] <= coverage <= BAND[1] else f"**{text}**"
+
+
+def page_with_tables(page: str) -> str:
+    """The page with each table between its markers."""
+    tables = {
+        "coverage_alpha": alpha_table,
+        "coverage_variance": variance_table,
+        "coverage_heavy_tails": heavy_tails_table,
+        "coverage_off_policy": off_policy_table,
+        "speed": speed_table,
+    }
+    for name, write_table in tables.items():
+        before, rest = page.split(f"<!-- {name} -->\n")
+        after = rest.split(f"<!-- /{name} -->")[1]
+        table = write_table(pd.read_csv(FOLDER / f"{name}.csv"))
+        page = f"{before}<!-- {name} -->\n{table}\n<!-- /{name} -->{after}"
+    return page
+
+
+def main() -> None:
+    """Rewrite the page."""
+    with atomic_path(PAGE) as partial:
+        partial.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()
