@@ -71,7 +71,7 @@ def test_few_replications_run():
     mundlak = simulation.alpha_coverage("prompts repeat", "mundlak", 30, 3)
     assert mundlak["true_alpha"].item() == pytest.approx(0.8742 - 0.7, abs=1e-4)
     assert simulation.alpha_coverage(simulation.ONE_SLOPE, "mundlak", 30, 3)["true_alpha"].item() == 0.0
-    assert len(simulation.variance_coverage(2, 30, 2)) == 20
+    assert len(simulation.variance_coverage(2, 30, 2)) == 40  # eight quantities of five estimators
 
 
 @pytest.mark.slow
