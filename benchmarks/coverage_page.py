@@ -19,6 +19,8 @@ BAND = (0.92, 0.98)
 BATCH_LEVEL = ("batch_mean", "james_stein", "constant(b=optimal)")
 #: Quantities that compare an estimator with the reference or the target.
 RELATIVE = ("ratio", "matched_ratio", "cosine", "bias_share", "matched_bias_share")
+#: Remaining quantities that are columns of a table, of estimators.
+COLUMNS = ("within_prompt", "between_prompt", "kept_share", "equivalent_group_size", "tokens_saved", "implied_shift")
 
 
 def alpha_table(table: pd.DataFrame) -> str:
@@ -98,6 +100,23 @@ def off_policy_table(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def others_table(table: pd.DataFrame) -> str:
+    """Coverage of the remaining intervals, a range over estimators for each number of prompts, as Markdown."""
+    sizes = sorted(table["n_prompts"].unique())
+    lines = [
+        f"| | of | {' | '.join(f'{n} prompts' for n in sizes)} |",
+        "|---|---|" + "---|" * len(sizes),
+    ]
+    for quantity, rows in table.groupby("quantity", sort=False):
+        cells = [_range(rows.loc[rows["n_prompts"] == n, "coverage"]) for n in sizes]
+        named = ", ".join(
+            f"`{name}`" if quantity in COLUMNS else str(name) for name in dict.fromkeys(rows["of"].dropna())
+        )
+        title = f"`{quantity}`" if quantity in COLUMNS else str(quantity)
+        lines.append(f"| {title} | {named or '–'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _range(coverage: pd.Series) -> str:
     if coverage.empty:
         return "–"
@@ -126,6 +145,7 @@ def page_with_tables(page: str) -> str:
         "coverage_variance": variance_table,
         "coverage_heavy_tails": heavy_tails_table,
         "coverage_off_policy": off_policy_table,
+        "coverage_others": others_table,
         "speed": speed_table,
     }
     for name, write_table in tables.items():
