@@ -67,7 +67,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     prompts = dict(zip(frame["group_size"], frame["n_prompts"], strict=True))
     if prompts:
         ax.set_xlim(min(prompts) / 1.4, max(prompts) * 1.4)
-    ax.set_xticks(list(prompts), labels=[f"{size:g}\n({_count(n)})" for size, n in prompts.items()])
+    ax.set_xticks(list(prompts), labels=[f"{size:g}\n({n_prompts_label(n)})" for size, n in prompts.items()])
     ax.xaxis.set_minor_locator(NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completions per prompt (prompts)")
@@ -76,7 +76,8 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     return ax
 
 
-def _count(n: float) -> str:
+def n_prompts_label(n: float) -> str:
+    """Return how many prompts the tokens pay for, thousands in full."""
     return f"{n:,.0f}" if n >= 1000 else f"{n:.3g}"
 
 

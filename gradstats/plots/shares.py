@@ -63,7 +63,7 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
         draw_nothing(ax, "no share is resolved" if len(frame) else "no bins")
         ax.set_yticks([])
     ax.axhline(0.0, color="0.5", linewidth=0.6, zorder=1)
-    ax.set_xticks(range(len(bins)), labels=[_range(low, high) for low, high in bins])
+    ax.set_xticks(range(len(bins)), labels=[bin_label(low, high, "–\n") for low, high in bins])
     ax.set_xlim(-0.5, max(len(bins), 1) - 0.5)
     ax.set_xlabel(_AXIS_LABELS[quantity])
     ax.set_ylabel(SHARES[value])
@@ -71,5 +71,6 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
     return ax
 
 
-def _range(low: float, high: float) -> str:
-    return f"{low:.3g}" if low == high else f"{low:.3g}–\n{high:.3g}"
+def bin_label(low: float, high: float, dash: str = "–") -> str:
+    """Return the ends of a bin, or the only value in it."""
+    return f"{low:.3g}" if low == high else f"{low:.3g}{dash}{high:.3g}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from gradstats.plots.allocation import n_prompts_label
+from gradstats.plots.shares import bin_label
 from gradstats.report.ratio_tables import columns_of
 from gradstats.report.tables import Table
 from gradstats.stats.variance.gradient_shares import SHARES
@@ -34,7 +36,7 @@ def success_table(frame: pd.DataFrame) -> Table:
         "factor of the prompts' expected gradient on that of the target; shares sum to 1."
     )
     rows = [
-        f"{row['estimator']}, {row['success_low']:.3g}–{row['success_high']:.3g} (n = {row['n_prompts']:,})"
+        f"{row['estimator']}, {bin_label(row['success_low'], row['success_high'])} (n = {row['n_prompts']:,})"
         for row in frame.to_dict("records")
     ]
     columns = columns_of(frame, SUCCESS_HEADINGS)
@@ -45,7 +47,8 @@ def allocation_table(frame: pd.DataFrame) -> Table:
     """Return the table of ``Allocation.to_frame()``; extrapolated sizes carry a star."""
     about = frame.attrs
     rows = [
-        f"{row['estimator']}, {row['group_size']:g}{'*' if row['extrapolated'] else ''} × {row['n_prompts']:.4g}"
+        f"{row['estimator']}, {row['group_size']:g}{'*' if row['extrapolated'] else ''} × "
+        f"{n_prompts_label(row['n_prompts'])}"
         for row in frame.to_dict("records")
     ]
     caption = (

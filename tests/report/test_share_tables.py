@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from comparison_batches import correlated_batch
 
+from gradstats.plots.shares import bin_label
 from gradstats.report.share_tables import (
     ALLOCATION_HEADINGS,
     SUCCESS_HEADINGS,
@@ -19,12 +20,12 @@ def test_one_row_for_each_estimator_and_bin():
     table = success_table(frame)
     assert len(table.rows) == 4
     low, high, n = frame.loc[0, ["success_low", "success_high", "n_prompts"]]
-    assert table.rows[0] == f"rloo, {low:.3g}–{high:.3g} (n = {n:.0f})"
+    assert table.rows[0] == f"rloo, {bin_label(low, high)} (n = {n:.0f})"
     assert list(table.columns) == list(SUCCESS_HEADINGS.values())
     assert "of the other half of the completions), groups of 4 completions, 90% intervals" in table.caption
     given = variance_by_success(batch, ["rloo"], scores, success=[0.5] * 240, bins=1).to_frame()
     assert "(as given), groups of 8 completions" in success_table(given).caption
-    assert success_table(given).rows == ("rloo, 0.5–0.5 (n = 30)",)
+    assert success_table(given).rows == ("rloo, 0.5 (n = 30)",)
 
 
 def test_allocations():
@@ -32,7 +33,9 @@ def test_allocations():
     frame = allocate(batch, ["rloo"], scores, tokens=10_000, group_sizes=[2, 8, 32]).to_frame()
     table = allocation_table(frame)
     n = frame["n_prompts"]
-    assert table.rows == (f"rloo, 2 × {n[0]:.4g}", f"rloo, 8 × {n[1]:.4g}", f"rloo, 32* × {n[2]:.4g}")
+    assert table.rows == (f"rloo, 2 × {n[0]:.3g}", f"rloo, 8 × {n[1]:.3g}", f"rloo, 32* × {n[2]:.3g}")
+    many = allocation_table(frame.assign(n_prompts=12345.6))
+    assert many.rows[0] == "rloo, 2 × 12,346"
     assert list(table.columns) == list(ALLOCATION_HEADINGS.values())
     assert "10,000 completion tokens" in table.caption
     assert "relative to rloo with 8 completions per prompt" in table.caption

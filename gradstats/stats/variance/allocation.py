@@ -21,6 +21,7 @@ from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
 from gradstats.stats.studentised import studentised_ratio
 from gradstats.stats.variance.gradient_shares import with_ends
+from gradstats.stats.variance.n_effective_prompts import FEW
 from gradstats.stats.variance.noise_to_signal import NoiseToSignal
 from gradstats.stats.variance.pooled_completions import PooledCompletions, multiple_of
 from gradstats.stats.variance.pools_by_size import PoolsBySize, coefficient_on_target, moments_of, pools_by_size
@@ -233,6 +234,11 @@ def allocate(
     judge = target_of(by_size[most], judged).weighted.moments
     rows: list[Allocated] = []
     notes = list(filter(None, [judged.missing, judged.remark]))
+    if pools.n_prompts < FEW:
+        notes.append(
+            f"fewer than {FEW} prompts: the interval of between_prompt ends too low more often than stated where this "
+            "part is small, see docs/statistics.md"
+        )
     for one, label in zip(prepared, (one.label for one in chosen), strict=True):
         found = {size: _parts(by_size[size], one, pools, notes) for size in measured_sizes}
         for size, parts in _at_sizes(found, sizes, most):

@@ -103,10 +103,10 @@ class EquivalentGroupSize(Printed):
             text += f" At the same number of prompts rloo needs N = {size:.3g} [{low:.3g}, {high:.3g}]."
         saved, low, high = self.tokens_saved(confidence_level)
         if np.isfinite(saved):
-            text += (
-                f" At equal noise it takes {saved:.1%} [{low:.1%}, {high:.1%}] fewer tokens than rloo at N = "
-                f"{self.group_size}."
-            )
+            share, compared = f"{saved:.1%} [{low:.1%}, {high:.1%}]", "fewer"
+            if saved < 0:
+                share, compared = f"{-saved:.1%} [{-high:.1%}, {-low:.1%}]", "more"
+            text += f" At equal noise it takes {share} {compared} tokens than rloo at N = {self.group_size}."
         return text
 
 

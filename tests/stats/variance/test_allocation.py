@@ -126,3 +126,10 @@ def test_what_cannot_be_allocated_is_refused():
     few = batch.select(np.arange(16))
     with pytest.raises(ValueError, match="fewer than 3 prompts have 8 completions"):
         allocate(few, ["rloo"], scores[:16], tokens=TOKENS)
+
+
+@pytest.mark.parametrize(("n_prompts", "noted"), [(49, True), (50, False)])
+def test_few_prompts_are_noted(n_prompts, noted):
+    batch, scores = correlated_batch(n_prompts=n_prompts, size=4)
+    notes = allocate(batch, ["rloo"], scores, tokens=1000).notes
+    assert any("fewer than 50 prompts: the interval of between_prompt" in note for note in notes) == noted

@@ -117,6 +117,10 @@ def test_tokens_saved_and_the_size_at_the_same_number_of_prompts_are_the_exact_o
     assert same.tokens_saved() == (0.0, 0.0, 0.0)
     assert same.to_frame()["same_prompts_group_size_high"].item() == pytest.approx(3.0)
     assert "At equal noise it takes 0.0% [0.0%, 0.0%] fewer tokens than rloo at N = 3." in same.sentence()
+    (noisier,) = equivalent_group_sizes(batch, ["asymmetric(delta=2.0, loo=True)"], 3, scores)
+    saved, low, high = noisier.tokens_saved()
+    assert saved < 0
+    assert f"it takes {-saved:.1%} [{-high:.1%}, {-low:.1%}] more tokens than rloo" in noisier.sentence()
 
 
 def test_an_unresolved_scale_may_be_a_row_of_nan():
