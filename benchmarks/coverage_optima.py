@@ -1,0 +1,272 @@
+"""How often 95 % intervals hold exact optima, allocations and scales of enumerated policies.
+
+Three parts: the lowest point of a curve and what optimal baselines state; the noise of an allocation of tokens; the
+scales of bins of success rates. Writes figures/statistics/coverage_optima.csv and the tables of docs/curves.md and
+docs/statistics.md from it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import tyro
+
+import gradstats as gs
+from gradstats import estimators as est
+from gradstats.reference import EnumeratedPolicy, exact_minimiser, exact_optimal_baselines
+from gradstats.system.files import atomic_path, write_csv
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "figures" / "statistics" / "coverage_optima.csv"
+LEVEL = 0.95
+GRIDS = {
+    ("length_weighted(loo=True)", "alpha"): np.linspace(-1.0, 2.0, 13),
+    ("asymmetric(loo=True)", "delta"): np.linspace(-1.0, 1.0, 9),
+}
+ORACLE = "norm_weighted(loo=True)"
+SIZE_OF_OPTIMA, SIZE_OF_ALLOCATION = 3, 4
+SIZES = (2, 4, 6)  # the last is extrapolated from groups of 2 and 4
+ALLOCATED = ("rloo", "grpo", "token_mean(loo=True)")
+TOKENS = 1000
+EDGES = (0.0, 0.4, 1.0)
+
+
+class Held(NamedTuple):
+    """One interval of one data set."""
+
+    quantity: str
+    estimator: str
+    exact: float
+    low: float
+    high: float
+
+
+class Part(NamedTuple):
+    """What is simulated: a policy, the size of its groups, and the intervals of one data set."""
+
+    policy: EnumeratedPolicy
+    group_size: int
+    intervals: Callable[[est.Batch, np.ndarray], Iterator[Held]]
+
+
+def little_signal() -> EnumeratedPolicy:
+    """20 prompts with 15 trajectories each and rewards at random."""
+    return EnumeratedPolicy(vocabulary=3, max_length=3, dimension=6, n_prompts=20, rng=1)
+
+
+def resolved_signal() -> EnumeratedPolicy:
+    """20 prompts with 15 trajectories each, of all success rates, whose gradients share a direction."""
+    difficulty = np.random.default_rng(3).normal(scale=1.2, size=20)
+
+    def features(prompt: int, prefix: tuple[int, ...]) -> np.ndarray:
+        drawn = np.random.default_rng([prompt, *prefix, 7]).normal(size=(3, 2))
+        drawn[:, 0] = (0.0, 1.0, -1.0)
+        return drawn
+
+    def reward(prompt: int, tokens: tuple[int, ...]) -> float:
+        return float(tokens.count(1) - tokens.count(2) + difficulty[prompt] > 0.3)
+
+    theta = np.array([0.2, 0.3])
+    return EnumeratedPolicy(3, 3, n_prompts=20, features=features, reward=reward, theta=theta)
+
+
+def optima(n_prompts: int) -> Part:
+    """Return the part on curves and optimal baselines."""
+    policy, size = little_signal(), SIZE_OF_OPTIMA
+    lowest = {
+        one: exact_minimiser(policy, *one, (grid[0], grid[-1]), size).parameters[one[1]] for one, grid in GRIDS.items()
+    }
+    learned = dict(
+        zip(
+            ("learned exponent", "learned shift", "learned mixture"),
+            exact_optimal_baselines(policy, size, n_prompts),
+            strict=True,
+        )
+    )
+    oracle, rloo = (policy.moments(est.get(label), size).trace_cov for label in (ORACLE, "rloo"))
+    best = min(one.trace_cov for one in learned.values())
+
+    def intervals(batch: est.Batch, scores: np.ndarray) -> Iterator[Held]:
+        for (label, parameter), grid in GRIDS.items():
+            curve = gs.variance_curve(batch, label, parameter, grid, scores)
+            yield Held("minimiser", label, lowest[label, parameter], *curve.confidence_interval(LEVEL))
+        found = gs.optimal_baselines(batch, scores, published=["rloo"])
+        frame = found.to_frame(LEVEL).set_index("estimator")
+        for one in found.learned:
+            exact = learned[one.label]
+            if one.optimum is not None:
+                yield Held("parameter", one.label, *exact.parameters.values(), *one.confidence_interval(LEVEL))
+            ends = frame.loc[one.label, ["ratio_low", "ratio_high"]].tolist()
+            yield Held("ratio", one.label, exact.trace_cov / oracle, *ends)
+        ends = frame.loc["rloo", ["ratio_to_learned_low", "ratio_to_learned_high"]].tolist()
+        yield Held("ratio_to_learned", "rloo", rloo / best, *ends)
+
+    return Part(policy, size, intervals)
+
+
+def allocation(n_prompts: int) -> Part:
+    """Return the part on tokens."""
+    policy = resolved_signal()
+    # At N = 2 the three are multiples of one another; a larger size than was measured is extrapolated for rloo alone.
+    chosen = [("rloo", size) for size in SIZES] + [(label, SIZE_OF_ALLOCATION) for label in ALLOCATED[1:]]
+    exact = {(label, size): policy.moments(est.get(label), size) for label, size in chosen}
+    reference = SIZE_OF_ALLOCATION * exact["rloo", SIZE_OF_ALLOCATION].trace_cov
+    length, signal = float(policy.probabilities @ policy.lengths), float(policy.gradient @ policy.gradient)
+
+    def intervals(batch: est.Batch, scores: np.ndarray) -> Iterator[Held]:
+        frame = gs.allocate(batch, ALLOCATED, scores, tokens=TOKENS, group_sizes=SIZES).to_frame(LEVEL)
+        rows = frame.set_index(["estimator", "group_size"])
+        for (label, size), moments in exact.items():
+            noise, square = size * moments.matched_trace_cov, moments.coefficient**2
+            values = {"relative_noise": noise / reference, "noise_to_signal": noise * length / (TOKENS * signal)}
+            if label == "rloo":  # otherwise groups of all completions of a prompt do not separate the two
+                values |= {"within_prompt": moments.within_prompt / square}
+                values |= {"between_prompt": moments.between_prompt / square}
+            if (label, size) == ("rloo", SIZE_OF_ALLOCATION):
+                del values["relative_noise"]  # 1 by definition
+            for name, value in values.items():
+                ends = (np.nan, np.nan)
+                if (label, size) in rows.index:
+                    ends = rows.loc[(label, size), [f"{name}_low", f"{name}_high"]].tolist()
+                yield Held(name, f"{label}, N={size}", value, *ends)
+
+    return Part(policy, SIZE_OF_ALLOCATION, intervals)
+
+
+def scales(n_prompts: int) -> Part:
+    """Return the part on success rates."""
+    policy = resolved_signal()
+    rate = np.bincount(policy.prompts, policy.probabilities * policy.rewards) / policy.prompt_probabilities
+    means = [
+        np.stack([one.mean for one in policy.moments_by_prompt(est.get(label), SIZE_OF_ALLOCATION)])
+        for label in ("grpo", "rloo")
+    ]
+    inside = [(rate >= low) & (rate < high) for low, high in pairwise(EDGES)]
+    exact = []
+    for one in inside:
+        scaled, target = (mean[one].mean(axis=0) for mean in means)
+        exact.append(float(scaled @ target / (target @ target)))
+
+    def intervals(batch: est.Batch, scores: np.ndarray) -> Iterator[Held]:
+        # The exact value before the first token is the prompt's success rate.
+        assert batch.values is not None
+        found = gs.variance_by_success(batch, ["grpo"], scores, success=batch.values[:, 0].round(12), bins=EDGES)
+        for row, value in zip(found.to_frame(LEVEL).to_dict("records"), exact, strict=True):
+            yield Held("scale", f"grpo, p in {row['success_low']:g}–{row['success_high']:g}", value,
+                       row["scale_low"], row["scale_high"])  # fmt: skip
+
+    return Part(policy, SIZE_OF_ALLOCATION, intervals)
+
+
+PARTS: dict[str, tuple[Callable[[int], Part], tuple[int, ...]]] = {
+    "optima": (optima, (100,)),
+    "allocation": (allocation, (30, 100)),
+    "scales": (scales, (30, 100)),
+}
+
+
+def coverage(part: str, n_prompts: int, replications: int, seed: int = 0) -> pd.DataFrame:
+    """Return how often the intervals of one part hold the exact value, and are known.
+
+    Args:
+        part: ``"optima"``, ``"allocation"`` or ``"scales"``.
+        n_prompts: groups of a data set.
+        replications: data sets.
+        seed: of their draws.
+    """
+    simulated = PARTS[part][0](n_prompts)
+    found = []
+    for number in range(replications):
+        stream = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
+        batch, scores, _ = simulated.policy.sample(n_prompts, simulated.group_size, rng=stream)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found += list(simulated.intervals(batch, scores))
+    frame = pd.DataFrame(found)
+    frame["known"] = np.isfinite(frame["low"]) | np.isfinite(frame["high"])
+    frame["held"] = (frame["low"] - 1e-9 <= frame["exact"]) & (frame["exact"] <= frame["high"] + 1e-9)
+    rows = []
+    for (quantity, estimator), group in frame.groupby(["quantity", "estimator"], sort=False):
+        held = group.loc[group["known"], "held"]
+        rows.append(
+            {
+                "part": part,
+                "quantity": quantity,
+                "estimator": estimator,
+                "group_size": simulated.group_size,
+                "n_prompts": n_prompts,
+                "exact": group["exact"].iloc[0],
+                "coverage": held.mean() if len(held) else np.nan,
+                "known": group["known"].mean(),
+                "replications": replications,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Return the coverage of one or several parts as a table, a column for each number of prompts."""
+    sizes = sorted(table["n_prompts"].unique())
+    lines = ["| interval | of | exact | " + " | ".join(f"{size} prompts" for size in sizes) + " |"]
+    lines.append("|" + "---|" * (3 + len(sizes)))
+    for (quantity, estimator), rows in table.groupby(["quantity", "estimator"], sort=False):
+        cells = []
+        for size in sizes:
+            row = rows[rows["n_prompts"] == size].iloc[0]
+            unknown = "" if row["known"] == 1 else f" ({row['known']:.0%} known)"
+            cells.append(f"{row['coverage']:.3f}{unknown}" if np.isfinite(row["coverage"]) else "–")
+        exact = rows["exact"].iloc[0]
+        lines.append(f"| `{quantity}` | `{estimator}` | {exact:.3g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+#: Parts that each page shows.
+PAGES = {
+    "curves.md": {"coverage_optima": ("optima",)},
+    "statistics.md": {"coverage_allocation": ("allocation", "scales")},
+}
+
+
+def with_tables(page: str, name: str, table: pd.DataFrame) -> str:
+    """Return a page of docs with the tables of this simulation in their places."""
+    for mark, parts in PAGES[name].items():
+        rows = table[table["part"].isin(parts)]
+        if rows.empty:  # not simulated yet
+            continue
+        before, rest = page.split(f"<!-- {mark} -->\n")
+        after = rest.split(f"<!-- /{mark} -->")[1]
+        page = f"{before}<!-- {mark} -->\n{markdown(rows)}\n<!-- /{mark} -->{after}"
+    return page
+
+
+def main(parts: tuple[str, ...] = tuple(PARTS), replications: int = 400, only_pages: bool = False) -> None:
+    """Simulate, write the table and fill it into the pages of docs/.
+
+    Args:
+        parts: optima, allocation, scales; rows of the others stay as they are.
+        replications: data sets of each size.
+        only_pages: only write the tables of the pages again.
+    """
+    table = pd.read_csv(TABLE) if TABLE.exists() else pd.DataFrame()
+    for part in () if only_pages else parts:
+        new = [coverage(part, n_prompts, replications) for n_prompts in PARTS[part][1]]
+        kept = table[table["part"] != part] if len(table) else table
+        table = pd.concat([kept, *new], ignore_index=True)
+        print(pd.concat(new).to_string(), flush=True)
+        order = {name: at for at, name in enumerate(PARTS)}
+        table = table.sort_values("part", key=lambda column: column.map(order), kind="stable", ignore_index=True)
+        write_csv(TABLE, table)
+    for name in PAGES:
+        path = ROOT / "docs" / name
+        with atomic_path(path) as partial:
+            partial.write_text(with_tables(path.read_text(encoding="utf-8"), name, table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
