@@ -289,6 +289,11 @@ def _bold_sentence(frame: pd.DataFrame, decided: bool, has_bold: bool) -> str:
     if lowest(frame) is None:
         return f"No {heading} is resolved."
     if decided and "in_best_set" in frame:
+        if frame["in_best_set"].isna().any():
+            return (
+                f"Bold: the best set, which holds the lowest {heading} of the rows that have one at this level (all "
+                "pairs of these compared); the others are not judged."
+            )
         return f"Bold: the best set, which holds the lowest {heading} at this level (all pairs of rows compared)."
     if has_bold:
         return f"Bold: lowest {heading}, where the paired interval against every other row excludes a tie."

@@ -54,6 +54,13 @@ def test_the_best_set_is_bold_as_the_comparison_gives_it():
     found = variance_table(table)
     assert [line.split(" &")[0] for line in bold_rows(found)] == ["rloo", "mine"]
     assert "best set, which holds the lowest" in found.caption
+    assert "not judged" not in found.caption
+
+
+def test_rows_that_are_not_judged_are_not_claimed_to_be_higher():
+    table = frame([1.0, 1.3, np.nan], [1.0, 1.1, 0.0], [1.0, 1.5, np.inf]).assign(in_best_set=[True, False, None])
+    assert "of the rows that have one at this level" in variance_table(table).caption
+    assert "the others are not judged." in variance_table(table).caption
 
 
 def test_matched_ratios_that_hold_together_have_a_column():
