@@ -152,6 +152,11 @@ class MeasurementSection(Section):
     sketch_seed: NonNegativeInt = Field(
         default=0, description="seed of the projections; measurements to be compared need the same."
     )
+    sketch_version: Literal[1, 2] | None = Field(
+        default=None,
+        description="random signs of the projections: 1 (kept in memory), 2 (computed on the device); 1 up to 268 "
+        "million parameters and 2 above by default; measurements to be compared need the same.",
+    )
     token_probes: NonNegativeInt = Field(
         default=0, description="random directions that every token's score is projected on; 0 for none."
     )

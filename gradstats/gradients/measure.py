@@ -35,6 +35,7 @@ def measure(
     blocks: Blocks = "layer",
     sketch_dim: int | None = 16384,
     sketch_seed: int = 0,
+    sketch_version: int | None = None,
     token_weights: TokenWeights | None = None,
     reference_policy: object = None,
     token_probes: int = 0,
@@ -65,6 +66,8 @@ def measure(
             names; see :func:`gradstats.gradients.select_parameters`.
         sketch_dim: dimension of the random projections, which variance comparisons need; None for none.
         sketch_seed: seed of the projections; measurements to be compared need the same.
+        sketch_version: random signs of the projections: 1 (kept in memory), 2 (computed on the device); 1 up to 268
+            million parameters and 2 above by default; measurements to be compared need the same.
         token_weights: further weightings to measure, :math:`\sum_t w_{i,t} \nabla\log\pi(y_{i,t})`: name → for each
             rollout, one weight per completion token; or one such list, named "weighted". They share the forward pass
             and come back as ``measured.weighted[name]``.
@@ -112,6 +115,7 @@ def measure(
         "blocks": blocks if isinstance(blocks, str) else dict(blocks),
         "sketch_dim": sketch_dim,
         "sketch_seed": sketch_seed,
+        "sketch_version": sketch_version,
         "token_probes": token_probes,
         "token_exact": token_exact,
         "token_seed": token_seed,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.objective import Objective
+from gradstats.gradients.random_signs import default_sketch_version
 from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
@@ -94,8 +95,9 @@ def peak_memory(
     item = policy.dtype.itemsize
     sketches = 0.0
     if sketch_dim is not None:
-        # Sketches are float32; signs are kept as bits.
-        sketches = 4.0 * n_sequences * sketch_dim + selection.n_parameters / 8.0
+        # Sketches are float32; version 1 keeps signs as bits.
+        kept = selection.n_parameters / 8.0 if default_sketch_version(selection.n_parameters) == 1 else 0.0
+        sketches = 4.0 * n_sequences * sketch_dim + kept
     sizes = (
         item * sum(parameter.numel() for parameter in policy.model.parameters()),
         _ACTIVATION_COPIES * at_once * activations(time),

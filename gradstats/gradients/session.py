@@ -34,6 +34,7 @@ from gradstats.gradients.engines.vmap import vmap_engine
 from gradstats.gradients.held_parameters import refuse_offloaded
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, TokenStatistics, make_chunk
+from gradstats.gradients.random_signs import default_sketch_version
 from gradstats.gradients.reference_policy import as_reference, reference_logprobs, token_statistics
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.check import check_projections
@@ -90,7 +91,10 @@ class MeasuringSession:
         policy = as_policy(policy)
         tokens = TokenSettings.of(section)
         selection = select_parameters(policy.model, section.params, section.blocks)
-        sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim, section.sketch_seed)
+        sketch_version = section.sketch_version or default_sketch_version(selection.n_parameters)
+        sketch = None
+        if section.sketch_dim is not None:
+            sketch = CountSketch(section.sketch_dim, section.sketch_seed, sketch_version)
         refuse_offloaded(policy.model)
         _check_vocabulary(policy, rollouts)
         refuse_weights_that_are_not_finite(policy.model, policy.name)
@@ -121,6 +125,7 @@ class MeasuringSession:
             "block_names": list(selection.block_names),
             "sketch_dim": section.sketch_dim,
             "sketch_seed": section.sketch_seed,
+            "sketch_version": sketch_version,
             "reference_policy": None if reference is None else reference.describe(),
             "token_probes": section.token_probes,
             "token_exact": section.token_exact,

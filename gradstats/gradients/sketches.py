@@ -2,12 +2,10 @@ r"""Sketches: short random projections of gradients that keep inner products wit
 
 from __future__ import annotations
 
-import hashlib
-from functools import lru_cache
-
-import numpy as np
 import torch
 from torch import Tensor
+
+from gradstats.gradients.random_signs import RandomSigns, random_signs
 
 
 class CountSketch:
@@ -26,8 +24,8 @@ class CountSketch:
     Buckets are drawn run by run: each run of :math:`D` consecutive coordinates of a parameter goes to the buckets
     in their order, from a random start. Two coordinates of one run never share a bucket and two of different runs do
     with probability :math:`1/D`, so with independent signs the bound above holds, and the sketch is a stream of
-    additions instead of a scatter. Signs and starts depend only on the seed, the parameter's name and its size: every
-    engine, chunking, order and choice of other parameters gives the same vector.
+    additions instead of a scatter. Signs and starts depend only on the version, the seed, the parameter's name and its
+    size: every engine, device, chunking, order and choice of other parameters gives the same vector.
 
     Charikar, Chen & Farach-Colton, "Finding frequent items in data streams" (2002); Weinberger et al., "Feature
     hashing for large scale multitask learning" (2009).
@@ -35,16 +33,23 @@ class CountSketch:
     Args:
         dim: :math:`D`, the number of buckets.
         seed: seed of signs and buckets.
+        version: how signs and buckets are generated, see :mod:`gradstats.gradients.random_signs`; 1 or 2. Sketches of
+            different versions are as unrelated as those of different seeds.
 
     Raises:
         ValueError: when ``dim`` is not positive.
     """
 
-    def __init__(self, dim: int, seed: int = 0) -> None:
+    def __init__(self, dim: int, seed: int = 0, version: int = 2) -> None:
         if dim < 1:
             raise ValueError(f"sketch_dim is {dim}: it must be at least 1 (or None for no sketches)")
         self.dim = dim
         self.seed = seed
+        self.version = version
+
+    def signs(self, name: str, size: int) -> RandomSigns:
+        """Return the signs and buckets of a parameter with ``size`` coordinates."""
+        return random_signs(self.version, self.seed, name, size, self.dim)
 
     def add(self, sketches: Tensor, name: str, gradients: Tensor) -> None:
         """Add one parameter's gradients to running sketches, in place.
@@ -70,9 +75,8 @@ class CountSketch:
             first: the index of the first coordinate.
             values: (batch, n), the gradients' coordinates ``first`` … ``first + n − 1``.
         """
-        packed, starts = signs_and_starts(self.seed, name, size, self.dim)
-        last = first + values.shape[1]
-        signs = _signs(packed, first, last, sketches)
+        random, last = self.signs(name, size), first + values.shape[1]
+        signs, starts = random.between(first, last, sketches), random.starts
         values = values.to(sketches.dtype)
         for run in range(first // self.dim, -(-last // self.dim)):
             begin, end = max(first, run * self.dim), min(last, (run + 1) * self.dim)
@@ -96,39 +100,15 @@ class CountSketch:
             row_index: (n,), the index of each row in the parameter.
             rows: (n, columns), the rows.
         """
-        packed, starts = signs_and_starts(self.seed, name, size, self.dim)
-        bits = torch.from_numpy(packed).to(sketches.device)
-        begins = torch.tensor(starts, device=sketches.device)
+        random = self.signs(name, size)
+        begins = torch.tensor(random.starts, device=sketches.device)
         columns = rows.shape[1]
         offsets = torch.arange(columns, device=sketches.device)
         step = max(1, 2**18 // columns)
         for first in range(0, len(rows), step):
             span = slice(first, first + step)
             coordinate = row_index[span, None] * columns + offsets
-            sign = (bits[coordinate // 8].long() >> (7 - coordinate % 8)) & 1
             bucket = (begins[coordinate // self.dim] + coordinate % self.dim) % self.dim
             target = batch_index[span, None] * self.dim + bucket
-            signed = rows[span].to(sketches.dtype) * (2 * sign - 1)
+            signed = rows[span].to(sketches.dtype) * random.at(coordinate)
             sketches.view(-1).index_add_(0, target.flatten(), signed.flatten())
-
-
-@lru_cache(maxsize=4096)
-def signs_and_starts(seed: int, name: str, size: int, dim: int) -> tuple[np.ndarray, list[int]]:
-    """Sign bits (eight to the byte) and the starting bucket of each run, the same on every machine."""
-    digest = hashlib.sha256(f"{name}:{size}".encode()).digest()
-    words = np.frombuffer(digest, dtype=np.uint32)
-    rng = np.random.default_rng([seed, *words.tolist()])
-    bits = np.frombuffer(bytearray(rng.bytes(-(-size // 8))), dtype=np.uint8)
-    return bits, rng.integers(0, dim, size=-(-size // dim)).tolist()
-
-
-def _signs(packed: np.ndarray, first: int, last: int, like: Tensor) -> Tensor:
-    """Return the signs ±1 of the coordinates first … last − 1."""
-    byte = first // 8
-    some = packed[byte : -(-last // 8)]
-    if like.device.type == "cpu":
-        bits = torch.from_numpy(np.unpackbits(some))
-    else:  # packed bits are an eighth of the bytes to transfer
-        shifts = torch.arange(7, -1, -1, device=like.device)
-        bits = ((torch.from_numpy(some).to(like.device)[:, None] >> shifts) & 1).flatten()
-    return bits[first - 8 * byte : last - 8 * byte].to(like.dtype).mul_(2).sub_(1)

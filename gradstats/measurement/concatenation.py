@@ -17,6 +17,7 @@ from gradstats.system.shards import ORIGIN
 _SHARED = (
     "sketch_dim",
     "sketch_seed",
+    "sketch_version",
     "block_names",
     "token_probes",
     "token_seed",
@@ -53,7 +54,7 @@ def concatenate_measurements(shards: Iterable[Measurement], *, allow_policy_mism
 def _refuse_different(shards: Sequence[Measurement]) -> None:
     """Refuse measurements whose values are not comparable."""
     for name in _SHARED:
-        values = {str(shard.metadata.get(name)) for shard in shards}
+        values = {str(shared_entry(shard, name)) for shard in shards}
         if len(values) > 1:
             raise ValueError(
                 f"measurements differ in {name} ({', '.join(sorted(values))}): measure them with the same settings"
@@ -68,6 +69,13 @@ def _refuse_different(shards: Sequence[Measurement]) -> None:
     ):
         if len(kinds) > 1:
             raise ValueError(f"measurements differ in {name}: measure them with the same settings")
+
+
+def shared_entry(measured: Measurement, name: str) -> object:
+    """Return an entry of the metadata; measurements that record no version of the sketch have version 1."""
+    if name == "sketch_version":
+        return None if measured.sketches is None else measured.metadata.get(name, 1)
+    return measured.metadata.get(name)
 
 
 def _stacked(shards: Sequence[WeightedGradients]) -> tuple[pd.DataFrame, np.ndarray | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradstats.measurement.concatenation import shared_entry
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
@@ -52,11 +53,14 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         if not run.experiment.behaviour_policy:  # whose weights are meant to differ
             refuse_other_policy(rollouts.metadata.get("policy"), policy.digests, f"the rollouts of {run.path}", RESTORE)
         reference = reference_policy(run.experiment, revisions, progress)
+        # Shards of one measurement hold the same weightings and sketches: those of the first that was finished.
+        done = next(iter(finished), None)
+        if done is not None and section.sketch_version is None:
+            version = shared_entry(shards.read_one(done), "sketch_version")
+            section = section.model_copy(update={"sketch_version": version})
         session = MeasuringSession.open(policy, rollouts, section, reference_policy=reference)
         if missing:
             session.expect(Rollouts.concatenate(missing))
-        # Shards of one measurement hold the same weightings: those of the first that was finished.
-        done = next(iter(finished), None)
         names = _chosen_weightings(run, session, tables, progress) if done is None else _weightings_in(shards, done)
 
         def measure_shard(number: int) -> Measurement:

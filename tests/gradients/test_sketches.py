@@ -8,13 +8,14 @@ import torch
 from conftest import ragged_rollouts, tiny_model
 
 import gradstats.gradients as gradients
+from gradstats.gradients.random_signs import SKETCH_VERSIONS
 from gradstats.gradients.sketches import CountSketch
 from gradstats.reference.autograd_loop import sequence_gradients
 
 
-def sketch_of(vectors, dim, seed, name="weight"):
+def sketch_of(vectors, dim, seed, version, name="weight"):
     out = torch.zeros(len(vectors), dim, dtype=torch.float64)
-    CountSketch(dim, seed).add(out, name, vectors)
+    CountSketch(dim, seed, version).add(out, name, vectors)
     return out
 
 
@@ -33,11 +34,12 @@ def vectors(kind):
     return torch.from_numpy(pair)
 
 
+@pytest.mark.parametrize("version", SKETCH_VERSIONS)
 @pytest.mark.parametrize("kind", ["dense", "rank one", "sparse"])
-def test_inner_products_are_unbiased_with_at_most_the_stated_variance(kind):
+def test_inner_products_are_unbiased_with_at_most_the_stated_variance(kind, version):
     pair = vectors(kind)
     dim, draws = 32, 3000
-    products = np.array([(s := sketch_of(pair, dim, seed))[0].dot(s[1]).item() for seed in range(draws)])
+    products = np.array([(s := sketch_of(pair, dim, seed, version))[0].dot(s[1]).item() for seed in range(draws)])
     exact = pair[0].dot(pair[1]).item()
     bound = (pair[0].square().sum() * pair[1].square().sum() + exact**2).item() / dim
     assert abs(products.mean() - exact) < 4 * products.std() / np.sqrt(draws)
@@ -46,20 +48,24 @@ def test_inner_products_are_unbiased_with_at_most_the_stated_variance(kind):
     assert products.var() > 0 if kind != "sparse" else products.var() >= 0
 
 
-def test_normalised_inner_products_scatter_by_one_over_root_dim():
+@pytest.mark.parametrize("version", SKETCH_VERSIONS)
+def test_normalised_inner_products_scatter_by_one_over_root_dim(version):
     rng = np.random.default_rng(0)
     pair = torch.from_numpy(rng.normal(size=(2, 40000)))
     pair /= pair.norm(dim=1, keepdim=True)
     errors = [
-        (s := sketch_of(pair, 1024, seed))[0].dot(s[1]).item() - pair[0].dot(pair[1]).item() for seed in range(200)
+        (s := sketch_of(pair, 1024, seed, version))[0].dot(s[1]).item() - pair[0].dot(pair[1]).item()
+        for seed in range(200)
     ]
     assert np.std(errors) == pytest.approx(1 / np.sqrt(1024), rel=0.2)
 
 
-def test_the_vector_does_not_depend_on_engine_chunks_or_other_parameters():
+@pytest.mark.parametrize("version", SKETCH_VERSIONS)
+def test_the_vector_does_not_depend_on_engine_chunks_or_other_parameters(version):
     model = tiny_model("qwen2", tied=True)
     rollouts = ragged_rollouts(6)
-    reference = gradients.measure(model, rollouts, engine="loop", sketch_dim=128, progress=False).sketches
+    fixed = {"sketch_dim": 128, "sketch_version": version, "progress": False}
+    reference = gradients.measure(model, rollouts, engine="loop", **fixed).sketches
     for options in (
         {"engine": "ghost"},
         {"engine": "ghost", "token_budget": 30},
@@ -67,17 +73,18 @@ def test_the_vector_does_not_depend_on_engine_chunks_or_other_parameters():
         {"engine": "vmap", "token_budget": 30},
         {"engine": "ghost", "blocks": "parameter"},
     ):
-        sketches = gradients.measure(model, rollouts, sketch_dim=128, progress=False, **options).sketches
+        sketches = gradients.measure(model, rollouts, **fixed, **options).sketches
         np.testing.assert_allclose(sketches, reference, rtol=1e-9, atol=1e-10)
     parts = [
-        gradients.measure(model, rollouts, params=pattern, sketch_dim=128, progress=False).sketches
+        gradients.measure(model, rollouts, params=pattern, **fixed).sketches
         for pattern in (r"embed|norm", r"layers.*(mlp|self_attn)")
     ]
     names = [name for name, _ in model.named_parameters()]
     assert all(("embed" in name or "norm" in name) != ("mlp" in name or "self_attn" in name) for name in names)
     np.testing.assert_allclose(sum(parts), reference, rtol=1e-8, atol=1e-9)
-    other = gradients.measure(model, rollouts, sketch_dim=128, sketch_seed=1, progress=False).sketches
-    assert np.abs(other - reference).max() > 0.1 * np.abs(reference).max()
+    for change in ({"sketch_seed": 1}, {"sketch_version": 3 - version}):
+        other = gradients.measure(model, rollouts, **fixed | change).sketches
+        assert np.abs(other - reference).max() > 0.1 * np.abs(reference).max()
 
 
 def test_sketches_of_gradients_give_their_inner_products():
@@ -94,10 +101,11 @@ def test_sketches_of_gradients_give_their_inner_products():
     assert np.abs((measured.gram() - exact) / scale).max() < 5
 
 
-def test_slices_and_rows_add_up_to_the_whole():
+@pytest.mark.parametrize("version", SKETCH_VERSIONS)
+def test_slices_and_rows_add_up_to_the_whole(version):
     rng = np.random.default_rng(2)
     whole = torch.from_numpy(rng.normal(size=(2, 30, 7)))
-    sketch = CountSketch(16, 5)
+    sketch = CountSketch(16, 5, version)
     expected = torch.zeros(2, 16, dtype=torch.float64)
     sketch.add(expected, "weight", whole)
     found = torch.zeros_like(expected)

@@ -39,13 +39,31 @@ def test_measurements_of_different_weightings_or_references_are_not_joined():
         Measurement.concatenate([plain, replace(plain, ref_logprobs=plain.logprobs)])
 
 
-def test_measurements_of_different_sketches_are_not_joined():
+@pytest.mark.parametrize(("setting", "values"), [("sketch_seed", (0, 1)), ("sketch_version", (1, 2))])
+def test_measurements_of_different_sketches_are_not_joined(setting, values):
+    common = {"sketch_dim": 8, "progress": False}
     parts = [
-        gradients.measure(tiny_model("qwen2"), ragged_rollouts(3), sketch_seed=seed, sketch_dim=8, progress=False)
-        for seed in (0, 1)
+        gradients.measure(tiny_model("qwen2"), ragged_rollouts(3), **common, **{setting: value}) for value in values
     ]
-    with pytest.raises(ValueError, match=r"measurements differ in sketch_seed \(0, 1\)"):
+    with pytest.raises(ValueError, match=rf"measurements differ in {setting} \({values[0]}, {values[1]}\)"):
         Measurement.concatenate(parts)
+
+
+def test_sketches_without_a_version_are_those_of_version_1():
+    measured = [
+        gradients.measure(
+            tiny_model("qwen2"), ragged_rollouts(3), sketch_dim=dim, sketch_version=version, progress=False
+        )
+        for dim, version in ((8, 1), (8, 2), (None, 2))
+    ]
+    for number, whole in enumerate(measured):
+        one, other = whole.select([0]), whole.select([1, 2])
+        old = replace(other, metadata={name: entry for name, entry in one.metadata.items() if name != "sketch_version"})
+        if number == 1:
+            with pytest.raises(ValueError, match="differ in sketch_version"):
+                Measurement.concatenate([one, old])
+        else:
+            assert len(Measurement.concatenate([one, old])) == 3
 
 
 def test_selected_rows_joined_again_are_the_whole(tmp_path):

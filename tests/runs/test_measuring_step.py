@@ -69,6 +69,17 @@ def test_only_the_missing_shard_is_measured_again(experiment, finished, tmp_path
     np.testing.assert_allclose(read_measurement(run.measurement).sq_norms, expected.sq_norms, rtol=1e-6)
 
 
+def test_the_missing_shard_has_the_sketches_of_the_others(experiment, finished, tmp_path, monkeypatch):
+    shutil.copytree(finished.run.path, tmp_path / "run")
+    run = RunDirectory.open(tmp_path / "run", experiment)
+    shutil.rmtree(run.measurement / "shard-00001")
+    (run.measurement / "complete.json").unlink()
+    monkeypatch.setattr("gradstats.gradients.session.default_sketch_version", lambda n_parameters: 2)
+    measure_shards(run, progress=False)
+    assert read_measurement(run.measurement / "shard-00001").metadata["sketch_version"] == 1
+    np.testing.assert_array_equal(read_measurement(run.measurement).sketches, finished.measured.sketches)
+
+
 def test_rollouts_of_a_declared_behaviour_policy_are_measured_and_others_refused(tmp_path):
     """The digests of the weights differ, which only the declaration permits."""
     changes = {

@@ -6,6 +6,7 @@ and gradients from autograd.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.held_parameters import held_parameters, refuse_replaced
 from gradstats.gradients.rotary import forget_lengths
 from gradstats.gradients.sharded import gathered_gradients, is_sharded
-from gradstats.gradients.sketches import CountSketch, signs_and_starts
+from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.model import output_embedding
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
@@ -136,14 +137,44 @@ def plain_sketch(
     n_gradients = len(next(iter(coordinates.values())))
     total = np.zeros((n_gradients, sketch.dim))
     for name, values in coordinates.items():
-        size = values.shape[1]
-        packed, starts = signs_and_starts(sketch.seed, name, size, sketch.dim)
-        index = np.arange(size)
-        signs = 2.0 * np.unpackbits(packed)[:size] - 1.0
-        buckets = (np.asarray(starts)[index // sketch.dim] + index % sketch.dim) % sketch.dim
+        index = np.arange(values.shape[1])
+        defined = {1: _kept_signs, 2: _hashed_signs}[sketch.version]
+        signs, starts = defined(sketch, name, len(index))
+        buckets = (starts[index // sketch.dim] + index % sketch.dim) % sketch.dim
         for row, gradient in zip(total, values, strict=True):
             row += np.bincount(buckets, weights=signs * gradient, minlength=sketch.dim)
     return total
+
+
+def _kept_signs(sketch: CountSketch, name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return signs and starting buckets of version 1."""
+    words = np.frombuffer(hashlib.sha256(f"{name}:{size}".encode()).digest(), dtype=np.uint32)
+    rng = np.random.default_rng([sketch.seed, *words.tolist()])
+    bits = np.unpackbits(np.frombuffer(rng.bytes(-(-size // 8)), dtype=np.uint8))[:size]
+    return 2.0 * bits - 1.0, rng.integers(0, sketch.dim, size=-(-size // sketch.dim))
+
+
+def _hashed_signs(sketch: CountSketch, name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return signs and starting buckets of version 2, in unsigned integers."""
+    digest = hashlib.sha256(f"sketch 2:{sketch.seed}:{name}:{size}".encode()).digest()
+    keys = np.frombuffer(digest, dtype=np.uint64)
+
+    def hashed(n: int, first: np.uint64, second: np.uint64) -> np.ndarray:
+        words = np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + first
+        for key in (second, np.uint64(0)):
+            words ^= words >> np.uint64(30)
+            words *= np.uint64(0xBF58476D1CE4E5B9)
+            words ^= words >> np.uint64(27)
+            words *= np.uint64(0x94D049BB133111EB)
+            words ^= words >> np.uint64(31)
+            words ^= key
+        return words
+
+    index = np.arange(size, dtype=np.uint64)
+    words = hashed(-(-size // 64), keys[0], keys[1])[index // np.uint64(64)]
+    bits = (words >> (index % np.uint64(64))) & np.uint64(1)
+    starts = (hashed(-(-size // sketch.dim), keys[2], keys[3]) & np.uint64(2**63 - 1)) % np.uint64(sketch.dim)
+    return 2.0 * bits.astype(np.float64) - 1.0, starts.astype(np.int64)
 
 
 def _encoded(rollouts: Rollouts, row: int, device: torch.device) -> tuple[Tensor, int, np.ndarray]:

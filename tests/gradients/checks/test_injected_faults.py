@@ -13,6 +13,7 @@ import gradstats.gradients as gradients
 from gradstats.gradients import session, sketches
 from gradstats.gradients.checks import deviations
 from gradstats.gradients.engines.ghost import ghost_engine
+from gradstats.gradients.random_signs import KeptSigns
 from gradstats.rollouts.table import Rollouts
 
 
@@ -99,6 +100,6 @@ def test_a_fault_of_the_projection_that_every_engine_shares(fault, monkeypatch):
     if fault == "too large by its definition":  # then only the inner products show it
         monkeypatch.setattr(deviations, "plain_sketch", lambda *given: 2.0 * defined(*given))
     if fault == "without signs":
-        monkeypatch.setattr(sketches, "_signs", lambda packed, first, last, like: like.new_ones(last - first))
+        monkeypatch.setattr(KeptSigns, "between", lambda self, first, last, like: like.new_ones(last - first))
     with pytest.raises(gradients.SelfCheckError, match="the projection fails its self-check"):
         measured(tiny_model("qwen2", dtype=torch.float32), sketch_dim=16384)
