@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import cast
 
 import torch
@@ -20,6 +20,7 @@ from gradstats.gradients.engines.layers import BroadcastLayer, EmbeddingLayer, L
 from gradstats.gradients.engines.probe import probed_layers
 from gradstats.gradients.engines.recomputed import OtherModule, Recomputation
 from gradstats.gradients.engines.reduction import ChunkResult, Reduction, stack_weightings
+from gradstats.gradients.engines.stand_ins import StandIns
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
 from gradstats.gradients.held_parameters import refuse_offloaded
 from gradstats.gradients.objective import Chunk, Objective
@@ -103,10 +104,13 @@ class _Recorder:
         layers: list[Layer],
         experts: list[ExpertsLayer],
         others: list[OtherModule],
+        stand_ins: list[StandIns],
         chunk: Chunk,
     ) -> None:
         self._layers = layers
         self._experts = experts
+        self._stand_ins = stand_ins
+        self._standing = ExitStack()
         self._model = model
         self._batch = len(chunk.rows)
         self._times = (chunk.input_ids.shape[1], chunk.kept + 1)
@@ -141,6 +145,8 @@ class _Recorder:
             else:
                 hook = self._record_call(recomputation)
                 self._handles.append(other.module.register_forward_hook(hook, with_kwargs=True))
+        for one in self._stand_ins:
+            self._stand_in(one)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,6 +157,17 @@ class _Recorder:
                 self._restore_weight(layer)()
         for module in self._replaced:
             del module.forward
+        self._standing.close()
+
+    def _stand_in(self, one: StandIns) -> None:
+        def pass_on(name: str) -> Callable[[Tensor], None]:
+            return lambda gradient: self._add(iter([(name, gradient.flatten(start_dim=1))]))
+
+        vectors = one.by_sequence(self._batch)
+        for attribute, vector in vectors.items():
+            vector.register_hook(pass_on(one.names[attribute]))
+        self._standing.enter_context(one.replaced(vectors))
+        self.uses.n_terms.update(one.terms())
 
     def _replace_forward(self, module: nn.Module, forward: Callable[..., object]) -> None:
         module.forward = forward

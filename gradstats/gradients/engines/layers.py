@@ -227,7 +227,7 @@ KINDS: tuple[type[Layer], ...] = (
 
 
 def supported_layers(
-    model: nn.Module, selection: ParameterSelection, wider: Collection[str] = ()
+    model: nn.Module, selection: ParameterSelection, wider: Collection[str] = (), stand_ins: Collection[str] = ()
 ) -> tuple[list[Layer], list[ExpertsLayer], list[OtherModule]]:
     """Return the modules that own selected parameters: layers of their kind, fused experts, those of no known kind.
 
@@ -238,12 +238,14 @@ def supported_layers(
         model: the model.
         selection: the selected parameters.
         wider: paths of further modules that are run again with all that is inside them.
+        stand_ins: paths of modules whose own parameters are left out, see
+            :mod:`~gradstats.gradients.engines.stand_ins`.
 
     Raises:
         UnsupportedModuleError: naming the class and the path of the first module that has to be known, or a selected
             parameter that belongs to no module.
     """
-    owned = list(owners(model, selection))
+    owned = [one for one in owners(model, selection) if one[0] not in stand_ins]
     every = (*KINDS, ExpertsLayer)
     kinds = {path: next((kind for kind in every if kind.handles(module)), None) for path, module, _ in owned}
     unknown = [one for one in owned if kinds[one[0]] is None]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -22,25 +23,41 @@ from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.experts import ExpertsLayer
 from gradstats.gradients.engines.layers import Layer, supported_layers
 from gradstats.gradients.engines.recomputed import OtherModule, Recomputation
+from gradstats.gradients.engines.stand_ins import StandIns, broadcasts
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
+from gradstats.gradients.held_parameters import owners
 from gradstats.gradients.sharded import is_sharded
 from gradstats.policy.model import CausalModel, vocabulary_size
 
 # Prime numbers, which the model's own sizes are not: 5 sequences of 7 tokens.
 _BATCH, _TIME = 5, 7
+_READ = "whose parameters another module reads"
 
 _Unit = Layer | ExpertsLayer | OtherModule
 _Key = tuple[object, ...]
-_known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, frozenset[str]]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the probe found: paths of modules around others that are run again, and of modules with stand-ins."""
+
+    wider: frozenset[str] = frozenset()
+    stand_ins: frozenset[str] = frozenset()
+
+
+_known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, _Found]] = weakref.WeakKeyDictionary()
 
 
 def probed_layers(
     model: CausalModel, selection: ParameterSelection
-) -> tuple[list[Layer], list[ExpertsLayer], list[OtherModule]]:
-    """Return the modules that own selected parameters, as :func:`supported_layers`, as far as a short probe shows.
+) -> tuple[list[Layer], list[ExpertsLayer], list[OtherModule], list[StandIns]]:
+    """Return the modules that own selected parameters, as far as a short probe shows.
 
     The probe runs once for a model, a selection and a set of modules. Sharded models are not probed: the hooks that
     gather their parameters read them outside of every module.
+
+    Returns:
+        As :func:`supported_layers`, and the modules whose parameters get stand-ins.
 
     Raises:
         UnsupportedModuleError: for a module that has to be known, or run again, and cannot be.
@@ -48,19 +65,43 @@ def probed_layers(
     key = (frozenset(selection.parameters), tuple((path, type(module)) for path, module in model.named_modules()))
     known = _known.setdefault(model, {})
     if key not in known:
-        known[key] = _modules_around(model, selection)
-    return supported_layers(model, selection, known[key])
+        known[key] = _Found() if is_sharded(model) else _find(model, selection)
+    found = known[key]
+    stand_ins = _stand_ins(model, selection, found.stand_ins)
+    return *supported_layers(model, selection, found.wider, found.stand_ins), stand_ins
 
 
-def _modules_around(model: CausalModel, selection: ParameterSelection) -> frozenset[str]:
+def _find(model: CausalModel, selection: ParameterSelection) -> _Found:
+    """Probe the model until every module suffices.
+
+    A module around one that does not is run again; only where none will do, stand-ins are tried for all of the first
+    ones that failed.
+    """
+    try:
+        return _Found(_modules_around(model, selection, frozenset()))
+    except UnsupportedModuleError:
+        layers, experts, others = supported_layers(model, selection)
+        failed = _probe(model, [*layers, *experts, *others])
+        stand_ins = _stand_ins(model, selection, failed)
+        are_read = bool(stand_ins) and all(_READ in why for why in failed.values())
+        if not are_read or not all(one.are_vectors for one in stand_ins):
+            raise
+        if not broadcasts(model, stand_ins, _ids(model)):
+            raise
+        return _Found(_modules_around(model, selection, frozenset(failed)), frozenset(failed))
+
+
+def _stand_ins(model: CausalModel, selection: ParameterSelection, paths: Collection[str]) -> list[StandIns]:
+    return [StandIns(path, module, names) for path, module, names in owners(model, selection) if path in paths]
+
+
+def _modules_around(model: CausalModel, selection: ParameterSelection, stand_ins: frozenset[str]) -> frozenset[str]:
     """Return the paths of the modules that are to be run again because a module inside them does not suffice."""
     wider: set[str] = set()
     reason = ""
-    if is_sharded(model):
-        return frozenset()
     while True:
         try:
-            layers, experts, others = supported_layers(model, selection, wider)
+            layers, experts, others = supported_layers(model, selection, wider, stand_ins)
         except UnsupportedModuleError as error:
             raise UnsupportedModuleError(reason or str(error)) from error
         failed = _probe(model, [*layers, *experts, *others])
@@ -76,11 +117,15 @@ def _modules_around(model: CausalModel, selection: ParameterSelection) -> frozen
 
 def _probe(model: CausalModel, units: Sequence[_Unit]) -> dict[str, str]:
     """Run the model on a few tokens; return the paths of the modules that do not suffice, and why."""
-    device = next(model.parameters()).device
-    ids = (torch.arange(_BATCH * _TIME, device=device) % vocabulary_size(model)).view(_BATCH, _TIME)
     with torch.no_grad(), _Calls(units) as calls:
-        model(ids, use_cache=False)
+        model(_ids(model), use_cache=False)
     return calls.failed
+
+
+def _ids(model: CausalModel) -> Tensor:
+    """Return the tokens of the probe, (sequences, time)."""
+    device = next(model.parameters()).device
+    return (torch.arange(_BATCH * _TIME, device=device) % vocabulary_size(model)).view(_BATCH, _TIME)
 
 
 class _Calls(TorchDispatchMode):
@@ -125,7 +170,7 @@ class _Calls(TorchDispatchMode):
         for leaf in tree_leaves((args, kwargs)):
             units = self._readers.get(id(leaf), ()) if isinstance(leaf, nn.Parameter) else ()
             if units and not any(self._running[unit.path] for unit in units):
-                self._fails(units[0], _message(units[0], "whose parameters another module reads"))
+                self._fails(units[0], _message(units[0], _READ))
         return func(*args, **(kwargs or {}))
 
     def _begin(self, unit: _Unit) -> Callable[..., None]:
