@@ -58,11 +58,29 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
     there = _identity(path)
     named = False
     try:
-        yield partial
-        _sync(partial)
-        _give_name(partial, path, there, old)
-        named = True
-        _sync_folder(path.parent)
+        with naming_full_disk(path):
+            yield partial
+            _sync(partial)
+            _give_name(partial, path, there, old)
+            named = True
+            _sync_folder(path.parent)
+    finally:
+        if old.exists() and not os.path.lexists(path):
+            old.rename(path)
+        remove_path(partial)
+        if named:
+            remove_path(old)
+
+
+@contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """State which file cannot be written, and the remedy, where no space is left on the disk.
+
+    Raises:
+        OSError: in place of the system's, which names no file.
+    """
+    try:
+        yield
     except OSError as error:
         if error.errno not in _FULL:
             raise
@@ -71,12 +89,6 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
         )
         full.errno = error.errno
         raise full from error
-    finally:
-        if old.exists() and not os.path.lexists(path):
-            old.rename(path)
-        remove_path(partial)
-        if named:
-            remove_path(old)
 
 
 def _give_name(partial: Path, path: Path, there: tuple[int, ...] | None, old: Path) -> None:

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from gradstats.system.files import naming_full_disk
+
 #: The name of the lock file.
 LOCK = ".lock"
 
@@ -50,7 +52,9 @@ def _acquired(path: Path) -> BinaryIO:
     while True:
         if path.is_dir() and not path.is_symlink():
             raise LockedError(f"{path} is a folder, but the lock file of {path.parent} belongs there: remove it")
-        file = os.fdopen(_descriptor(path), "r+b")
+        with naming_full_disk(path):
+            descriptor = _descriptor(path)
+        file = os.fdopen(descriptor, "r+b", buffering=0)  # unbuffered: closing must not fail for what is not written
         try:
             holds = _try_lock(file)
             holder = _holder(file)
@@ -60,8 +64,8 @@ def _acquired(path: Path) -> BinaryIO:
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 file.seek(0)
                 file.truncate()
-                file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": now}).encode())
-                file.flush()
+                with naming_full_disk(path):
+                    file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": now}).encode())
                 return file
         except BaseException:
             file.close()

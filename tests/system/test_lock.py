@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import signal
@@ -93,3 +95,22 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path, target):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     assert (run / LOCK).is_symlink()
     assert not (tmp_path / "nowhere").exists()
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk without space."""
+
+    def write(self, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_named_and_the_empty_lock_is_taken_over(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdopen", lambda descriptor, mode, buffering: FullDisk(descriptor, mode))
+        with (
+            pytest.raises(OSError, match=rf"no space is left to write {tmp_path}/\.lock: free some"),
+            only_writer(tmp_path),
+        ):
+            pass
+    with only_writer(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
