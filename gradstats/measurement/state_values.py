@@ -114,7 +114,8 @@ def with_state_values(measured: Measurement, folder: Path) -> Measurement:
                 found[name] = stored.for_rollouts(measured.rollouts)
         except ValueError as error:
             warnings.warn(
-                f"the state values in {folder} are left out ({error}): `gradstats run` makes them again",
+                f"the state values in {folder} are left out ({error}): `gradstats run` makes them again, "
+                "once what is damaged has been removed",
                 UserWarning,
                 stacklevel=3,
             )
