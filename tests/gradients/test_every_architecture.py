@@ -37,7 +37,6 @@ QUICK = (
 )
 def test_every_architecture_equals_autograd(architecture):
     model, rollouts = architecture_model(architecture), ragged_rollouts(5)
-    sketch = CountSketch(64, 0)
     with InFloat64():
         # The measured model is a copy: some modules keep a state from one call to the next.
         measured = gradients.measure(
@@ -49,6 +48,6 @@ def test_every_architecture_equals_autograd(architecture):
         expected = [one[name].square().sum().item() for one in exact]
         np.testing.assert_allclose(values, expected, rtol=1e-9, atol=smallest, err_msg=name)
     flat = {name: np.stack([one[name].flatten().numpy() for one in exact]) for name in exact[0]}
-    explicit = plain_sketch(sketch, flat)
+    explicit = plain_sketch(CountSketch(64, 0, measured.metadata["sketch_version"]), flat)
     gram = explicit @ explicit.T
     np.testing.assert_allclose(measured.sketches @ measured.sketches.T, gram, rtol=0, atol=1e-9 * gram.max())
