@@ -88,7 +88,8 @@ class PooledCompletions:
 
     def _scores_of(self, estimator: Weighting) -> Scores | CombinedScores:
         """Return what the estimator's weights apply to."""
-        if isinstance(estimator, ByWeightings):
+        whole = getattr(estimator, "whole", estimator)  # a part, such as that of some lengths, weights what it does
+        if isinstance(whole, ByWeightings):
             assert self.scores.combined is not None
             return self.scores.combined
         return self.scores

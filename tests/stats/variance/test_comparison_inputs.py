@@ -14,6 +14,7 @@ from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats import compare
 from gradstats.stats.variance.comparison_inputs import comparison_inputs
+from gradstats.stats.variance.length_bins import variances_by_length
 
 
 def measurement(sketches=True, n_prompts=8, per_prompt=4):
@@ -152,12 +153,8 @@ def test_measured_weightings_give_what_token_scores_give(label, group_size):
         quiet_compare(measured, [label])
 
 
-@pytest.mark.parametrize("n_heavy", [0, 1])
-def test_measured_weightings_and_probes_of_tokens_serve_side_by_side(n_heavy):
-    """Along as many orthogonal probes as there are parameters, probes are exact; so are weightings without them."""
-    labels = ["recipe:grpo", "discounted(gamma=0.8)", "rloo", "recipe:dapo(scope=batch)"]
-    measured, tokens = off_policy_measurement("recipe:grpo")
-    measured.weighted |= off_policy_measurement("recipe:dapo(scope=batch)")[0].weighted
+def with_probes(measured, tokens, n_heavy):
+    """Add token scores along as many orthogonal probes as there are parameters, which is exact."""
     dim = tokens.shape[-1]
     basis = np.linalg.qr(np.random.default_rng(2).normal(size=(dim, dim)))[0] * np.sqrt(dim)
     of_completion = [token[:width] for token, width in zip(tokens, measured.lengths, strict=True)]
@@ -165,6 +162,26 @@ def test_measured_weightings_and_probes_of_tokens_serve_side_by_side(n_heavy):
     measured.heavy_positions = [np.arange(n_heavy)] * len(tokens)
     measured.heavy_sketches = [token[:n_heavy] for token in of_completion]
     measured.heavy_sq_norms = [(token[:n_heavy] ** 2).sum(axis=1) for token in of_completion]
+
+
+def test_measured_weightings_are_split_by_length_beside_probes():
+    labels = ["recipe:grpo", "discounted(gamma=0.8)", "rloo"]
+    measured, tokens = off_policy_measurement("recipe:grpo")
+    with_probes(measured, tokens, n_heavy=1)
+    batch = Batch.from_measurement(measured)
+    found = variances_by_length(measured, labels, n_bins=2, group_size=2, scores_are_sketches=False)
+    exact = variances_by_length(batch, labels, tokens[:, : batch.mask.shape[1]], n_bins=2, group_size=2)
+    for one, other in zip(found, exact, strict=True):
+        np.testing.assert_allclose(one.to_frame()["trace_cov"], other.to_frame()["trace_cov"], rtol=1e-8)
+
+
+@pytest.mark.parametrize("n_heavy", [0, 1])
+def test_measured_weightings_and_probes_of_tokens_serve_side_by_side(n_heavy):
+    """Along as many orthogonal probes as there are parameters, probes are exact; so are weightings without them."""
+    labels = ["recipe:grpo", "discounted(gamma=0.8)", "rloo", "recipe:dapo(scope=batch)"]
+    measured, tokens = off_policy_measurement("recipe:grpo")
+    measured.weighted |= off_policy_measurement("recipe:dapo(scope=batch)")[0].weighted
+    with_probes(measured, tokens, n_heavy)
     options = {"group_size": 2, "n_resamples": 4, "reference": "discounted(gamma=0.8)"}
     found = quiet_compare(measured, labels, scores_are_sketches=False, **options).to_frame()
     batch = Batch.from_measurement(measured)
