@@ -207,7 +207,7 @@ class _Recorder:
             if not output.requires_grad:
                 output.requires_grad_()
             output.register_hook(pass_on)
-            return output
+            return output.clone() if output.is_leaf else output
 
         def forward(*args: object, **kwargs: object) -> object:
             if self._alone:

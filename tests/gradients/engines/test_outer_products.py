@@ -34,3 +34,17 @@ def test_the_cheaper_form_is_chosen():
     # 512 tokens, 576 × 576: not by itself, but together with the keys' and values' layers, which share the inputs.
     assert not term(512, 576, 576).prefers_gram()
     assert term(512, 576, 576).prefers_gram(shared=3)
+
+
+@pytest.mark.parametrize(("first", "last", "kept"), [(0, 9, 9), (2, 9, 7), (0, 6, 6), (2, 6, 4), (0, 0, 9)])
+def test_times_without_a_gradient_are_cut_off_at_both_ends(first, last, kept):
+    rng = torch.Generator().manual_seed(0)
+    gradients = torch.zeros(2, 9, 4, dtype=torch.float64)
+    # The second sequence is shorter, and a time in the middle has no gradient in either.
+    gradients[0, first:last] = torch.randn(last - first, 4, generator=rng, dtype=torch.float64)
+    gradients[1, first : max(first, last - 1)] = 1.0
+    gradients[:, 4:5] = 0.0
+    term = OuterProducts(torch.randn(2, 9, 3, generator=rng, dtype=torch.float64), gradients)
+    cut = term.without_idle_ends()
+    assert cut.inputs.shape[1] == cut.gradients.shape[1] == kept
+    torch.testing.assert_close(cut.left.mT @ cut.right, term.left.mT @ term.right)
