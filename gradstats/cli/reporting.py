@@ -19,6 +19,7 @@ def figures(
 
     Args:
         runs: run directories; several are drawn on the same axes, labelled, with a warning where their settings differ.
+            Or the folder of a sweep, or of a monitored training run, which is drawn against what varies.
         figure_style: venue, width, theme and formats.
         out: the folder; by default that of the run, or figures/NAME+NAME for several.
     """
@@ -26,10 +27,13 @@ def figures(
     from gradstats.report.overlay import draw_overlay
     from gradstats.report.run_folder import refuse_inside_run, writing_into
     from gradstats.report.saved_results import read_results
+    from gradstats.report.sweeps import is_sweep
 
     if not runs:
         raise ValueError("name at least one run directory: gradstats figures RUN")
-    if len(runs) == 1 and out is None:
+    if len(runs) == 1 and is_sweep(runs[0]):
+        paths = _redraw_sweep(runs[0], out, figure_style)
+    elif len(runs) == 1 and out is None:
         paths = _redraw(runs[0], figure_style)
     else:
         folder = out or Path("figures") / "+".join(run.resolve().name for run in runs)
@@ -62,6 +66,24 @@ def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
     return paths
 
 
+def _redraw_sweep(folder: Path, out: Path | None, figure_style: FiguresSection) -> list[Path]:
+    """Join the results of a sweep again and draw them, in its own folder or in another."""
+    from gradstats.report.run_folder import refuse_inside_run
+    from gradstats.report.sweeps import draw_sweep, read_sweep, write_sweep_results
+    from gradstats.system.lock import only_writer
+
+    result = read_sweep(folder)
+    if out is not None:
+        refuse_inside_run(out)
+        paths = draw_sweep(result.to_frame(), result.varied, out, figure_style)
+    else:
+        with only_writer(folder):
+            paths = write_sweep_results(result, figure_style)
+    if not paths:
+        raise FileNotFoundError(f"no cell of {folder} has results that can be drawn yet")
+    return paths
+
+
 def report(run: Positional[Path], out: Path | None = None) -> None:
     """Write one self-contained HTML page on a run: verdict, α, variance table, figures, commands, manifest.
 
@@ -70,5 +92,12 @@ def report(run: Positional[Path], out: Path | None = None) -> None:
         out: the file; RUN/report.html by default.
     """
     from gradstats.report.page import write_report
+    from gradstats.report.sweeps import is_sweep, read_sweep_list
 
+    if is_sweep(run):
+        cell = next(reversed(read_sweep_list(run).settings), "CELL")
+        raise ValueError(
+            f"{run} is the folder of a sweep: name one of its runs, as in gradstats report {run / cell}, or draw all "
+            f"with gradstats figures {run}"
+        )
     terminal.console.print(str(write_report(run, out)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -21,11 +23,32 @@ from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
 
 #: What is drawn of a cell, and its axis label.
 OF_CELLS = {"alpha": "α", "mean_length": "mean length (tokens)", "mean_reward": "mean reward"}
+#: What is drawn of the reference, along a training run.
+OF_REFERENCE = "trace_cov"
 #: What is drawn of each estimator.
 OF_ESTIMATORS = ("ratio", JUDGED.name)
 _STYLES = ("-", "--", ":", "-.")
 _CELL = Appearance(color=(0.15, 0.15, 0.15), marker="o")
 _ROW_INCHES = 1.35
+# The names of checkpoints of training runs: step-1000, runs/a/checkpoint-50.
+_TRAINING_STEP = re.compile(r"(?:.*[/\\])?(?:step|checkpoint)-(\d+)")
+_MOST_TICKS = 6
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The horizontal axis: a setting, its values in order, where they stand, and what is written there."""
+
+    setting: str
+    label: str
+    values: list[float] | list[str]
+    places: Float[np.ndarray, " k"]
+    numeric: bool
+
+    def places_of(self, rows: pd.DataFrame) -> Float[np.ndarray, " rows"]:
+        """Return where the values of some rows stand."""
+        values = rows[self.setting] if self.numeric else rows[self.setting].astype(str)
+        return self.places[[list(self.values).index(value) for value in values]]
 
 
 def varying_settings(frame: pd.DataFrame, varied: Sequence[str]) -> list[str]:
@@ -47,8 +70,9 @@ def plot_sweep(
     """Draw α, mean length, mean reward and the ratios of the estimators against a setting, with intervals.
 
     Numbers stand at their values, on a log scale where the largest is at least four times the smallest, other settings
-    side by side. Where further settings vary, cells that agree in them
-    are joined by a line of the same style, as the legend states.
+    side by side. A setting whose values name checkpoints of a training run (``step-1000``, ``RUN/checkpoint-50``) is
+    drawn against the training step, with the variance of the reference. Where further settings vary, cells that agree
+    in them are joined by a line of the same style, as the legend states.
 
     Args:
         table: a sweep, or its frame.
@@ -65,12 +89,16 @@ def plot_sweep(
     frame = as_frame(table)
     require_columns(frame, ["cell", setting, "alpha", "estimator"], "draw what gradstats.read_sweep() gives")
     drawn = _drawn(frame, estimators)
+    steps = training_steps(_texts(frame, setting))
+    if steps is not None:
+        frame = frame.assign(**{setting: steps})
     others = [name for name in varying_settings(frame, varied) if name != setting and not _same(frame, name, setting)]
     lines = _lines(frame, others)
-    numeric = pd.api.types.is_numeric_dtype(frame[setting]) and not pd.api.types.is_bool_dtype(frame[setting])
-    ticks = sorted(frame[setting].unique()) if numeric else list(dict.fromkeys(frame[setting].astype(str)))
+    axis = _axis_of(frame, setting, training=steps is not None)
     panels = [name for name in OF_CELLS if np.isfinite(frame[name].to_numpy(dtype=float)).any()]
     ratios = [name for name in OF_ESTIMATORS if drawn and name in frame]
+    if steps is not None and OF_REFERENCE in frame:
+        panels.append(OF_REFERENCE)
     columns = 2
     rows = -(-(len(panels) + len(ratios)) // columns)
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
@@ -82,17 +110,11 @@ def plot_sweep(
     for ax in axes[len(panels) + len(ratios) :]:
         ax.set_visible(False)
     for ax, name in zip(axes, [*panels, *ratios], strict=False):
-        of_cells = name in OF_CELLS
         for style, (_, cells) in zip(_styles(lines), lines, strict=True):
-            series = (
-                [("", cells.drop_duplicates("cell"))]
-                if of_cells
-                else [(label, pd.DataFrame(cells.loc[cells["estimator"] == label])) for label in drawn]
-            )
+            series = _series(cells, name, drawn)
             for place, ((_, part), look) in enumerate(zip(series, _looks([one for one, _ in series]), strict=True)):
-                shift = place - (len(series) - 1) / 2.0
-                _draw(ax, part, setting, name, ticks, numeric, look | {"linestyle": style}, shift)
-        _finish(ax, frame, setting, name, ticks, numeric)
+                _draw(ax, part, axis, name, look | {"linestyle": style}, place - (len(series) - 1) / 2.0)
+        _finish(ax, frame, axis, name)
     for style, (label, _) in zip(_styles(lines), lines, strict=True):
         if label:
             axes[0].plot([], [], color=_CELL.color, linestyle=style, linewidth=1.0, label=label)
@@ -113,6 +135,25 @@ def _drawn(frame: pd.DataFrame, estimators: Sequence[str] | None) -> list[str]:
     if "ratio" not in frame:
         return []
     return [name for name in known if name != frame.attrs.get("reference")]
+
+
+def training_steps(names: Sequence[str]) -> list[int] | None:
+    """Return the training steps that names of checkpoints state, as ``step-1000`` does; None where one states none.
+
+    >>> training_steps(["step-1000", "runs/a/checkpoint-50"]), training_steps(["step-1000", "main"])
+    ([1000, 50], None)
+    """
+    found = [_TRAINING_STEP.fullmatch(name) for name in names]
+    return [int(match[1]) for match in found if match] if all(found) else None
+
+
+def _series(cells: pd.DataFrame, name: str, drawn: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
+    """Return what is drawn of some cells in a panel: estimator, or nothing, and its rows."""
+    if name in OF_CELLS:
+        return [("", cells.drop_duplicates("cell"))]
+    if name == OF_REFERENCE:
+        return [("", pd.DataFrame(cells.loc[cells["estimator"] == cells.attrs.get("reference")]))]
+    return [(label, pd.DataFrame(cells.loc[cells["estimator"] == label])) for label in drawn]
 
 
 def _texts(frame: pd.DataFrame, name: str) -> list[str]:
@@ -153,51 +194,52 @@ def _looks(labels: Sequence[str]) -> list[dict[str, Any]]:
     return looks
 
 
-def _draw(
-    ax: Axes,
-    rows: pd.DataFrame,
-    setting: str,
-    name: str,
-    ticks: list[float] | list[str],
-    numeric: bool,
-    look: dict[str, Any],
-    place: float,
-) -> None:
-    if numeric:
-        rows = rows.sort_values(by=setting)
-    places = _places(ticks, numeric)
-    values = rows[setting] if numeric else rows[setting].astype(str)
-    at = np.array([places[list(ticks).index(value)] for value in values])
-    at = at + 0.06 * np.ptp(places) / max(len(ticks) - 1, 1) * place
+def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, Any], place: float) -> None:
+    if axis.numeric:
+        rows = rows.sort_values(by=axis.setting)
+    at = axis.places_of(rows) + 0.06 * np.ptp(axis.places) / max(len(axis.places) - 1, 1) * place
     centre, low, high = (rows[f"{name}{end}"].to_numpy(dtype=float) for end in ("", "_low", "_high"))
     ax.plot(at, centre, linewidth=1.0, zorder=3, **look, **EDGE)
     ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=look["color"], linewidth=1.0, zorder=2)
 
 
-def _places(ticks: list[float] | list[str], numeric: bool) -> Float[np.ndarray, " k"]:
-    """Return where values stand on the horizontal axis; on a log scale where the largest is 4 times the smallest."""
-    if not numeric:
-        return np.arange(len(ticks), dtype=float)
-    values = np.asarray(ticks, dtype=float)
-    return np.log(values) if 0 < 4 * values[0] <= values[-1] else values
+def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:
+    """Return the axis of a setting; on a log scale where the largest is 4 times the smallest, but for training steps.
+
+    Args:
+        frame: the joined frame of a sweep.
+        setting: the column.
+        training: whether its values are training steps.
+    """
+    label = "training step" if training else _words(setting)
+    if not pd.api.types.is_numeric_dtype(frame[setting]) or pd.api.types.is_bool_dtype(frame[setting]):
+        names = list(dict.fromkeys(frame[setting].astype(str)))
+        return _Axis(setting, label, names, np.arange(len(names), dtype=float), numeric=False)
+    values = sorted(frame[setting].unique())
+    places = np.asarray(values, dtype=float)
+    logarithmic = not training and 0 < 4 * places[0] <= places[-1]
+    return _Axis(setting, label, values, np.log(places) if logarithmic else places, numeric=True)
 
 
-def _finish(
-    ax: Axes, frame: pd.DataFrame, setting: str, name: str, ticks: list[float] | list[str], numeric: bool
-) -> None:
+def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
     """Set the scales, ticks and labels of a panel."""
-    logarithmic = name not in OF_CELLS  # ratios
+    logarithmic = name not in OF_CELLS  # ratios and variances
     if logarithmic:
         ax.set_yscale("log")
+    if name in OF_ESTIMATORS:
         draw_landmark(ax, 1.0, horizontal=True)
     plain_ticks(ax, logarithmic=logarithmic, vertical=True)
-    places = _places(ticks, numeric)
-    ax.set_xticks(places)
-    ax.set_xticklabels([f"{tick:g}" if numeric else str(tick) for tick in ticks], rotation=0 if numeric else 30)
+    # Of many values only some are written.
+    chosen = slice(None, None, -(-len(axis.values) // _MOST_TICKS) if axis.numeric else 1)
+    ax.set_xticks(axis.places[chosen])
+    names = [f"{value:g}" if axis.numeric else str(value) for value in axis.values[chosen]]
+    ax.set_xticklabels(names, rotation=0 if axis.numeric else 30)
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel(_words(setting))
-    margin = 0.12 * (np.ptp(places) or 1.0) if numeric else 0.5
-    ax.set_xlim(places[0] - margin, places[-1] + margin)
+    ax.set_xlabel(axis.label)
+    margin = 0.12 * (np.ptp(axis.places) or 1.0) if axis.numeric else 0.5
+    ax.set_xlim(axis.places[0] - margin, axis.places[-1] + margin)
     reference = str(frame.attrs.get("reference", "the reference"))
     label = OF_CELLS.get(name) or filled_in(QUANTITIES[name].panel_label, frame.attrs, reference).replace("\n", " ")
+    if name == OF_REFERENCE:
+        label = f"{label} of {display_name(reference)}"
     ax.set_title(label, loc="left", fontsize="small")

@@ -19,7 +19,7 @@ from gradstats.report.figures import styled
 from gradstats.report.saved_results import SavedResults, differing_settings, read_results, setting_named
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.printed import Printed
-from gradstats.system.files import read_json, write_csv
+from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.outputs import has_columns, refuse_foreign
 
 #: The file that lists the cells of a sweep, in the folder that holds them.
@@ -147,6 +147,11 @@ def _is_varied(setting: str, varied: Collection[str]) -> bool:
     return any(name in names or name.startswith(f"{setting}.") for name in varied)
 
 
+def is_sweep(path: Path) -> bool:
+    """Return whether a folder is that of a sweep."""
+    return (path / LISTED).is_file()
+
+
 def read_sweep_list(path: Path) -> SweepList:
     """Read which cells the folder of a sweep lists.
 
@@ -154,7 +159,7 @@ def read_sweep_list(path: Path) -> SweepList:
         FileNotFoundError: when it is not the folder of a sweep.
         ValueError: when the list is damaged, or names a folder elsewhere.
     """
-    if not (path / LISTED).is_file():
+    if not is_sweep(path):
         raise FileNotFoundError(
             f"{path} is not the folder of a sweep: create one with `gradstats sweep FILE --out {path}`"
         )
@@ -168,6 +173,12 @@ def read_sweep_list(path: Path) -> SweepList:
         if Path(cell).name != cell or cell == "..":
             raise ValueError(f"{path / LISTED} names the folder {cell!r}, which is not in {path}")
     return found
+
+
+def write_sweep_list(path: Path, listed: SweepList) -> None:
+    """Write which cells the folder of a sweep has, for :func:`read_sweep_list`."""
+    cells = [{"folder": cell, "settings": settings} for cell, settings in listed.settings.items()]
+    write_json(path / LISTED, {"name": listed.name, "varied": listed.varied, "cells": cells})
 
 
 def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> list[Path]:

@@ -12,10 +12,19 @@ from gradstats.config.experiment import Experiment
 from gradstats.config.sweep import Cell, Sweep, load_sweep
 from gradstats.report.recorded_experiment import write_recorded_experiment
 from gradstats.report.saved_results import flat_settings, setting_named
-from gradstats.report.sweeps import LISTED, TABLE, SweepResult, read_sweep, read_sweep_list, write_sweep_results
+from gradstats.report.sweeps import (
+    LISTED,
+    TABLE,
+    SweepList,
+    SweepResult,
+    read_sweep,
+    read_sweep_list,
+    write_sweep_list,
+    write_sweep_results,
+)
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.validate import check_names
-from gradstats.system.files import atomic_path, partials, remove_partials, write_json
+from gradstats.system.files import atomic_path, partials, remove_partials
 from gradstats.system.lock import LOCK, only_writer
 from gradstats.system.outputs import has_columns, refuse_foreign, refuse_links
 from gradstats.system.user_code import code_beside
@@ -88,14 +97,15 @@ def _cell_names(folder: Path, sweep: Sweep) -> list[str]:
 
 def list_cells(folder: Path, sweep: Sweep) -> None:
     """Write which cells there are, those of earlier calls included, as long as they are there."""
-    cells = [{"folder": cell.name, "settings": resolved_settings(cell)} for cell in sweep.cells]
+    settings = {cell.name: resolved_settings(cell) for cell in sweep.cells}
     varied = list(sweep.varied)
     if (folder / LISTED).exists():
-        earlier, names = read_sweep_list(folder), {cell.name for cell in sweep.cells}
-        others = [name for name in earlier.settings if name not in names and (folder / name).is_dir()]
-        cells += [{"folder": name, "settings": earlier.settings[name]} for name in others]
+        earlier = read_sweep_list(folder)
+        settings |= {
+            name: there for name, there in earlier.settings.items() if name not in settings and (folder / name).is_dir()
+        }
         varied = list(dict.fromkeys([*varied, *earlier.varied]))
-    write_json(folder / LISTED, {"name": sweep.name, "varied": varied, "cells": cells})
+    write_sweep_list(folder, SweepList(sweep.name, varied, settings))
 
 
 def resolved_settings(cell: Cell) -> dict[str, object]:

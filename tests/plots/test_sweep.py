@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from gradstats.plots import plot_sweep, varying_settings
+from gradstats.plots.sweep import training_steps
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +91,23 @@ def test_estimators_may_be_chosen_and_unresolved_numbers_are_left_out():
         plot_sweep(frame, "a.x", estimators=["grop"])
     with pytest.raises(ValueError, match=r"lacks the column\(s\) a\.z"):
         plot_sweep(frame, "a.z")
+
+
+def test_checkpoints_stand_at_their_training_steps():
+    cells = [{"policy.revision": f"step-{step:06d}"} for step in range(0, 800, 100)]
+    frame = frame_of(cells)
+    for end in ("", "_low", "_high"):
+        frame[f"trace_cov{end}"] = 3.0
+    axes = plot_sweep(frame, "policy.revision", varied=["policy.revision"])
+    assert axes[3].get_title(loc="left") == "tr Cov of rloo"
+    (line,) = [line for line in axes[0].get_lines() if len(line.get_xdata()) == 8]
+    assert line.get_xdata().tolist() == list(range(0, 800, 100))  # linear, from the first to the last
+    assert heights(axes[3]) == [[3.0] * 8]  # of the reference alone
+    assert axes[0].get_xlabel() == "training step"
+    assert [label.get_text() for label in axes[0].get_xticklabels()] == ["0", "200", "400", "600"]
+
+
+def test_names_that_state_no_step_stand_side_by_side():
+    assert training_steps(["runs/a/checkpoint-50", "checkpoint-7"]) == [50, 7]
+    assert training_steps(["step-50", "main"]) is None
+    assert training_steps(["my-step-50"]) is None
