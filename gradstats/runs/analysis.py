@@ -20,6 +20,8 @@ from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.progress import ProgressReport, progress_bar
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from gradstats.stats import AlphaReport, LengthScalingFit, SamplerGap, VarianceComparison
 
 Result = TypeVar("Result")
@@ -90,10 +92,10 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
         if scores is not None:
             warnings.warn(remark_on_precision(scores), UserWarning, stacklevel=2)
         report.doing("length scaling")
-        alpha = _attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
+        alpha = attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
         with rotated_once():
             report.doing("variance")
-            comparison = _attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
+            comparison = attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
             breakdowns = variance_breakdowns(
                 measured, run.experiment.variance, lambda name: report.doing(name.replace("_", " "))
             )
@@ -103,22 +105,22 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
             paths.append(path)
         if measured.old_logprobs is not None:
             report.doing("ratios")
-            _attempt(run, "ratios", lambda: describe_ratios(run, measured, paths))
+            attempt(run, "ratios", lambda: describe_ratios(run, measured, paths))
         if measured.token_projections is not None:
             report.doing("tokens")
-            _attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
+            attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
         report.doing("figures")
         drawn = None
         remove_listed_results(run.path, "figures")
         if not (alpha is None and comparison is None):
             style = run.experiment.figures
-            drawn = _attempt(
+            drawn = attempt(
                 run,
                 "figures",
                 lambda: draw_run_for_report(read_results(run.path, checked=False), run.path / "figures", style),
             )
             paths += [] if drawn is None else drawn.paths
-        gap = _sampler_gap(run, measured)
+        gap = distance_of_sampler(run, measured)
     report.doing("report")
     remove_unmarked_page(run.path)
     paths += added
@@ -170,13 +172,13 @@ def _remove(run: RunDirectory, additions: list[Path], other: str) -> None:
         run.remarks.append(f"{names}: removed, since the run had other {other} then; repeat the command that made it")
 
 
-def _sampler_gap(run: RunDirectory, measured: Measurement) -> SamplerGap | None:
-    """Return the distance between sampler and scorer, with a note where the samples are off-policy."""
+def distance_of_sampler(run: RunDirectory, measured: Measurement) -> SamplerGap | None:
+    """Return the distance between sampler and scorer, with a remark where the samples are off-policy."""
     from gradstats.stats import sampler_gap
 
     if measured.old_logprobs is None:
         return None
-    gap = _attempt(run, "sampler against scorer", lambda: sampler_gap(measured))
+    gap = attempt(run, "sampler against scorer", lambda: sampler_gap(measured))
     if gap is not None and gap.off_policy:
         run.remarks.append(gap.sentence())
     return gap
@@ -206,18 +208,25 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
 
 def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Path]) -> VarianceComparison:
     """Write ``variance.csv``, ``variance.json`` (its settings and notes) and the table."""
-    from gradstats.report.tables import variance_table
     from gradstats.stats.variance.available import compare_available
 
     section = run.experiment.variance
     comparison = compare_available(measured, **section.arguments())
+    save_comparison(run, comparison, paths)
+    return comparison
+
+
+def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: list[Path]) -> pd.DataFrame:
+    """Write the files of a comparison, and return its frame."""
+    from gradstats.report.tables import variance_table
+
     run.remarks += comparison.notes
-    frame = comparison.to_frame(section.confidence_level)
+    frame = comparison.to_frame(run.experiment.variance.confidence_level)
     write_csv(run.path / "variance.csv", frame)
     write_json(run.path / "variance.json", {str(name): value for name, value in frame.attrs.items()})
     paths += [run.path / "variance.csv", run.path / "variance.json"]
     paths += variance_table(frame).save(run.path / "tables" / "variance")
-    return comparison
+    return frame
 
 
 def describe_ratios(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
@@ -244,7 +253,7 @@ def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) ->
     paths += save_tokens(quality, run.path, section.confidence_level)
 
 
-def _attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Result | None:
+def attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Result | None:
     """Return the result of an action; None, with the reason as a note, where the data do not allow it."""
     try:
         return action()

@@ -100,6 +100,14 @@ class OnPolicyCheck(Printed):
         scale = 1.0 if self.scorer_temperature is None else self.scorer_temperature
         return scale * low, scale * high
 
+    def holds(self, confidence_level: float = VERDICT_LEVEL) -> bool | None:
+        """Whether the samples are on-policy, as :meth:`verdict` puts it in words; None where it is not resolved."""
+        if self.departures or self.other_policy or self.failures(confidence_level):
+            return False
+        low, high = self.compatible_temperatures(confidence_level)
+        scale = 1.0 if self.scorer_temperature is None else self.scorer_temperature
+        return True if EQUIVALENT[0] * scale <= low <= scale <= high <= EQUIVALENT[1] * scale else None
+
     def verdict(self, confidence_level: float = VERDICT_LEVEL) -> str:
         """Whether the samples are on-policy: by the recorded settings, which overrule a test, and by the samples.
 
@@ -134,9 +142,8 @@ class OnPolicyCheck(Printed):
                 "precision of sampler and scorer. Such samples bias alpha up or down."
             )
         low, high = self.compatible_temperatures(confidence_level)
-        scale = 1.0 if self.scorer_temperature is None else self.scorer_temperature
         times = " times the scored one" if self.scorer_temperature is None else ""
-        if EQUIVALENT[0] * scale <= low <= scale <= high <= EQUIVALENT[1] * scale:
+        if self.holds(confidence_level):
             return (
                 f"Consistent with on-policy sampling: temperatures below {low:.3g} and above {high:.3g}{times} are "
                 f"excluded ({evidence})."

@@ -49,6 +49,7 @@ def test_on_policy_samples_pass():
         f"Consistent with on-policy sampling: temperatures below {low:.3g} and above {high:.3g} are excluded (surprise "
     )
     assert check.energy_ratio.value == pytest.approx(1.0, abs=0.1)
+    assert check.holds() is True
 
 
 def test_samples_of_another_temperature_fail_by_all_three():
@@ -60,6 +61,7 @@ def test_samples_of_another_temperature_fail_by_all_three():
     assert verdict.startswith("Not on-policy by the recorded settings: the tokens were drawn with temperature=0.6 and ")
     assert "scored at temperature 1 without" in verdict
     assert "Surprise over entropy and squared mean score and energy ratio off" in verdict
+    assert check.holds() is False
 
 
 def test_recorded_settings_overrule_a_test_that_finds_nothing():
@@ -67,6 +69,7 @@ def test_recorded_settings_overrule_a_test_that_finds_nothing():
     measured = drawn(0.97)
     check = check_on_policy(measured)
     assert check.failures() == []
+    assert check.holds() is False
     assert check.verdict().startswith(
         "Not on-policy by the recorded settings: the tokens were drawn with temperature=0.97"
     )
@@ -78,6 +81,7 @@ def test_recorded_settings_overrule_a_test_that_finds_nothing():
 def test_a_test_without_power_resolves_nothing():
     few = drawn(1.0, n_prompts=4, per_prompt=1)
     verdict = check_on_policy(few).verdict()
+    assert check_on_policy(few).holds() is None
     assert verdict.startswith("Not resolved whether the samples are on-policy: ")
     assert "no temperature is excluded" in verdict or "only temperatures " in verdict
     assert verdict.endswith("measure more prompts. The recorded settings are those that were scored.")
