@@ -58,6 +58,8 @@ TESTED_TOGETHER: dict[str, list[str]] = {
     # A dataclass, with what makes it.
     "prompts/test_load.py": ["prompts/problem.py"],
     "report/test_columns.py": ["report/printed_column.py"],
+    # What is logged is what was recorded.
+    "integrations/test_training_record.py": ["integrations/logged_values.py"],
     # The list of figures is drawn there.
     "report/test_figures.py": ["report/run_figures.py"],
 }  # fmt: skip

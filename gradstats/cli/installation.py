@@ -84,10 +84,11 @@ def list_things(
 
 
 def env() -> None:
-    """Print versions and hardware, for a bug report."""
+    """Print versions and hardware, and which trainers are known, for a bug report."""
+    from gradstats.integrations.installed import integrations
     from gradstats.system.environment import environment
 
-    print(to_json(environment()))
+    print(to_json(environment() | {"integrations": integrations()}))
 
 
 def show_list(what: str) -> None:

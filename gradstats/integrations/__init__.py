@@ -1,0 +1,1 @@
+"""Measuring inside other people's training loops."""

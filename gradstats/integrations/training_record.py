@@ -1,0 +1,134 @@
+"""The folder of what was measured during a training run: a sweep whose cells are the measured steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from gradstats.config.experiment import Experiment
+from gradstats.measurement.measurement import Measurement
+from gradstats.report.run_folder import is_run_directory
+from gradstats.report.sweeps import LISTED, SweepList, read_sweep_list, write_sweep_list
+from gradstats.runs.analysis import attempt, distance_of_sampler, fit_alpha, save_comparison
+from gradstats.runs.directory import RunDirectory
+from gradstats.system.files import remove_path
+from gradstats.system.lock import only_writer
+
+if TYPE_CHECKING:
+    from gradstats.stats import AlphaReport, OnPolicyCheck, SamplerGap
+
+#: The setting that varies from one measured step to the next.
+VARIED = "policy.revision"
+#: Prompts that the on-policy check needs.
+FEWEST_PROMPTS = 3
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """The results of one measured step.
+
+    Attributes:
+        path: its run directory.
+        measured: the measurement.
+        alpha: the length-scaling fit with its diagnostics; None where the data do not allow one.
+        variance: the table of the variance comparison, one row for each estimator; None as for ``alpha``.
+        on_policy: the on-policy check; None for fewer than 3 prompts.
+        gap: the distance of sampler and scorer; None where the sampler recorded no log-probabilities.
+        remarks: why something is missing, and other warnings.
+    """
+
+    path: Path
+    measured: Measurement
+    alpha: AlphaReport | None
+    variance: pd.DataFrame | None
+    on_policy: OnPolicyCheck | None
+    gap: SamplerGap | None
+    remarks: list[str]
+
+
+@dataclass
+class TrainingRecord:
+    """A folder to which the measurement of one training step after another is added.
+
+    It is the folder of a sweep over ``policy.revision``, with a run directory for each step (``step-000050``) that
+    holds the completions, α, the variance table and the manifest. :func:`gradstats.read_sweep`, ``gradstats figures``
+    and ``gradstats report`` read it.
+
+    Attributes:
+        folder: where it is; created with the first step.
+        experiment: the settings that all steps share.
+        keep_measurements: whether each step also keeps its norms and sketches.
+    """
+
+    folder: Path
+    experiment: Experiment
+    keep_measurements: bool = False
+    _listed: SweepList | None = None
+
+    def add(self, revision: str, measured: Measurement, remarks: Sequence[str] = ()) -> RecordedStep:
+        """Analyse a measurement and write its run directory; only then it is listed.
+
+        Args:
+            revision: the policy's at that step, which names the run directory and orders the steps.
+            measured: the measurement.
+            remarks: what was said while measuring.
+
+        Raises:
+            FileExistsError: when a folder of that name holds something else than a run.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with only_writer(self.folder):
+            listed = self._steps_before(revision)
+            run = self._opened(revision)
+            run.remarks += remarks
+            measured.rollouts.to_parquet(run.rollouts / "shard-00000.parquet")
+            if self.keep_measurements:
+                measured.save(run.measurement / "shard-00000")
+            paths: list[Path] = []
+            with run.step("analysis"):
+                alpha = attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
+                variance = attempt(run, "variance", lambda: _compared(run, measured, paths))
+                gap = distance_of_sampler(run, measured)
+                on_policy = _on_policy(measured) if alpha is None else alpha.on_policy
+            run.write_manifest(measured, paths, gap)
+            listed.settings[revision] = {VARIED: revision}
+            write_sweep_list(self.folder, listed)
+            self._listed = listed
+        return RecordedStep(run.path, measured, alpha, variance, on_policy, gap, run.remarks)
+
+    def _steps_before(self, revision: str) -> SweepList:
+        """Return the steps that were recorded before, in an earlier training run up to where this one resumes."""
+        if self._listed is not None:
+            return self._listed
+        earlier = read_sweep_list(self.folder).settings if (self.folder / LISTED).is_file() else {}
+        return SweepList(
+            self.experiment.name,
+            [VARIED],
+            {cell: settings for cell, settings in earlier.items() if cell < revision},
+        )
+
+    def _opened(self, revision: str) -> RunDirectory:
+        """Return an empty run directory of a step, in place of one of an earlier training run."""
+        path = self.folder / revision
+        if path.exists():
+            if not is_run_directory(path):
+                raise FileExistsError(f"{path} exists and is not a run directory: choose another folder (out=…)")
+            remove_path(path)
+        policy = self.experiment.policy.model_copy(update={"revision": revision})
+        return RunDirectory.open(path, self.experiment.model_copy(update={"policy": policy}))
+
+
+def _on_policy(measured: Measurement) -> OnPolicyCheck | None:
+    from gradstats.stats import check_on_policy
+
+    return check_on_policy(measured) if len(set(measured.rollouts.prompt_id)) >= FEWEST_PROMPTS else None
+
+
+def _compared(run: RunDirectory, measured: Measurement, paths: list[Path]) -> pd.DataFrame:
+    from gradstats.stats.variance.available import compare_available
+
+    return save_comparison(run, compare_available(measured, **run.experiment.variance.arguments()), paths)

@@ -1,0 +1,237 @@
+"""Train with another estimator: its advantages in place of the trainer's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradstats import estimators as families
+from gradstats.config.sections import MeasurementSection
+from gradstats.estimators.batch import Batch, how_to_get
+from gradstats.estimators.estimator import Estimator
+from gradstats.estimators.recipes.recipe import Recipe
+from gradstats.gradients.session import MeasuringSession
+from gradstats.integrations.complaints import Complaints
+from gradstats.integrations.trl.contract import check_trainer
+from gradstats.integrations.trl.generation import Generation, gathered, intercept
+from gradstats.integrations.trl.live_policy import live_policy
+from gradstats.rollouts.table import Rollouts
+
+if TYPE_CHECKING:
+    from gradstats.integrations.trl.contract import Trainer
+
+_ATTACHED = "gradstats_estimator"
+#: Fields of the batch that a forward pass gives.
+OF_FORWARD = ("logprobs", "entropy", "sum_pi_squared")
+#: Fields that take a measurement of every completion's gradient.
+OF_GRADIENTS = ("sq_norms",)
+#: Fields that take random directions in addition.
+OF_PROBES = ("token_energy", "token_cross")
+#: Fields that the trainer's completions have.
+OF_COMPLETIONS = ("truncated",)
+
+
+@dataclass(frozen=True)
+class ScoredCompletions:
+    """Completions with what an estimator needs of them, one entry per completion.
+
+    Attributes:
+        rollouts: the completions.
+        fields: name → one number, or one array (T_i,), for each.
+    """
+
+    rollouts: Rollouts
+    fields: dict[str, list[np.ndarray]]
+
+
+@dataclass
+class EstimatorInUse:
+    """The estimator that a trainer takes its advantages from.
+
+    Attributes:
+        estimator: a baseline or a recipe.
+        section: how gradients are measured, where the estimator needs them.
+        n_replaced: batches whose advantages it gave.
+        n_kept: batches that kept the trainer's own, since it could not be computed; each reason is warned of once.
+    """
+
+    estimator: Estimator | Recipe
+    section: MeasurementSection
+    n_replaced: int = 0
+    n_kept: int = 0
+    _session: MeasuringSession | None = None
+    _complaints: Complaints = field(default_factory=Complaints)
+
+    def replace_advantages(self, generation: Generation) -> None:
+        """Put the estimator's advantages into a generated batch; every process takes part."""
+        found, error = None, None
+        if is_group_mean(self.estimator):
+            generation.output["advantages"] = _own(generation, group_mean_advantages(generation))
+            self.n_replaced += 1
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                found = self._scored(generation)
+            except Exception as reason:
+                error = f"{type(reason).__name__}: {reason}"
+            parts = gathered(generation.trainer, (found, error))
+            try:
+                if errors := [one for _, one in parts if one is not None]:
+                    raise ValueError(errors[0])
+                advantages = self._advantages(generation, [part for part, _ in parts if part is not None])
+            except Exception as reason:
+                self.n_kept += 1
+                step = generation.trainer.state.global_step
+                self._complaints.say(f"step {step} keeps the trainer's own advantages", reason)
+                return
+        generation.output["advantages"] = advantages
+        self.n_replaced += 1
+
+    def _scored(self, generation: Generation) -> ScoredCompletions | None:
+        """Return this process's usable completions with what the estimator needs; None where there are none."""
+        rollouts = generation.rollouts()
+        needed = [name for name in self.estimator.needs if name not in OF_COMPLETIONS]
+        if rollouts is None or not needed:
+            return None if rollouts is None else ScoredCompletions(rollouts, {})
+        with live_policy(generation.trainer) as policy, torch.enable_grad():
+            if self._session is None or self._session.policy.model is not policy.model:
+                self._session = MeasuringSession.open(policy, rollouts, self.section)
+            self._session.policy = policy
+            if set(needed) <= set(OF_FORWARD):
+                statistics = self._session.token_statistics(rollouts)
+                return ScoredCompletions(rollouts, {name: statistics[name] for name in needed})
+            measured = self._session.measure(rollouts)
+        # Completions whose gradient is not finite are missing.
+        return ScoredCompletions(measured.rollouts, {name: list(getattr(measured, name)) for name in needed})
+
+    def _advantages(self, generation: Generation, parts: Sequence[ScoredCompletions]) -> Tensor:
+        """Return the advantages of this process's completions, (B,) or (B, T); 0 where one is not usable.
+
+        Raises:
+            ValueError: when the estimator cannot be computed.
+        """
+        if not parts:
+            raise ValueError("no completion has a reward and a token that counts")
+        joined = ScoredCompletions(
+            Rollouts.concatenate(part.rollouts for part in parts),
+            {name: [value for part in parts for value in part.fields[name]] for name in parts[0].fields},
+        )
+        batch = Batch.from_measurement(joined, **joined.fields)
+        found = self.estimator.advantages(batch)
+        places = joined.rollouts.prompt_id.astype(int) * generation.trainer.num_generations + joined.rollouts.sample_id
+        n, ids = len(generation.rewards_per_function), generation.output["completion_ids"]
+        advantages = np.zeros(n if found.ndim == 1 else (n, max(ids.shape[1], found.shape[1])))
+        advantages[places] = found if found.ndim == 1 else _padded(found, advantages.shape[1])
+        if not np.isfinite(advantages).all():
+            raise ValueError(f"{self.estimator.label} gives advantages that are not finite")
+        own = _own(generation, torch.from_numpy(advantages))
+        own = own if found.ndim == 1 else own[:, : ids.shape[1]]
+        return own.to(generation.output["advantages"])
+
+
+def use_estimator(trainer: Trainer, label: str, *, token_probes: int = 0) -> EstimatorInUse:
+    r"""Let a trainer take its advantages from an estimator; call this before ``trainer.train()``.
+
+    Whatever else the trainer's settings say stays: ratio, clip, aggregation (``loss_type``), KL and masks; of a recipe
+    only the advantages are used. Advantages are computed in float64 from the rewards of all processes. ``group_mean``
+    is computed as GRPOTrainer does with ``scale_rewards="none"``, to which it is equal bit for bit. Completions without
+    a reward or without a token that counts are left out and get advantage 0. Where an estimator cannot be computed on
+    a batch, the trainer's own advantages stay, with a warning for each reason. TRL's table of completions
+    (``log_completions``) shows the trainer's own.
+
+    Token-level estimators such as ``otb`` give advantages (B, T), of which only GRPOTrainer's losses can make use. What
+    needs :math:`\sum\pi^2`, entropies or log-probabilities takes one more forward pass at every generation; what needs
+    gradient norms, such as ``norm_weighted``, takes a measurement without sketches.
+
+    Args:
+        trainer: a ``GRPOTrainer`` or ``RLOOTrainer`` of TRL.
+        label: of a baseline or a recipe, as for :func:`gradstats.compare`.
+        token_probes: random directions for estimators that need token energies.
+
+    Returns:
+        What counts the batches.
+
+    Raises:
+        KeyError: for an unknown estimator.
+        TypeError: as :func:`gradstats.integrations.trl.contract.check_trainer`.
+        ValueError: for a trainer that cannot be used, or that has an estimator already; for an estimator that needs
+            what a trainer does not have, or whose advantages the trainer's loss cannot use.
+    """
+    check_trainer(trainer)
+    estimator = families.get(label)
+    if _ATTACHED in vars(trainer):
+        raise ValueError(
+            f"this trainer takes its advantages from {vars(trainer)[_ATTACHED].estimator.label} already: make another "
+            "trainer"
+        )
+    _refuse_unknown_needs(estimator, token_probes)
+    _refuse_unfit_loss(trainer, estimator)
+    section = MeasurementSection(sketch_dim=None, token_probes=token_probes)
+    used = EstimatorInUse(estimator, section)
+    intercept(trainer, used.replace_advantages)
+    vars(trainer)[_ATTACHED] = used
+    return used
+
+
+def is_group_mean(estimator: Estimator | Recipe) -> bool:
+    """Return whether an estimator subtracts the plain mean of the group."""
+    plain = families.get("group_mean")
+    return isinstance(estimator, Estimator) and (estimator.name, estimator.parameters) == (plain.name, plain.parameters)
+
+
+def group_mean_advantages(generation: Generation) -> Tensor:
+    """Return the advantages of all processes' completions, (N,), by the float32 operations of GRPOTrainer."""
+    rewards, size = generation.rewards(), generation.trainer.num_generations
+    means = torch.nanmean(rewards.view(-1, size), dim=1).repeat_interleave(size, dim=0)
+    return torch.nan_to_num(rewards - means, nan=0.0)
+
+
+def _own(generation: Generation, of_all: Tensor) -> Tensor:
+    return of_all[generation.first : generation.first + len(generation.output["completion_ids"])]
+
+
+def _padded(values: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(values, ((0, 0), (0, width - values.shape[1])))
+
+
+def _refuse_unknown_needs(estimator: Estimator | Recipe, token_probes: int) -> None:
+    """Refuse an estimator that needs what neither a trainer nor a measurement has.
+
+    Raises:
+        ValueError: naming it and how to get it.
+    """
+    known = (*OF_FORWARD, *OF_GRADIENTS, *OF_COMPLETIONS, *(OF_PROBES if token_probes else ()))
+    missing = [need for need in estimator.needs if need not in known]
+    if missing:
+        remedy = "set token_probes" if missing[0] in OF_PROBES else f"in a study, {how_to_get(missing[0])}"
+        raise ValueError(f"{estimator.label} needs {missing[0]}, which a trainer does not have: {remedy}")
+
+
+def _refuse_unfit_loss(trainer: Trainer, estimator: Estimator | Recipe) -> None:
+    """Refuse advantages that a trainer's loss would use otherwise than is meant.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    level = estimator.advantage.level if isinstance(estimator, Recipe) else estimator.level
+    if level == "token":
+        if not hasattr(trainer, "loss_type"):
+            raise ValueError(
+                f"{estimator.label} gives one advantage for each token, and {type(trainer).__name__} takes one for "
+                "each completion: use GRPOTrainer"
+            )
+        if trainer.loss_type == "vespo" or trainer.off_policy_mask_threshold is not None:
+            what = 'loss_type="vespo"' if trainer.loss_type == "vespo" else "off_policy_mask_threshold"
+            raise ValueError(f"{estimator.label} gives one advantage for each token, which {what} cannot use: unset it")
+    if not hasattr(trainer, "loss_type") and trainer.beta != 0.0:
+        raise ValueError(
+            f"{type(trainer).__name__} puts the KL penalty (beta={trainer.beta:g}) into rewards that it does not hand "
+            "on: set beta=0, or use GRPOTrainer, whose penalty is in the loss"
+        )

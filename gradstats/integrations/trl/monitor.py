@@ -1,0 +1,258 @@
+"""The variance monitor: what each estimator's gradient would be worth, measured on a trainer's own completions."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gradstats import estimators as families
+from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.experiment import Experiment
+from gradstats.config.sections import (
+    DEFAULT_ESTIMATORS,
+    MeasurementSection,
+    PolicySection,
+    PromptsSection,
+    SamplingSection,
+    VarianceSection,
+)
+from gradstats.gradients.session import MeasuringSession
+from gradstats.integrations.complaints import Complaints
+from gradstats.integrations.logged_values import PREFIX, logged_values
+from gradstats.integrations.training_record import TrainingRecord
+from gradstats.integrations.trl.contract import check_trainer
+from gradstats.integrations.trl.generation import Generation, gathered, intercept, sampler_settings
+from gradstats.integrations.trl.live_policy import live_policy, step_name
+from gradstats.measurement.measurement import Measurement
+from gradstats.policy.dtypes import dtype_name
+
+if TYPE_CHECKING:
+    from gradstats.integrations.trl.contract import Trainer
+
+_ATTACHED = "gradstats_monitor"
+#: The usual estimators that stay within their group; dealing a batch's groups again and again would take half as long.
+WITHIN_GROUPS = tuple(label for label in DEFAULT_ESTIMATORS if not families.get(label).across_groups)
+#: Norms are not split by layer: a fit of α for each would take a tenth of the time.
+_BLOCKS = {".": "all"}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one process measured; ``error`` where that failed, and no measurement where it had nothing to measure."""
+
+    measured: Measurement | None
+    n_left_out: int = 0
+    remarks: tuple[str, ...] = ()
+    error: str | None = None
+
+
+class VarianceMonitor:
+    """Measure the variance of several estimators on a trainer's own completions, and log it.
+
+    Every so many optimizer steps, when completions have been drawn and scored and before they are learnt from, their
+    gradients are measured with the live model, as :func:`gradstats.measure` does, and compared, as
+    :func:`gradstats.compare` does. The numbers of :func:`gradstats.integrations.logged_values.logged_values` go to the
+    trainer's own reporters, and everything to a folder that ``gradstats figures`` draws. The training run ends with
+    the same weights, bit for bit, as without a monitor. What cannot be measured is warned of, skipped and counted
+    (``gradstats/skipped``, ``gradstats/left_out``); it never stops the training.
+
+    Completions without a reward or without a token that counts are left out, and so are groups of which fewer than
+    two are left. Rewards are the trainer's weighted sums, without a KL penalty.
+
+    Args:
+        estimators: labels of the estimators to compare, as for :func:`gradstats.compare`; by default the usual ones
+            that stay within their group.
+        every: measure the first batch that is drawn after so many optimizer steps.
+        n_prompts: measure only so many groups of a batch, evenly spaced; all by default.
+        out: the folder of the record; ``gradstats`` in the trainer's ``output_dir`` by default.
+        params: regular expression of the parameters to differentiate; all trainable ones by default.
+        sketch_dim: dimension of the random projections.
+        reference: the estimator that ratios are taken to.
+        prompts_per_batch: as for :func:`gradstats.compare`.
+        confidence_level: level of the intervals.
+        keep_measurements: also keep norms and sketches of every measured step.
+
+    Raises:
+        ValueError: for a setting out of range.
+        KeyError: for an unknown estimator.
+
+    Attributes:
+        n_measured: how many batches were measured.
+        n_skipped: how many were due and could not be.
+        n_left_out: how many completions were left out.
+    """
+
+    def __init__(
+        self,
+        estimators: Sequence[str] = WITHIN_GROUPS,
+        *,
+        every: int = 50,
+        n_prompts: int | None = None,
+        out: str | os.PathLike[str] | None = None,
+        params: str | None = None,
+        sketch_dim: int = 16384,
+        reference: str = "rloo",
+        prompts_per_batch: int | None = None,
+        confidence_level: float = CONFIDENCE_LEVEL,
+        keep_measurements: bool = False,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every is {every}: give the number of steps between two measurements, at least 1")
+        if n_prompts is not None and n_prompts < 2:
+            raise ValueError(f"n_prompts is {n_prompts}: a variance needs at least 2 prompts")
+        for label in (*estimators, reference):
+            families.get(label)
+        labels = [*estimators] if reference in estimators else [*estimators, reference]
+        self._variance = VarianceSection(
+            estimators=labels,
+            reference=reference,
+            prompts_per_batch=prompts_per_batch,
+            confidence_level=confidence_level,
+        )
+        self._measurement = MeasurementSection(params=params, sketch_dim=sketch_dim, blocks=_BLOCKS)
+        self._every, self._n_prompts = every, n_prompts
+        self._out = None if out is None else Path(out)
+        self._keep_measurements = keep_measurements
+        self._last: int | None = None
+        self._session: MeasuringSession | None = None
+        self._record: TrainingRecord | None = None
+        self._complaints = Complaints()
+        self.n_measured = self.n_skipped = self.n_left_out = 0
+
+    def attach(self, trainer: Trainer) -> VarianceMonitor:
+        """Watch a trainer; call this before ``trainer.train()``.
+
+        Args:
+            trainer: a ``GRPOTrainer`` or ``RLOOTrainer`` of TRL.
+
+        Returns:
+            The monitor itself.
+
+        Raises:
+            TypeError, ValueError: as :func:`gradstats.integrations.trl.contract.check_trainer`; a ValueError also for
+                a trainer that has a monitor already, and for a monitor that watches another trainer.
+        """
+        check_trainer(trainer)
+        if _ATTACHED in vars(trainer):
+            raise ValueError("this trainer has a variance monitor already: give that one all estimators")
+        if self._record is not None:
+            raise ValueError("this monitor watches another trainer already: make one for each")
+        folder = Path(trainer.args.output_dir) / "gradstats" if self._out is None else self._out
+        self._record = TrainingRecord(folder, self._experiment(trainer, folder), self._keep_measurements)
+        intercept(trainer, self._observe)
+        vars(trainer)[_ATTACHED] = self
+        return self
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the record; None before the monitor is attached."""
+        return None if self._record is None else self._record.folder
+
+    def _experiment(self, trainer: Trainer, folder: Path) -> Experiment:
+        args = trainer.args
+        drawn = {name: value for name, value in sampler_settings(trainer).items() if value is not None}
+        model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=True)
+        return Experiment(
+            name=folder.resolve().name,
+            description=f"Measured during a training run of {type(trainer).__name__}.",
+            policy=PolicySection(
+                name=getattr(model.config, "_name_or_path", "") or type(model).__name__,
+                dtype=dtype_name(next(model.parameters()).dtype),  # pyright: ignore[reportArgumentType]
+                temperature=float(trainer.temperature),
+            ),
+            prompts=PromptsSection(source="trl"),
+            sampling=SamplingSection(
+                group_size=trainer.num_generations,
+                max_new_tokens=args.max_completion_length,
+                sampler="vllm" if args.use_vllm else "transformers",
+                **drawn,  # pyright: ignore[reportArgumentType]
+            ),
+            measurement=self._measurement,
+            variance=self._variance,
+        )
+
+    def _observe(self, generation: Generation) -> None:
+        """Measure a batch that is due; every process takes part."""
+        trainer, step = generation.trainer, generation.trainer.state.global_step
+        if self._last is not None and step // self._every == self._last // self._every:
+            return
+        self._last = step
+        start = time.perf_counter()
+        part = self._measured_part(generation)
+        parts = gathered(trainer, part)
+        if not trainer.accelerator.is_main_process:
+            return
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they are in the record
+                values = self._recorded(parts, step, start)
+        except Exception as error:
+            self.n_skipped += 1
+            self._complaints.say(f"the gradients of step {step} were not measured", error)
+            values = {}
+        values |= {f"{PREFIX}/skipped": float(self.n_skipped), f"{PREFIX}/left_out": float(self.n_left_out)}
+        for key, value in values.items():
+            trainer._metrics["train"][key].append(value)
+
+    def _measured_part(self, generation: Generation) -> _Part:
+        """Measure what this process drew; an error is returned, since the other processes wait for the result."""
+        groups = None
+        n_groups = generation.n_groups
+        if self._n_prompts is not None and self._n_prompts < n_groups:
+            groups = np.arange(self._n_prompts) * n_groups // self._n_prompts
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                left_out = int((~generation.usable()).sum())
+                if "pixel_values" in generation.output:
+                    raise ValueError("completions of images cannot be measured: attach to a trainer of text alone")
+                rollouts = generation.rollouts(groups)
+                if rollouts is None:
+                    return _Part(None, left_out)
+                with live_policy(generation.trainer) as policy, torch.enable_grad():
+                    rollouts = replace(rollouts, metadata=rollouts.metadata | {"policy": policy.describe()})
+                    session = self._session
+                    if session is None or session.policy.model is not policy.model:
+                        session = MeasuringSession.open(policy, rollouts, self._measurement)
+                    session.policy = policy
+                    measured = session.measure(rollouts)
+                    self._session = session
+                measured = replace(measured, metadata=measured.metadata | {"policy": policy.describe()})
+        except Exception as error:
+            return _Part(None, error=f"{type(error).__name__}: {error}")
+        said = [str(one.message) for one in caught if issubclass(one.category, (UserWarning, RuntimeWarning))]
+        return _Part(measured, left_out, tuple(dict.fromkeys(said)))
+
+    def _recorded(self, parts: Sequence[_Part], step: int, start: float) -> Mapping[str, float]:
+        """Join what all processes measured, analyse it and write it; returns what to log.
+
+        Raises:
+            ValueError: when too little is left to compare.
+        """
+        self.n_left_out += sum(part.n_left_out for part in parts)
+        if errors := [part.error for part in parts if part.error is not None]:
+            raise ValueError(errors[0])
+        there = [part.measured for part in parts if part.measured is not None]
+        if not there:
+            raise ValueError("no completion has a reward and a token that counts")
+        measured = there[0] if len(there) == 1 else Measurement.concatenate(there)
+        labels, place, sizes = np.unique(measured.rollouts.prompt_id, return_inverse=True, return_counts=True)
+        whole = sizes[place] > 1
+        if np.sum(sizes > 1) < 2:
+            raise ValueError(f"{np.sum(sizes > 1)} of {len(labels)} groups hold two usable completions, and 2 must")
+        if not whole.all():
+            self.n_left_out += int((~whole).sum())
+            measured = measured.select(np.flatnonzero(whole))
+        assert self._record is not None
+        remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
+        recorded = self._record.add(step_name(step), measured, list(remarks))
+        self.n_measured += 1
+        return logged_values(recorded, time.perf_counter() - start)

@@ -1,0 +1,134 @@
+"""The folder of a monitored training run, and what is logged of a step."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import run
+
+import gradstats as gs
+from gradstats.config.experiment import Experiment
+from gradstats.config.sections import PolicySection, PromptsSection, VarianceSection
+from gradstats.integrations.logged_values import logged_values
+from gradstats.integrations.training_record import TrainingRecord
+from gradstats.measurement.measurement import Measurement
+from gradstats.rollouts.table import Rollouts
+
+
+def measured(n_prompts: int = 5, per_prompt: int = 4, seed: int = 0, longest: int = 30) -> Measurement:
+    """Completions with sketches whose squared norms grow with length."""
+    rng = np.random.default_rng(seed)
+    n = n_prompts * per_prompt
+    lengths = rng.integers(min(3, longest), longest + 1, n)
+    rollouts = Rollouts.from_sequences(
+        [[1]] * n,
+        [[2] * length for length in lengths],
+        rng.integers(0, 2, n).astype(float) + 0.01 * rng.normal(size=n),
+        np.repeat(np.arange(n_prompts), per_prompt),
+        metadata={"sampler": {"temperature": 1.0}},
+    )
+    sketches = rng.normal(size=(n, 16)) * np.sqrt(lengths)[:, None]
+    per_token = [np.full(length, 0.7) for length in lengths]
+    norms = pd.DataFrame({"all": (sketches**2).sum(axis=1)})
+    policy = {"name": "small", "temperature": 1.0}
+    about = {"policy": policy, "engine": "ghost", "self_check": {}, "sketch_dim": 16}
+    logprobs = [-values for values in per_token]
+    return Measurement(rollouts, norms, sketches, logprobs, per_token, per_token, per_token, about)
+
+
+def record(folder, **options) -> TrainingRecord:
+    experiment = Experiment(
+        name="training",
+        policy=PolicySection(name="small"),
+        prompts=PromptsSection(source="trl"),
+        variance=VarianceSection(estimators=["rloo", "reinforce"]),
+    )
+    return TrainingRecord(folder, experiment, **options)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("training") / "watch"
+    recording = record(folder, keep_measurements=True)
+    return folder, [recording.add(f"step-{step:06d}", measured(seed=step), ["a remark"]) for step in (0, 10, 20)]
+
+
+def test_the_folder_is_a_sweep_of_run_directories(recorded):
+    folder, steps = recorded
+    frame = gs.read_sweep(folder).to_frame()
+    assert frame["policy.revision"].unique().tolist() == ["step-000000", "step-000010", "step-000020"]
+    for step, (_, rows) in zip(steps, frame.groupby("cell"), strict=True):
+        assert rows["ratio"].tolist() == pytest.approx(step.variance["ratio"].tolist())
+        assert rows["mean_length"].iloc[0] == pytest.approx(step.measured.lengths.mean())
+        assert rows["alpha"].iloc[0] == pytest.approx(step.alpha.fit.alpha)
+    manifest = json.loads((folder / "step-000010" / "manifest.json").read_text())
+    assert manifest["remarks"][0] == "a remark"
+    again = gs.read_measurement(folder / "step-000010" / "measurement")
+    np.testing.assert_allclose(again.sketches, steps[1].measured.sketches)
+    assert len(gs.read_rollouts(folder / "step-000010" / "rollouts")) == 20
+
+
+def test_commands_read_it(recorded, monkeypatch, capsys):
+    folder, _ = recorded
+    code, out, err = run(monkeypatch, capsys, "figures", folder, "--formats", "svg")
+    assert code == 0, err
+    assert {line.rpartition("/")[2] for line in out.split()} >= {"sweep.csv", "policy_revision.svg"}
+    assert "training step" in (folder / "figures" / "policy_revision.svg").read_text()
+    code, out, err = run(monkeypatch, capsys, "variance", folder / "step-000020")
+    assert code == 0, err
+    code, out, err = run(monkeypatch, capsys, "report", folder / "step-000020")
+    assert code == 0, err
+    code, _, err = run(monkeypatch, capsys, "report", folder)
+    assert code == 1
+    assert "name one of its runs, as in gradstats report" in err
+    assert "step-000020" in err
+
+
+def test_a_training_run_that_resumes_keeps_the_steps_before(tmp_path):
+    first = record(tmp_path / "watch")
+    for step in (0, 10, 20):
+        first.add(f"step-{step:06d}", measured(seed=step))
+    record(tmp_path / "watch").add("step-000010", measured(seed=7))
+    assert list(gs.read_sweep(tmp_path / "watch").results) == ["step-000000", "step-000010"]
+
+
+class TestLoggedValues:
+    def test_are_those_of_the_record(self, recorded):
+        step = recorded[1][1]
+        values = logged_values(step, 1.5)
+        frame = step.variance.set_index("estimator")
+        for label in ("rloo", "reinforce"):
+            for name in ("ratio", "ratio_low", "ratio_high", "matched_ratio", "kept_share"):
+                assert values[f"gradstats/{label}/{name}"] == frame.loc[label, name]
+        assert values["gradstats/trace_cov_low"] == frame.loc["rloo", "trace_cov_low"]
+        assert values["gradstats/alpha"] == step.alpha.fit.alpha
+        assert values["gradstats/alpha_high"] == step.alpha.high
+        assert values["gradstats/seconds"] == 1.5
+        assert values["gradstats/n_sequences"] == 20
+        assert values["gradstats/mean_reward"] == step.measured.rollouts.rewards.mean()
+        assert all(map(math.isfinite, values.values()))
+
+    def test_leave_out_what_is_not_resolved(self, recorded):
+        step = recorded[1][0]
+        table = step.variance.set_index("estimator")
+        assert math.isnan(table.loc["rloo", "noise_to_signal"])  # no gradient but noise
+        assert not [key for key in logged_values(step, 1.0) if "noise_to_signal" in key]
+
+    def test_leave_out_alpha_alone_where_lengths_are_equal(self, tmp_path):
+        step = record(tmp_path / "watch").add("step-000000", measured(n_prompts=2, longest=3))
+        assert step.alpha is None
+        assert any(remark.startswith("length scaling: ") for remark in step.remarks)
+        values = logged_values(step, 1.0)
+        assert not [key for key in values if "alpha" in key]
+        assert values["gradstats/reinforce/ratio"] > 0
+        assert "gradstats/on_policy" not in values  # two prompts
+
+    def test_say_that_samples_are_off_policy(self, tmp_path):
+        one = measured()
+        one.rollouts.metadata["sampler"]["temperature"] = 0.5
+        values = logged_values(record(tmp_path / "watch").add("step-000000", one), 1.0)
+        assert values["gradstats/on_policy"] == 0.0

@@ -1,0 +1,197 @@
+"""The variance monitor: what it logs is what measuring offline gives, and training does not notice it."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import peft
+import pytest
+import torch
+from small_trainers import (
+    GROUP_SIZE,
+    assert_same_bits,
+    logged,
+    odd_rewards,
+    small_model,
+    small_trainer,
+    trained,
+    weights_of,
+)
+
+import gradstats as gs
+from gradstats.integrations.trl import VarianceMonitor
+from gradstats.policy.policy import Policy
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LABELS = ["rloo", "group_mean", "length_weighted(alpha=0.8, loo=True)", "norm_weighted(loo=True)"]
+
+
+def watched(kind, folder, *, monitor=None, **settings):
+    trainer = small_trainer(kind, folder, **settings)
+    watching = (VarianceMonitor(LABELS, every=1, out=folder / "watch") if monitor is None else monitor).attach(trainer)
+    return trainer, watching
+
+
+class TestWeights:
+    """Training with and without the monitor ends with the same bits."""
+
+    @pytest.mark.parametrize(
+        ("kind", "settings"),
+        [
+            ("GRPO", {"gradient_accumulation_steps": 2, "num_iterations": 2}),
+            ("RLOO", {}),
+            ("GRPO", {"gradient_checkpointing": True, "temperature": 0.7}),
+            ("GRPO", {"gradient_checkpointing": False, "bf16": True, "loss_type": "grpo"}),
+        ],
+        ids=["accumulating", "rloo", "checkpointing", "autocast"],
+    )
+    def test_are_the_same_bits(self, tmp_path, kind, settings):
+        with_dropout = {"gradient_checkpointing": False} | settings
+        plain = trained(small_trainer(kind, tmp_path / "plain", model=small_model(0.2), **with_dropout))
+        trainer, monitor = watched(kind, tmp_path, model=small_model(0.2), **with_dropout)
+        assert_same_bits(plain, trained(trainer))
+        assert monitor.n_measured >= 1
+        assert monitor.n_skipped == 0
+
+    def test_are_the_same_bits_with_an_adapter(self, tmp_path):
+        config = peft.LoraConfig(r=2, lora_dropout=0.3, target_modules=["q_proj", "v_proj"])
+        settings = {"peft_config": config, "gradient_checkpointing": False}
+        torch.manual_seed(1)
+        plain = trained(small_trainer("GRPO", tmp_path / "plain", **settings))
+        torch.manual_seed(1)
+        trainer, monitor = watched("GRPO", tmp_path, **settings)
+        assert_same_bits(plain, trained(trainer))
+        assert monitor.n_measured == 2
+        assert logged(trainer)[0]["trace_cov"] > 0
+
+
+class TestLoggedValues:
+    """What is logged is what ``measure`` and ``compare`` give on the same completions and weights."""
+
+    @pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"bf16": True}], ids=["tempered", "autocast"])
+    def test_equal_those_of_an_offline_study(self, tmp_path, settings):
+        settings = {"gradient_checkpointing": False, "max_steps": 1} | settings
+        before = small_model()
+        trainer, monitor = watched("GRPO", tmp_path, model=small_model(), **settings)
+        trainer.train()
+        rollouts = gs.read_rollouts(monitor.folder / "step-000000" / "rollouts")
+        policy = Policy(before.eval(), temperature=trainer.temperature)
+        measured = gs.measure(policy, rollouts, progress=False)
+        table = gs.compare(measured, LABELS).to_frame().set_index("estimator")
+        row = logged(trainer)[0]
+        for label in LABELS:
+            for name in ("ratio", "ratio_low", "matched_ratio", "matched_ratio_high", "kept_share"):
+                expected = table.loc[label, name]
+                if np.isfinite(expected):
+                    assert row[f"{label}/{name}"] == pytest.approx(expected, rel=1e-4), (label, name)
+        assert row["trace_cov"] == pytest.approx(table.loc["rloo", "trace_cov"], rel=1e-4)
+        fit = gs.alpha_report(measured)
+        assert row["alpha"] == pytest.approx(fit.fit.alpha, rel=1e-3)
+        assert row["alpha_low"] == pytest.approx(fit.confidence_interval()[0], rel=1e-3)
+        assert row["mean_length"] == rollouts.lengths.mean()
+        assert row["skipped"] == row["left_out"] == 0
+        assert row["seconds"] > 0
+
+    def test_hold_numbers_only(self, tmp_path):
+        """Lengths that are all equal leave α out, and α only."""
+        trainer, _ = watched("GRPO", tmp_path, max_completion_length=1, max_steps=1, gradient_checkpointing=False)
+        trainer.train()
+        row = logged(trainer)[0]
+        assert not [name for name in row if name.startswith("alpha")]
+        assert row["group_mean/ratio"] > 0
+        assert all(np.isfinite(value) for value in row.values())
+
+    def test_appear_so_often(self, tmp_path):
+        monitor = VarianceMonitor(["rloo"], every=2, n_prompts=2)
+        trainer, _ = watched("GRPO", tmp_path, monitor=monitor, max_steps=5, gradient_checkpointing=False)
+        trainer.train()
+        assert monitor.n_measured == 3
+        assert [row["n_sequences"] for row in logged(trainer)] == [2 * GROUP_SIZE] * 3
+        assert sorted(path.name for path in (tmp_path / "gradstats").glob("step-*")) == [
+            "step-000000", "step-000002", "step-000004",
+        ]  # fmt: skip
+
+
+class TestTheModelIsAsItWas:
+    def test_after_a_measurement_that_fails(self, tmp_path, monkeypatch):
+        trainer, monitor = watched("GRPO", tmp_path, max_steps=1, bf16=True, gradient_checkpointing=False)
+
+        def fail(*_):
+            raise RuntimeError("no luck\nat all")
+
+        monkeypatch.setattr("gradstats.gradients.session.MeasuringSession.measure", fail)
+        with pytest.warns(RuntimeWarning, match=r"step 0 were not measured \(RuntimeError: no luck\); training contin"):
+            trainer.train()
+        assert (monitor.n_measured, monitor.n_skipped) == (0, 1)
+        assert logged(trainer)[0] == {"skipped": 1.0, "left_out": 0.0}
+        plain = small_trainer("GRPO", tmp_path / "plain", max_steps=1, bf16=True, gradient_checkpointing=False)
+        assert_same_bits(trained(plain), weights_of(trainer))
+
+    def test_also_where_warnings_are_errors(self, tmp_path, monkeypatch):
+        trainer, monitor = watched("GRPO", tmp_path, max_steps=1, rewards=lambda completions, **_: [None] * 12)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            trainer.train()
+        assert monitor.n_skipped == 1
+
+
+class TestBadInput:
+    """It is left out, or its batch is skipped, with one sentence."""
+
+    def rewards(self, missing):
+        def some(completion_ids, **_):
+            values = odd_rewards(completion_ids)
+            return [None if place in missing else value for place, value in enumerate(values)]
+
+        return some
+
+    def test_a_reward_that_is_missing(self, tmp_path):
+        trainer, monitor = watched("GRPO", tmp_path, rewards=self.rewards({1}), max_steps=1)
+        trainer.train()
+        assert logged(trainer)[0]["n_sequences"] == 11
+        assert (monitor.n_left_out, monitor.n_measured) == (1, 1)
+
+    def test_a_group_of_one(self, tmp_path):
+        trainer, monitor = watched("GRPO", tmp_path, rewards=self.rewards({0, 1, 2}), max_steps=1)
+        trainer.train()
+        assert logged(trainer)[0]["n_sequences"] == 8
+        assert monitor.n_left_out == 4
+
+    def test_fewer_than_two_groups(self, tmp_path):
+        trainer, monitor = watched("GRPO", tmp_path, rewards=self.rewards(set(range(8))), max_steps=2)
+        with pytest.warns(RuntimeWarning, match="1 of 1 groups hold two usable completions, and 2 must") as caught:
+            trainer.train()
+        assert sum("not measured" in str(one.message) for one in caught) == 1
+        assert monitor.n_skipped == 2
+
+    def test_completions_that_were_cut_off_and_masked(self, tmp_path):
+        trainer, monitor = watched("GRPO", tmp_path, mask_truncated_completions=True, max_steps=1)
+        trainer.train()
+        row = logged(trainer)[0]
+        assert row["left_out"] == monitor.n_left_out > 0
+        assert row.get("truncated_share", 0.0) == 0.0
+
+    def test_a_second_monitor(self, tmp_path):
+        trainer, monitor = watched("GRPO", tmp_path)
+        with pytest.raises(ValueError, match="has a variance monitor already"):
+            VarianceMonitor(["rloo"]).attach(trainer)
+        with pytest.raises(ValueError, match="watches another trainer already"):
+            monitor.attach(small_trainer("GRPO", tmp_path))
+
+    def test_settings(self):
+        with pytest.raises(ValueError, match="every is 0"):
+            VarianceMonitor(every=0)
+        with pytest.raises(ValueError, match="n_prompts is 1"):
+            VarianceMonitor(n_prompts=1)
+        with pytest.raises(KeyError, match="rlo"):
+            VarianceMonitor(["rlo"])
+
+    def test_a_folder_that_holds_something_else(self, tmp_path):
+        (tmp_path / "watch" / "step-000000").mkdir(parents=True)
+        (tmp_path / "watch" / "step-000000" / "mine.txt").write_text("mine")
+        trainer, monitor = watched("GRPO", tmp_path, max_steps=1)
+        with pytest.warns(RuntimeWarning, match="is not a run directory: choose another folder"):
+            trainer.train()
+        assert monitor.n_skipped == 1
+        assert (tmp_path / "watch" / "step-000000" / "mine.txt").read_text() == "mine"
