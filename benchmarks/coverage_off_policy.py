@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pandas as pd
@@ -108,7 +108,7 @@ def sketched(
     }
     projection = rng.normal(size=(token_scores.shape[-1], sketch_dim)) / np.sqrt(sketch_dim)
     whole = np.where(batch.mask[:, :, None], token_scores, 0.0).sum(axis=1)
-    measured = SimpleNamespace(
+    measured: Any = SimpleNamespace(
         rollouts=rollouts, lengths=widths, sq_norms=(whole**2).sum(axis=1), sketches=whole @ projection, **ragged
     )
     measured.weighted = {}
@@ -131,7 +131,7 @@ def data_set(
     stream = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
     batch, _, token_scores = policy().sample(n_prompts, GROUP_SIZE, rng=stream)
     compared = [*chosen, *(one for one in RANKED if one.label not in exact)]
-    given = (batch, token_scores)
+    given: tuple[Any, np.ndarray | None] = (batch, token_scores)
     if sketch_dim is not None:
         given = (sketched(batch, token_scores, compared, sketch_dim, stream), None)
     with warnings.catch_warnings():
@@ -271,8 +271,9 @@ def with_rows_replaced(table: pd.DataFrame) -> pd.DataFrame:
     path, cell = FOLDER / SKETCHED_TABLE, ["sketch_dim", "n_prompts"]
     if path.exists():
         earlier = pd.read_csv(path)
-        done = pd.MultiIndex.from_frame(earlier[cell]).isin(pd.MultiIndex.from_frame(table[cell]))
-        table = pd.concat([earlier[~done], table])
+        sizes = (pd.MultiIndex.from_frame(pd.DataFrame(one[cell])) for one in (earlier, table))
+        done = next(sizes).isin(next(sizes))
+        table = pd.concat([pd.DataFrame(earlier[~done]), table])
     return table.sort_values(cell, kind="stable", ignore_index=True)
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -99,9 +99,10 @@ def optima(n_prompts: int) -> Part:
         found = gs.optimal_baselines(batch, scores, published=["rloo"])
         frame = found.to_frame(LEVEL).set_index("estimator")
         for one in found.learned:
-            exact = learned[one.label]
+            exact = learned[one.label]  # pyright: ignore[reportArgumentType]
             if one.optimum is not None:
-                yield Held("parameter", one.label, *exact.parameters.values(), *one.confidence_interval(LEVEL))
+                (parameter,) = exact.parameters.values()
+                yield Held("parameter", one.label, parameter, *one.confidence_interval(LEVEL))
             ends = frame.loc[one.label, ["ratio_low", "ratio_high"]].tolist()
             yield Held("ratio", one.label, exact.trace_cov / oracle, *ends)
         ends = frame.loc["rloo", ["ratio_to_learned_low", "ratio_to_learned_high"]].tolist()
@@ -192,7 +193,8 @@ def coverage(part: str, n_prompts: int, replications: int, seed: int = 0) -> pd.
     frame["known"] = np.isfinite(frame["low"]) | np.isfinite(frame["high"])
     frame["held"] = (frame["low"] - 1e-9 <= frame["exact"]) & (frame["exact"] <= frame["high"] + 1e-9)
     rows = []
-    for (quantity, estimator), group in frame.groupby(["quantity", "estimator"], sort=False):
+    for key, group in frame.groupby(["quantity", "estimator"], sort=False):
+        quantity, estimator = cast("tuple[str, str]", key)
         held = group.loc[group["known"], "held"]
         rows.append(
             {
@@ -215,7 +217,8 @@ def markdown(table: pd.DataFrame) -> str:
     sizes = sorted(table["n_prompts"].unique())
     lines = ["| interval | of | exact | " + " | ".join(f"{size} prompts" for size in sizes) + " |"]
     lines.append("|" + "---|" * (3 + len(sizes)))
-    for (quantity, estimator), rows in table.groupby(["quantity", "estimator"], sort=False):
+    for key, rows in table.groupby(["quantity", "estimator"], sort=False):
+        quantity, estimator = cast("tuple[str, str]", key)
         cells = []
         for size in sizes:
             row = rows[rows["n_prompts"] == size].iloc[0]
@@ -236,7 +239,7 @@ PAGES = {
 def with_tables(page: str, name: str, table: pd.DataFrame) -> str:
     """Return a page of docs with the tables of this simulation in their places."""
     for mark, parts in PAGES[name].items():
-        rows = table[table["part"].isin(parts)]
+        rows = pd.DataFrame(table[table["part"].isin(parts)])
         if rows.empty:  # not simulated yet
             continue
         before, rest = page.split(f"<!-- {mark} -->\n")
@@ -260,7 +263,7 @@ def main(parts: tuple[str, ...] = tuple(PARTS), replications: int = 400, only_pa
         table = pd.concat([kept, *new], ignore_index=True)
         print(pd.concat(new).to_string(), flush=True)
         order = {name: at for at, name in enumerate(PARTS)}
-        table = table.sort_values("part", key=lambda column: column.map(order), kind="stable", ignore_index=True)
+        table = table.iloc[np.argsort(table["part"].map(order).to_numpy(), kind="stable")].reset_index(drop=True)
         write_csv(TABLE, table)
     for name in PAGES:
         path = ROOT / "docs" / name

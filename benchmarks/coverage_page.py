@@ -6,6 +6,7 @@ Run ``python benchmarks/coverage_page.py`` after one of the benchmarks that writ
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pandas as pd
 
@@ -50,7 +51,8 @@ def variance_table(table: pd.DataFrame) -> str:
         "| completions per group | prompts | " + " | ".join(f"`{quantity}`" for quantity in quantities) + " |",
         "|---|---|" + "---|" * len(quantities),
     ]
-    for (size, prompts), rows in table.groupby(["group_size", "n_prompts"], sort=False):
+    for key, rows in table.groupby(["group_size", "n_prompts"], sort=False):
+        size, prompts = cast("tuple[int, int]", key)
         ranges = rows.groupby("quantity")["coverage"].agg(["min", "max"])
         cells = [f"{_marked(ranges.loc[q, 'min'])}–{_marked(ranges.loc[q, 'max'])}" for q in quantities]
         lines.append(f"| {size} | {prompts} | " + " | ".join(cells) + " |")

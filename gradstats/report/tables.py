@@ -289,7 +289,7 @@ def _bold_sentence(frame: pd.DataFrame, decided: bool, has_bold: bool) -> str:
     if lowest(frame) is None:
         return f"No {heading} is resolved."
     if decided and "in_best_set" in frame:
-        if frame["in_best_set"].isna().any():
+        if pd.isna(frame["in_best_set"].to_numpy()).any():
             return (
                 f"Bold: the best set, which holds the lowest {heading} of the rows that have one at this level (all "
                 "pairs of these compared); the others are not judged."

@@ -130,6 +130,7 @@ class Recomputation:
         returned = []
         for place, leaf in enumerate(leaves):
             if call.outputs[place] is not None:
+                assert isinstance(leaf, Tensor)
                 # A copy: another output of the module may have been computed from this one, which what follows may
                 # change in place.
                 leaf = (leaf if leaf.requires_grad else leaf.detach().requires_grad_()).clone()
@@ -251,5 +252,5 @@ def _detached(value: object) -> object:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _carries_gradient(value: object) -> bool:
+def _carries_gradient(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.is_floating_point()

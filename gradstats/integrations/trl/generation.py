@@ -76,8 +76,8 @@ class Generation:
         size = self.trainer.num_generations
         places = self.first + np.arange(len(self.output["completion_ids"]))
         chosen = self.usable() & (True if groups is None else np.isin(places // size, groups))
-        rows = np.flatnonzero(chosen)
-        if not rows.size:
+        rows: list[int] = np.flatnonzero(chosen).tolist()
+        if not rows:
             return None
         completions = [self._real("completion_ids", "completion_mask", row) for row in rows]
         logprobs = self.output.get("sampling_per_token_logps")

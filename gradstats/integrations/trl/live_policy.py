@@ -57,7 +57,7 @@ def live_policy(trainer: Trainer) -> Iterator[Policy]:
             )
         finally:
             if original is not None:
-                model.forward = wrapped
+                model.forward = wrapped  # pyright: ignore[reportAttributeAccessIssue]
             for module in training:
                 module.training = True
             random.setstate(states[0])

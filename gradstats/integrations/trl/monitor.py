@@ -193,7 +193,7 @@ class VarianceMonitor:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they are in the record
-                values = self._recorded(parts, step, start)
+                values = dict(self._recorded(parts, step, start))
         except Exception as error:
             self.n_skipped += 1
             self._complaints.say(f"the gradients of step {step} were not measured", error)
