@@ -263,7 +263,7 @@ def main(parts: tuple[str, ...] = tuple(PARTS), replications: int = 400, only_pa
         table = pd.concat([kept, *new], ignore_index=True)
         print(pd.concat(new).to_string(), flush=True)
         order = {name: at for at, name in enumerate(PARTS)}
-        table = table.iloc[np.argsort(table["part"].map(order).to_numpy(), kind="stable")].reset_index(drop=True)
+        table = table.iloc[np.argsort([order[one] for one in table["part"]], kind="stable")].reset_index(drop=True)
         write_csv(TABLE, table)
     for name in PAGES:
         path = ROOT / "docs" / name

@@ -38,9 +38,9 @@ INTO_FOLDERS = {"figures", "curve", "optimal-baselines", "critic", "tokens"}
 INTO_THEIR_RUN = INTO_FOLDERS - {"figures"}
 #: What computes: nothing of it is called where the target is refused.
 WORK = (
-    "gradstats.runs.profiles.read_measurement",  # imports the next when it is imported itself
-    "gradstats.runs.sources.read_measurement",
-    "gradstats.runs.sources.read_rollouts",
+    "gradstats.runs.profiles.read_measurement",
+    "gradstats.measurement.storage.read_measurement",
+    "gradstats.rollouts.table.read_rollouts",
     "gradstats.runs.pipeline.sample_shards",
     "gradstats.runs.sweep.run_experiment",
     "gradstats.report.page.read_results",
@@ -176,7 +176,7 @@ INTO_THE_RUN = {
     "critic": (["critic", "RUN"], "tables/critic.csv"),
 }
 #: Commands that write nothing, or only where --out says.
-WRITE_ELSEWHERE = {"sweep", "sample", "measure", "variance", "by-success", "allocate", "ratios", "profile"}
+WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "by-success", "allocate", "ratios", "profile"}
 READ = {"alpha", "plan", "group-size", "shift", "length-reward", "check", "list", "env"}
 
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradstats.integrations.installed import installed, known_versions
 
 if TYPE_CHECKING:
-    from trl import GRPOTrainer, RLOOTrainer
+    from torch import Tensor, nn
 
-    Trainer = GRPOTrainer | RLOOTrainer
+
+class Trainer(Protocol):
+    """What is used of GRPOTrainer and RLOOTrainer."""
+
+    _metrics: dict[str, dict[str, list[float]]]
+    _calculate_rewards: Callable[..., Tensor]
+    _generate_and_score_completions: Callable[..., dict[str, Any]]
+    accelerator: Any
+    args: Any
+    eos_token_ids: list[int]
+    model: nn.Module
+    num_generations: int
+    processing_class: Any
+    reward_weights: Tensor
+    state: Any
+    temperature: float
+
 
 #: The trainers that are known.
 TRAINERS = ("GRPOTrainer", "RLOOTrainer")
