@@ -91,7 +91,7 @@ def sketched(
     chosen: Sequence[Weighting],
     sketch_dim: int,
     rng: np.random.Generator,
-) -> SimpleNamespace:
+) -> Any:
     """Return what measuring the completions leaves: exact norms, and projections of sums and of weightings."""
     widths = batch.lengths
     rollouts = Rollouts.from_sequences(

@@ -20,7 +20,10 @@ class Trainer(Protocol):
     _generate_and_score_completions: Callable[..., dict[str, Any]]
     accelerator: Any
     args: Any
+    beta: float
     eos_token_ids: list[int]
+    loss_type: str  # of GRPOTrainer
+    off_policy_mask_threshold: float | None  # of GRPOTrainer
     model: nn.Module
     num_generations: int
     processing_class: Any
