@@ -19,6 +19,7 @@ from gradstats.report.figures import styled
 from gradstats.report.saved_results import SavedResults, differing_settings, read_results, setting_named
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.printed import Printed
+from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.outputs import has_columns, refuse_foreign
 
@@ -50,7 +51,7 @@ class SweepResult(Printed):
         "mean_reward",
         "estimator",
         "ratio",
-        "matched_ratio",
+        JUDGED.name,
     )
 
     path: Path

@@ -82,6 +82,8 @@ def test_wrappers_that_lower_the_precision_are_refused(wrap, message, rollouts):
 
 def test_the_wrapper_of_accelerate_is_refused(rollouts):
     accelerate = pytest.importorskip("accelerate")
+    # Another test of this process may have left its state, in another precision.
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare_model(
         tiny_model("llama", dtype=torch.float32), evaluation_mode=True
     )

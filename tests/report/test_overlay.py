@@ -58,6 +58,7 @@ def test_different_references_are_different_units(runs, tmp_path):
         draw_overlay([read_results(runs[0]), read_results(other)], tmp_path / "out", FiguresSection(formats=["svg"]))
 
 
+@pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
 def test_many_estimators_are_drawn_in_a_panel_for_each_run(runs, tmp_path, monkeypatch):
     drawn, draw = [], plots.plot_variance_of_runs
     monkeypatch.setattr("gradstats.report.overlay.MOST_ROWS", 1)

@@ -48,7 +48,9 @@ def no_analysis(monkeypatch):
     """Leave out fits and figures, which take most of the time."""
     monkeypatch.setattr(
         "gradstats.runs.pipeline.analyse",
-        lambda run: RunResult(run, read_measurement(run.measurement), alpha=None, comparison=None, paths=[]),
+        lambda run, progress=True: RunResult(
+            run, read_measurement(run.measurement), alpha=None, comparison=None, paths=[]
+        ),
     )
 
 

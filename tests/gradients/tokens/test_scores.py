@@ -16,7 +16,7 @@ import gradstats.gradients as gradients
 def test_the_heaviest_tokens_are_measured_exactly(engine):
     model, rollouts = any_model("llama", True), ragged_rollouts(4, masked=True)
     measured = gradients.measure(model, rollouts, engine=engine, token_exact=3, sketch_dim=64, progress=False)
-    sketch = gradients.CountSketch(64)
+    sketch = gradients.CountSketch(64, version=measured.metadata["sketch_version"])
     for row, rows in enumerate(token_gradients(model, rollouts)):
         proxy = 1 - 2 * np.exp(measured.logprobs[row]) + measured.sum_pi_squared[row]
         counted = np.flatnonzero(rollouts.masks[row])

@@ -21,7 +21,7 @@ def test_token_weights_give_the_gradient_of_the_weighted_sum(engine):
     )
     plain = gradients.measure(model, rollouts, engine=engine, sketch_dim=64, progress=False)
     np.testing.assert_allclose(measured.sq_norms, plain.sq_norms, rtol=1e-10)
-    sketch = gradients.CountSketch(64)
+    sketch = gradients.CountSketch(64, version=plain.metadata["sketch_version"])
     for name, weights in weightings.items():
         for row in range(4):
             gradient = weighted_gradient(model, rollouts, row, weights[row])
