@@ -15,24 +15,29 @@ from gradstats.cli.options import Positional, SettingWords, described_by
 from gradstats.config.sections import PolicySection, PromptsSection, SamplingSection
 from gradstats.config.validation import Section
 
+#: What is written where nothing was given, and the section has no default or one for larger models.
+_POLICY = _PROBLEMS = "embedded"
+_N_PROMPTS, _CAP = "32", "400"
+_GROUP_SIZE = str(SamplingSection().group_size)
+
 #: The questions, in their order: option, section and setting, and the answer that return alone gives.
 _ASKED: tuple[tuple[str, type[Section], str, str, str], ...] = (
-    ("policy", PolicySection, "policy", "name", "embedded"),
-    ("prompts", PromptsSection, "prompts", "source", "embedded"),
-    ("n", PromptsSection, "prompts", "n", "32"),
-    ("group_size", SamplingSection, "sampling", "group_size", "8"),
-    ("max_new_tokens", SamplingSection, "sampling", "max_new_tokens", "400"),
+    ("policy", PolicySection, "policy", "name", _POLICY),
+    ("prompts", PromptsSection, "prompts", "source", _PROBLEMS),
+    ("n", PromptsSection, "prompts", "n", _N_PROMPTS),
+    ("group_size", SamplingSection, "sampling", "group_size", _GROUP_SIZE),
+    ("max_new_tokens", SamplingSection, "sampling", "max_new_tokens", _CAP),
     ("reward", SamplingSection, "sampling", "reward", ""),
 )
 
 
 def init(
     name: Positional[str] = "experiment",
-    policy: Annotated[str | None, described_by(PolicySection, "name", by_default="embedded")] = None,
-    prompts: Annotated[str | None, described_by(PromptsSection, "source", by_default="embedded")] = None,
-    n: Annotated[int | None, described_by(PromptsSection, "n", by_default="32")] = None,
+    policy: Annotated[str | None, described_by(PolicySection, "name", by_default=_POLICY)] = None,
+    prompts: Annotated[str | None, described_by(PromptsSection, "source", by_default=_PROBLEMS)] = None,
+    n: Annotated[int | None, described_by(PromptsSection, "n", by_default=_N_PROMPTS)] = None,
     group_size: Annotated[int | None, described_by(SamplingSection, "group_size")] = None,
-    max_new_tokens: Annotated[int | None, described_by(SamplingSection, "max_new_tokens", by_default="400")] = None,
+    max_new_tokens: Annotated[int | None, described_by(SamplingSection, "max_new_tokens", by_default=_CAP)] = None,
     reward: Annotated[str | None, described_by(SamplingSection, "reward")] = None,
     overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
     ask: bool = True,
