@@ -51,8 +51,9 @@ def figures(
 def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
     """Draw the figures of a run in its own folder, in place of those that its manifest lists."""
     from gradstats.report.figures import draw_run, refuse_foreign_figures
+    from gradstats.report.recorded_tables import record_tables
     from gradstats.report.run_folder import writing_into
-    from gradstats.report.saved_results import read_results, record_tables
+    from gradstats.report.saved_results import read_results
     from gradstats.runs.directory import remove_listed_results
     from gradstats.system.outputs import refuse_links
 

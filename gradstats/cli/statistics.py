@@ -159,10 +159,11 @@ def tokens(
             terminal.show_tokens(quality, confidence_level)
         if folder is not None:
             from gradstats.report.figures import draw_run
-            from gradstats.report.saved_results import read_results, record_tables
+            from gradstats.report.recorded_tables import record_tables
+            from gradstats.report.saved_results import read_results
             from gradstats.report.saved_tokens import save_tokens
 
-            record_tables(folder, save_tokens(quality, folder, confidence_level, overwrite=overwrite))
+            save_tokens(quality, folder, confidence_level, overwrite=overwrite)
             results = read_results(folder)
             paths = draw_run(results, folder / "figures", results.figure_style)
             record_tables(folder, paths)

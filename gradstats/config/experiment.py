@@ -28,6 +28,8 @@ from gradstats.config.yaml_text import read_yaml
 
 #: The entry of a file that varies settings, see :mod:`gradstats.config.sweep`.
 VARY = "vary"
+#: Bytes of a name: file systems allow 255, and partial files have longer names.
+_LONGEST_NAME = 200
 
 
 class Experiment(Section):
@@ -84,8 +86,12 @@ class Experiment(Section):
             not name.strip()
             or name.startswith(".")
             or any(letter in "/\\:" or not letter.isprintable() for letter in name)
+            or len(name.encode()) > _LONGEST_NAME
         ):
-            raise ValueError(": it must be a name for a folder: not empty, without / \\ : and without a dot in front")
+            raise ValueError(
+                ": it must be a name for a folder: not empty, without / \\ : and without a dot in front, of at most "
+                f"{_LONGEST_NAME} bytes"
+            )
         return name
 
     @property

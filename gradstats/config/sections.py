@@ -145,7 +145,7 @@ class MeasurementSection(Section):
         description="regular expression of the parameters to differentiate; all trainable ones by default.",
     )
     blocks: BlockNames = Field(default="layer", description="how squared norms are split: layer, kind or parameter.")
-    sketch_dim: Count | None = Field(
+    sketch_dim: Annotated[int, Ge(1), Le(2**24)] | None = Field(
         default=16384,
         description="dimension of the random projections, which variance comparisons need; None for none.",
     )
@@ -157,7 +157,7 @@ class MeasurementSection(Section):
         description="random signs of the projections: 1 (kept in memory), 2 (computed on the device); 1 up to 268 "
         "million parameters and 2 above by default; measurements to be compared need the same.",
     )
-    token_probes: NonNegativeInt = Field(
+    token_probes: Annotated[int, Ge(0), Le(2**16)] = Field(
         default=0, description="random directions that every token's score is projected on; 0 for none."
     )
     token_exact: NonNegativeInt | Annotated[float, Ge(0)] = Field(

@@ -207,8 +207,12 @@ def _text(value: object, column: str, row: int, source: str) -> str:
                 f"{column!r}: a prompt is one user message; pass a system prompt as system_prompt"
             )
         value = value[0].get("content")
-    if not isinstance(value, str) or not value.strip():
+    if value is None or value != value or (isinstance(value, str) and not value.strip()):
         raise ValueError(f"row {row} of {source} has an empty {column!r}")
+    if not isinstance(value, str):
+        raise ValueError(
+            f"row {row} of {source} holds a {type(value).__name__} in {column!r} ({str(value)[:60]}): a prompt is text"
+        )
     return value
 
 

@@ -20,6 +20,8 @@ from gradstats.prompts.user_source import user_problems
 _PREFIX = "reasoning-gym/"
 _COLUMNS = tuple(field.name for field in fields(ColumnMapping))
 _HUB = ("config", "split", "revision")
+#: More problems than a run samples; with a mistyped number the generator would be busy for hours.
+_MOST_GENERATED = 1_000_000
 
 
 def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **settings: object) -> list[Problem]:
@@ -126,4 +128,6 @@ def _refuse_unknown(settings: Settings, known: Sequence[str], name: str) -> None
 def _required(n: int | None, name: str) -> int:
     if n is None:
         raise ValueError(f"n is missing: {name!r} generates its problems, so state how many")
+    if n > _MOST_GENERATED:
+        raise ValueError(f"n is {n}: {name!r} generates at most {_MOST_GENERATED} problems, so ask for fewer")
     return n

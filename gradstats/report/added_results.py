@@ -13,8 +13,9 @@ from gradstats.config.experiment import FiguresSection
 from gradstats.measurement.state_values import digest_of_state_values
 from gradstats.plots.save import figure_paths, refuse_foreign_figure
 from gradstats.report.figures import added_figure, styled
+from gradstats.report.recorded_tables import record_tables
 from gradstats.report.saved_frames import STATE_VALUES, frame_paths, make_room, refuse_foreign_frame, save_frame
-from gradstats.report.saved_results import SavedResults, read_results, record_tables
+from gradstats.report.saved_results import SavedResults, read_results
 from gradstats.system.files import csv_text
 
 

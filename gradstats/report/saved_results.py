@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +14,12 @@ import pandas as pd
 
 from gradstats.config.experiment import Experiment, FiguresSection
 from gradstats.report.recorded_experiment import read_recorded_experiment
-from gradstats.report.saved_frames import added_tables, read_added
+from gradstats.report.recorded_tables import refuse_changed_tables
+from gradstats.report.saved_frames import read_added
 from gradstats.report.saved_tokens import SavedTokens, read_tokens
 from gradstats.stats import LengthScalingFit, fit_length_scaling
 from gradstats.stats.variance.quantities import shown_in
-from gradstats.system.checksums import changed_sentence, file_digest
-from gradstats.system.files import read_csv, read_json, write_json
+from gradstats.system.files import read_csv, read_json
 
 # Settings in which two runs must agree to answer the same question.
 SETTINGS_OF_THE_QUESTION = (
@@ -203,63 +203,6 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
         tokens=read_tokens(path),
         added=read_added(path),
     )
-
-
-def table_checksums(path: Path, files: Iterable[Path]) -> dict[str, str]:
-    """Digest the tables (CSV) among some files of a run: path in the run → SHA-256, as its manifest records them."""
-    return {file.relative_to(path).as_posix(): file_digest(file) for file in files if file.suffix == ".csv"}
-
-
-def record_tables(path: Path, files: Sequence[Path], checksums: Mapping[str, str] | None = None) -> None:
-    """List files that were added to a run, or written again, in its manifest, with the checksums of tables.
-
-    What is listed is removed when the run is analysed again, for instance with other rewards. The manifest of a run of
-    version 0.1 has no checksums, and gets none.
-
-    Args:
-        path: the run directory.
-        files: files of the run.
-        checksums: those of the tables among them, as :func:`table_checksums` returns them, where these are yet to be
-            written.
-    """
-    manifest = _read_json(path / "manifest.json")
-    if manifest is None:
-        return
-    listed, recorded = manifest.get("files"), manifest.get("checksums")
-    names = [*(listed if isinstance(listed, list) else []), *(file.relative_to(path).as_posix() for file in files)]
-    changes: dict[str, object] = {"files": list(dict.fromkeys(names))}
-    if isinstance(recorded, dict):
-        changes["checksums"] = recorded | (table_checksums(path, files) if checksums is None else dict(checksums))
-    write_json(path / "manifest.json", manifest | changes)
-
-
-def listed_additions(path: Path) -> list[Path]:
-    """Return the files of the tables that commands added to a run, as its manifest lists them."""
-    manifest = path / "manifest.json"
-    listed = read_json(manifest).get("files", []) if manifest.exists() else []
-    names = set(map(str, listed if isinstance(listed, list) else []))
-    files = [file for table in added_tables(path) for file in (table, table.with_suffix(".json"))]
-    return [file for file in files if file.exists() and file.relative_to(path).as_posix() in names]
-
-
-def refuse_changed_tables(path: Path, tables: Collection[Path] | None = None) -> None:
-    """Refuse a run directory (not a copy of its results) in which a table is not what the manifest records.
-
-    Args:
-        path: the run directory.
-        tables: the tables that are compared; all when None.
-
-    Raises:
-        ValueError: naming the first such table.
-    """
-    recorded = (_read_json(path / "manifest.json") or {}).get("checksums")
-    if not isinstance(recorded, dict) or not (path / "rollouts").is_dir():
-        return
-    for name, checksum in recorded.items():
-        table = path / name
-        compared = Path(name).parts[0] != "figures" and (tables is None or table in tables)
-        if compared and table.is_file() and file_digest(table) != checksum:
-            raise ValueError(changed_sentence(table))
 
 
 def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:

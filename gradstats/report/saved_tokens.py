@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.report.recorded_tables import record_tables
 from gradstats.stats.tokens.proxy_quality import ProxyQuality
 from gradstats.system.files import csv_text, read_csv, read_json, write_csv, write_json
 from gradstats.system.outputs import differing_entry, refuse_foreign, refuse_other_result
@@ -58,6 +59,9 @@ def save_tokens(
 ) -> list[Path]:
     """Write the numbers of a :class:`gradstats.ProxyQuality` to a folder; returns the paths.
 
+    In the folder of a finished run they are listed in its manifest before they are written: what a killed process
+    leaves belongs to the run all the same. The caller then holds the run's lock.
+
     Raises:
         FileExistsError: when ``overwrite`` is False and the folder holds token results of other settings.
     """
@@ -85,10 +89,13 @@ def save_tokens(
         "token_sample.csv": sample,
     }
     folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / name for name in FILES]
+    record_tables(folder, paths, {})
     for name, table in tables.items():
         write_csv(folder / name, table, float_format=_DIGITS)
     write_json(folder / ABOUT, about)
-    return [folder / name for name in FILES]
+    record_tables(folder, paths)
+    return paths
 
 
 def _text(frame: pd.DataFrame) -> str:

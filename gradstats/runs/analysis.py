@@ -12,8 +12,8 @@ from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.state_values import digest_of_state_values
 from gradstats.measurement.storage import read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
+from gradstats.report.recorded_tables import listed_additions, refuse_changed_tables
 from gradstats.report.saved_frames import STATE_VALUES
-from gradstats.report.saved_results import listed_additions, refuse_changed_tables
 from gradstats.runs.directory import RunDirectory, remove_listed_results
 from gradstats.runs.regrading import read_regradings
 from gradstats.system.files import read_json, write_csv, write_json

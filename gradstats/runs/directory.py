@@ -15,8 +15,8 @@ from gradstats.config.experiment import Experiment
 from gradstats.config.trust import code_named_in
 from gradstats.measurement.measurement import Measurement
 from gradstats.report.recorded_experiment import read_recorded_experiment, write_recorded_experiment
+from gradstats.report.recorded_tables import table_checksums
 from gradstats.report.run_folder import is_run_directory
-from gradstats.report.saved_results import table_checksums
 from gradstats.rollouts.table import token_sources
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
 from gradstats.runs.regrading import finish_regrading, read_regradings

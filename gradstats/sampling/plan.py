@@ -23,6 +23,9 @@ from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
 from gradstats.system.checksums import digest
 
+#: Beyond what a run samples; the list of batches of a mistyped group_size would fill the memory.
+_MOST_COMPLETIONS = 10_000_000
+
 
 def warn_of_rollouts(rollouts: Rollouts) -> None:
     """Warn of completions that a reward could not score, and of those whose token ids may not be the sampled ones."""
@@ -80,6 +83,12 @@ class SamplingPlan:
         """
         if not problems:
             raise ValueError("problems is empty: there is nothing to sample")
+        if len(problems) * section.group_size > _MOST_COMPLETIONS:
+            raise ValueError(
+                f"group_size is {section.group_size}, which makes {len(problems) * section.group_size} completions of "
+                f"{len(problems)} prompts: a run has at most {_MOST_COMPLETIONS}, so lower group_size or the number of "
+                "prompts"
+            )
         if len({problem.prompt_id for problem in problems}) < len(problems):
             raise ValueError("problems repeat a prompt_id: names must be unique, since groups are formed by them")
         settings = SamplerSettings.of(section, policy.temperature)

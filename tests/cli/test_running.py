@@ -63,6 +63,7 @@ def test_settings_of_an_experiment_can_be_changed_from_the_command(monkeypatch, 
         ("prompts.m=3", "prompts has no setting 'm': it has source, n, seed, settings"),
         ("prompts.n", "'prompts.n' is not a setting: write it as name=value"),
         ("sampling.reward={exact", "the value of sampling.reward is '{exact', which is not YAML"),
+        (f"name={'x' * 300}", "it must be a name for a folder: not empty"),
     ):
         code, _, err = run(monkeypatch, capsys, *words, wrong)
         assert code == 1

@@ -69,6 +69,7 @@ def test_columns_can_be_named(tmp_path):
         ('{"prompt": "a", "answer": "1"}', {"split": "b"}, "no setting 'split': it has prompt_column"),
         ('{"prompt": "a", "answer": "1"}', {"n": 2}, "n is 2, but .* holds only 1 problems"),
         ('{"prompt": "a", "answer": "1"}', {"n": 0}, "n is 0"),
+        ('{"prompt": 12, "answer": "1"}', {}, r"row 0 of .* holds a int in 'prompt' \(12\): a prompt is text"),
         (
             '{"prompt":"a","answer":"1","k":1}\n{"prompt":"b","answer":"1","k":1}',
             {"id_column": "k"},
@@ -106,6 +107,8 @@ def test_missing_and_unknown_sources_are_named(tmp_path):
         load_prompts(tmp_path / "absent.jsonl")
     with pytest.raises(ValueError, match="source 'nothing' is not known"):
         load_prompts("nothing")
+    with pytest.raises(ValueError, match="n is 1000001: 'embedded' generates at most 1000000 problems"):
+        load_prompts("embedded", 1_000_001)
     with pytest.raises(ValueError, match="n is missing: 'embedded' generates its problems"):
         load_prompts("embedded")
 

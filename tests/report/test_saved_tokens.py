@@ -17,7 +17,7 @@ from gradstats.report.figures import draw_run
 from gradstats.report.page import report_page
 from gradstats.report.saved_results import read_results
 from gradstats.report.saved_tokens import FILES, read_tokens, save_tokens
-from gradstats.system.files import write_json
+from gradstats.system.files import read_json, write_csv, write_json
 
 mpl.use("Agg")
 FIGURES = ("token_energy", "concentration", "token_correlation", "proxy")
@@ -81,6 +81,33 @@ def test_results_of_other_settings_are_replaced_on_request_only(monkeypatch, cap
     assert (folder / "proxy_quality.csv").read_bytes() == before
     assert run(monkeypatch, capsys, "tokens", folder, "--confidence-level", "0.5", "--overwrite")[0] == 0
     assert (folder / "proxy_quality.csv").read_bytes() != before
+
+
+class Killed(BaseException):
+    """In place of a signal that ends the process."""
+
+
+@pytest.mark.parametrize("n_tables", [0, 1, 3])
+def test_what_a_killed_process_leaves_belongs_to_the_run_and_is_whole(measured, folder, monkeypatch, n_tables):
+    (folder / "rollouts").mkdir()  # else it counts as a copy of a run's results
+    write_json(folder / "manifest.json", {"files": ["alpha.json"], "checksums": {}})
+    save_tokens(gs.proxy_quality(measured), folder, 0.9)
+    written = []
+
+    def killed(path, *arguments, **options):
+        if len(written) == n_tables:
+            raise Killed
+        written.append(path)
+        write_csv(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gradstats.report.saved_tokens.write_csv", killed)
+        with pytest.raises(Killed):
+            save_tokens(gs.proxy_quality(measured), folder, 0.95)
+    assert set(FILES) <= set(read_json(folder / "manifest.json")["files"])
+    read_results(folder)  # refuses a table with another checksum
+    save_tokens(gs.proxy_quality(measured), folder, 0.95)
+    assert set(read_json(folder / "manifest.json")["checksums"]) == {name for name in FILES if name.endswith(".csv")}
 
 
 def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, tmp_path):

@@ -52,6 +52,14 @@ def test_prompts_that_leave_no_room_in_the_context_are_refused(policy):
         sample(policy, [Problem("huge", "ab " * 30, "x"), PROBLEMS[1]], max_new_tokens=4, progress=False)
 
 
+def test_a_group_size_that_fills_the_memory_is_refused(policy):
+    section = SamplingSection(group_size=10**30, max_new_tokens=8, reward="exact")
+    with pytest.raises(
+        ValueError, match=r"group_size is 10+, which makes 30+ completions of 3 prompts: .* at most 10000000"
+    ):
+        SamplingPlan.make(policy, PROBLEMS, section)
+
+
 def test_no_problems_and_repeated_names_are_refused(policy):
     with pytest.raises(ValueError, match="problems is empty"):
         sample(policy, [], progress=False)
