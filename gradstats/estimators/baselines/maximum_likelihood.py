@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from gradstats.estimators.baselines.grouping import reduce_by_group
 from gradstats.estimators.baselines.weighted_mean import apply_singleton, weighted_mean_advantages
@@ -33,6 +33,18 @@ def group_mean_scale(batch: Batch) -> Float[np.ndarray, "n"]:
     return np.where(all_zero, np.inf, np.where(undefined, np.nan, mean))
 
 
+def of_both_signs(batch: Batch) -> Bool[np.ndarray, "groups"]:
+    r"""Return which groups hold rewards of both signs, so that nothing bounds A = (R − R̄)/R̄.
+
+    Where all rewards of a group of N have one sign, :math:`0 ≤ R_i/\bar R ≤ N` and A is between −1 and N − 1.
+    """
+    lowest, highest = (
+        reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, operation)
+        for operation in (np.minimum, np.maximum)
+    )
+    return (lowest < 0) & (highest > 0)
+
+
 @estimator(
     "max_rl",
     baseline="group mean",
@@ -47,6 +59,11 @@ def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np
     For 0/1 rewards with success rate p the expected gradient of a prompt's group is Σ_{k=0}^{N−2} (1−p)^k ∇p:
     a multiple of the prompt's gradient that grows as the prompt gets harder and tends to ∇ log p. Over several
     prompts E[ĝ] is therefore not a multiple of ∇J.
+
+    Its source defines it for 0/1 rewards. Rewards of at least 0 keep A between −1 and N − 1. A negative group mean
+    turns the gradient round. Where the rewards of a group have both signs, R̄ may come near 0: if its density there is
+    positive, as with continuous rewards, :math:`E|1/\bar R| = ∞`, and the gradient has neither expectation nor
+    variance.
 
     Args:
         batch: the completions.

@@ -8,8 +8,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.baselines.length_exponent import FITTED_ELSEWHERE
-from gradstats.estimators.estimator import Weighting
+from gradstats.estimators.baselines.maximum_likelihood import of_both_signs
+from gradstats.estimators.estimator import Weighting, unit_of
 from gradstats.stats.variance.n_effective_prompts import FEW as FEW_PROMPTS
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.quantities import JUDGED
@@ -18,6 +20,8 @@ from gradstats.stats.variance.row import EstimatorVariance
 # An estimate that is significant below so many standard errors is more than 10 % too large on average: a true effect of
 # 2.8 standard errors is significant with 80 % chance, and then exaggerated by 1.12.
 BARELY = 3.0
+#: What advantages are divided by, in the unit of an estimator.
+BY_GROUP_MEAN = "group_mean"
 #: Rows that a note names one by one; of more, as along a curve, it names the first and the last.
 MOST_NAMED = 12
 
@@ -25,13 +29,16 @@ MOST_NAMED = 12
 def warnings_about(
     pool: PooledCompletions, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]
 ) -> list[str]:
-    """State what is NaN in the table, and why."""
+    """State what is NaN in the table, or estimates nothing, and why."""
     notes = []
     silent = [row.label for row in rows if row.kept_share.value == 0.0]
     if silent:
         give, are = ("gives", "its row is NaN") if len(silent) == 1 else ("give", "their rows are NaN")
         notes.append(f"{why_silent(pool)}, so {_listed(silent)} {give} every completion weight 0 and {are}")
+    divided = _about_group_means(pool, estimators)
+    notes += divided
     undefined = [row.label for row in rows if row.kept_share.value > 0 and np.isnan(row.trace_cov.value)]
+    undefined = [label for label in undefined if not any(label in labels for labels in divided.values())]
     if undefined:
         notes.append(
             f"some weights of {_listed(undefined)} are NaN, so the row is NaN: leave out groups of one "
@@ -114,6 +121,46 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
             "its error is part of every interval"
         )
     return notes
+
+
+def _about_group_means(pool: PooledCompletions, estimators: Sequence[Weighting]) -> dict[str, list[str]]:
+    """Return what negative rewards do to estimators that divide by the mean reward of a group → their labels."""
+    found: dict[str, list[str]] = {}
+    for estimator in estimators:
+        if BY_GROUP_MEAN in unit_of(estimator).split(" / "):
+            batch = _rewarded(estimator, pool.batch)
+            if batch.rewards.min() < 0:
+                found.setdefault(_about_negative_rewards(batch), []).append(estimator.label)
+    return {
+        f"the gradient of {_listed(labels)} is divided by the mean reward of a group, {text}: give rewards of at least "
+        "0 (the source defines it for 0 and 1)": labels
+        for text, labels in found.items()
+    }
+
+
+def _about_negative_rewards(batch: Batch) -> str:
+    index, size, n_groups = batch.group_index, batch.group_sizes, batch.n_groups
+    mean = np.bincount(index, weights=batch.rewards, minlength=n_groups) / size
+    parts = [f"which is negative in {int((mean < 0).sum())} of {n_groups} groups and turns their gradient round"]
+    mixed = of_both_signs(batch)
+    if mixed.any():
+        rows = np.flatnonzero((mixed & (mean != 0))[index])
+        reached = np.max(np.abs(batch.rewards[rows] / mean[index[rows]] - 1.0), initial=0.0)
+        parts.append(
+            f"which may come near 0 in {int(mixed.sum())} with rewards of both signs (advantages reach {reached:.3g}; "
+            f"with one sign {size.max() - 1} at most): of continuous rewards neither E ĝ nor tr Cov exists then, and "
+            "the numbers and intervals of the row estimate nothing"
+        )
+    if (mean[mixed] == 0).any():
+        parts.append(f"which is 0 in {int((mean[mixed] == 0).sum())} of these, so that the row is NaN")
+    return ", ".join(parts)
+
+
+def _rewarded(estimator: Weighting, batch: Batch) -> Batch:
+    """Return the batch with the rewards that an estimator, or the recipe behind it, computes advantages from."""
+    for behind in ("whole", "estimator", "recipe"):
+        estimator = getattr(estimator, behind, estimator)
+    return estimator.rewarded(batch) if isinstance(estimator, Recipe) else batch
 
 
 def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:

@@ -45,6 +45,19 @@ def test_a_cosine_may_be_known_where_the_signal_alone_is_not():
     assert "without a value" not in text
 
 
+@pytest.mark.parametrize(("signal", "said"), [(0.25, True), (1.5, False)])
+def test_a_barely_resolved_signal_is_said_to_be_exaggerated(signal, said):
+    """Between two and three standard errors from 0, and far from it."""
+    batch, scores = interleaved_batch([4] * 60, signal=signal)
+    result = quiet_compare(batch, ["reinforce"], scores, reference="reinforce")
+    (row,) = result.rows
+    assert row.resolved(0.95)
+    assert (row.signal_sq.value < 3.0 * row.signal_sq.stderr) == said
+    found = [note for note in result.notes if "barely resolved for reinforce" in note]
+    assert len(found) == said
+    assert all("exaggerated on average (too large a signal, too low a noise_to_signal)" in note for note in found)
+
+
 def test_equal_rewards_give_nan_with_the_reason():
     batch, scores = interleaved_batch([4] * 10)
     batch = batch.with_fields(rewards=np.ones(40))
@@ -120,3 +133,50 @@ def test_notes_name_their_size_and_are_not_repeated():
 def test_batch_level_estimators_are_named(chosen, sentence):
     batch, scores = interleaved_batch([4] * 24)
     assert sentence in " ".join(quiet_compare(batch, chosen, scores, n_resamples=2).notes)
+
+
+def negative_rewards(rewards):
+    """Three prompts of the given rewards and ten of 0/1 rewards, four completions each."""
+    batch, scores = interleaved_batch([4] * 13)
+    changed = np.where(np.arange(52) % 4 == 0, 1.0, 0.0)
+    changed[np.argsort(batch.group_index, kind="stable")[:12]] = rewards
+    return batch.with_fields(rewards=changed), scores
+
+
+def test_division_by_group_means_of_both_signs_is_named():
+    """0.4/4 is the smallest mean: rewards of 2 are 19 times as far from it as it is from 0."""
+    batch, scores = negative_rewards([2.0, -1.0, -0.5, -0.1, -1.0, -1.0, -2.0, 0.0, -1.0, 1.0, 1.0, 1.0])
+    labels = ["rloo", "max_rl", "recipe:custom(advantage=rloo, scale=group_mean)", "grpo"]
+    _, text = warned_compare(batch, labels, scores)
+    (note,) = [line for line in text.splitlines() if "divided by the mean reward" in line]
+    assert note.startswith(
+        f"the gradient of max_rl and {labels[2]} is divided by the mean reward of a group, which is "
+    )
+    assert "negative in 1 of 13 groups and turns their gradient round, which may come near 0 in 2 with rewards" in note
+    assert "(advantages reach 19; with one sign 3 at most): of continuous rewards neither E ĝ nor tr Cov exists" in note
+    assert note.endswith("give rewards of at least 0 (the source defines it for 0 and 1)")
+
+
+@pytest.mark.filterwarnings("ignore:advantages of 12 completions are NaN:RuntimeWarning")
+def test_a_group_mean_of_zero_has_a_reason_of_its_own():
+    batch, scores = negative_rewards([1.0, -1.0] * 6)
+    frame, text = warned_compare(batch, ["rloo", "max_rl"], scores)
+    assert "which may come near 0 in 3 with rewards of both signs (advantages reach 0; with one sign 3 at most)" in text
+    assert "which is 0 in 3 of these, so that the row is NaN: give rewards" in text
+    assert "singleton" not in text
+    assert frame["trace_cov"].isna().tolist() == [False, True]
+
+
+def test_rewards_that_a_recipe_makes_negative_are_seen():
+    batch, scores = interleaved_batch([4] * 13)
+    label = "recipe:custom(advantage=group_mean, scale=group_mean, reward='soft_overlong(max=40, cache=30)')"
+    assert batch.rewards.min() == 0.0
+    _, text = warned_compare(batch, ["max_rl", label], scores)
+    assert "the gradient of recipe:custom(advantage=group_mean, scale=group_mean" in text
+    assert "max_rl is divided" not in text
+
+
+def test_rewards_of_at_least_0_are_divided_without_a_note():
+    batch, scores = negative_rewards([0.0, 3.0, 0.1, 0.0] * 3)
+    _, text = warned_compare(batch, ["rloo", "max_rl"], scores)
+    assert "divided by" not in text
