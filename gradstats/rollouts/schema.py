@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,8 @@ SCHEMA: dict[str, tuple[pa.DataType, bool]] = {
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
 _MOST_IDS = 2**31
 _PER_TOKEN = ("completion_mask", "token_rewards", "sampler_logprobs")
+# A log-probability that an engine computed in low precision may lie a little above 0.
+_MOST_LOGPROB = 0.01
 _FINISH_REASONS = ("stop", "length")
 #: Where a completion's token ids come from: the engine itself; the text of each token; the whole text, re-tokenised;
 #: or the whole text, where its new tokens do not decode to it (or are not as many as the engine says it drew).
@@ -67,6 +69,9 @@ def validate(frame: pd.DataFrame) -> None:
                 frame[name].map(_length).to_numpy() != lengths,
                 f"has a {name} of another length than its completion_tokens",
             )
+    if "sampler_logprobs" in frame:
+        likeliest = frame["sampler_logprobs"].map(_largest).to_numpy()
+        _refuse(frame, likeliest > _MOST_LOGPROB, "has a sampler_logprobs above 0: give natural log-probabilities")
     if "completion_mask" in frame:
         counted = frame["completion_mask"].map(sum).to_numpy()
         _refuse(frame, counted == 0, "has a completion_mask with no True: no token of it counts, drop the row")
@@ -120,6 +125,11 @@ def _is_token_id(token: object) -> bool:
 
 def _length(values: Sized | None) -> int:
     return -1 if values is None else len(values)
+
+
+def _largest(values: Sequence[float]) -> float:
+    """Return the largest of some numbers; NaN, which stands for an unknown one, is below every other."""
+    return float(np.fmax.reduce(np.asarray(values, dtype=np.float64), initial=-np.inf))
 
 
 def _refuse(frame: pd.DataFrame, wrong: np.ndarray, what: str) -> None:

@@ -77,7 +77,7 @@ def test_trls_own_files_of_two_steps_of_grpo(tmp_path):
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
     policy = gradstats.load_policy("embedded")
-    problems = gradstats.load_prompts("embedded", 4, rng=0, terms=2)
+    problems = gradstats.load_prompts("embedded", 4, rng=0, steps=2)
     sampled = SimpleNamespace(ids=[], rewards=[])
 
     def right(prompts, completions, completion_ids, **columns):
