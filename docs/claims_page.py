@@ -210,19 +210,24 @@ CLAIMS = [
         "Value networks judge intermediate states poorly; Monte-Carlo values of prefixes do better",
         "Kazemnejad et al. 2024, 2410.01679",
         "gradstats critic RUN",
-        "[critic](../figures/embedded_values/critic.png)",
+        "[variance](../figures/zoo/zoo.png), [critic](../figures/embedded_values/critic.png)",
         lambda: (
-            f"`vine(k=4)` over `rloo`: {shown(cell('embedded_values', 'variance', 'vine(k=4)', 'ratio'))}; bias of the "
-            f"head {shown(critic('bias'))}, explained variance {shown(critic('explained_variance'))}"
+            f"over `rloo`, `vine(k=4)` {shown(cell('embedded_zoo', 'variance', 'vine(k=4)', 'ratio'))} and `gae` with "
+            f"a value head {shown(cell('embedded_zoo', 'variance', 'gae', 'ratio'))}, the completions of prefixes not "
+            f"counted; bias of a head {shown(critic('bias'))}, explained variance {shown(critic('explained_variance'))}"
         ),
-        lambda: against_one(
-            cell("embedded_values", "variance", "vine(k=4)", "ratio"),
-            "On this policy values of prefixes lower the variance.",
-            "On this policy values of prefixes raise the variance.",
-            "Whether values of prefixes lower the variance is not resolved, nor whether the head explains any of the "
-            "variance of the values."
-            if not (explained := critic("explained_variance")) or explained[1] <= 0
-            else "Whether values of prefixes lower the variance is not resolved.",
+        lambda: (
+            against_one(
+                cell("embedded_zoo", "variance", "vine(k=4)", "ratio"),
+                "On this policy values of prefixes lower the variance. ",
+                "On this policy values of prefixes raise the variance. ",
+                "Whether values of prefixes lower the variance is not resolved. ",
+            )
+            + (
+                "Whether the head explains any of the variance of the values is not resolved."
+                if not (explained := critic("explained_variance")) or explained[1] <= 0
+                else "The head explains part of the variance of the values."
+            )
         ),
     ),
     *(

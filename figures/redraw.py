@@ -47,19 +47,13 @@ STAMP = "drawn_from.json"
 #: The runs of the published methods: on-policy, and drawn by an earlier checkpoint.
 ZOO = {"embedded_zoo": "on-policy", "embedded_zoo_stale": "eight optimizer steps stale"}
 ZOO_ROWS = "rows.md"
-_OF_TOKENS = (
-    "the baseline of each token depends on the token scores of its group, so no weighting can be measured "
-    "in advance: needs token probes (on-policy in figures/embedded_tokens)"
-)
 #: Registered estimators and recipes without a row in the zoo, and why.
 LEFT_OUT = {
-    "gae": "needs the value of the state before each token",
-    "vine": "needs Monte-Carlo values of every step",
-    "ppo": "needs the value of the state before each token, for its advantages",
-    "otb": _OF_TOKENS,
-    "otb_turns": _OF_TOKENS + "; completions of one turn make it equal to otb",
-    "causal_optimal": _OF_TOKENS,
-    "discounted": "weights each token by γ^{T−t}: needs token probes",
+    "otb_turns": "completions of one turn make it equal to otb",
+    "causal_optimal": "its baseline is estimated from token energies, for which the zoo has too few token probes "
+    "(on-policy in figures/embedded_tokens)",
+    "discounted": "γ^{T−t} times the weights of a group baseline; the published methods have γ = 1, where it is that "
+    "baseline",
     "group_mean": "the gradient of rloo times (N − 1)/N, so equal to it at matched signal",
     "kimi": "the advantage of recipe:kimi_k15",
 }
