@@ -243,8 +243,13 @@ class Statistic:
 
 
 def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | None = None) -> Statistic:
-    """Return the mean of one value per prompt; its replicate without a prompt is the mean of the others."""
-    return Statistic(float(values.mean()), (values.sum() - values) / (len(values) - 1.0), sketch)
+    """Return the mean of one value per prompt; its replicate without a prompt is the mean of the others.
+
+    Of a single prompt there are no others: its replicate, and with it the interval, is NaN.
+    """
+    with np.errstate(invalid="ignore"):
+        others = (values.sum() - values) / (len(values) - 1.0)
+    return Statistic(float(values.mean()), others, sketch)
 
 
 def added_variance(slopes: Float[np.ndarray, "f ..."]) -> float:

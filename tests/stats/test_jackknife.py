@@ -1,10 +1,12 @@
 """Statistics that carry their delete-one replicates."""
 
+import warnings
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from gradstats.stats.jackknife import Estimate, Statistic, covariance_of
+from gradstats.stats.jackknife import Estimate, Statistic, covariance_of, mean_statistic
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(3.0, 1.0, 20), RNG.normal(5.0, 1.0, 20)
@@ -90,3 +92,11 @@ def test_the_covariance_of_statistics_is_that_of_their_combinations():
     assert coefficients @ covariance @ coefficients == pytest.approx(expected, rel=1e-12)
     one_fold = [Statistic(one.value, one.replicates, one.sketch[:1]) for one in statistics]
     assert np.diag(covariance_of(one_fold)) == pytest.approx([one.variance() for one in one_fold], rel=1e-12)
+
+
+def test_the_mean_over_a_single_prompt_has_no_interval_and_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        estimate = mean_statistic(np.array([2.0])).estimate()
+    assert estimate.value == 2.0
+    assert np.isnan(estimate.confidence_interval(0.95)).all()
