@@ -59,7 +59,8 @@ class OuterProducts:
         """Return the same sum without the first and last times at which all gradients are zero."""
         if self.gradients[:, 0].any() and self.gradients[:, -1].any():
             return self  # the usual case, without a pass over all gradients
-        busy = self.gradients.any(dim=2).any(dim=0).nonzero()[:, 0]
+        # The largest magnitude, since `any` takes four times as long; NaN counts as busy.
+        busy = (self.gradients.abs().amax(dim=(0, 2)) != 0).nonzero()[:, 0]
         if not len(busy) or len(busy) == self.gradients.shape[1]:
             return self
         span = slice(int(busy[0]), int(busy[-1]) + 1)
