@@ -128,7 +128,7 @@ class Statistic:
             value = float(np.divide(self.value, other.value))
             replicates = self.replicates / other.replicates
             inverse = float(np.divide(1.0, other.value))
-        return self._combine(value, replicates, inverse, other, -value * inverse)
+            return self._combine(value, replicates, inverse, other, -value * inverse)
 
     def scaled(self, factor: float) -> Statistic:
         """Return the statistic times a known number."""
@@ -144,13 +144,12 @@ class Statistic:
         with np.errstate(invalid="ignore", divide="ignore"):
             value = float(np.sqrt(self.value))
             slope = float(np.divide(0.5, value))
-            replicates = np.sqrt(self.replicates)
-        return Statistic(
-            value,
-            replicates,
-            None if self.sketch is None else self.sketch * slope,
-            None if self.dealt is None else self.dealt * slope,
-        )
+            return Statistic(
+                value,
+                np.sqrt(self.replicates),
+                None if self.sketch is None else self.sketch * slope,
+                None if self.dealt is None else self.dealt * slope,
+            )
 
     def without_bias(self, from_deals: float = 0.0) -> Statistic:
         r"""Return the statistic less the jackknife's estimate of its bias, :math:`(M-1)(\bar θ_{(·)} - θ)`.
