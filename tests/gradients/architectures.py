@@ -128,7 +128,8 @@ MIXTURES = {
     "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v2": DEEPSEEK | {"topk_method": "greedy"},
     "deepseek_v3": DEEPSEEK,
-    "deepseek_v32": DEEPSEEK | {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 4},
+    # Few heads would give many scores of exactly 0, and which of these come first depends on the padding.
+    "deepseek_v32": DEEPSEEK | {"index_n_heads": 32, "index_head_dim": 8, "index_topk": 4},
     "gpt_oss": FOUR_LOCAL | HEADS | LOCAL,
     "granitemoe": FOUR_LOCAL,
     "granitemoeshared": FOUR_LOCAL | {"shared_intermediate_size": 12},
