@@ -40,8 +40,9 @@ def warnings_about(
     undefined = [row.label for row in rows if row.kept_share.value > 0 and np.isnan(row.trace_cov.value)]
     undefined = [label for label in undefined if not any(label in labels for labels in divided.values())]
     if undefined:
+        row_is = "its row is" if len(undefined) == 1 else "their rows are"
         notes.append(
-            f"some weights of {_listed(undefined)} are NaN, so the row is NaN: leave out groups of one "
+            f"some weights of {_listed(undefined)} are NaN, so {row_is} NaN: leave out groups of one "
             "completion, or choose singleton='zero'"
         )
     if pool.groups.n_prompts < 3:
@@ -72,7 +73,9 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
     groups = pool.groups
     sizes = groups.sizes
     if groups.n_leftover:
-        notes.append(f"{groups.n_leftover} completions did not fill a group of {sizes[0]} and were left out")
+        left_out = "1 completion" if groups.n_leftover == 1 else f"{groups.n_leftover} completions"
+        was = "was" if groups.n_leftover == 1 else "were"
+        notes.append(f"{left_out} did not fill a group of {sizes[0]} and {was} left out")
     if sizes.min() != sizes.max():
         notes.append(f"groups hold between {sizes.min()} and {sizes.max()} completions: all of each prompt's were used")
     exact = [f"{row.label} ({row.known_coefficient:.4g})" for row in rows if row.known_coefficient not in (None, 1.0)]
@@ -199,8 +202,9 @@ def _about_heavy_tails(pool: PooledCompletions, rows: Sequence[EstimatorVariance
     worst = min(few, key=lambda row: min(row.n_effective_prompts, row.n_effective_beside))
     assert worst.most_influential is not None
     own = worst.n_effective_prompts <= worst.n_effective_beside
+    they_are, rest = ("it is", "rests") if len(few) == 1 else ("they are", "rest")
     return [
-        f"{_listed([row.label for row in few])}, or what they are compared with, rest on few prompts (of "
+        f"{_listed([row.label for row in few])}, or what {they_are} compared with, {rest} on few prompts (of "
         f"{worst.label if own else 'what ' + worst.label + ' is compared with'}, {pool.groups.n_prompts} prompts are "
         f"worth {min(worst.n_effective_prompts, worst.n_effective_beside):.0f}, and prompt "
         f"{pool.prompt_labels[worst.most_influential]} counts most): below about {FEW_PROMPTS} effective prompts "

@@ -38,6 +38,8 @@ def test_the_frame_names_the_prompt_and_a_note_says_what_follows():
     assert "prompt p007 counts most" in text
     assert "below about 50 effective prompts" in text
     assert "reinforce and grpo, or what they are compared with, rest on few prompts (of " in text
+    alone = quiet_compare(batch, ["reinforce"], scores, reference="reinforce").notes
+    assert "reinforce, or what it is compared with, rests on few prompts (of " in " ".join(alone)
 
 
 def test_even_gradients_get_no_note():

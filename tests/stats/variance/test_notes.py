@@ -123,6 +123,28 @@ def test_notes_name_their_size_and_are_not_repeated():
     assert len(result.to_frame(0.9)) == 4
 
 
+def test_one_completion_that_is_left_out_is_one():
+    batch, scores = interleaved_batch([5, 4, 4, 4, 4])
+    notes = quiet_compare(batch, ["rloo"], scores, group_size=4).notes
+    assert "1 completion did not fill a group of 4 and was left out" in notes
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (["rloo(singleton=nan)"], "some weights of rloo(singleton=nan) are NaN, so its row is NaN: "),
+        (
+            ["rloo(singleton=nan)", "reinforce", "token_mean(loo=True, singleton=nan)"],
+            "rloo(singleton=nan) and token_mean(loo=True, singleton=nan) are NaN, so their rows are NaN",
+        ),
+    ],
+)
+def test_rows_with_undefined_weights_are_named(labels, expected):
+    batch, scores = interleaved_batch([1, 4, 4, 4, 4])
+    _, text = warned_compare(batch, labels, scores)
+    assert expected in text
+
+
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
