@@ -13,6 +13,7 @@ from gradstats.estimators.recipes.lookup import display_name
 from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.legend import legend_below, legend_height
+from gradstats.stats.variance.minimiser import written_interval
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, filled_in
 
 #: Quantities below each other in the figure of a run, and the share of its height that each takes.
@@ -35,7 +36,8 @@ def plot_variance_curve(
     """Draw one quantity along a parameter, with its pointwise band and, thin, the simultaneous one.
 
     The raw variance is a dotted line beside that at matched signal. Where the frame has a minimiser, a diamond with its
-    interval marks it on the horizontal axis, and vertical lines mark the exponents that fits give.
+    interval marks it on the horizontal axis, an arrow an end of the interval that is the first or last value, beyond
+    which it may lie. Vertical lines mark the exponents that fits give.
 
     Args:
         table: a :class:`gradstats.stats.VarianceCurve` or its frame.
@@ -131,6 +133,10 @@ def _draw_parameters(ax: Axes, frame: pd.DataFrame) -> None:
         lowest, low, high = (float(frame.attrs[f"minimiser{end}"]) for end in ("", "_low", "_high"))
         along = ax.get_xaxis_transform()
         ax.plot([low, high], [0.03, 0.03], color=_INK, linewidth=2.0, transform=along, zorder=5)
+        start, stop = _range(frame)
+        for end, marker, is_cut in ((low, "<", low <= start), (high, ">", high >= stop)):
+            if is_cut:
+                ax.plot([end], [0.03], marker=marker, color=_INK, linestyle="", transform=along, zorder=5)
         ax.plot(
             [lowest], [0.03], marker="D", linestyle="", color="white", transform=along, zorder=6,
             label=labels["lowest"] if first else None, **{**EDGE, "markeredgewidth": 0.9},
@@ -142,10 +148,16 @@ def _labels(frame: pd.DataFrame) -> dict[str, str]:
     labels = {"matched": display_name(str(frame.attrs.get("curve", "the estimator"))), "raw": "without matching"}
     lowest, low, high = (frame.attrs.get(f"minimiser{end}") for end in ("", "_low", "_high"))
     if lowest is not None and low is not None and high is not None and np.isfinite([lowest, low, high]).all():
-        labels["lowest"] = f"lowest: {lowest:.2g} [{low:.2g}, {high:.2g}]"
+        labels["lowest"] = f"lowest: {lowest:.2g} {written_interval(low, high, _range(frame), digits=2)}"
     for fit in _fits(frame):
         labels[str(fit["fit"])] = f"α {fit['fit']}: {float(fit['value']):.2f}"
     return labels
+
+
+def _range(frame: pd.DataFrame) -> tuple[float, float]:
+    """Return the first and the last value of the parameter."""
+    at = frame["value"].to_numpy(dtype=float)
+    return (float(at.min()), float(at.max())) if len(at) else (-np.inf, np.inf)
 
 
 def _fits(frame: pd.DataFrame) -> Sequence[Mapping[str, float | str]]:

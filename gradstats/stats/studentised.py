@@ -11,8 +11,8 @@ from jaxtyping import Float, Integer
 from scipy import stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.jackknife import Estimate, Statistic, require_level
+from gradstats.stats.satterthwaite import influential_prompts, satterthwaite_degrees
 
 N_RESAMPLES = 1999
 #: Counts of prompts in resamples that are taken as numbers of eight bytes together: 32 MiB.
@@ -56,8 +56,7 @@ class StudentisedEstimate(Estimate):
     @property
     def degrees_of_error(self) -> float:
         """Degrees of freedom of the standard error: 1/(1/n − 1/M), at least 1."""
-        beyond = 1.0 / self.n_influential - 1.0 / (self.degrees + 1.0)
-        return max(1.0 / beyond, 1.0) if beyond > 0 else np.inf
+        return max(float(satterthwaite_degrees(self.n_influential, round(self.degrees) + 1)) / 2.0, 1.0)
 
     def _deviation(self, level: float) -> float:
         """Return the quantile of the deviation on one side, or that of its size where few prompts carry the error."""
@@ -169,6 +168,4 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     stderr = float(np.sqrt(variance))
     if stderr > EXACT and np.isnan(draws).mean() > 0.5:
         return Estimate(value, np.nan, "log", m - 1.0)
-    squares = (influence - influence.mean()) ** 2
-    n_influential = effective_sample_size(squares) if squares.any() else np.inf
-    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws, n_influential)
+    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws, float(influential_prompts(influence)))

@@ -33,6 +33,16 @@ def test_the_line_the_bands_and_the_marks_are_those_of_the_frame():
     np.testing.assert_allclose(by_label["without matching"].get_ydata(), frame["ratio"])
 
 
+def test_an_end_of_the_interval_that_is_cut_has_an_arrow():
+    frame = curves("ordinary")
+    assert not {"<", ">"} & {line.get_marker() for line in plots.plot_variance_curve(frame).lines}
+    frame.attrs["minimiser_low"] = 0.0
+    lines = plots.plot_variance_curve(frame).lines
+    (arrow,) = [line for line in lines if line.get_marker() in ("<", ">")]
+    assert (arrow.get_marker(), *arrow.get_xdata()) == ("<", 0.0)
+    assert "lowest: 0.8 [≤ 0, 1.3]" in [line.get_label() for line in lines]
+
+
 def test_everything_is_grey_and_lines_differ_in_dashes():
     ax = plots.plot_variance_curve(curves("ordinary"))
     for line in ax.lines:

@@ -47,3 +47,13 @@ def test_verdicts_follow_the_intervals(claims, tmp_path, monkeypatch):
         assert verdict in claims.sweep_verdict("s", "alpha", "exponent")
     assert claims.swept("s", "alpha", "α") == "a: α 1 [0.8, 1.2]; b: α 1.1 [0.9, 1.3]"
     assert claims.swept("absent", "alpha", "α") == claims.NOT_RUN
+
+
+def test_an_exponent_whose_interval_is_cut_is_written_as_such(claims, tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "FIGURES", tmp_path)
+    assert claims.best_exponent() == claims.NOT_RUN
+    table = tmp_path / "embedded" / "tables" / "curve_length_weighted_loo_true_alpha.csv"
+    table.parent.mkdir(parents=True)
+    pd.DataFrame({"value": [0.0, 1.0, 2.0]}).to_csv(table, index=False)
+    table.with_suffix(".json").write_text('{"minimiser": 0.43, "minimiser_low": 0.0, "minimiser_high": 0.676}')
+    assert claims.best_exponent() == "0.43 [≤ 0, 0.676]"

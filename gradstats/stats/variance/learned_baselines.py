@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
@@ -17,7 +17,8 @@ from gradstats.estimators.baselines.length_exponent import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import SEQUENCE_SUM, Level
 from gradstats.stats.fieller import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import Statistic, require_level
-from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
+from gradstats.stats.satterthwaite import influential_prompts, satterthwaite_degrees
+from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
 from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 
@@ -88,7 +89,8 @@ class LearnedBaseline:
         """Return the interval of the parameter of lowest variance; NaN where there are several, or it is not known.
 
         Where the slope of the variance is compatible with 0: for the exponent as in
-        :class:`gradstats.stats.variance.minimiser.Minimiser`, for the shift Fieller's set, which may be unbounded.
+        :class:`gradstats.stats.variance.minimiser.Minimiser`, cut to the exponents that were tried; for the shift
+        Fieller's set, which may be unbounded.
 
         Raises:
             ValueError: for a level outside (0, 1).
@@ -103,7 +105,8 @@ class LearnedBaseline:
         means, lows, highs = (operation(self.parameters, axis=0) for operation in (np.mean, np.min, np.max))
         low, high = self.confidence_interval(confidence_level)
         if np.isfinite(low) or np.isfinite(high):
-            return f"{self.names[0]} {means[0]:.3g} [{low:.3g}, {high:.3g}]"
+            tried = self.optimum.values if isinstance(self.optimum, Minimiser) else (-np.inf, np.inf)
+            return f"{self.names[0]} {means[0]:.3g} {written_interval(low, high, tried)}"
         return ", ".join(
             f"{name} {mean:.3g} ({low:.3g} to {high:.3g})"
             for name, mean, low, high in zip(self.names, means, lows, highs, strict=True)
@@ -150,6 +153,9 @@ def learned_shift(pool: PooledCompletions) -> LearnedBaseline:
     np.divide(descent.replicates, curvature.replicates, out=lowest, where=curvature.replicates > 0)
     chosen = unit * lowest
     optimum = fieller_ratio(descent.scaled(unit), curvature)
+    # As of the slope of any curve, at its lowest point.
+    of_error = satterthwaite_degrees(influential_prompts(optimum.influence), len(chosen))
+    optimum = replace(optimum, degrees=min(optimum.degrees, float(of_error)))
     return LearnedBaseline("learned shift", ("delta",), chosen[:, None], weights_at(chosen[_prompts(pool)]), optimum)
 
 

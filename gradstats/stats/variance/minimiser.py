@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -12,6 +13,7 @@ from scipy import interpolate, optimize, stats
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import UNKNOWN, Interval, Statistic, covariance_of, require_level
+from gradstats.stats.satterthwaite import influential_prompts, satterthwaite_degrees
 from gradstats.stats.variance.best_set import pairwise_differences
 
 #: Fewest values through which a curve is drawn; between fewer, the lowest is chosen among them.
@@ -28,10 +30,12 @@ class Minimiser:
 
     The curve V is the cubic spline through the variances at matched signal at the values, and linear in them. Its
     lowest point is the estimate. The interval holds the parameters at which the slope V′ is compatible with 0,
-    :math:`|V'(β)| ≤ t\,\mathrm{se}(V'(β))` with the delete-one-prompt jackknife of V′ and Student's t, connected with
-    the estimate; at the first and last value a slope that leads outwards is compatible as well. Where the parameter is
-    not continuous, or has few values, the interval spans the values that may be lowest, as in
-    :class:`gradstats.stats.variance.best_set.PairwiseDifferences`.
+    :math:`|V'(β)| ≤ t\,\mathrm{se}(V'(β))` with the delete-one-prompt jackknife of V′, connected with the estimate; at
+    the first and last value a slope that leads outwards is compatible as well. Student's t has the degrees of freedom
+    of that standard error, which at some β a few prompts carry: Satterthwaite's from their influence on V′(β), at most
+    M − 1. Where the interval reaches the first or last value, the true minimiser may lie beyond it
+    (:func:`written_interval`). Where the parameter is not continuous, or has few values, the interval spans the values
+    that may be lowest, as in :class:`gradstats.stats.variance.best_set.PairwiseDifferences`.
 
     Attributes:
         values: (k,) of the parameter, increasing.
@@ -108,17 +112,20 @@ class Minimiser:
         heights = self._heights
         quotient = float((there @ heights) / (best @ heights))
         slope = there / (there @ heights) - best / (best @ heights)
-        stderr = float(np.sqrt(max(slope @ self._covariance @ slope, 0.0)))
-        factor = np.exp(self._student(level) * stderr)
+        factor = np.exp(self._margin(slope[None], level)[0])
         return quotient, float(quotient / factor), float(quotient * factor)
 
     @property
     def _heights(self) -> Float[np.ndarray, " k"]:
         return np.array([one.value for one in self.variances])
 
-    @property
+    @cached_property
     def _covariance(self) -> Float[np.ndarray, "k k"]:
         return covariance_of(self.variances)
+
+    @cached_property
+    def _replicates(self) -> Float[np.ndarray, "k m"]:
+        return np.stack([one.replicates for one in self.variances])
 
     @property
     def _points(self) -> Float[np.ndarray, " points"]:
@@ -135,9 +142,8 @@ class Minimiser:
         """Return where, between a point whose slope is not compatible with 0 and one where it is, it begins to be."""
 
         def excess(parameter: float) -> float:
-            slope = self._spline(np.array([parameter]), 1)[0]
-            stderr = float(np.sqrt(max(slope @ self._covariance @ slope, 0.0)))
-            return abs(float(slope @ self._heights)) - self._student(level) * stderr
+            slope = self._spline(np.array([parameter]), 1)
+            return abs(float(slope[0] @ self._heights)) - float(self._margin(slope, level)[0])
 
         if not excess(outside) > 0.0 > excess(inside):  # a curve without noise: its lowest point
             return float(inside)
@@ -146,11 +152,9 @@ class Minimiser:
     def _compatible(self, points: Float[np.ndarray, " points"], level: float) -> Bool[np.ndarray, " points"] | None:
         """Return at which points the slope may be 0; None where its error is not known."""
         slopes = self._spline(points, 1)
-        covariance = self._covariance
-        if not np.isfinite(covariance).all():
+        if not np.isfinite(self._covariance).all():
             return None
-        stderr = np.sqrt(np.maximum(np.einsum("pk,kl,pl->p", slopes, covariance, slopes), 0.0))
-        margin, height = self._student(level) * stderr, slopes @ self._heights
+        margin, height = self._margin(slopes, level), slopes @ self._heights
         compatible = np.abs(height) <= margin
         compatible[0] |= height[0] >= 0.0
         compatible[-1] |= height[-1] <= 0.0
@@ -158,8 +162,33 @@ class Minimiser:
         compatible[np.argmin(self._spline(points) @ self._heights)] = True
         return compatible
 
-    def _student(self, level: float) -> float:
-        return float(stats.t.ppf(0.5 + level / 2.0, len(self.variances[0].replicates) - 1.0))
+    def _margin(self, coefficients: Float[np.ndarray, "p k"], level: float) -> Float[np.ndarray, " p"]:
+        """Return Student's quantile times the standard error of combinations of the variances at the values."""
+        variance = np.einsum("pk,kl,pl->p", coefficients, self._covariance, coefficients)
+        m = self._replicates.shape[1]
+        of_error = satterthwaite_degrees(influential_prompts(coefficients @ self._replicates), m)
+        quantile = np.asarray(stats.t.ppf(0.5 + level / 2.0, np.minimum(of_error, m - 1.0)))
+        return quantile * np.sqrt(np.maximum(variance, 0.0))
+
+
+def written_interval(low: float, high: float, values: ArrayLike, digits: int = 3) -> str:
+    """Write the interval of a minimiser, with ≤ or ≥ at an end where it was cut to the values of a curve.
+
+    Args:
+        low: the lower end.
+        high: the upper end.
+        values: of the parameter; an end at the first or last of them says nothing about what lies beyond.
+        digits: that are significant.
+
+    Example:
+        >>> from gradstats.stats.variance.minimiser import written_interval
+        >>> written_interval(-1.0, 0.25, [-1.0, 0.0, 1.0])
+        '[≤ -1, 0.25]'
+    """
+    first, last = np.min(values), np.max(values)
+    below = "≤ " if np.isfinite(low) and low <= first else ""
+    above = "≥ " if np.isfinite(high) and high >= last else ""
+    return f"[{below}{low:.{digits}g}, {above}{high:.{digits}g}]"
 
 
 def minimiser_of(

@@ -23,7 +23,7 @@ from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.fieller_simultaneous import fieller_simultaneous
-from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
+from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
 from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 #: The parameter that is not an estimator's: completions per group.
@@ -113,7 +113,10 @@ class VarianceCurve(Printed):
         return pd.DataFrame(rows, columns=[*columns, *(f"ratio_to_lowest{end}" for end in ("", "_low", "_high"))])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State where the variance is lowest, and what the fitted exponents cost."""
+        """State where the variance is lowest, and what the fitted exponents cost.
+
+        An end of the interval that is the first or last value is written with ≤ or ≥: the minimiser may lie beyond it.
+        """
         if not np.isfinite(self.minimiser):
             if self.lowest is not None:  # clips that no ratio reaches, as on-policy
                 return f"The variance of {self.estimator} does not depend on {self.parameter} on these completions."
@@ -122,7 +125,7 @@ class VarianceCurve(Printed):
         what = "at an equal total of completions" if self.parameter == GROUP_SIZE else "at matched signal"
         text = (
             f"{self.estimator} has its lowest variance {what} at {self.parameter} = {self.minimiser:.3g} "
-            f"[{low:.3g}, {high:.3g}]"
+            f"{written_interval(low, high, self.values)}"
         )
         if self.lowest is not None and self.lowest.is_at_an_end:
             text += ", an end of the range: it may be lower beyond"

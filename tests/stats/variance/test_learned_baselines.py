@@ -118,7 +118,15 @@ def test_the_interval_of_the_shift_is_where_the_slope_may_be_zero():
     learned = learned_shift(pool)
     low, high = learned.confidence_interval(0.9)
     assert low < learned.parameters.mean() < high
-    quantile = stats.t.ppf(0.95, 59)
+    below, above = (
+        variance_with(pool, est.asymmetric(delta=delta, loo=True).weights(pool.batch))
+        for delta in (learned.optimum.value - 0.5, learned.optimum.value + 0.5)
+    )
+    psi = (above - below).pseudo_values  # influence on the slope at the lowest point
+    psi = psi - psi.mean()
+    degrees = 2 / ((psi**4).sum() / (psi**2).sum() ** 2 - 1 / 60)
+    assert 5 < degrees < 55
+    quantile = stats.t.ppf(0.95, degrees)
     for end in (low, high):
         before, after = (
             variance_with(pool, est.asymmetric(delta=end + by, loo=True).weights(pool.batch)) for by in (-0.5, 0.5)
@@ -137,7 +145,11 @@ def test_the_interval_of_the_exponent_is_that_of_a_curve():
         EXPONENTS,
         [variance_with(pool, est.length_weighted(alpha=one, loo=True).weights(pool.batch)) for one in EXPONENTS],
     )
-    assert learned_exponent(pool).confidence_interval(0.9) == pytest.approx(curve.confidence_interval(0.9))
+    learned = learned_exponent(pool)
+    assert learned.confidence_interval(0.9) == pytest.approx(curve.confidence_interval(0.9))
+    low, high = learned.confidence_interval(0.9999)
+    assert high == EXPONENTS[-1]
+    assert learned.described(0.9999) == f"alpha {learned.parameters.mean():.3g} [{'≤ ' * (low == -1)}{low:.3g}, ≥ 2]"
     assert np.isnan(learned_mixture(pool).confidence_interval()).all()
     with pytest.raises(ValueError, match="confidence_level=2 must lie"):
         learned_mixture(pool).confidence_interval(2)

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from scipy import optimize
+from scipy import optimize, stats
 
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import Statistic, mean_statistic
 from gradstats.stats.variance.group_moments import prompt_moments, split_into_groups
-from gradstats.stats.variance.minimiser import minimiser_of
+from gradstats.stats.variance.minimiser import minimiser_of, written_interval
 
 GRID = np.linspace(-1.0, 1.0, 9)
 
@@ -28,6 +28,38 @@ def test_a_parabola_has_the_minimiser_and_the_interval_of_its_mean():
     np.testing.assert_allclose(
         found.confidence_interval(), [lowest.mean() - margin, lowest.mean() + margin], atol=0.25 / 16
     )
+
+
+def test_a_slope_that_few_prompts_carry_has_fewer_degrees_of_freedom():
+    rng = np.random.default_rng(6)
+    lowest = 0.1 * rng.standard_t(3, size=40)
+    lowest[:2] += (0.9, -0.7)
+    found = minimiser_of(GRID, [mean_statistic((value - lowest) ** 2 + 1.0) for value in GRID])
+    # V′ = 2(β − mean b) has the influence b at every β.
+    deviation = lowest - lowest.mean()
+    kurtosis = 40 * (deviation**4).sum() / (deviation**2).sum() ** 2
+    degrees = 2 * 40 / (kurtosis - 1)
+    assert 3 < degrees < 15
+    margin = stats.t.ppf(0.95, degrees) * lowest.std(ddof=1) / np.sqrt(40)
+    assert found.confidence_interval(0.9) == pytest.approx((lowest.mean() - margin, lowest.mean() + margin), rel=1e-9)
+    # The cost of a parameter rests on the same prompts: log of V(β) over V(mean b) = 1 + var b.
+    quotient, low, high = found.relative_to_lowest(0.5, 0.9)
+    assert np.log(high / quotient) == pytest.approx(np.log(quotient / low))
+    best, there = (mean_statistic((value - lowest) ** 2 + 1.0) for value in (lowest.mean(), 0.5))
+    psi = (there / best).logarithm().pseudo_values
+    psi = psi - psi.mean()
+    degrees = 2 / ((psi**4).sum() / (psi**2).sum() ** 2 - 1 / 40)
+    expected = stats.t.ppf(0.95, degrees) * psi.std(ddof=1) / np.sqrt(40)
+    assert np.log(high / quotient) == pytest.approx(expected, rel=0.05)  # to first order
+
+
+def test_an_end_that_is_cut_is_written_as_such():
+    values = [2.0, 0.0, 1.0]
+    assert written_interval(0.25, 1.0, values) == "[0.25, 1]"
+    assert written_interval(0.0, 1.2345, values) == "[≤ 0, 1.23]"
+    assert written_interval(1.2345, 2.0, values, digits=2) == "[1.2, ≥ 2]"
+    assert written_interval(0.0, 2.0, values) == "[≤ 0, ≥ 2]"
+    assert written_interval(-np.inf, 1.0, (-np.inf, np.inf)) == "[-inf, 1]"
 
 
 def test_the_order_and_the_unit_of_the_curve_do_not_matter():

@@ -63,6 +63,14 @@ def test_the_minimiser_and_the_fits(curve):
     assert f"times that at the fitted {alpha:.3g} (pooled)" in curve.sentence()
 
 
+def test_a_sentence_says_where_the_interval_is_cut():
+    batch, scores = correlated_batch(12, 6)
+    found = variance_curve(batch, "length_weighted(loo=True)", "alpha", np.linspace(-0.1, 0.1, 5), scores)
+    low, high = found.confidence_interval()
+    assert (low, high) == (-0.1, 0.1)
+    assert f"alpha = {found.minimiser:.3g} [≤ -0.1, ≥ 0.1]" in found.sentence()
+
+
 def test_an_exact_curve_is_followed():
     policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=4, n_prompts=5, rng=1)
     batch, scores, _ = policy.sample(400, 3, rng=0)
