@@ -26,6 +26,7 @@ from gradstats.stats.variance.comparison import pooled
 from gradstats.stats.variance.gradient_shares import GradientShares, gradient_shares, resolved, with_ends
 from gradstats.stats.variance.group_moments import Groups, cross_signal_among, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.kept_share import KeptShare, kept_share
+from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pooled_completions import PooledCompletions, Weighted, multiple_of
 from gradstats.stats.variance.prepared_inputs import prepared_inputs
 from gradstats.stats.variance.target import TargetChoice, target_of
@@ -76,6 +77,7 @@ class SuccessBins(Printed):
         group_size: completions of a group; None where prompts have different numbers.
         exact: whether success rates were given, and not estimated from the other half of the completions.
         target: what scales are relative to.
+        silent: a sentence where no completion has any weight, and there is nothing to split.
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = (
@@ -91,6 +93,7 @@ class SuccessBins(Printed):
     group_size: int | None
     exact: bool
     target: TargetChoice
+    silent: str | None = None
 
     def confidence_interval(
         self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "scale"
@@ -145,7 +148,7 @@ class SuccessBins(Printed):
             else f"one half of each prompt's completions forms {size}, and the other half chooses the bin, so that the "
             "bin does not depend on the rewards of the gradient"
         )
-        return [origin, *filter(None, [self.target.missing, self.target.remark])]
+        return [origin, *filter(None, [self.silent, self.target.missing, self.target.remark])]
 
 
 def variance_by_success(
@@ -239,6 +242,9 @@ def variance_by_success(
     ends, inside = binned(rates[first], N_BINS if bins is None else bins)
     judge = target_of(pool, judged).weighted
     sizes, spread = groups.sizes, _with_spread(pool)
+    silent = None
+    if judge.moments is None:
+        silent = f"{why_silent(pool)}, so the gradient that the rows are relative to is 0 and they have no values"
     return SuccessBins(
         estimators=tuple(one.label for one in chosen),
         units=tuple(unit_of(one) for one in prepared),
@@ -249,6 +255,7 @@ def variance_by_success(
         group_size=int(sizes[0]) if sizes.min() == sizes.max() else None,
         exact=success is not None,
         target=judged,
+        silent=silent,
     )
 
 
