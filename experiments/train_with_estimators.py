@@ -61,7 +61,7 @@ class Training:
     """
 
     revision: str = "step-2000"
-    tokens: int = 320_000
+    tokens: int = 160_000
     prompts: int = 8
     group_size: int = 8
     max_new_tokens: int = 128
