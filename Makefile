@@ -17,7 +17,7 @@ BROWSER = browser=; for need in chromium chromedriver; do command -v $$need > /d
 	browser=" and not browser"; }; done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint figures smollm2 clean
+.PHONY: help demo test test-all test-verl lint figures smollm2 clean
 
 help:  ## list all targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,16 @@ test-all: $(VENV)/.dev  ## run the test suite including the slow tests, with sha
 	@$(BROWSER); $(PYTEST) $(CHECKED) -m "not slow$$browser"
 	@$(PYTEST) --dist load -m slow
 
+# verl pins other versions than constraints.txt.
+.venv-verl/.verl: pyproject.toml
+	@echo "installing verl into .venv-verl …"
+	@$(PYTHON) -m venv .venv-verl
+	@.venv-verl/bin/pip --disable-pip-version-check install --quiet --editable '.[verl]' 'pytest>=8.2' 'pytest-timeout>=2.3'
+	@touch $@
+
+test-verl: .venv-verl/.verl  ## run the tests of the integration with verl, in .venv-verl, since verl pins other versions
+	@OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest tests/integrations/test_verl.py tests/integrations/test_verl_advantages.py
+
 lint: $(VENV)/.dev  ## run ruff and pyright
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -66,4 +76,4 @@ smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## downlo
 	@$(BIN)/gradstats run smollm2
 
 clean:  ## remove .venv and caches; keep runs/ and models/
-	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-verl .pytest_cache .ruff_cache .hypothesis

@@ -19,6 +19,7 @@ from gradstats.config.sections import (
     PolicySection,
     PromptsSection,
     SamplingSection,
+    Tracker,
     ValuesSection,
     VarianceSection,
 )
@@ -66,6 +67,10 @@ class Experiment(Section):
     length_scaling: LengthScalingSection = Field(default=LengthScalingSection(), description="the fit of α.")
     variance: VarianceSection = Field(default=VarianceSection(), description="which estimators are compared, and how.")
     figures: FiguresSection = Field(default=FiguresSection(), description="the figures' appearance.")
+    tracking: Tracker = Field(
+        default="none",
+        description="where settings, progress and results are logged while the run goes on: trackio, wandb, or none.",
+    )
 
     _folder: Path | None = PrivateAttr(default=None)
 

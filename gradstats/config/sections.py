@@ -39,6 +39,8 @@ WeightType = Literal["float32", "float64", "bfloat16", "float16"]
 FitMethod = Literal["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"]
 IntervalMethod = Literal["t", "hc3", "cluster", "bootstrap", "rank"]
 Target = Literal["auto", "on_policy", "importance"]
+#: Libraries that log a run.
+Tracker = Literal["none", "trackio", "wandb"]
 #: Options of something that is chosen by name elsewhere: a data source, a sampler, a chat template.
 FreeOptions = dict[str, Any]
 #: One reward, several as "name=weight", several as name → weight, or the problem set's own.

@@ -23,8 +23,8 @@ from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
 
 #: What is drawn of a cell, and its axis label.
 OF_CELLS = {"alpha": "α", "mean_length": "mean length (tokens)", "mean_reward": "mean reward"}
-#: What is drawn of the reference, along a training run.
-OF_REFERENCE = "trace_cov"
+#: What is drawn of the reference, along a training run; the second is the critical batch size.
+OF_REFERENCE = ("trace_cov", "noise_to_signal")
 #: What is drawn of each estimator.
 OF_ESTIMATORS = ("ratio", JUDGED.name)
 _STYLES = ("-", "--", ":", "-.")
@@ -71,8 +71,8 @@ def plot_sweep(
 
     Numbers stand at their values, on a log scale where the largest is at least four times the smallest, other settings
     side by side. A setting whose values name checkpoints of a training run (``step-1000``, ``RUN/checkpoint-50``) is
-    drawn against the training step, with the variance of the reference. Where further settings vary, cells that agree
-    in them are joined by a line of the same style, as the legend states.
+    drawn against the training step, with the variance and the noise-to-signal of the reference. Where further settings
+    vary, cells that agree in them are joined by a line of the same style, as the legend states.
 
     Args:
         table: a sweep, or its frame.
@@ -97,8 +97,8 @@ def plot_sweep(
     axis = _axis_of(frame, setting, training=steps is not None)
     panels = [name for name in OF_CELLS if np.isfinite(frame[name].to_numpy(dtype=float)).any()]
     ratios = [name for name in OF_ESTIMATORS if drawn and name in frame]
-    if steps is not None and OF_REFERENCE in frame:
-        panels.append(OF_REFERENCE)
+    if steps is not None:
+        panels += [name for name in OF_REFERENCE if name in frame]
     columns = 2
     rows = -(-(len(panels) + len(ratios)) // columns)
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
@@ -151,7 +151,7 @@ def _series(cells: pd.DataFrame, name: str, drawn: Sequence[str]) -> list[tuple[
     """Return what is drawn of some cells in a panel: estimator, or nothing, and its rows."""
     if name in OF_CELLS:
         return [("", cells.drop_duplicates("cell"))]
-    if name == OF_REFERENCE:
+    if name in OF_REFERENCE:
         return [("", pd.DataFrame(cells.loc[cells["estimator"] == cells.attrs.get("reference")]))]
     return [(label, pd.DataFrame(cells.loc[cells["estimator"] == label])) for label in drawn]
 
@@ -240,6 +240,6 @@ def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
     ax.set_xlim(axis.places[0] - margin, axis.places[-1] + margin)
     reference = str(frame.attrs.get("reference", "the reference"))
     label = OF_CELLS.get(name) or filled_in(QUANTITIES[name].panel_label, frame.attrs, reference).replace("\n", " ")
-    if name == OF_REFERENCE:
+    if name in OF_REFERENCE:
         label = f"{label} of {display_name(reference)}"
     ax.set_title(label, loc="left", fontsize="small")

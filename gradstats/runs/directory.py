@@ -20,6 +20,7 @@ from gradstats.report.run_folder import is_run_directory
 from gradstats.rollouts.table import token_sources
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
 from gradstats.runs.regrading import finish_regrading, read_regradings
+from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
 from gradstats.system.files import partials, read_json, remove_partials, write_json
 from gradstats.system.lock import LOCK
@@ -45,12 +46,14 @@ class RunDirectory:
         experiment: the resolved experiment.
         timings: seconds spent in each step, summed over all calls.
         remarks: the warnings of all steps, in order.
+        tracking: where the steps are logged; nowhere by default.
     """
 
     path: Path
     experiment: Experiment
     timings: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    tracking: Tracking = field(default_factory=Tracking)
 
     @classmethod
     def open(cls, path: Path, experiment: Experiment) -> RunDirectory:
@@ -125,6 +128,7 @@ class RunDirectory:
                 yield
             finally:
                 self.timings[name] = round(self.timings.get(name, 0.0) + time.monotonic() - start, 2)
+                self.tracking.step(name, self.timings[name])
                 self.remarks += [str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning)]
 
     def _experiment_folder(self) -> str | None:

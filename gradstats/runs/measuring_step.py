@@ -68,6 +68,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
             return session.measure(tables[number], report.chunk, weights)
 
         n_finished = sum(len(tables[number]) for number in finished)
+        run.tracking.begin()
         with progress_bar("measuring", len(rollouts), done=n_finished, shown=progress) as report:
             shards.make_missing(len(tables), measure_shard, on_interrupt=report.say)
     write_json(complete, {"n_shards": n_shards})
@@ -91,6 +92,7 @@ def _weightings_in(shards: Shards[Measurement], number: int) -> tuple[str, ...]:
 def _shards(run: RunDirectory) -> Shards[Measurement]:
     def save(measured: Measurement, path: Path) -> None:
         measured.save(path, run.experiment.measurement.token_dtype)
+        run.tracking.shard("measuring", measured.rollouts)
 
     return Shards(run.measurement, "", read_measurement, save, _origin(run))
 

@@ -15,6 +15,7 @@ from gradstats.runs.loading import experiment_problems
 from gradstats.runs.measuring_step import is_measured, measure_shards
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import sample_shards
+from gradstats.runs.tracking import Tracking, require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import make_values
 from gradstats.system.lock import only_writer
@@ -41,9 +42,12 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
 
     Raises:
         ValueError: when the run directory contains symbolic links (:func:`gradstats.system.outputs.refuse_links`).
+        ImportError: when the tracker is not installed.
+        RuntimeError: when the tracker cannot be started.
     """
     with code_beside(experiment.folder):
         check_names(experiment)
+        require_tracker(experiment.tracking)
         refuse_other_folder(path)
         path.mkdir(parents=True, exist_ok=True)
         with only_writer(path):
@@ -53,10 +57,13 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
 
 def _run(experiment: Experiment, path: Path, progress: bool) -> RunResult:
     run = RunDirectory.open(path, experiment)
-    sample_shards(run, progress)
-    measure_shards(run, progress)
-    make_values(run, progress)
-    return analyse(run, progress)
+    with Tracking.of(experiment, path) as run.tracking:
+        sample_shards(run, progress)
+        measure_shards(run, progress)
+        make_values(run, progress)
+        result = analyse(run, progress)
+        run.tracking.results(result)
+    return result
 
 
 def regrade_run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import RESTORE, grown_plan, read_plan, size_of
@@ -33,10 +35,15 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
             refuse_other_policy(recorded, plan.policy.digests, f"the rollouts of {run.path}", RESTORE)
         plan = grown_plan(plan, run.rollouts, revisions, run.experiment)
         run.write_experiment()
+        run.tracking.begin()
         batches = draw_batches(plan, _shards(run), progress=progress, finish_current_shard=True)
         warn_of_rollouts(Rollouts.concatenate(batches))
     write_json(complete, {"n_shards": plan.n_batches, "n_completions": plan.n_completions, **size})
 
 
 def _shards(run: RunDirectory) -> Shards[Rollouts]:
-    return Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
+    def save(rollouts: Rollouts, path: Path) -> None:
+        rollouts.to_parquet(path)
+        run.tracking.shard("sampling", rollouts)
+
+    return Shards(run.rollouts, ".parquet", read_rollouts, save, read_origin(run.rollouts))

@@ -23,6 +23,7 @@ from gradstats.report.sweeps import (
     write_sweep_results,
 )
 from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.system.files import atomic_path, partials, remove_partials
 from gradstats.system.lock import LOCK, only_writer
@@ -119,11 +120,13 @@ def check_cells(sweep: Sweep) -> None:
 
     Raises:
         ValueError: as :func:`gradstats.runs.validate.check_names`, naming the cell.
+        ImportError: when a tracker is not installed.
     """
     for cell in sweep.cells:
         with code_beside(cell.experiment.folder):
             try:
                 check_names(cell.experiment)
+                require_tracker(cell.experiment.tracking)
             except ValueError as error:
                 raise ValueError(f"{cell.name}: {error}") from error
 

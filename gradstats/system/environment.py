@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 #: The installed version of this package.
@@ -22,6 +22,14 @@ def environment() -> dict[str, object]:
         "git_commit": git_commit(),
         "hardware": hardware(),
     }
+
+
+def installed(package: str) -> str | None:
+    """Return the installed version of a package; None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def git_commit() -> str | None:

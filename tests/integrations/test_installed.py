@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import run
@@ -28,11 +30,43 @@ def test_known_versions_are_those_of_the_extra():
     ],
 )
 def test_env_states_them(monkeypatch, capsys, found, state):
-    monkeypatch.setattr(installed, "installed", lambda package: found)
+    monkeypatch.setattr(installed, "installed", lambda package: found if package == "trl" else None)
     code, out, err = run(monkeypatch, capsys, "env")
     assert code == 0, err
-    assert json.loads(out)["integrations"] == {"trl": state}
+    assert json.loads(out)["integrations"]["trl"] == state
 
 
 def test_a_package_that_is_not_installed():
     assert installed.installed("no-such-package-at-all") is None
+
+
+class TestVerl:
+    """What ``gradstats env`` says of verl, which does not report a plugin that fails."""
+
+    @pytest.fixture
+    def state(self, monkeypatch):
+        def of(registry, plugin=None):
+            def import_module(name):
+                if name == "verl.trainer.ppo.core_algos":
+                    if registry is None:
+                        raise ModuleNotFoundError("No module named 'ray'")
+                    return SimpleNamespace(ADV_ESTIMATOR_REGISTRY=registry)
+                if plugin is not None:
+                    raise plugin
+                return SimpleNamespace()
+
+            monkeypatch.setattr(importlib, "import_module", import_module)
+            monkeypatch.setattr(installed, "installed", lambda package: "0.9.1" if package == "verl" else None)
+            return installed.integrations()["verl"]
+
+        return of
+
+    def test_counts_the_registered_estimators(self, state):
+        registry = {"grpo": 1, "gradstats/rloo": 2, "gradstats": 3, "gradstatistics": 4}
+        assert state(registry) == "0.9.1; 2 estimators are registered"
+
+    def test_says_why_there_are_none(self, state):
+        failed = state({"grpo": 1}, ImportError("another torch"))
+        assert failed == "0.9.1; no estimator is registered (ImportError: another torch)"
+        assert "see VERL_USE_EXTERNAL_PLUGINS" in state({"grpo": 1})
+        assert state(None) == "0.9.1; verl cannot be imported (ModuleNotFoundError: No module named 'ray')"

@@ -98,11 +98,16 @@ def test_checkpoints_stand_at_their_training_steps():
     frame = frame_of(cells)
     for end in ("", "_low", "_high"):
         frame[f"trace_cov{end}"] = 3.0
+        frame[f"noise_to_signal{end}"] = np.where(frame["estimator"] == "rloo", 40.0, 50.0)
+    frame.loc[frame["cell"] == "c1", ["noise_to_signal", "noise_to_signal_high"]] = [np.nan, np.inf]  # not resolved
     axes = plot_sweep(frame, "policy.revision", varied=["policy.revision"])
     assert axes[3].get_title(loc="left") == "tr Cov of rloo"
     (line,) = [line for line in axes[0].get_lines() if len(line.get_xdata()) == 8]
     assert line.get_xdata().tolist() == list(range(0, 800, 100))  # linear, from the first to the last
     assert heights(axes[3]) == [[3.0] * 8]  # of the reference alone
+    assert axes[4].get_title(loc="left") == "noise to signal of rloo"
+    ((critical,)) = heights(axes[4])
+    np.testing.assert_array_equal(critical, [40.0, np.nan, *[40.0] * 6])
     assert axes[0].get_xlabel() == "training step"
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["0", "200", "400", "600"]
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 import yaml
 
 import gradstats as gs
@@ -227,3 +230,37 @@ def test_a_second_process_on_a_sweep_is_refused(file, tmp_path):
     with only_writer(tmp_path / "out"), pytest.raises(LockedError, match="another process is working on .*out"):
         gs.run_sweep(file, out=tmp_path / "out", progress=False)
     assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_adapters_of_a_training_run_are_checkpoints_in_the_order_of_their_steps(experiment, tmp_path):
+    peft = pytest.importorskip("peft")
+    training = tmp_path / "training"
+    for step in (100, 20):
+        model = gs.load_policy(experiment.policy.name, progress=False).model
+        torch.manual_seed(step)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        adapted = peft.get_peft_model(model, config)
+        adapted.peft_config["default"].base_model_name_or_path = experiment.policy.name
+        adapted.save_pretrained(training / f"checkpoint-{step}")
+    frames = {}
+    for setting in ("policy.adapter", "policy.name"):  # beside the base, and alone: each names its base
+        data = experiment.model_dump() | {"vary": {setting: str(training / "checkpoint-*")}}
+        data["measurement"]["blocks"] = "kind"
+        path = tmp_path / f"{setting}.yaml"
+        path.write_text(yaml.safe_dump(data, sort_keys=False))
+        result = gs.run_sweep(path, out=tmp_path / setting, progress=False)
+        steps = [Path(str(cell[setting])).name for cell in result.settings.values()]
+        assert steps == ["checkpoint-20", "checkpoint-100"]
+        frames[setting] = result.to_frame()
+        assert {"noise_to_signal", "trace_cov", "alpha"} <= set(frames[setting])
+        measured = [gs.read_measurement(tmp_path / setting / cell) for cell in result.settings]
+        assert measured[0].rollouts.prompt_id.tolist() == measured[1].rollouts.prompt_id.tolist()  # fixed prompts
+        assert not np.allclose(measured[0].sq_norms[:4], measured[1].sq_norms[:4])
+        assert result.path.joinpath("figures", f"{setting.replace('.', '_')}.png").is_file()
+    columns = ["estimator", "trace_cov", "ratio", "mean_length", "alpha"]
+    pd.testing.assert_frame_equal(frames["policy.adapter"][columns], frames["policy.name"][columns])
+    adapter = gs.load_policy(training / "checkpoint-20", progress=False)
+    one = gs.measure(adapter, gs.read_rollouts(tmp_path / "policy.name" / "name=checkpoint-20"), progress=False)
+    kept = gs.read_measurement(tmp_path / "policy.name" / "name=checkpoint-20")
+    np.testing.assert_allclose(one.sq_norms, kept.sq_norms, rtol=1e-5)

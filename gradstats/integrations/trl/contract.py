@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gradstats.integrations.installed import installed, known_versions
+from gradstats.integrations.installed import known_versions
+from gradstats.system.environment import installed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -8,8 +8,9 @@ import pytest
 import trl
 from small_trainers import small_trainer
 
-from gradstats.integrations.installed import installed, is_known
+from gradstats.integrations.installed import is_known
 from gradstats.integrations.trl.contract import check_trainer
+from gradstats.system.environment import installed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,0 +1,183 @@
+"""Following a run in a tracker, trackio or Weights & Biases: settings, progress, timings, results.
+
+Both libraries have the same interface: ``init``, ``log``, ``finish``, ``Table``, ``Image``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from gradstats.config.experiment import Experiment
+from gradstats.rollouts.table import Rollouts
+from gradstats.runs.result_values import completion_values, result_values
+from gradstats.system.environment import installed
+from gradstats.system.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from gradstats.runs.analysis import RunResult
+
+#: Tracker → how to install it.
+REMEDIES = {"trackio": "pip install 'gradstats[tracking]'", "wandb": "pip install wandb"}
+#: The project in which runs are logged, unless TRACKIO_PROJECT or WANDB_PROJECT names another.
+PROJECT = "gradstats"
+#: The file of a run directory that names its run in the tracker, which later calls add to.
+TRACKED = "tracking.json"
+
+
+class TrackedRun(Protocol):
+    """A run of trackio or wandb."""
+
+    def log(self, values: dict[str, object], /) -> object:
+        """Log numbers, tables and images by key."""
+
+
+class TrackerModule(Protocol):
+    """What is used of the module ``trackio`` or ``wandb``."""
+
+    Image: Callable[[str], object]
+    Table: Callable[..., object]
+    init: Callable[..., TrackedRun]
+    finish: Callable[[], object]
+
+
+def require_tracker(tracker: str) -> None:
+    """Refuse a tracker that is not installed.
+
+    Args:
+        tracker: as in an experiment file.
+
+    Raises:
+        ImportError: naming how to install it.
+    """
+    if tracker in REMEDIES and installed(tracker) is None:
+        raise ImportError(
+            f"tracking is {tracker}, which is not installed: {REMEDIES[tracker]}, or run with --set tracking=none"
+        )
+
+
+@dataclass
+class Tracking:
+    """The tracker of a run; without one, nothing is logged.
+
+    When the tracker fails, a warning says so once and the run continues without it.
+
+    Attributes:
+        name: of the tracker.
+    """
+
+    name: str = "none"
+    _module: TrackerModule | None = None
+    _run: TrackedRun | None = None
+    _since: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    @contextmanager
+    def of(cls, experiment: Experiment, path: Path) -> Iterator[Tracking]:
+        """Lend the tracker that an experiment names, with the experiment's settings logged; finish it on leaving.
+
+        Args:
+            experiment: the experiment.
+            path: the run directory, whose further calls add to the same run of the tracker.
+
+        Raises:
+            ImportError: as :func:`require_tracker`.
+            RuntimeError: when the tracker cannot be started.
+        """
+        require_tracker(experiment.tracking)
+        tracking = cls(experiment.tracking)
+        if experiment.tracking in REMEDIES:
+            tracking._open(experiment, path)
+        try:
+            yield tracking
+        finally:
+            if tracking._run is not None and tracking._module is not None:
+                tracking._attempt(tracking._module.finish)
+
+    def _open(self, experiment: Experiment, path: Path) -> None:
+        project = os.environ.get(f"{self.name.upper()}_PROJECT", PROJECT)
+        known = read_json(path / TRACKED) if (path / TRACKED).exists() else {}
+        if (known.get("tracker"), known.get("project")) != (self.name, project):
+            known = {"tracker": self.name, "project": project, "id": secrets.token_hex(4)}
+        named = {"name": experiment.name, "id": known["id"]}
+        if self.name == "trackio":  # which finds runs by their names
+            named = {"name": f"{experiment.name} {known['id']}"}
+        try:
+            self._module = importlib.import_module(self.name)  # pyright: ignore[reportAttributeAccessIssue]
+            assert self._module is not None
+            with redirect_stdout(sys.stderr):
+                self._run = self._module.init(project=project, config=experiment.model_dump(), resume="allow", **named)
+        except Exception as error:
+            raise RuntimeError(
+                f"{self.name} could not be started ({_first_line(error)}): correct its settings, or run with "
+                "--set tracking=none"
+            ) from error
+        write_json(path / TRACKED, known)
+
+    def log(self, values: Mapping[str, object]) -> None:
+        """Log numbers, tables and images by key."""
+        run = self._run
+        if run is not None and values:
+            self._attempt(lambda: run.log(dict(values)))
+
+    def begin(self) -> None:
+        """Take the time from here to the end of the first shard of a step."""
+        self._since = time.monotonic()
+
+    def shard(self, step: str, rollouts: Rollouts) -> None:
+        """Log a finished shard: its completions' number, mean length and reward, and tokens per second.
+
+        Args:
+            step: "sampling" or "measuring".
+            rollouts: its completions.
+        """
+        now = time.monotonic()
+        seconds, self._since = max(now - self._since, 1e-9), now
+        found = completion_values(rollouts) | {"tokens_per_second": float(rollouts.lengths.sum()) / seconds}
+        self.log({f"{step}/{key}": value for key, value in found.items()})
+
+    def step(self, name: str, seconds: float) -> None:
+        """Log the seconds that a step has taken in all calls."""
+        self.log({f"{name}/seconds": seconds})
+
+    def results(self, result: RunResult) -> None:
+        """Log the results of a finished run: its numbers, the table of the comparison, and the figures in PNG."""
+        module = self._module
+        if self._run is None or module is None:
+            return
+        level = result.run.experiment.variance.confidence_level
+        frame = None if result.comparison is None else result.comparison.to_frame(level)
+        on_policy = None if result.alpha is None else result.alpha.on_policy
+        values = result_values(result.measured.rollouts, result.alpha, frame, on_policy=on_policy, gap=result.gap)
+        self.log({f"results/{key}": value for key, value in values.items()})
+        if frame is not None:
+            self._attempt(lambda: self.log({"results/variance": module.Table(dataframe=frame)}))
+        for path in result.paths:
+            if path.suffix == ".png":
+                self._attempt(lambda path=path: self.log({f"figures/{path.stem}": module.Image(str(path))}))
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        """Do something with the tracker; when it fails, warn, and log nothing from then on."""
+        try:
+            with redirect_stdout(sys.stderr):
+                action()
+        except Exception as error:
+            self._run = None
+            warnings.warn(
+                f"{self.name} failed ({_first_line(error)}): the run continues, and nothing more is logged",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
