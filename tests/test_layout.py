@@ -60,6 +60,7 @@ TESTED_TOGETHER: dict[str, list[str]] = {
     "report/test_columns.py": ["report/printed_column.py"],
     # What is logged is what was recorded.
     "integrations/test_training_record.py": ["integrations/logged_values.py"],
+    "runs/test_tracking.py": ["runs/result_values.py"],
     # The list of figures is drawn there.
     "report/test_figures.py": ["report/run_figures.py"],
 }  # fmt: skip
