@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rich import box, markup
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.table import Column, Table
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
@@ -31,11 +32,25 @@ if TYPE_CHECKING:
     from gradstats.stats import AlphaReport
     from gradstats.stats.tokens.proxy_quality import ProxyQuality
 
+_UNWRAPPED = 10_000  # columns of a file or a pipe
 WIDE = 100  # columns; labels are broken into lines on a narrower terminal
 
 
 class _PipedConsole(Console):
-    """A console that leaves it to the command to exit when the reader of a pipe has closed it."""
+    """A console whose tables are as wide as they need to be in a file or a pipe, unless COLUMNS sets their width.
+
+    It also leaves it to the command to exit when the reader of a pipe has closed it.
+    """
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """The width and height of the terminal; nothing is wrapped where the output is redirected."""
+        size = super().size
+        return size if self.is_terminal or "COLUMNS" in os.environ else ConsoleDimensions(_UNWRAPPED, size.height)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self.width, self.height = new_size
 
     def on_broken_pipe(self) -> None:
         """Re-raise the BrokenPipeError that is being handled; rich would exit with code 1."""
@@ -111,9 +126,20 @@ def show_run(result: RunResult) -> None:
         console.print(escape(result.gap.sentence()))
     for remark in dict.fromkeys(result.run.remarks):
         note(remark)
+    show_paths(result.paths)
+
+
+def show_paths(paths: Sequence[Path]) -> None:
+    """Print what was written, one line for each folder, and where to start reading."""
+    folders: dict[Path, dict[str, list[str]]] = {}
+    for path in paths:
+        folders.setdefault(path.parent, {}).setdefault(path.stem, []).append(path.suffix.removeprefix("."))
     console.print("written:")
-    for path in result.paths:
-        console.print(f"  {path}")
+    for folder, files in folders.items():
+        names = [f"{stem}.{'|'.join(kinds)}" for stem, kinds in files.items()]
+        console.print(escape(f"  {folder}: {', '.join(names)}"))
+    if pages := [path for path in paths if path.suffix == ".html"]:
+        console.print(escape(f"start with {pages[-1]}"))
 
 
 def show_alpha(report: AlphaReport) -> None:
@@ -285,7 +311,8 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
     """Print what a run would do, and upper bounds on its cost."""
     console.print(
         f"{experiment.name}: would sample {cost.n_sequences:,} completions of {cost.n_prompts:,} prompts, at most "
-        f"{experiment.sampling.max_new_tokens:,} tokens each, in {cost.n_batches} shards, and measure their gradients "
+        f"{experiment.sampling.max_new_tokens:,} tokens each, in {cost.n_batches} "
+        f"{'shard' if cost.n_batches == 1 else 'shards'}, and measure their gradients "
         f"with respect to {cost.n_parameters:,} parameters"
     )
     table = Table(title="at most, if every completion ran to the cap", title_justify="left", show_header=False)

@@ -282,8 +282,8 @@ class VarianceSection(Section):
     )
     n_resamples: Count | None = Field(
         default=None,
-        description="how often the prompts are dealt into batches for batch-level estimators; by default until the "
-        "error that this leaves is small.",
+        description="how often the prompts are shuffled into new batches for batch-level estimators; by default until "
+        "the error that this leaves is small.",
     )
     confidence_level: ConfidenceLevel = Field(default=CONFIDENCE_LEVEL, description="level of the intervals.")
     seed: NonNegativeInt = Field(default=0, description="seed of the comparison.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -245,9 +246,11 @@ class Batch:
             The batch, its completions in the order of the rollouts.
 
         Raises:
-            TypeError: for a field that a Batch does not have.
+            TypeError: for a field that a Batch does not have, or a path in place of a measurement.
             ValueError: when a ragged field does not have one value per token.
         """
+        if isinstance(measured, str | os.PathLike):
+            raise TypeError(f"{str(measured)!r} is a path: give the measurement, gradstats.read_measurement(path)")
         rollouts = measured.rollouts
         masks = rollouts.masks
         mask = pad_ragged("mask", masks, masks).astype(bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar, overload
 
 from gradstats.config.labels import read_label
@@ -58,6 +59,20 @@ def get(name: str | Weighting, **parameters: object) -> Weighting:
     if ":" not in base and base not in registry.DEFINITIONS and base not in registry.ALIASES:
         raise KeyError(f"no estimator is called {base!r}: {_hint(base)}")
     return registry.get_estimator(name, **parameters)
+
+
+def get_all(estimators: Iterable[str | Weighting]) -> list[Weighting]:
+    """Find several estimators, in the order given.
+
+    Args:
+        estimators: as for :func:`get`.
+
+    Raises:
+        TypeError: for a single label, whose letters would pass for labels; otherwise as :func:`get`.
+    """
+    if isinstance(estimators, str):
+        raise TypeError(f"estimators must be a list of labels, got the text {estimators!r}: write [{estimators!r}]")
+    return [get(one) for one in estimators]
 
 
 def _hint(name: str) -> str:

@@ -82,7 +82,9 @@ _NEAR = 0.7
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that a misspelt one stands for; None where none is near."""
-    return next(iter(get_close_matches(name, list(known), n=1, cutoff=_NEAR)), None)
+    near = get_close_matches(name, list(known), cutoff=_NEAR)
+    # Letters that changed places, as in "gpro", are likelier than others that are equally similar.
+    return min(near, key=lambda one: sorted(one) != sorted(name), default=None)
 
 
 def suggest(name: str, known: list[str]) -> str:

@@ -16,6 +16,11 @@ TERMS: dict[str, str] = {
         "of the group. It changes the noise of the gradient; if it does not depend on the completion itself, it "
         "does not change the expected gradient."
     ),
+    "batch-level estimator": (
+        "An estimator that uses other prompts of its batch as well, such as a baseline that is one number for the "
+        "whole batch. It is measured on batches of prompts, formed from the measured prompts by shuffling them many "
+        "times."
+    ),
     "best set": (
         "The estimators that may have the lowest matched ratio of all, given these data: at the stated level the "
         "truly best one is among them. An estimator outside the set is shown to be noisier than another one."
@@ -36,6 +41,10 @@ TERMS: dict[str, str] = {
         "The number of equally noisy prompts that would carry the same information. Where a few prompts have much "
         "larger gradients than the others, it is much smaller than the number of prompts, and intervals may be "
         "too narrow."
+    ),
+    "effective sample size": (
+        "The number of completions of the scored policy that would be as informative as the completions drawn from "
+        "another policy once they are weighted by importance ratios."
     ),
     "energy of a token": ("The squared norm of the gradient of one token's log-probability."),
     "estimator": (
@@ -80,6 +89,10 @@ TERMS: dict[str, str] = {
         "gained at most."
     ),
     "own-sample": ("A baseline that includes the reward of the completion that it is subtracted from."),
+    "probe": (
+        "A random direction along which the gradient of every token is measured, since whole gradients of single "
+        "tokens would be too large to keep. Its error is part of every interval."
+    ),
     "ratio": (
         "The variance of an estimator's gradient divided by that of the reference (RLOO by default), on the same "
         "completions."
@@ -87,18 +100,30 @@ TERMS: dict[str, str] = {
     "score": (
         "The gradient of a completion's log-probability with respect to the parameters, written S; of one token, s."
     ),
-    "signal": ("The squared norm of the expected gradient."),
+    "signal, ‖E ĝ‖²": (
+        "The squared norm of the expected gradient. Its estimate has no bias, and may be negative where the data are "
+        "too few; it is resolved where its interval lies above 0."
+    ),
     "sketch": (
         "A random projection of a gradient to a few thousand numbers that keeps inner products on average. Its "
         "error is part of every interval."
     ),
-    "surprise over entropy": (
-        "How much less likely the sampled tokens are than the policy that is scored expects on average, in units "
-        "that are 0 on average if the samples are on-policy."
+    "squared mean score": (
+        "The squared norm of the mean score, which is 0 if the samples are on-policy. Its estimate has no bias, and "
+        "may be negative."
+    ),
+    "surprise minus entropy": (
+        "The sum over a completion's tokens of −log π less the entropy, in nats: how much less likely the sampled "
+        "tokens are than the scored policy expects. It is 0 on average if the samples are on-policy, and negative if "
+        "they were drawn at a lower temperature."
     ),
     "tr Cov": (
         "The trace of the covariance of one group's gradient: the expected squared distance from its mean, summed "
         "over all parameters. This is the noise of the gradient."
+    ),
+    "within and between prompts": (
+        "Within: answers to the same prompt are compared with one another. Between: averages of different prompts "
+        "are compared. A baseline of the group uses what varies within prompts."
     ),
     "χ² of the ratios": (
         "The variance of the importance ratios. Near 0, sampler and scorer count as one policy; above 0.01, bias "

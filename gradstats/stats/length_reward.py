@@ -64,13 +64,18 @@ class LengthRewardCorrelation(Printed):
                 f"The correlation of length and reward within prompts cannot be estimated: only {prompts} completions "
                 "that differ in both."
             )
-        estimate = (
-            f"the correlation of length and reward within prompts is {self.correlation:.2f} [{low:.2f}, {high:.2f}]"
-        )
+        estimate = f"{self.correlation:.2f} [{low:.2f}, {high:.2f}]"
         basis = f"{confidence_level:.0%} interval, {self.n_prompts} prompts whose completions vary in both"
         if low > 0 or high < 0:
-            return f"Longer answers to a prompt are {'more' if low > 0 else 'less'} often right: {estimate} ({basis})."
-        return f"No correlation of length and reward within prompts is resolved: {estimate} ({basis})."
+            often = "more" if low > 0 else "less"
+            return (
+                f"Longer answers to a prompt are {often} often right: the correlation of length and reward within "
+                f"prompts is {estimate} ({basis})."
+            )
+        return (
+            "Whether longer answers to a prompt are more or less often right is not resolved: the correlation of "
+            f"length and reward within prompts is {estimate} ({basis})."
+        )
 
 
 def length_reward_correlation(
@@ -128,7 +133,7 @@ def length_reward_correlation(
     total = sums.sum(axis=1)
     if n_prompts < 3:
         warnings.warn(
-            f"only {n_prompts} prompt(s) have completions that differ in both length and reward, so the correlation "
+            f"completions differ in both length and reward for only {n_prompts} of the prompts, so the correlation "
             "is NaN: sample more prompts that are sometimes solved",
             UserWarning,
             stacklevel=2,

@@ -115,13 +115,16 @@ def short_with_interval(value: float | None, low: float, high: float) -> str:
 
 
 def short_number(value: float) -> str:
-    """Write a number with three digits, or thousands in full; NaN as a dash.
+    """Write a number with three digits, or thousands in full; NaN as a dash, and 0 without a sign.
 
-    >>> short_number(0.87123), short_number(12345.6), short_number(float("nan"))
-    ('0.871', '12,346', '–')
+    >>> short_number(0.87123), short_number(12345.6), short_number(float("nan")), short_number(-0.0)
+    ('0.871', '12,346', '–', '0')
     """
     if math.isnan(value):
         return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    value = value or 0.0  # which is positive
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
 
 

@@ -187,7 +187,7 @@ def test_a_run_compares_as_its_variance_section_says(monkeypatch, capsys, run_di
     assert list(frame["group_size"]) == [2, 2, 4, 4]
     about = json.loads((tmp_path / "run" / "variance.json").read_text())
     assert about["prompts_per_batch"] == 2
-    assert any("batches of 2 prompts, dealt 8 times" in note for note in about["notes"])
+    assert any("measured on batches of 2 prompts" in note and "new batches 8 times" in note for note in about["notes"])
 
 
 @pytest.mark.parametrize(

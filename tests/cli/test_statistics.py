@@ -18,7 +18,7 @@ def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, po
     code, out, _ = run(monkeypatch, capsys, "alpha", points)
     assert code == 0
     assert "α = 0.7887  stderr 0.139  95% interval [0.474, 1.103]" in out
-    assert "has α = 0.829 [0.448, 1.211] (gamma)" in out
+    assert "(method gamma), α = 0.829 [0.448, 1.211]; " in out
     _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t")
     assert "α = 0.7887  stderr 0.153  95% interval [0.475, 1.102]" in out
 

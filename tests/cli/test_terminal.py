@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from gradstats.cli import terminal
 from gradstats.cli.installation import show_list
@@ -73,7 +75,7 @@ def test_durations(seconds, text):
     [
         ((1.23456, 0.5, 2.0), "1.23 [0.5, 2]"),
         ((123456.7, 1000.0, 9.9e6), "123,457 [1,000, 9,900,000]"),
-        ((1e8, -1e-5, np.inf), "1e+08 [-1e-05, inf]"),
+        ((1e8, -1e-5, np.inf), "1e+08 [-1e-05, ∞]"),
         ((0.5, np.nan, np.nan), "0.5 [–, –]"),
         ((np.nan, np.nan, np.nan), "–"),
     ],
@@ -243,3 +245,34 @@ def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
     assert [column in wide for column in heading] == [True] * 6
     assert [column in narrow for column in heading] == [True] * 3 + [False] * 3
     assert max(map(len, narrow.splitlines())) <= 80
+
+
+def test_tables_are_as_wide_as_they_need_to_be_where_the_output_is_redirected(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = "one sentence that does not fit into eighty columns beside another, and that must not be broken into lines"
+    for columns, at_most in ((None, 400), ("80", 80)):
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", columns)
+        table = Table("term", "meaning")
+        table.add_row("α", long)
+        terminal._PipedConsole(soft_wrap=True).print(table)
+        lines = capsys.readouterr().out.splitlines()
+        assert any(long in line for line in lines) == (columns is None)
+        assert max(map(len, lines)) <= at_most
+
+
+def test_what_was_written_is_one_line_for_each_folder_and_where_to_start(printed):
+    run = Path("runs/demo")
+    paths = [
+        run / "alpha.json",
+        run / "figures" / "variance.pdf",
+        run / "figures" / "variance.png",
+        run / "report.html",
+    ]
+    assert printed(terminal.show_paths, paths).splitlines() == [
+        "written:",
+        "  runs/demo: alpha.json, report.html",
+        "  runs/demo/figures: variance.pdf|png",
+        "start with runs/demo/report.html",
+    ]
+    assert "start with" not in printed(terminal.show_paths, paths[:-1])

@@ -121,3 +121,8 @@ def test_from_measurement_refuses_ragged_fields_of_another_length():
     measured = measurement(logprobs=[np.array([-1.0]), np.array([-3.0])])
     with pytest.raises(ValueError, match="logprobs does not have one value per completion token"):
         Batch.from_measurement(measured)
+
+
+def test_a_path_in_place_of_a_measurement_is_named_with_the_way_to_read_it():
+    with pytest.raises(TypeError, match=r"'runs/demo' is a path: give the measurement, gradstats\.read_measurement"):
+        Batch.from_measurement("runs/demo")

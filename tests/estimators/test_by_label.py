@@ -6,6 +6,7 @@ import pytest
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
+from gradstats.estimators.by_label import get_all
 
 BATCH = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"])
 
@@ -64,3 +65,9 @@ def test_objects_pass_through():
 def own_module(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("def half(batch, factor=0.5):\n    return factor * batch.rewards\n")
     monkeypatch.chdir(tmp_path)
+
+
+def test_a_single_label_is_not_taken_for_a_list_of_letters():
+    assert [one.label for one in get_all(["rloo", est.get("opo")])] == ["rloo", "opo"]
+    with pytest.raises(TypeError, match=r"must be a list of labels, got the text 'rloo': write \['rloo'\]"):
+        get_all("rloo")

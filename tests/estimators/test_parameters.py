@@ -108,3 +108,7 @@ def test_labels_state_parameters():
 def test_bad_calls(call, error: type, message: str):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_letters_that_changed_places_are_the_likeliest_slip():
+    assert suggest("gpro", ["gspo", "grpo", "ppo"]) == "did you mean 'grpo'?"

@@ -46,7 +46,7 @@ def test_prompts_that_vary_in_one_of_the_two_do_not_enter():
 
 
 def test_length_reward_correlation_without_variation_is_nan_with_a_reason():
-    with pytest.warns(UserWarning, match=r"only 0 prompt\(s\) have completions that differ in both"):
+    with pytest.warns(UserWarning, match="differ in both length and reward for only 0 of the prompts"):
         result = length_reward_correlation(lengths=[1, 2, 3, 4], rewards=[1, 1, 0, 0], groups=[0, 0, 1, 1])
     assert np.isnan(result.correlation)
     with pytest.raises(TypeError, match="give a measurement, or all of"):
@@ -59,7 +59,7 @@ def test_the_sentence_states_the_direction_only_where_it_is_resolved():
     batch, _ = correlated_batch()
     assert length_reward_correlation(batch).sentence().startswith("Longer answers to a prompt are less often right")
     unrelated = batch.with_fields(rewards=np.random.default_rng(0).permutation(batch.rewards))
-    assert length_reward_correlation(unrelated).sentence().startswith("No correlation of length and reward")
+    assert length_reward_correlation(unrelated).sentence().startswith("Whether longer answers to a prompt are more")
 
 
 def test_a_correlation_that_cannot_be_estimated_is_said_to_be_so():

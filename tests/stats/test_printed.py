@@ -68,8 +68,10 @@ def test_a_notebook_shows_a_table_with_escaped_sentences():
     ("value", "low", "high", "text"),
     [
         (0.87123, 0.8, 0.9, "0.871 [0.8, 0.9]"),
-        (None, 0.8, math.inf, "[0.8, inf]"),
-        (math.nan, 0.8, math.inf, "– [0.8, inf]"),
+        (None, 0.8, math.inf, "[0.8, ∞]"),
+        (math.nan, 0.8, math.inf, "– [0.8, ∞]"),
+        (-0.0, -0.0, 0.0, "0 [0, 0]"),
+        (-2.0, -math.inf, 0.5, "-2 [-∞, 0.5]"),
         (768.0, math.nan, math.nan, "768 [–, –]"),
         (math.nan, math.nan, math.nan, "–"),
         (None, math.nan, math.nan, "–"),
@@ -112,7 +114,7 @@ def test_every_result_is_short_and_holds_its_estimate(name):
     result = RESULTS[name](batch, scores, {"lengths": lengths, "sq_norms": sq_norms, "groups": groups})
     printed = str(result)
     assert len(printed) < 4000
-    assert re.search(r"\d \[-?[\d.]+, (-?[\d.e+-]+|inf)\]", printed), printed
+    assert re.search(r"\d \[-?[\d.]+, (-?[\d.e+-]+|∞)\]", printed), printed
     assert "Estimate(" not in printed
     assert "<table" in result._repr_html_()
 

@@ -108,7 +108,7 @@ class AlphaReport(Printed):
         """State α within prompts, which a group baseline uses, where it is not the α of the fit; else nothing."""
         if self.within_fit is None or self.within_fit is self.fit:
             return []
-        return [f"Within prompts, as a group baseline uses it, {self._alpha(self.within_fit)}."]
+        return [f"Among answers to the same prompt, which a group baseline compares, {self._alpha(self.within_fit)}."]
 
     def sentences(self) -> list[str]:
         """State what to consider when reading α, one sentence each; the on-policy verdict is the first."""
@@ -124,8 +124,9 @@ class AlphaReport(Printed):
                 )
         if self.mean_fit is not None:
             sentences.append(
-                f"The mean E[‖S‖² | T], which a baseline's weights follow, has {self._alpha(self.mean_fit)} (gamma), "
-                "an interval that is too narrow where single norms are very large."
+                f"Fitted to the mean of ‖S‖² at each length instead of its logarithm, as length-weighted baselines "
+                f"need it (method gamma), {self._alpha(self.mean_fit)}; this interval is too narrow where single norms "
+                "are very large."
             )
         if self.within_between is not None:
             sentences.append(self.within_between.sentence(self.confidence_level))

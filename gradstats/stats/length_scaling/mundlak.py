@@ -55,12 +55,13 @@ class MundlakTest(Printed):
         """Return the answer in words."""
         low, high = self.confidence_interval(confidence_level)
         estimate = (
-            f"α is {self.alpha_within:.3f} within prompts and {self.alpha_between:.3f} between them, a difference of "
-            f"{self.difference:.3f} [{low:.3f}, {high:.3f}] (Mundlak's test, p = {self.pvalue:.2g})"
+            f"Longer answers to the same prompt give α = {self.alpha_within:.3f}, prompts with longer answers "
+            f"α = {self.alpha_between:.3f}; the difference {self.difference:.3f} [{low:.3f}, {high:.3f}] is"
         )
+        test = f"(Mundlak's test, p = {self.pvalue:.2g})"
         if low > 0 or high < 0:
-            return f"Within and between prompts α differs, so that the line through all mixes two: {estimate}."
-        return f"No difference of α within and between prompts is resolved: {estimate}."
+            return f"{estimate} significant, so that α of all completions mixes the two {test}."
+        return f"{estimate} not resolved {test}."
 
 
 def mundlak_test(fit: LengthScalingFit) -> MundlakTest:

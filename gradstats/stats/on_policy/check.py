@@ -25,12 +25,13 @@ VERDICT_LEVEL = 0.99
 # The samples say that they are on-policy only if they exclude temperatures outside these, relative to the scored one.
 EQUIVALENT = (0.8, 1.25)
 WORDS = {
-    "surprise": "surprise over entropy",
+    "surprise": "surprise minus entropy",
     "mean_score_sq": "squared mean score",
     "energy_ratio": "energy ratio",
 }
 #: What on-policy sampling gives.
 EXPECTED = {"surprise": 0.0, "mean_score_sq": 0.0, "energy_ratio": 1.0}
+_UNITS = {"surprise": " nats per completion"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,19 +149,22 @@ class OnPolicyCheck(Printed):
                 f"Consistent with on-policy sampling: temperatures below {low:.3g} and above {high:.3g}{times} are "
                 f"excluded ({evidence})."
             )
-        recorded = " The recorded settings are those that were scored." if "temperature" in self.sampler else ""
         ends = [f"below {low:.3g}"] if low > 0.0 else []
         ends += [f"above {high:.3g}"] if np.isfinite(high) else []
         excluded = (
-            f"only temperatures {' and '.join(ends)}{times} are excluded" if ends else "no temperature is excluded"
+            f"exclude only sampling temperatures {' and '.join(ends)}{times}" if ends else "exclude no temperature"
         )
+        recorded = "The recorded settings of the sampler are those that were scored; the"
+        samples = f"{recorded if 'temperature' in self.sampler else 'The'} samples themselves"
         return (
-            f"Not resolved whether the samples are on-policy: {excluded} ({evidence}); measure more prompts.{recorded}"
+            f"{samples} do not resolve whether they are on-policy: they {excluded} ({evidence}). Measure more prompts "
+            "to resolve it."
         )
 
     def _evidence(self, estimates: Mapping[str, Estimate], confidence_level: float) -> str:
-        evidence = ", ".join(
-            f"{WORDS[name]} {estimate.value:.3g} [{low:.3g}, {high:.3g}]"
+        evidence = "; ".join(
+            f"{WORDS[name]} {estimate.value:.3g} [{low:.3g}, {high:.3g}]{_UNITS.get(name, '')}, expected "
+            f"{EXPECTED[name]:g}"
             for name, estimate in estimates.items()
             for low, high in [estimate.confidence_interval(confidence_level)]
         )

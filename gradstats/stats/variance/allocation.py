@@ -14,6 +14,7 @@ from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
+from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
 from gradstats.stats.fieller import fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, require_level
@@ -219,7 +220,7 @@ def allocate(
     """
     if not (tokens > 0 and np.isfinite(tokens)):
         raise ValueError(f"tokens={tokens} must be a positive number of completion tokens")
-    chosen = [families.get(estimator) for estimator in estimators]
+    chosen = get_all(estimators)
     for one in chosen:
         if one.across_groups:
             raise ValueError(f"{one.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
@@ -236,8 +237,8 @@ def allocate(
     notes = list(filter(None, [judged.missing, judged.remark]))
     if pools.n_prompts < FEW:
         notes.append(
-            f"fewer than {FEW} prompts: the interval of between_prompt ends too low more often than stated where this "
-            "part is small, see docs/statistics.md"
+            f"fewer than {FEW} prompts: where the variance between prompts is small, its interval may end too low; "
+            "measure more prompts, see docs/statistics.md"
         )
     for one, label in zip(prepared, (one.label for one in chosen), strict=True):
         found = {size: _parts(by_size[size], one, pools, notes) for size in measured_sizes}

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gradstats import estimators as families
 from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
+from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison import compare
@@ -40,7 +40,7 @@ def compare_available(
         ValueError: when nothing was measured for any of them, or for the reference; otherwise as
             :func:`gradstats.compare`.
     """
-    chosen = [families.get(estimator) for estimator in estimators]
+    chosen = get_all(estimators)
     reasons = reasons_against(measured, chosen, options.get("target", "auto"))
     available = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
     if not available:

@@ -15,6 +15,7 @@ from gradstats import estimators as families
 from gradstats.config.sections import Target as AskedTarget
 from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
+from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
@@ -117,9 +118,9 @@ def compare(
         max_grad_norm: norm that the gradient of a batch of prompts_per_batch prompts is clipped to, as trainers do, in
             every row; none by default. trace_cov, bias and cosine are then those of :math:`G \min(1, c/‖G‖)` with G
             the mean gradient of the batch, and ratios are to the unclipped reference.
-        n_resamples: how often the prompts are dealt into batches for batch-level estimators; by default until the error
-            that this leaves is small: 1 % of the squared standard errors, at most 512 times; fewer, but 64 at least,
-            where these would be more than 32 768 batches that an estimator weights one by one.
+        n_resamples: how often the prompts are shuffled into new batches for batch-level estimators; by default until
+            the error that this leaves is small: 1 % of the squared standard errors, at most 512 times; fewer, but 64 at
+            least, where these would be more than 32 768 batches that an estimator weights one by one.
         rng: seed of the comparison, or a generator: for the deals into batches and for the estimate of the sketch's
             error.
         target: what cosine and bias are judged against; ``"auto"``, ``"on_policy"`` or ``"importance"``.
@@ -153,7 +154,7 @@ def compare(
         prompts_per_batch=prompts_per_batch, max_grad_norm=max_grad_norm, n_resamples=n_resamples, target=target
     )  # checks them
     generator = np.random.default_rng(rng)
-    chosen = [families.get(estimator) for estimator in estimators]
+    chosen = get_all(estimators)
     if not chosen:
         raise ValueError(f"estimators is empty: name at least one of {', '.join(families.names())}")
     base = families.get(reference)

@@ -15,6 +15,7 @@ from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
+from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients
@@ -192,7 +193,7 @@ def equivalent_group_sizes(
         unresolved: what becomes of an estimator whose scale is needed and not resolved: an error, or NaN with a
             warning.
     """
-    chosen = [families.get(estimator) for estimator in estimators]
+    chosen = get_all(estimators)
     for one in chosen:
         if one.across_groups:
             raise ValueError(

@@ -11,10 +11,10 @@ import pandas as pd
 from jaxtyping import Int
 from numpy.typing import ArrayLike
 
-from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
+from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Level, Weighting, unit_of
 from gradstats.stats.fieller import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED
@@ -221,7 +221,7 @@ def variances_by_length(
     """
     if n_bins < 1:
         raise ValueError(f"n_bins={n_bins} must be at least 1")
-    chosen = [families.get(estimator) for estimator in estimators]
+    chosen = get_all(estimators)
     for one in chosen:
         if one.across_groups:
             raise ValueError(f"{one.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")

@@ -1,4 +1,4 @@
-"""What a reader of a variance table needs to know: one sentence each, with its remedy."""
+"""What a reader of a variance table needs to know: what was seen, what it means, and what to do."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ BARELY = 3.0
 BY_GROUP_MEAN = "group_mean"
 #: Rows that a note names one by one; of more, as along a curve, it names the first and the last.
 MOST_NAMED = 12
+#: Up to so many rows are named even where a note concerns every row of the table.
+FEW_ROWS = 3
 
 
 def warnings_about(
@@ -47,15 +49,15 @@ def warnings_about(
         )
     if pool.groups.n_prompts < 3:
         notes.append(
-            "2 prompts are too few for a jackknife, so every interval is NaN: measure at least 3, better 30, prompts"
+            "2 prompts are too few for intervals, which are therefore NaN: measure at least 3 prompts, better 30"
         )
         return notes
     clipping = pool.max_grad_norm is not None
     across = [estimator.label for estimator in estimators if estimator.across_groups or clipping]
     if across and pool.groups.n_prompts // pool.batch_prompts < 3:
         notes.append(
-            f"{pool.groups.n_prompts} prompts hold only 2 disjoint batches of {pool.batch_prompts}, so the "
-            f"intervals of {_listed(across)} are NaN: lower prompts_per_batch or measure more prompts"
+            f"{pool.groups.n_prompts} prompts make only 2 disjoint batches of {pool.batch_prompts}, too few for "
+            f"intervals of {_listed(across)}, which are NaN: lower prompts_per_batch or measure more prompts"
         )
     unresolved = [
         row
@@ -63,7 +65,7 @@ def warnings_about(
         if np.isfinite(row.signal_sq.stderr) and not row.resolved(CONFIDENCE_LEVEL) and row.trace_cov.value > 0
     ]
     if unresolved:
-        notes.append(_about_signal(unresolved, pool.groups.n_prompts))
+        notes.append(_about_signal(unresolved, _named(unresolved, rows), pool.groups.n_prompts))
     return notes
 
 
@@ -77,14 +79,19 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
         was = "was" if groups.n_leftover == 1 else "were"
         notes.append(f"{left_out} did not fill a group of {sizes[0]} and {was} left out")
     if sizes.min() != sizes.max():
-        notes.append(f"groups hold between {sizes.min()} and {sizes.max()} completions: all of each prompt's were used")
+        notes.append(f"groups hold between {sizes.min()} and {sizes.max()} completions: all of each prompt are used")
     exact = [f"{row.label} ({row.known_coefficient:.4g})" for row in rows if row.known_coefficient not in (None, 1.0)]
     if exact:
-        notes.append(f"{JUDGED.name} uses the exactly known scale of E[ĝ] for {_listed(exact)}")
+        scale = "scales" if len(exact) == 1 else "scale"
+        notes.append(
+            f"{_listed(exact)} {scale} the expected gradient by a factor that is known exactly (in brackets), and the "
+            f"{JUDGED.heading} allows for it"
+        )
     if not pool.on_policy:
         notes.append(
-            "scales of E[ĝ] are known for completions of the scored policy, judged against rloo; here they are not "
-            f"used, and {JUDGED.name} rests on estimated ones, except between estimators whose weights are proportional"
+            "how much an estimator scales the expected gradient is known only for completions of the scored policy "
+            f"judged against rloo; here the {JUDGED.heading} rests on estimates of it, except between estimators whose "
+            "weights are proportional"
         )
     if sizes.min() == 1 < sizes.max():
         notes.append(
@@ -94,8 +101,8 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
     if FITTED_ELSEWHERE in pool.batch.columns:
         exponents = pool.batch.columns[FITTED_ELSEWHERE]
         notes.append(
-            f"alpha=within_prompt takes for each prompt the exponent of the other prompts, {exponents.min():.3g} to "
-            f"{exponents.max():.3g}, and intervals take these as given"
+            "alpha=within_prompt weights each prompt by the exponent fitted to the other prompts "
+            f"({exponents.min():.3g} to {exponents.max():.3g}); intervals treat these exponents as known"
         )
     barely = [
         row.label
@@ -104,9 +111,8 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
     ]
     if barely:
         notes.append(
-            f"‖E ĝ‖² is barely resolved for {_listed(barely)}: values that are shown only because an estimate happened "
-            "to be large enough are exaggerated on average (too large a signal, too low a noise_to_signal); rely on "
-            "the intervals"
+            f"‖E ĝ‖² is barely resolved for {_listed(barely)}: such estimates are too large on average, and "
+            "noise-to-signal is too small. Rely on the intervals"
         )
     notes += _about_deals(pool, [row for row in rows if row.n_deals is not None])
     notes += _about_clipping(pool, [row for row in rows if np.isfinite(row.clipped_share)])
@@ -114,14 +120,14 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
     probed = pool.scores.probed
     if probed is not None:
         notes.append(
-            f"token scores come from {probed.n_probes} random probes and {len(probed.owner)} tokens measured one by "
-            "one; the probes' error is part of every interval"
+            f"gradients of single tokens come from {probed.n_probes} random probes and {len(probed.owner)} tokens "
+            "measured one by one; the probes' error is part of every interval"
         )
     if pool.scores.sketched and pool.sketch_error is not None:
-        exactly = "exact squares" if pool.scores.surplus_sq is not None else "sketched squares"
+        squares = "are exact" if pool.scores.surplus_sq is not None else "likewise"
         notes.append(
-            f"inner products come from a sketch of dimension {pool.sketch_error.dim} with {exactly}; "
-            "its error is part of every interval"
+            f"inner products of gradients are estimated from sketches of dimension {pool.sketch_error.dim} (squared "
+            f"norms {squares}); their error is part of every interval"
         )
     return notes
 
@@ -177,9 +183,9 @@ def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> 
     times = f"{deals[0]}" if len(deals) == 1 else f"{deals[0]} to {deals[-1]}"
     left = max(row.share_of_deals for row in rows)
     return [
-        f"{_listed([row.label for row in rows])} {are}: measured in batches of {pool.batch_prompts} prompts, dealt "
-        f"{times} times without replacement (bias_share is of such a batch as well); more deals "
-        f"would narrow the intervals by at most {_per_cent(left)}"
+        f"{_listed([row.label for row in rows])} {are}, measured on batches of {pool.batch_prompts} prompts; all "
+        f"prompts were shuffled into new batches {times} times, and more shuffles would narrow intervals by at most "
+        f"{_per_cent(left)}. The share of bias is that of such a batch"
     ]
 
 
@@ -187,10 +193,10 @@ def _about_clipping(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) 
     if not rows:
         return []
     shares = _listed([f"{row.clipped_share:.1%} ({row.label})" for row in rows])
-    sketched = " (norms are those of sketches)" if pool.scores.sketched else ""
+    sketched = " (of its sketch)" if pool.scores.sketched else ""
     return [
-        f"gradients of batches of {pool.batch_prompts} prompts are clipped to the norm {pool.max_grad_norm:g}"
-        f"{sketched}, which reaches {shares} of them: trace_cov, bias and cosine are those of the clipped gradients, "
+        f"the gradient of a batch of {pool.batch_prompts} prompts is clipped to the norm {pool.max_grad_norm:g}"
+        f"{sketched}, which changes {shares} of the batches. tr Cov, bias and cosine are those of clipped gradients; "
         "ratios are to the reference without clipping"
     ]
 
@@ -202,14 +208,13 @@ def _about_heavy_tails(pool: PooledCompletions, rows: Sequence[EstimatorVariance
     worst = min(few, key=lambda row: min(row.n_effective_prompts, row.n_effective_beside))
     assert worst.most_influential is not None
     own = worst.n_effective_prompts <= worst.n_effective_beside
-    they_are, rest = ("it is", "rests") if len(few) == 1 else ("they are", "rest")
     return [
-        f"{_listed([row.label for row in few])}, or what {they_are} compared with, {rest} on few prompts (of "
+        f"intervals of {_named(few, rows)} may be too narrow, above all those of the cosine and of a "
+        f"{JUDGED.heading} with an estimated scale, since few prompts carry the noise: of "
         f"{worst.label if own else 'what ' + worst.label + ' is compared with'}, {pool.groups.n_prompts} prompts are "
-        f"worth {min(worst.n_effective_prompts, worst.n_effective_beside):.0f}, and prompt "
-        f"{pool.prompt_labels[worst.most_influential]} counts most): below about {FEW_PROMPTS} effective prompts "
-        f"intervals may cover less than stated, those of cosine and of a {JUDGED.name} with an estimated scale first; "
-        "see docs/statistics.md"
+        f"worth {min(worst.n_effective_prompts, worst.n_effective_beside):.0f} effective prompts (prompt "
+        f"{pool.prompt_labels[worst.most_influential]} counts most), and about {FEW_PROMPTS} are needed. Measure more "
+        "prompts; see docs/statistics.md"
     ]
 
 
@@ -218,11 +223,11 @@ def _per_cent(share_of_variance: float) -> str:
     return f"{100.0 * (1.0 - np.sqrt(max(1.0 - share_of_variance, 0.0))):.1f} %"
 
 
-def _about_signal(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> str:
+def _about_signal(unresolved: Sequence[EstimatorVariance], named: str, n_prompts: int) -> str:
     return (
-        f"‖E ĝ‖² is not resolved for {_listed([row.label for row in unresolved])} (the {CONFIDENCE_LEVEL:.0%} interval "
-        f"reaches down to 0), so noise_to_signal is given by its lower end alone; cosine, and {JUDGED.name} unless the "
-        "scale of E[ĝ] is known exactly, have a value only where what they divide by is resolved: "
+        f"the signal ‖E ĝ‖² is not resolved for {named}: its {CONFIDENCE_LEVEL:.0%} interval reaches down to 0. "
+        "Noise-to-signal therefore has only a lower end, and a cosine, or a "
+        f"{JUDGED.heading} whose scale is not known exactly, only has a value where what it divides by is resolved. "
         f"{_prompts_needed(unresolved, n_prompts)}"
     )
 
@@ -239,15 +244,15 @@ def _prompts_needed(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> 
             )
             plans.append((needed, at_least, row.label))
     if not plans or not np.isfinite(max(plans)[1]):
-        return f"many more prompts than {n_prompts} would be needed"
+        return f"To resolve it, measure many more prompts than {n_prompts}"
     needed, at_least, label = max(plans)
-    whose = f" of {label}" if len(unresolved) > 1 else ""
+    whose = f" that of {label}" if len(unresolved) > 1 else " it"
     if np.isfinite(needed):
         size = f"an estimated {needed:,} prompts [{at_least:,}, ∞]"
-        return f"resolving that{whose} takes {size} similar to these {n_prompts}"
+        return f"Resolving{whose} takes {size} similar to these {n_prompts}"
     return (
-        f"the estimate{whose} is not positive, so that no number of prompts can be estimated; for the upper end of its "
-        f"interval {at_least:,} similar to these {n_prompts} would be needed"
+        f"How many prompts would resolve{whose} cannot be estimated, since the estimate is not positive; if the signal "
+        f"were at the upper end of its interval, {at_least:,} similar to these {n_prompts} would be needed"
     )
 
 
@@ -271,6 +276,13 @@ def groups_that_differ(rewards: Float[np.ndarray, " n"], group: Int[np.ndarray, 
     """Return the number of groups whose rewards are not all equal."""
     first = rewards[np.unique(group, return_index=True)[1]]
     return len(np.unique(group[rewards != first[group]]))
+
+
+def _named(chosen: Sequence[EstimatorVariance], rows: Sequence[EstimatorVariance]) -> str:
+    """Name some rows of a table; where these are all of more than a few, state that instead."""
+    if len(chosen) == len(rows) > FEW_ROWS:
+        return f"all {len(rows)} rows"
+    return _listed([row.label for row in chosen])
 
 
 def _listed(labels: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
+from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
 from gradstats.stats.fieller import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level
@@ -221,7 +222,7 @@ def variance_by_success(
         >>> frame[["estimator", "success_low", "scale"]].round(1).to_numpy().tolist()
         [['rloo', 0.1, 1.0], ['rloo', 0.5, 1.0], ['grpo', 0.1, 2.2], ['grpo', 0.5, 1.7]]
     """
-    chosen = [families.get(estimator) for estimator in estimators]
+    chosen = get_all(estimators)
     if not chosen:
         raise ValueError(f"estimators is empty: name at least one of {', '.join(families.names())}")
     for one in chosen:

@@ -193,13 +193,15 @@ def _about_on_policy(ratios: RatioSpread | None, differences: Sequence[str], agr
         why = f"χ² of whole completions is {_short(ratios)}" if ratios is not None else ""
         recorded = f"the sampler's settings differ ({', '.join(differences)})" if differences else ""
         return (
-            f"judged against rloo as asked for, although {' and '.join(filter(None, (why, recorded)))}: rloo is then "
-            "not the gradient of the scored policy"
+            "bias and cosine are judged against rloo as asked for, although "
+            f"{' and '.join(filter(None, (why, recorded)))}: rloo is then not the gradient of the scored policy, which "
+            "target='importance' judges against"
         )
     assert ratios is not None
     return (
-        f"sampler and scorer count as one policy: χ² of whole completions is {_short(ratios)}, so that the expected "
-        f"gradient differs by at most {np.sqrt(ratios.chi_squared.value):.2g} root mean squares of a completion's"
+        f"the samples count as on-policy: importance ratios of whole completions have a χ² of {_short(ratios)}, which "
+        f"moves the expected gradient by at most {np.sqrt(ratios.chi_squared.value):.2g} times the root mean square "
+        "gradient of a completion"
     )
 
 

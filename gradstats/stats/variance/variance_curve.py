@@ -213,7 +213,9 @@ def variance_curve(
     fits = _fitted_exponents(measured_or_batch, scores) if _weights_by_length(chosen[0], parameter) else {}
     notes = [*comparison.notes]
     if lowest is None:
-        notes.append("the minimiser is not known, since the variance at matched signal is not resolved at every value")
+        notes.append(
+            "where the variance is lowest is not known, since it is not resolved at every value: measure more prompts"
+        )
     return VarianceCurve(label, parameter, grid, comparison, lowest, fits, tuple(notes))
 
 

@@ -59,11 +59,10 @@ def test_it_finds_a_difference_and_says_so_only_then():
         said.append((test.pvalue, test.sentence()))
         assert test.to_frame()["difference_low"].item() == test.confidence_interval()[0]
     assert said[0][0] < 1e-6
-    assert said[0][1].startswith(
-        "Within and between prompts α differs, so that the line through all mixes two: α is 0."
-    )
+    assert said[0][1].startswith("Longer answers to the same prompt give α = 0.4")
+    assert "] is significant, so that α of all completions mixes the two" in said[0][1]
     assert said[1][0] > 0.05
-    assert said[1][1].startswith("No difference of α within and between prompts is resolved")
+    assert "] is not resolved" in said[1][1]
 
 
 def test_false_alarms_have_the_stated_rate():

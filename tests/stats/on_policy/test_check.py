@@ -60,7 +60,7 @@ def test_samples_of_another_temperature_fail_by_all_three():
     verdict = check.verdict()
     assert verdict.startswith("Not on-policy by the recorded settings: the tokens were drawn with temperature=0.6 and ")
     assert "scored at temperature 1 without" in verdict
-    assert "Surprise over entropy and squared mean score and energy ratio off" in verdict
+    assert "Surprise minus entropy and squared mean score and energy ratio off" in verdict
     assert check.holds() is False
 
 
@@ -73,7 +73,7 @@ def test_recorded_settings_overrule_a_test_that_finds_nothing():
     assert check.verdict().startswith(
         "Not on-policy by the recorded settings: the tokens were drawn with temperature=0.97"
     )
-    assert "The samples do not resolve it (surprise over entropy" in check.verdict()
+    assert "The samples do not resolve it (surprise minus entropy" in check.verdict()
     measured.rollouts.metadata["sampler"]["temperature"] = 1.0
     assert check_on_policy(measured).verdict().startswith("Consistent with on-policy sampling")
 
@@ -82,11 +82,12 @@ def test_a_test_without_power_resolves_nothing():
     few = drawn(1.0, n_prompts=4, per_prompt=1)
     verdict = check_on_policy(few).verdict()
     assert check_on_policy(few).holds() is None
-    assert verdict.startswith("Not resolved whether the samples are on-policy: ")
-    assert "no temperature is excluded" in verdict or "only temperatures " in verdict
-    assert verdict.endswith("measure more prompts. The recorded settings are those that were scored.")
+    assert verdict.startswith("The recorded settings of the sampler are those that were scored; the samples themselves")
+    assert "do not resolve whether they are on-policy" in verdict
+    assert "exclude no temperature" in verdict or "exclude only sampling temperatures " in verdict
+    assert verdict.endswith("Measure more prompts to resolve it.")
     few.rollouts.metadata = {}
-    assert check_on_policy(few).verdict().endswith("measure more prompts.")
+    assert check_on_policy(few).verdict().startswith("The samples themselves do not resolve")
 
 
 def test_temperatures_are_those_of_the_scorer_where_it_is_known():

@@ -132,4 +132,4 @@ def test_what_cannot_be_allocated_is_refused():
 def test_few_prompts_are_noted(n_prompts, noted):
     batch, scores = correlated_batch(n_prompts=n_prompts, size=4)
     notes = allocate(batch, ["rloo"], scores, tokens=1000).notes
-    assert any("fewer than 50 prompts: the interval of between_prompt" in note for note in notes) == noted
+    assert any("fewer than 50 prompts: where the variance between prompts is small" in note for note in notes) == noted

@@ -120,7 +120,7 @@ def test_more_deals_leave_less_error_and_the_number_is_chosen_by_it():
     chosen = quiet_compare(batch, ["batch_mean"], scores)
     row = chosen.rows[0]
     assert row.share_of_deals <= 0.01 or row.n_deals == 512
-    assert f"dealt {row.n_deals} times without replacement" in " ".join(chosen.notes)
+    assert f"shuffled into new batches {row.n_deals} times" in " ".join(chosen.notes)
 
 
 def test_many_small_batches_are_dealt_less_often(monkeypatch):
@@ -250,7 +250,7 @@ def test_a_norm_that_no_batch_reaches_changes_nothing():
     for quantity in ("trace_cov", "signal_sq", "ratio", "cosine", "bias_share"):
         np.testing.assert_allclose(frame[quantity], plain[quantity], rtol=1e-9, atol=1e-12)
     assert frame.attrs["max_grad_norm"] == 1e9
-    assert any("clipped to the norm 1e+09, which reaches 0.0% (rloo) and 0.0% (token_mean)" in n for n in found.notes)
+    assert any("clipped to the norm 1e+09, which changes 0.0% (rloo) and 0.0% (token_mean)" in n for n in found.notes)
 
 
 def test_what_clipping_refuses():

@@ -35,11 +35,11 @@ def test_the_frame_names_the_prompt_and_a_note_says_what_follows():
     assert set(frame["most_influential_prompt"]) == {"p007"}
     assert (frame["n_effective_prompts"] < 2).all()
     text = " ".join(result.notes)
-    assert "prompt p007 counts most" in text
-    assert "below about 50 effective prompts" in text
-    assert "reinforce and grpo, or what they are compared with, rest on few prompts (of " in text
+    assert "(prompt p007 counts most), and about 50 are needed" in text
+    assert "intervals of reinforce and grpo may be too narrow" in text
+    assert "80 prompts are worth 1 effective prompts" in text
     alone = quiet_compare(batch, ["reinforce"], scores, reference="reinforce").notes
-    assert "reinforce, or what it is compared with, rests on few prompts (of " in " ".join(alone)
+    assert "intervals of reinforce may be too narrow" in " ".join(alone)
 
 
 def test_even_gradients_get_no_note():

@@ -17,9 +17,9 @@ def test_unresolved_signal_is_reported_with_the_plan_of_the_most_demanding_row()
     plan = max((plan_signal(result, name) for name in ("rloo", "grpo")), key=lambda plan: plan.n_prompts)
     if np.isfinite(plan.n_prompts):
         size = f"takes an estimated {plan.n_prompts:,} prompts [{plan.n_prompts_low:,}, ∞] similar to these 30"
-        assert f"resolving that of {plan.estimator} {size}" in result.notes[0]
+        assert f"Resolving that of {plan.estimator} {size}" in result.notes[0]
     else:
-        assert f"for the upper end of its interval {plan.n_prompts_low:,} similar to these 30" in result.notes[0]
+        assert f"at the upper end of its interval, {plan.n_prompts_low:,} similar to these 30" in result.notes[0]
     frame = result.to_frame()
     assert (frame["signal_sq_low"] <= 0).all()
     assert frame["noise_to_signal"].isna().all()
@@ -40,8 +40,8 @@ def test_a_cosine_may_be_known_where_the_signal_alone_is_not():
     batch = Batch(rewards, np.full(240, 10), np.repeat(np.arange(60), 4))
     frame, text = warned_compare(batch, ["reinforce", "rloo"], scores)
     assert frame["signal_sq_low"].iloc[0] <= 0 < frame["cosine_low"].iloc[0] <= frame["cosine"].iloc[0]
-    assert "not resolved for reinforce (" in text
-    assert "have a value only where what they divide by is resolved" in text
+    assert "not resolved for reinforce:" in text
+    assert "only has a value where what it divides by is resolved" in text
     assert "without a value" not in text
 
 
@@ -55,7 +55,7 @@ def test_a_barely_resolved_signal_is_said_to_be_exaggerated(signal, said):
     assert (row.signal_sq.value < 3.0 * row.signal_sq.stderr) == said
     found = [note for note in result.notes if "barely resolved for reinforce" in note]
     assert len(found) == said
-    assert all("exaggerated on average (too large a signal, too low a noise_to_signal)" in note for note in found)
+    assert all("too large on average, and noise-to-signal is too small" in note for note in found)
 
 
 def test_equal_rewards_give_nan_with_the_reason():
@@ -113,12 +113,22 @@ def test_two_batches_have_no_interval():
     assert np.isnan(frame["signal_sq_low"].item())
 
 
+def test_a_note_on_every_row_of_a_long_table_does_not_list_them():
+    batch, scores = interleaved_batch([4] * 10, dim=200)
+    of_four, of_three = (
+        quiet_compare(batch, chosen, scores).notes[0]
+        for chosen in (["rloo", "grpo", "group_mean", "token_mean"], ["rloo", "grpo", "group_mean"])
+    )
+    assert "not resolved for all 4 rows" in of_four
+    assert "not resolved for rloo, grpo and group_mean" in of_three
+
+
 def test_notes_name_their_size_and_are_not_repeated():
     batch, scores = sized_batch(size=6)
     result = quiet_compare(batch, ["rloo", "group_mean"], scores, group_size=(4, 3), scores_are_sketches=True)
     notes = list(result.notes)
     assert any(note.startswith("group_size=4: 40 completions did not fill a group of 4") for note in notes)
-    assert sum("inner products come from a sketch of dimension 6" in note for note in notes) == 1
+    assert sum("estimated from sketches of dimension 6 " in note for note in notes) == 1
     assert result.n_leftover == 40
     assert len(result.to_frame(0.9)) == 4
 
@@ -148,8 +158,8 @@ def test_rows_with_undefined_weights_are_named(labels, expected):
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
-        (["rloo", "constant"], "constant is a batch-level estimator: measured in batches of 6 prompts"),
-        (["constant", "batch_mean"], "constant and batch_mean are batch-level estimators: measured in batches of 6"),
+        (["rloo", "constant"], "constant is a batch-level estimator, measured on batches of 6 prompts"),
+        (["constant", "batch_mean"], "constant and batch_mean are batch-level estimators, measured on batches of 6"),
     ],
 )
 def test_batch_level_estimators_are_named(chosen, sentence):

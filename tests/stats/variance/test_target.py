@@ -152,7 +152,7 @@ def test_rounding_stays_on_policy_with_a_bound():
     assert choice.kind == "on_policy"
     assert choice.agree
     assert choice.remark is not None
-    assert "at most 0.01 root mean squares" in choice.remark
+    assert "at most 0.01 times the root mean square gradient" in choice.remark
     assert choose_target("auto", slightly_off(0.04)).kind == "importance"
 
 

@@ -145,7 +145,7 @@ def test_where_the_signal_is_not_resolved_there_is_no_minimiser():
     batch, scores = correlated_batch(20, 4)
     found = variance_curve(batch, "length_weighted", "alpha", VALUES, scores)
     assert np.isnan([found.minimiser, *found.confidence_interval()]).all()
-    assert any("the minimiser is not known" in note for note in found.notes)
+    assert any("where the variance is lowest is not known" in note for note in found.notes)
     assert "is not known" in found.sentence()
 
 
