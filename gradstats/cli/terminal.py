@@ -210,6 +210,8 @@ def show_variance(frame: pd.DataFrame) -> None:
         console.print(table)
         title = None
     console.print("what the words mean: gradstats list terms")
+    if any(cell.startswith("–") for _, cells in shown for cell in cells):
+        console.print("–: not resolved or not defined on these data; see the notes")
     for heading in (column.heading for column in columns if column.together):
         console.print(f"{heading}: {TOGETHER}")
     if attrs.get("target") == "importance":

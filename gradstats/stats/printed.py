@@ -46,12 +46,14 @@ class Printed:
 
 
 def printed_sentences(result: object) -> list[str]:
-    """Return what a result says in words: its ``sentences()`` or ``sentence()``, and its notes."""
+    """Return what a result says in words: its ``sentences()``, ``sentence()`` or ``verdict()``, and its notes."""
     said: list[str] = []
     if hasattr(result, "sentences"):
         said += result.sentences()  # pyright: ignore[reportAttributeAccessIssue]
     elif hasattr(result, "sentence"):
         said.append(result.sentence())  # pyright: ignore[reportAttributeAccessIssue]
+    elif hasattr(result, "verdict"):
+        said.append(result.verdict())  # pyright: ignore[reportAttributeAccessIssue]
     said += [f"note: {one}" for one in getattr(result, "notes", ())]
     return said
 

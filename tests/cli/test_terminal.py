@@ -101,6 +101,7 @@ def test_the_variance_table_has_a_column_for_each_quantity_of_the_terminal(print
         assert QUANTITIES[name].heading.format(reference="rloo") in text
         assert f"{12 + place} [{11.5 + place:g}, {12.5 + place:g}]" in text
     assert "lowest" not in text
+    assert "not resolved" not in text
     assert "N=4" not in text
     assert "length_weighted(alpha=0.8, loo=True)" in text
 
@@ -140,6 +141,7 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     assert cells.endswith("yes")
     assert next(line for line in lines if line.startswith("rloo")).endswith("–")
     assert "all ratios: those of all rows lie between these ends at once" in text
+    assert "\n–: not resolved or not defined on these data; see the notes\n" in text
     narrow = printed(terminal.show_variance, frame, width=80).splitlines()
     assert max(map(len, narrow)) <= 80
     assert sum(line.split()[:1] == ["estimator"] for line in narrow) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from measured_by_hand import measured_by_hand
 from power_laws import noisy_power_law
 
 import gradstats as gs
-from gradstats.stats.printed import Printed, estimates_with_intervals, short_with_interval
+from gradstats.stats.printed import Printed, estimates_with_intervals, printed_sentences, short_with_interval
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,3 +126,10 @@ def test_measurements_and_rollouts_are_a_line():
         r"<Measurement of 5 completions of \d prompts, mean reward [\d.]+, lengths \d+–\d+; .*>", repr(measured)
     )
     assert re.fullmatch(r"<Rollouts: 5 completions of \d prompts, .*>", repr(measured.rollouts))
+
+
+def test_a_result_that_passes_a_verdict_prints_it():
+    assert printed_sentences(SimpleNamespace(verdict=lambda: "Consistent.", notes=["few"])) == [
+        "Consistent.",
+        "note: few",
+    ]

@@ -135,11 +135,16 @@ class Allocation(Printed):
         best = min(known, key=lambda row: row.relative_noise.value)
         ratio, low, high = best.relative_noise.with_interval(confidence_level)
         saved = 1.0 - ratio
-        return (
+        lowest = (
             f"Of these, {best.estimator} with {best.group_size} completions of {best.n_prompts:.3g} prompts has the "
-            f"lowest noise at {self.tokens:,.0f} tokens: {ratio:.3g} [{low:.3g}, {high:.3g}] times that of rloo with "
-            f"{self.reference_size}, so that equal noise takes {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} "
-            f"tokens ({confidence_level:.0%} interval of this row, {self.n_prompts} prompts)."
+            f"lowest noise at {self.tokens:,.0f} tokens"
+        )
+        if (best.estimator, best.group_size) == ("rloo", self.reference_size):
+            return f"{lowest}; it is the row that the others are compared with."
+        return (
+            f"{lowest}: {ratio:.3g} [{low:.3g}, {high:.3g}] times that of rloo with {self.reference_size}, so that "
+            f"equal noise takes {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} tokens "
+            f"({confidence_level:.0%} interval of this row, {self.n_prompts} prompts)."
         )
 
 

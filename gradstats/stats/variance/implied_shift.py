@@ -52,7 +52,8 @@ class ImpliedShift(Printed):
         low, high = self.confidence_interval(confidence_level)
         return (
             f"The baseline of {self.estimator} lies {self.delta.value:+.3g} [{low:.3g}, {high:.3g}] from the group "
-            f"mean: the equivalent δ of asymmetric ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
+            f"mean on average, as that of asymmetric with this δ does ({confidence_level:.0%} interval, "
+            f"{self.n_prompts} prompts)."
         )
 
 

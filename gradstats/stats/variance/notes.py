@@ -211,8 +211,8 @@ def _about_heavy_tails(pool: PooledCompletions, rows: Sequence[EstimatorVariance
     return [
         f"intervals of {_named(few, rows)} may be too narrow, above all those of the cosine and of a "
         f"{JUDGED.heading} with an estimated scale, since few prompts carry the noise: of "
-        f"{worst.label if own else 'what ' + worst.label + ' is compared with'}, {pool.groups.n_prompts} prompts are "
-        f"worth {min(worst.n_effective_prompts, worst.n_effective_beside):.0f} effective prompts (prompt "
+        f"{worst.label if own else 'what ' + worst.label + ' is compared with'}, {pool.groups.n_prompts} prompts count "
+        f"as {min(worst.n_effective_prompts, worst.n_effective_beside):.0f} effective prompts (prompt "
         f"{pool.prompt_labels[worst.most_influential]} counts most), and about {FEW_PROMPTS} are needed. Measure more "
         "prompts; see docs/statistics.md"
     ]
@@ -226,8 +226,8 @@ def _per_cent(share_of_variance: float) -> str:
 def _about_signal(unresolved: Sequence[EstimatorVariance], named: str, n_prompts: int) -> str:
     return (
         f"the signal ‖E ĝ‖² is not resolved for {named}: its {CONFIDENCE_LEVEL:.0%} interval reaches down to 0. "
-        "Noise-to-signal therefore has only a lower end, and a cosine, or a "
-        f"{JUDGED.heading} whose scale is not known exactly, only has a value where what it divides by is resolved. "
+        f"Noise-to-signal therefore has only a lower end, and the cosine and a {JUDGED.heading} with an estimated "
+        "scale are shown only where they are resolved themselves. "
         f"{_prompts_needed(unresolved, n_prompts)}"
     )
 

@@ -133,3 +133,12 @@ def test_few_prompts_are_noted(n_prompts, noted):
     batch, scores = correlated_batch(n_prompts=n_prompts, size=4)
     notes = allocate(batch, ["rloo"], scores, tokens=1000).notes
     assert any("fewer than 50 prompts: where the variance between prompts is small" in note for note in notes) == noted
+
+
+def test_the_row_that_all_are_compared_with_is_not_compared_with_itself():
+    batch, scores = correlated_batch(n_prompts=60, size=4)
+    alone = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[4])
+    assert alone.reference_size == 4
+    assert alone.sentence().endswith("lowest noise at 1,000 tokens; it is the row that the others are compared with.")
+    smaller = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[2])
+    assert "times that of rloo with 4, so that" in smaller.sentence()

@@ -37,7 +37,7 @@ def test_the_frame_names_the_prompt_and_a_note_says_what_follows():
     text = " ".join(result.notes)
     assert "(prompt p007 counts most), and about 50 are needed" in text
     assert "intervals of reinforce and grpo may be too narrow" in text
-    assert "80 prompts are worth 1 effective prompts" in text
+    assert "80 prompts count as 1 effective prompts" in text
     alone = quiet_compare(batch, ["reinforce"], scores, reference="reinforce").notes
     assert "intervals of reinforce may be too narrow" in " ".join(alone)
 

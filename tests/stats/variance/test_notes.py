@@ -41,7 +41,7 @@ def test_a_cosine_may_be_known_where_the_signal_alone_is_not():
     frame, text = warned_compare(batch, ["reinforce", "rloo"], scores)
     assert frame["signal_sq_low"].iloc[0] <= 0 < frame["cosine_low"].iloc[0] <= frame["cosine"].iloc[0]
     assert "not resolved for reinforce:" in text
-    assert "only has a value where what it divides by is resolved" in text
+    assert "shown only where they are resolved themselves" in text
     assert "without a value" not in text
 
 
