@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.markers import CARETUP
 from matplotlib.ticker import NullLocator
 
 from gradstats.estimators.recipes.lookup import display_name
@@ -71,8 +72,9 @@ def plot_sweep(
 
     Numbers stand at their values, on a log scale where the largest is at least four times the smallest, other settings
     side by side. A setting whose values name checkpoints of a training run (``step-1000``, ``RUN/checkpoint-50``) is
-    drawn against the training step, with the variance and the noise-to-signal of the reference. Where further settings
-    vary, cells that agree in them are joined by a line of the same style, as the legend states.
+    drawn against the training step, with the variance and the noise-to-signal of the reference. A caret stands at the
+    lower end of a quantity that is known from below only. Where further settings vary, cells that agree in them are
+    joined by a line of the same style, as the legend states.
 
     Args:
         table: a sweep, or its frame.
@@ -98,7 +100,7 @@ def plot_sweep(
     panels = [name for name in OF_CELLS if np.isfinite(frame[name].to_numpy(dtype=float)).any()]
     ratios = [name for name in OF_ESTIMATORS if drawn and name in frame]
     if steps is not None:
-        panels += [name for name in OF_REFERENCE if name in frame]
+        panels += [name for name in OF_REFERENCE if name in frame and np.isfinite(frame[f"{name}_low"]).any()]
     columns = 2
     rows = -(-(len(panels) + len(ratios)) // columns)
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
@@ -201,6 +203,8 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
     centre, low, high = (rows[f"{name}{end}"].to_numpy(dtype=float) for end in ("", "_low", "_high"))
     ax.plot(at, centre, linewidth=1.0, zorder=3, **look, **EDGE)
     ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=look["color"], linewidth=1.0, zorder=2)
+    known_below = np.isnan(centre) & np.isfinite(low)
+    ax.plot(at[known_below], low[known_below], linestyle="none", marker=CARETUP, color=look["color"], zorder=3)
 
 
 def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:

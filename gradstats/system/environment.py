@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -17,11 +18,17 @@ _PACKAGES = ("gradstats", "torch", "transformers", "numpy", "scipy", "pandas", "
 def environment() -> dict[str, object]:
     """Return the versions and hardware, as a manifest records them."""
     return {
-        "versions": {name: version(name) for name in _PACKAGES},
+        "versions": dict(_versions()),
         "python": platform.python_version(),
         "git_commit": git_commit(),
         "hardware": hardware(),
     }
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Return the versions, which do not change while a process runs; reading them takes a twentieth of a second."""
+    return {name: version(name) for name in _PACKAGES}
 
 
 def installed(package: str) -> str | None:
