@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -281,7 +282,8 @@ def find_experiment(name: str, *, sweep: bool = False) -> Path:
     kind, shipped = "sweep" if sweep else "experiment", shipped_experiments(sweeps=sweep)
     if name in shipped:
         return shipped[name]
+    near = get_close_matches(name, shipped, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(shipped)}"
     raise FileNotFoundError(
-        f"there is no {kind} file {name}, and no {kind} of that name comes with the project "
-        f"(there are {', '.join(shipped)})"
+        f"there is no {kind} file {name}, and no {kind} of that name comes with the project ({hint})"
     )

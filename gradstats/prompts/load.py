@@ -21,7 +21,7 @@ _PREFIX = "reasoning-gym/"
 _COLUMNS = tuple(field.name for field in fields(ColumnMapping))
 _HUB = ("config", "split", "revision")
 #: More problems than a run samples; with a mistyped number the generator would be busy for hours.
-_MOST_GENERATED = 1_000_000
+_MOST_GENERATED = 100_000
 
 
 def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **settings: object) -> list[Problem]:

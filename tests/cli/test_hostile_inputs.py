@@ -125,7 +125,7 @@ def test_one_completion_a_group(monkeypatch, capsys, known, tmp_path, command):
         assert "groups hold a single completion (choose group_size of at least 2), so rloo, recipe:grpo and" in err
     else:
         assert code == 1
-        assert "only 0 prompts have the 8 completions that two groups of 4 need" in err
+        assert "no prompt has the 8 completions that two groups of 4 need" in err
 
 
 @pytest.mark.parametrize("command", ["variance", "group-size"])

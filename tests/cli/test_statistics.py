@@ -149,7 +149,7 @@ def test_the_questions(monkeypatch, capsys, measured):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["group-size", "rloo", "--group-size", 5], "only 0 prompts have the 10 completions that two groups of 5 need"),
+        (["group-size", "rloo", "--group-size", 5], "no prompt has the 10 completions that two groups of 5 need"),
         (["group-size", "batch_mean"], "is a batch-level estimator"),
         (["shift", "pass_at_k"], "baseline: best of the others"),
         (["shift", "rlo"], "no estimator is called 'rlo'"),

@@ -127,6 +127,8 @@ def test_an_experiment_that_varies_settings_is_not_run_as_one(tmp_path):
         load_experiment(path)
     with pytest.raises(FileNotFoundError, match="there is no sweep file absent, and no sweep of that name"):
         load_sweep("absent")
+    with pytest.raises(FileNotFoundError, match=r"\(did you mean 'embedded_training'\?\)"):
+        load_sweep("embeded_training")
 
 
 @pytest.mark.parametrize("name", shipped_experiments(sweeps=True))

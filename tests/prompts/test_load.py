@@ -107,8 +107,8 @@ def test_missing_and_unknown_sources_are_named(tmp_path):
         load_prompts(tmp_path / "absent.jsonl")
     with pytest.raises(ValueError, match="source 'nothing' is not known"):
         load_prompts("nothing")
-    with pytest.raises(ValueError, match="n is 1000001: 'embedded' generates at most 1000000 problems"):
-        load_prompts("embedded", 1_000_001)
+    with pytest.raises(ValueError, match="n is 100001: 'embedded' generates at most 100000 problems"):
+        load_prompts("embedded", 100_001)
     with pytest.raises(ValueError, match="n is missing: 'embedded' generates its problems"):
         load_prompts("embedded")
 

@@ -58,7 +58,7 @@ def plan_alpha(
         length_spread: s, the standard deviation of log T, instead of a pilot.
 
     Raises:
-        TypeError: when neither or both of a pilot and the two numbers are given.
+        TypeError: when neither or both of a pilot and the two numbers are given, or the pilot is not a fit.
         ValueError: for a half-width, noise or spread that is not positive, or a pilot without a standard error.
 
     Example:
@@ -73,6 +73,8 @@ def plan_alpha(
     """
     if (pilot is None) == (noise is None and length_spread is None):
         raise TypeError("give either a pilot fit, or both noise= and length_spread=")
+    if pilot is not None and not isinstance(pilot, LengthScalingFit):
+        raise TypeError(f"pilot is a {type(pilot).__name__}: give a fit, for example gs.fit_length_scaling(measured)")
     for name, value, example in (
         ("half_width", half_width, 0.05),
         ("noise", noise, 1.0),

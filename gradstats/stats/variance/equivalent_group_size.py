@@ -207,9 +207,11 @@ def equivalent_group_sizes(
     batch = inputs.batch
     enough = batch.group_sizes >= 2 * group_size
     if enough.sum() < 3:
+        found = int(enough.sum())
         raise ValueError(
-            f"only {int(enough.sum())} prompts have the {2 * group_size} completions that two groups of {group_size} "
-            "need, and at least 3 prompts are required: sample more completions or lower group_size"
+            f"{('no prompt has', 'only 1 prompt has', 'only 2 prompts have')[found]} the {2 * group_size} completions "
+            f"that two groups of {group_size} need, and at least 3 prompts are required: sample more completions or "
+            "lower group_size"
         )
     pools = pools_by_size(inputs, judged, enough, np.random.default_rng(rng))
     for one in chosen:

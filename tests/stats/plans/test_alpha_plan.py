@@ -41,6 +41,8 @@ def test_a_plan_from_noise_and_spread_of_lengths():
 
 
 def test_plan_refusals():
+    with pytest.raises(TypeError, match="pilot is a dict: give a fit, for example gs.fit_length_scaling"):
+        plan_alpha({"alpha": 0.8})
     pilot = fit_length_scaling(lengths=[1, 2, 3, 4], sq_norms=[1, 2, 4, 3])
     with pytest.raises(ValueError, match="half_width=0 must be positive"):
         plan_alpha(pilot, 0.0)

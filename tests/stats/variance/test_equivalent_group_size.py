@@ -62,7 +62,7 @@ def test_group_size_refusals():
     batch, scores = correlated_batch(n_prompts=5, size=8)
     with pytest.raises(ValueError, match="group_size=2 must be at least 3"):
         equivalent_group_size(batch, "rloo", 2, scores)
-    with pytest.raises(ValueError, match="only 0 prompts have the 10 completions"):
+    with pytest.raises(ValueError, match="no prompt has the 10 completions"):
         equivalent_group_size(batch, "rloo", 5, scores)
     with pytest.raises(ValueError, match="is a batch-level estimator"):
         equivalent_group_size(batch, "batch_mean", 4, scores)
