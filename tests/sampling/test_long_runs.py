@@ -41,6 +41,7 @@ def experiment(policy_folder, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_killed_at_ten_random_moments_every_shard_is_kept_and_the_table_is_the_same(tmp_path):
     experiment = Experiment(
         name="killed",
