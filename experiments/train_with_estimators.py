@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import datasets
 import numpy as np
@@ -161,11 +162,11 @@ def train_arm(arm: str, seed: int, training: Training, monitored: Path | None) -
             save_strategy="no",
             disable_tqdm=True,
         )
-        trainer = GRPOTrainer(
+        trainer: Any = GRPOTrainer(
             model=policy.model,
             args=settings,
             processing_class=policy.tokenizer,
-            reward_funcs=scorer,
+            reward_funcs=cast(Any, scorer),
             train_dataset=datasets.Dataset.from_list(rows),
             callbacks=[StopAtTokens(scorer, training.tokens)],
         )

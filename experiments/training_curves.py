@@ -134,8 +134,8 @@ def measured_ratios(folder: Path) -> pd.DataFrame:
         return pd.DataFrame(rows)
     for label, of_label in pd.concat(frames, ignore_index=True).groupby("estimator", sort=False):
         logs = of_label.assign(log=np.log(of_label["matched_ratio"].where(of_label["matched_ratio"] > 0)))
-        means = logs.groupby("seed")["log"].mean().dropna().to_numpy(dtype=float)
-        unresolved = int(logs["log"].isna().sum())
+        means = np.array([one["log"].mean() for _, one in logs.dropna(subset=["log"]).groupby("seed")], dtype=float)
+        unresolved = int(np.isnan(logs["log"].to_numpy(dtype=float)).sum())
         known = {"estimator": label, "seeds": len(means), "measured": len(logs), "unresolved": unresolved}
         rows.append(known | {name: np.exp(log) for name, log in with_interval(means, "matched_ratio").items()})
     return pd.DataFrame(rows)
@@ -148,7 +148,7 @@ def draw_curves(table: pd.DataFrame, start: float, stem: Path) -> list[Path]:
         arms = list(dict.fromkeys(table["arm"]))
         step = np.diff(np.unique(table["tokens"])).min() / 1000.0
         for place, arm in enumerate(arms):
-            rows = table[table["arm"] == arm]
+            rows = table.loc[table["arm"] == arm]
             look = estimator_appearance(ARMS[arm])
             at = rows["tokens"].to_numpy() / 1000.0 + 0.12 * step * (place - (len(arms) - 1) / 2.0)
             ax.plot(at, rows["mean_reward"], linewidth=1.0, label=ARMS[arm], zorder=3, **look._asdict(), **EDGE)
@@ -168,7 +168,7 @@ def draw_differences(table: pd.DataFrame, stem: Path) -> list[Path]:
         fig, axes = plt.subplots(1, len(QUANTITIES), sharey=True)
         ends = table[["difference", "difference_low", "difference_high"]].to_numpy(dtype=float)
         for ax, (quantity, words) in zip(axes, QUANTITIES.items(), strict=True):
-            rows = table[table["quantity"] == quantity]
+            rows = table.loc[table["quantity"] == quantity]
             ax.set_xlim(*forest_limits(ends, logarithmic=False, landmark=0.0))
             draw_landmark(ax, 0.0)
             for place, row in enumerate(rows.to_dict("records")):
