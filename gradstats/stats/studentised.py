@@ -17,6 +17,8 @@ from gradstats.stats.satterthwaite import influential_prompts, satterthwaite_deg
 N_RESAMPLES = 1999
 #: Counts of prompts in resamples that are taken as numbers of eight bytes together: 32 MiB.
 COUNTS_AT_ONCE = 2**22
+# A resample whose standard error is below this share of the sample's has no spread to speak of.
+LEAST_SPREAD = 0.1
 # Below this standard error a logarithm is known exactly, up to rounding.
 EXACT = 1e-12
 
@@ -26,7 +28,7 @@ class StudentisedEstimate(Estimate):
     """A number whose logarithm has the quantile of a studentised bootstrap where that is wider than Student's.
 
     Attributes:
-        draws: (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample without a spread.
+        draws: (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample of hardly any spread.
         n_influential: n, how many prompts of equal squared influence the standard error rests on.
     """
 
@@ -134,17 +136,19 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     .. math:: \log\frac{A^*}{B^*}, \qquad A^* = \tfrac1M\sum_m π_m a_m, \qquad
         \mathrm{se}^{*2} = \frac{1}{M(M-1)}\sum_m π_m\Big(\frac{a_m}{A^*} - \frac{b_m}{B^*}\Big)²,
 
-    the delta method in closed form. The quantile of the deviation of the logarithm over se*, that of
-    :func:`largest_deviation` or Student's where that is larger, is multiplied with the delete-one-prompt jackknife of
-    log A/B, which counts a prompt of high leverage in full, together with the errors of sketch, probes and deals
-    (P. Hall, *The Bootstrap and Edgeworth Expansion*, 1992). That standard error is itself uncertain where few prompts
-    carry it: with ψ the influence of a prompt and :math:`n = (\sum ψ²)²/\sum ψ⁴` it has :math:`2/(1/n - 1/M)` degrees
-    of freedom (Satterthwaite 1946), M where the influence is normal. The sample's n is too large, since most prompts
-    that carry the variance of a heavy-tailed population are not in it: half as many degrees are taken,
-    :math:`ν = 1/(1/n - 1/M)`, and the interval is wider by :math:`t_ν/t_{M-1}`. For the same reason the misses then lie
-    on one side, which the sample does not show: as 3n/M falls from 1 to 0, the quantile of the size of the deviation
-    rises from the stated level to half way between it and 1, and is used where it is wider. Both are choices supported
-    by simulations of heavy-tailed populations (docs/statistics.md), not theorems.
+    the delta method in closed form. A resample whose se* is below a tenth of the sample's says nothing: with few
+    prompts and 0/1 rewards it may hold only groups of the same success rate, in which the two gradients are
+    proportional. The quantile of the deviation of the logarithm over se*, that of :func:`largest_deviation` or
+    Student's where that is larger, is multiplied with the delete-one-prompt jackknife of log A/B, which counts a prompt
+    of high leverage in full, together with the errors of sketch, probes and deals (P. Hall, *The Bootstrap and
+    Edgeworth Expansion*, 1992). That standard error is itself uncertain where few prompts carry it: with ψ the
+    influence of a prompt and :math:`n = (\sum ψ²)²/\sum ψ⁴` it has :math:`2/(1/n - 1/M)` degrees of freedom
+    (Satterthwaite 1946), M where the influence is normal. The sample's n is too large, since most prompts that carry
+    the variance of a heavy-tailed population are not in it: half as many degrees are taken, :math:`ν = 1/(1/n - 1/M)`,
+    and the interval is wider by :math:`t_ν/t_{M-1}`. For the same reason the misses then lie on one side, which the
+    sample does not show: as 3n/M falls from 1 to 0, the quantile of the size of the deviation rises from the stated
+    level to half way between it and 1, and is used where it is wider. Both are choices supported by simulations of
+    heavy-tailed populations (docs/statistics.md), not theorems.
     """
     m = len(numerator.replicates)
     difference = numerator.in_units_of_itself() - denominator.in_units_of_itself()
@@ -163,8 +167,8 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
         shift = psi / beta
         squares = (psi_sq - 2.0 * shift * product + shift**2 * beta_sq) / (psi + beta) ** 2
         draws = np.log1p(shift) / np.sqrt(np.maximum(squares, 0.0) / (m - 1.0))
-    # A resample without a spread, such as one prompt M times, says nothing.
-    draws[~np.isfinite(draws)] = np.nan
+        spread = squares / (np.mean(influence**2) - np.mean(influence) ** 2)
+    draws[~(np.isfinite(draws) & (spread > LEAST_SPREAD**2))] = np.nan
     stderr = float(np.sqrt(variance))
     if stderr > EXACT and np.isnan(draws).mean() > 0.5:
         return Estimate(value, np.nan, "log", m - 1.0)

@@ -109,3 +109,13 @@ def test_blocks_of_resamples_give_the_same_intervals(monkeypatch):
     studentised.resampled_prompts.cache_clear()
     pd.testing.assert_frame_equal(blocks, whole, rtol=1e-12, atol=0)
     assert whole["ratio_high"].notna().all()
+
+
+def test_few_groups_of_two_success_rates_do_not_blow_the_interval_up():
+    """Most prompts give no gradient, and the others one of two quotients: some resamples hold a single one of these."""
+    rng = np.random.default_rng(0)
+    size = np.exp(0.2 * rng.normal(size=12)) * ([0.0] * 6 + [1.0] * 6)
+    quotient = np.array([4.0] * 9 + [4.6] * 3) * np.exp(1e-4 * rng.normal(size=12))
+    low, high = studentised_ratio(mean_statistic(quotient * size), mean_statistic(size)).confidence_interval()
+    assert 3.5 < low < 4.1
+    assert 4.4 < high < 5.0
