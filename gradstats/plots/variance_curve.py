@@ -156,8 +156,10 @@ def _labels(frame: pd.DataFrame) -> dict[str, str]:
 
 def _range(frame: pd.DataFrame) -> tuple[float, float]:
     """Return the first and the last value of the parameter."""
+    if "value" not in frame or not len(frame):  # refused or left empty where it is drawn
+        return -np.inf, np.inf
     at = frame["value"].to_numpy(dtype=float)
-    return (float(at.min()), float(at.max())) if len(at) else (-np.inf, np.inf)
+    return float(at.min()), float(at.max())
 
 
 def _fits(frame: pd.DataFrame) -> Sequence[Mapping[str, float | str]]:

@@ -48,7 +48,7 @@ def measured(tmp_path_factory):
         rollouts,
         sq_norms_by_block=pd.DataFrame({"attention": 0.25 * squares, "mlp": 0.75 * squares}),
         sketches=sketches,
-        logprobs=[np.log(0.125) + rng.normal(0.0, 0.8, length) for length in lengths],
+        logprobs=[np.minimum(np.log(0.125) + rng.normal(0.0, 0.8, length), -0.5) for length in lengths],
         entropy=[np.full(length, np.log(8.0)) for length in lengths],
         sum_pi_squared=[np.full(length, 0.125) for length in lengths],
         hidden_sq_norms=[np.ones(length) for length in lengths],

@@ -25,8 +25,10 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
     assert "α = " in out
     assert "length_weighted(alpha=0.8, loo=True)" in out
     for name in ("alpha.json", "variance.csv", "figures/length_scaling.pdf", "figures/variance.pdf", "manifest.json"):
-        assert str(run_directory / "run" / name) in out
         assert (run_directory / "run" / name).exists()
+    assert f"{run_directory / 'run'}: alpha.json, variance.csv|json, manifest.json, report.html" in out
+    assert f"{run_directory / 'run' / 'figures'}: " in out
+    assert f"start with {run_directory / 'run' / 'report.html'}" in out
     code, out, _ = run(monkeypatch, capsys, "variance", run_directory / "run", "--estimators", "rloo", "group_mean")
     assert code == 0
     assert "group_mean" in out

@@ -92,7 +92,7 @@ def test_it_is_batch_level_but_stays_in_its_group_in_a_comparison():
     expected = quietly(gs.compare, given, [GivenExponents(estimator)], scores, group_size=2).rows[0]
     assert row.trace_cov.value == expected.trace_cov.value
     low, high = exponents_of_others(batch).min(), exponents_of_others(batch).max()
-    assert any(f"the exponent of the other prompts, {low:.3g} to {high:.3g}" in note for note in table.notes)
+    assert any(f"the exponent fitted to the other prompts ({low:.3g} to {high:.3g})" in note for note in table.notes)
 
 
 def test_fitting_costs_no_bias():

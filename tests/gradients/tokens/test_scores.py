@@ -61,7 +61,7 @@ def test_a_share_takes_as_many_tokens_as_hold_it():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"token_probes": -1}, "token_probes is -1: it must be an integer of at least 0 .random directions"),
+        ({"token_probes": -1}, "token_probes is -1: it must be an integer in .0, 65536. .random directions"),
         (
             {"token_exact": -2},
             "token_exact is -2: it must be an integer of at least 0, or a number of at least 0 .tokens of each",

@@ -44,7 +44,7 @@ def test_a_measurement_is_split_by_sample_id_and_its_sketches_are_used():
     measured, vectors = measurement()
     result = quiet_compare(measured, ["rloo", "norm_weighted"], group_size=2)
     assert result.sketch_dim == 5
-    assert "dimension 5 with exact squares" in " ".join(result.notes)
+    assert "sketches of dimension 5 (squared norms are exact)" in " ".join(result.notes)
     order = np.lexsort((measured.rollouts.sample_id, measured.rollouts.prompt_id))
     batch = Batch.from_measurement(measured).select(order)
     by_hand = quiet_compare(batch, ["rloo", "norm_weighted"], vectors[order], group_size=2, scores_are_sketches=True)
