@@ -120,6 +120,7 @@ def test_a_run_keeps_its_reference_and_its_sampler(run):
         RunDirectory.open(run, experiment(reference_policy={}))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 @pytest.mark.timeout(1200)
 def test_a_run_that_is_killed_while_it_makes_values_resumes_to_the_same_bytes(finished, tmp_path):
