@@ -210,7 +210,7 @@ CLAIMS = [
     Claim(
         "Value networks judge intermediate states poorly; Monte-Carlo values of prefixes do better",
         "Kazemnejad et al. 2024, 2410.01679",
-        "gradstats critic RUN",
+        'gradstats variance RUN --estimators "vine(k=4)" gae; gradstats critic RUN',
         "[variance](../figures/zoo/zoo.png), [critic](../figures/embedded_values/critic.png)",
         lambda: (
             f"over `rloo`, `vine(k=4)` {shown(cell('embedded_zoo', 'variance', 'vine(k=4)', 'ratio'))} and `gae` with "

@@ -39,6 +39,8 @@ WeightType = Literal["float32", "float64", "bfloat16", "float16"]
 FitMethod = Literal["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"]
 IntervalMethod = Literal["t", "hc3", "cluster", "bootstrap", "rank"]
 Target = Literal["auto", "on_policy", "importance"]
+# Beyond what any study needs; a mistyped size would fill the memory.
+_MOST_SKETCH_DIM, _MOST_TOKEN_PROBES = 2**24, 2**16
 #: Libraries that log a run.
 Tracker = Literal["none", "trackio", "wandb"]
 #: Options of something that is chosen by name elsewhere: a data source, a sampler, a chat template.
@@ -147,7 +149,7 @@ class MeasurementSection(Section):
         description="regular expression of the parameters to differentiate; all trainable ones by default.",
     )
     blocks: BlockNames = Field(default="layer", description="how squared norms are split: layer, kind or parameter.")
-    sketch_dim: Annotated[int, Ge(1), Le(2**24)] | None = Field(
+    sketch_dim: Annotated[int, Ge(1), Le(_MOST_SKETCH_DIM)] | None = Field(
         default=16384,
         description="dimension of the random projections, which variance comparisons need; None for none.",
     )
@@ -159,7 +161,7 @@ class MeasurementSection(Section):
         description="random signs of the projections: 1 (kept in memory), 2 (computed on the device); 1 up to 268 "
         "million parameters and 2 above by default; measurements to be compared need the same.",
     )
-    token_probes: Annotated[int, Ge(0), Le(2**16)] = Field(
+    token_probes: Annotated[int, Ge(0), Le(_MOST_TOKEN_PROBES)] = Field(
         default=0, description="random directions that every token's score is projected on; 0 for none."
     )
     token_exact: NonNegativeInt | Annotated[float, Ge(0)] = Field(

@@ -61,8 +61,8 @@ def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np
     prompts E[ĝ] is therefore not a multiple of ∇J.
 
     Its source defines it for 0/1 rewards. Rewards of at least 0 keep A between −1 and N − 1. A negative group mean
-    turns the gradient round. Where the rewards of a group have both signs, R̄ may come near 0: if its density there is
-    positive, as with continuous rewards, :math:`E|1/\bar R| = ∞`, and the gradient has neither expectation nor
+    reverses the sign of the gradient. Where the rewards of a group have both signs, R̄ may come near 0: if its density
+    there is positive, as with continuous rewards, :math:`E|1/\bar R| = ∞`, and the gradient has neither expectation nor
     variance.
 
     Args:

@@ -150,7 +150,9 @@ def _about_group_means(pool: PooledCompletions, estimators: Sequence[Weighting])
 def _about_negative_rewards(batch: Batch) -> str:
     index, size, n_groups = batch.group_index, batch.group_sizes, batch.n_groups
     mean = np.bincount(index, weights=batch.rewards, minlength=n_groups) / size
-    parts = [f"which is negative in {int((mean < 0).sum())} of {n_groups} groups and turns their gradient round"]
+    parts = [
+        f"which is negative in {int((mean < 0).sum())} of {n_groups} groups and reverses the sign of their gradient"
+    ]
     mixed = of_both_signs(batch)
     if mixed.any():
         rows = np.flatnonzero((mixed & (mean != 0))[index])
@@ -183,9 +185,10 @@ def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> 
     times = f"{deals[0]}" if len(deals) == 1 else f"{deals[0]} to {deals[-1]}"
     left = max(row.share_of_deals for row in rows)
     return [
-        f"{_listed([row.label for row in rows])} {are}, measured on batches of {pool.batch_prompts} prompts; all "
+        f"{_listed([row.label for row in rows])} {are}, measured on batches of {pool.batch_prompts} "
+        f"{'prompt' if pool.batch_prompts == 1 else 'prompts'}; all "
         f"prompts were shuffled into new batches {times} times, and more shuffles would narrow intervals by at most "
-        f"{_per_cent(left)}. The share of bias is that of such a batch"
+        f"{_per_cent(left)}. Shares of bias are those of one such batch"
     ]
 
 

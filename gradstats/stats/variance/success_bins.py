@@ -244,7 +244,7 @@ def variance_by_success(
     judge = target_of(pool, judged).weighted
     sizes, spread = groups.sizes, _with_spread(pool)
     silent = None
-    if judge.moments is None:
+    if judged.missing is None and judge.moments is None:
         silent = f"{why_silent(pool)}, so the gradient that the rows are relative to is 0 and they have no values"
     return SuccessBins(
         estimators=tuple(one.label for one in chosen),

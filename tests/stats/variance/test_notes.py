@@ -184,7 +184,10 @@ def test_division_by_group_means_of_both_signs_is_named():
     assert note.startswith(
         f"the gradient of max_rl and {labels[2]} is divided by the mean reward of a group, which is "
     )
-    assert "negative in 1 of 13 groups and turns their gradient round, which may come near 0 in 2 with rewards" in note
+    assert (
+        "negative in 1 of 13 groups and reverses the sign of their gradient, which may come near 0 in 2 with rewards"
+        in note
+    )
     assert "(advantages reach 19; with one sign 3 at most): of continuous rewards neither E ĝ nor tr Cov exists" in note
     assert note.endswith("give rewards of at least 0 (the source defines it for 0 and 1)")
 

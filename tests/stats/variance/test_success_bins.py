@@ -207,3 +207,13 @@ def test_what_cannot_be_split_is_refused():
     single = Batch([0.0, 1.0], [3, 4], [0, 1])
     with pytest.raises(ValueError, match="success rates need two completions of a prompt"):
         variance_by_success(single, ["rloo"], scores[:2])
+
+
+def test_a_target_that_is_not_known_is_not_called_zero():
+    batch, scores, _ = one_choice().sample(60, 4, rng=0)
+    assert batch.values is not None
+    assert batch.logprobs is not None
+    overflowing = batch.with_fields(old_logprobs=batch.logprobs - 800.0)
+    notes = variance_by_success(overflowing, ["rloo"], scores, success=batch.values[:, 0], bins=2).notes
+    assert any("overflow" in note for note in notes)
+    assert not any("relative to is 0" in note for note in notes)
