@@ -61,6 +61,8 @@ TESTED_TOGETHER: dict[str, list[str]] = {
     # What is logged is what was recorded.
     "integrations/test_training_record.py": ["integrations/logged_values.py"],
     "runs/test_tracking.py": ["runs/result_values.py"],
+    # What every executor keeps to.
+    "runs/executors/test_local.py": ["runs/executors/seam.py"],
     # The list of figures is drawn there.
     "report/test_figures.py": ["report/run_figures.py"],
 }  # fmt: skip

@@ -151,8 +151,7 @@ class MeasuringSession:
 
     def expect(self, rollouts: Rollouts) -> None:
         """Choose one of the remaining sequences at random, to repeat the check on its chunk."""
-        row = int(np.random.default_rng(len(rollouts)).integers(len(rollouts)))
-        self.checked_later = str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
+        self.checked_later = sequence_to_check(rollouts)
 
     def token_statistics(self, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
         """Score rollouts by a forward pass alone.
@@ -190,6 +189,7 @@ class MeasuringSession:
             finished: called after each chunk with its numbers of sequences and tokens.
             token_weights: as for :func:`gradstats.measure`.
         """
+        _check_vocabulary(self.policy, rollouts)
         weightings = named_weightings(token_weights, rollouts)
         results: list[ChunkResult] = []
         token_results: list[TokenResult] = []
@@ -322,6 +322,12 @@ class MeasuringSession:
 
     def _by_block(self, norms: np.ndarray) -> pd.DataFrame:
         return pd.DataFrame(norms, columns=list(self.selection.block_names))
+
+
+def sequence_to_check(rollouts: Rollouts) -> tuple[str, int]:
+    """Return prompt_id and sample_id of one of the sequences, chosen at random."""
+    row = int(np.random.default_rng(len(rollouts)).integers(len(rollouts)))
+    return str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
 
 
 def _choose_engine(engine: str, checked: CheckedSequences) -> tuple[str, SelfCheck, dict[str, str]]:

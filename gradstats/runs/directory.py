@@ -18,6 +18,8 @@ from gradstats.report.recorded_experiment import read_recorded_experiment, write
 from gradstats.report.recorded_tables import table_checksums
 from gradstats.report.run_folder import is_run_directory
 from gradstats.rollouts.table import token_sources
+from gradstats.runs.executors.local import LocalExecutor
+from gradstats.runs.executors.seam import Executor
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
@@ -47,6 +49,7 @@ class RunDirectory:
         timings: seconds spent in each step, summed over all calls.
         remarks: the warnings of all steps, in order.
         tracking: where the steps are logged; nowhere by default.
+        executor: where the work is done; in this process by default.
     """
 
     path: Path
@@ -54,6 +57,7 @@ class RunDirectory:
     timings: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     tracking: Tracking = field(default_factory=Tracking)
+    executor: Executor = field(default_factory=LocalExecutor)
 
     @classmethod
     def open(cls, path: Path, experiment: Experiment) -> RunDirectory:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,11 +88,11 @@ def _names(recipes: Iterable[Recipe]) -> tuple[str, ...]:
 
 
 def needed_weightings(
-    session: MeasuringSession,
     tables: Sequence[Rollouts],
     possible: PossibleWeightings,
     target: Target,
-    scored: Callable[[int], object] = lambda n_completions: None,
+    metadata: Mapping[str, object],
+    spreads: Iterable[float],
 ) -> tuple[str, ...]:
     r"""Return the weightings that a run measures: those that a comparison of all its completions will combine.
 
@@ -99,24 +100,29 @@ def needed_weightings(
     completions exceeds :data:`gradstats.estimators.ratios.NEGLIGIBLE_CHI_SQUARED`; else it takes every ratio as 1.
 
     Args:
-        session: scores the completions, up to the first shard that settles the question.
         tables: all shards.
         possible: what the estimators may need.
         target: what the experiment asks to be judged against.
-        scored: called with the number of completions of each shard that was scored.
+        metadata: the scored policy, as a measurement records it.
+        spreads: :func:`spread_of_ratios` of each shard, in any order; taken until they settle the question.
     """
     if possible.off_policy == possible.always or any("sampler_logprobs" not in table.frame for table in tables):
         return possible.always
-    recorded = (recorded_differences(ScoredTokens(table, [], [], session.metadata)) for table in tables)
+    recorded = (recorded_differences(ScoredTokens(table, [], [], metadata)) for table in tables)
     if target == "importance" or (target == "auto" and any(recorded)):
         return possible.off_policy
-    deviations, limit = 0.0, NEGLIGIBLE_CHI_SQUARED * sum(map(len, tables))
-    for table in tables:
-        deviations += chi_squared(ScoredTokens.of(session, table).batch()) * len(table)
-        if deviations > limit:  # the sum only grows
+    found: list[float] = []
+    for spread in spreads:
+        found.append(spread)
+        # The sum is rounded once, so that it only grows, in whichever order the shards are scored.
+        if math.fsum(found) > NEGLIGIBLE_CHI_SQUARED * sum(map(len, tables)):
             return possible.off_policy
-        scored(len(table))
     return possible.always
+
+
+def spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
+    r"""Return :math:`χ^2` of some completions times their number, from a forward pass."""
+    return chi_squared(ScoredTokens.of(session, rollouts).batch()) * len(rollouts)
 
 
 def weightings_of(

@@ -7,14 +7,14 @@ ones. Its batches follow those of the earlier rounds, so that each keeps its num
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
 from gradstats.system.checksums import FORMAT, digest
 from gradstats.system.files import read_json, write_json
-from gradstats.system.shards import PLAN, read_origin
+from gradstats.system.shards import PLAN
 
 if TYPE_CHECKING:
     from gradstats.sampling.plan import SamplingPlan
@@ -74,39 +74,70 @@ def settings_digest(experiment: Experiment) -> str:
     )
 
 
-def grown_plan(
-    plan: SamplingPlan, folder: Path, revisions: dict[str, str | None], experiment: Experiment
-) -> SamplingPlan:
-    """Return the batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
-
-    Args:
-        plan: the plan of the whole run with the present settings.
-        folder: the run's rollouts; its ``plan.json`` is updated.
-        revisions: what hub repositories were resolved to.
-        experiment: the present settings.
+def rounds_to_extend(folder: Path) -> list[Round]:
+    """Return the rounds that a run's shards were drawn in; none before the first shard exists.
 
     Raises:
-        ValueError: when prompts, tokenizer or answers differ from those of the finished shards.
+        ValueError: when there are shards without a plan.
     """
     drawn = any(folder.glob("*.parquet"))
     rounds = rounds_of(folder) if drawn else []
     if drawn and not rounds:
         raise ValueError(f"{folder} contains shards but no {PLAN} that describes them: restore it from a copy")
+    return rounds
+
+
+@dataclass(frozen=True)
+class GrownPlan:
+    """The batches of every round of a run.
+
+    Attributes:
+        rows: for each batch, pairs of problem index and sample number.
+        rounds: the rounds, the last of which draws what the present settings add to the earlier ones.
+        origin: the ``run`` and ``settings`` that each shard states.
+    """
+
+    rows: list[list[tuple[int, int]]]
+    rounds: list[Round]
+    origin: dict[str, object]
+
+    @property
+    def n_completions(self) -> int:
+        """Total number of completions."""
+        return sum(map(len, self.rows))
+
+
+def grown_plan(
+    plan: SamplingPlan, earlier: Sequence[Round], origin: dict[str, object], path: Path, experiment: Experiment
+) -> GrownPlan:
+    """Return the batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
+
+    Args:
+        plan: the plan of the whole run with the present settings.
+        earlier: the rounds so far.
+        origin: what the shards so far state.
+        path: the run directory, for messages.
+        experiment: the present settings.
+
+    Raises:
+        ValueError: when prompts, tokenizer or answers differ from those of the earlier rounds.
+    """
+    rounds = list(earlier)
     ids = [problem.prompt_id for problem in plan.problems]
     waiting = [pair for batch in plan.rows for pair in batch]
     rows: list[list[tuple[int, int]]] = []
-    for earlier in rounds:
-        members = set(earlier.prompt_ids)
-        chosen = [pair for pair in waiting if ids[pair[0]] in members and pair[1] < earlier.group_size]
-        again = _round(plan, earlier.prompt_ids, earlier.group_size, chosen, earlier.batches)
-        if again.prompts != earlier.prompts or sum(earlier.batches) != len(chosen):
-            raise _changed(folder)
-        if again.answers != earlier.answers:
+    for one in earlier:
+        members = set(one.prompt_ids)
+        chosen = [pair for pair in waiting if ids[pair[0]] in members and pair[1] < one.group_size]
+        again = _round(plan, one.prompt_ids, one.group_size, chosen, one.batches)
+        if again.prompts != one.prompts or sum(one.batches) != len(chosen):
+            raise _changed(path)
+        if again.answers != one.answers:
             raise ValueError(
-                f"the reference answers have changed since {folder.parent} was begun: score its completions again "
-                f"first (gradstats regrade {folder.parent})"
+                f"the reference answers have changed since {path} was begun: score its completions again "
+                f"first (gradstats regrade {path})"
             )
-        rows += _cut(chosen, earlier.batches)
+        rows += _cut(chosen, one.batches)
         taken = set(chosen)
         waiting = [pair for pair in waiting if pair not in taken]
     if waiting:
@@ -114,9 +145,7 @@ def grown_plan(
         batches = [len(waiting[start : start + size]) for start in range(0, len(waiting), size)]
         rounds.append(_round(plan, ids, plan.group_size, waiting, batches))
         rows += _cut(waiting, batches)
-    origin = read_origin(folder) if drawn else _origin(plan, rounds[0], experiment)
-    write_plan(folder, rounds, revisions, origin)
-    return replace(plan, rows=rows)
+    return GrownPlan(rows, rounds, origin if earlier else _origin(plan, rounds[0], experiment))
 
 
 def write_plan(
@@ -156,8 +185,8 @@ def _cut(pairs: list[tuple[int, int]], sizes: Sequence[int]) -> Iterator[list[tu
         start += size
 
 
-def _changed(folder: Path) -> ValueError:
+def _changed(path: Path) -> ValueError:
     return ValueError(
-        f"the problems or the tokenizer have changed since {folder.parent} was begun: choose another directory "
+        f"the problems or the tokenizer have changed since {path} was begun: choose another directory "
         "(--out), or remove it to start again"
     )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradstats.config.experiment import Experiment
+from gradstats.config.sections import MeasurementSection
 from gradstats.measurement.concatenation import shared_entry
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
+from gradstats.runs.executors.seam import Crew, Report, ask
 from gradstats.runs.growth import RESTORE, read_plan, settings_digest
 from gradstats.runs.loading import experiment_policy, reference_policy
 from gradstats.system.checksums import FORMAT
@@ -28,65 +34,158 @@ def is_measured(run: RunDirectory) -> bool:
     return len(_shards(run).finished(n_shards)) == n_shards
 
 
+@dataclass(frozen=True)
+class MeasuringWork:
+    """The inputs of measuring, see :class:`gradstats.runs.executors.seam.Work`.
+
+    Attributes:
+        path: the run directory, for messages.
+        experiment: the experiment.
+        section: what is measured, with the version of the sketches that the finished shards hold.
+        revisions: what names on the hub resolved to.
+        checked: the completions that the self-check looks at.
+        checked_later: prompt_id and sample_id of one that it is repeated on.
+        progress: let transformers show its own progress bars.
+    """
+
+    path: Path
+    experiment: Experiment
+    section: MeasurementSection
+    revisions: dict[str, str | None]
+    checked: Rollouts
+    checked_later: tuple[str, int]
+    progress: bool
+
+    def open(self) -> MeasuringSession:
+        """Load the policy and its reference, and run the self-check."""
+        from gradstats.gradients import MeasuringSession
+        from gradstats.policy.digests import refuse_other_policy
+
+        policy = experiment_policy(self.experiment, self.revisions, self.progress)
+        if not self.experiment.behaviour_policy:  # whose weights are meant to differ
+            recorded = self.checked.metadata.get("policy")
+            refuse_other_policy(recorded, policy.digests, f"the rollouts of {self.path}", RESTORE)
+        reference = reference_policy(self.experiment, self.revisions, self.progress)
+        session = MeasuringSession.open(policy, self.checked, self.section, reference_policy=reference)
+        session.checked_later = self.checked_later
+        return session
+
+
+@dataclass(frozen=True)
+class MeasureShard:
+    """The part that measures one shard.
+
+    Attributes:
+        rollouts: the completions.
+        names: the further weightings.
+    """
+
+    rollouts: Rollouts
+    names: tuple[str, ...]
+
+    def __call__(self, session: MeasuringSession, report: Report) -> Measurement:
+        """Return the measurement."""
+        from gradstats.runs.further_weightings import weightings_of
+
+        return session.measure(self.rollouts, report.chunk, weightings_of(session, self.rollouts, self.names))
+
+
+@dataclass(frozen=True)
+class ScoreShard:
+    """The part that finds how far the ratios of one shard vary.
+
+    Attributes:
+        rollouts: the completions.
+    """
+
+    rollouts: Rollouts
+
+    def __call__(self, session: MeasuringSession, report: Report) -> float:
+        """Return :func:`gradstats.runs.further_weightings.spread_of_ratios`."""
+        from gradstats.runs.further_weightings import spread_of_ratios
+
+        return spread_of_ratios(session, self.rollouts)
+
+
+def scored_policy(session: MeasuringSession, report: Report) -> dict[str, object]:
+    """Return the description of the policy that a worker scores with: a part."""
+    return {"policy": session.metadata["policy"]}
+
+
 def measure_shards(run: RunDirectory, progress: bool) -> None:
     """Measure the rollout shards that have not been measured yet."""
     complete = run.measurement / "complete.json"
-    section, origin, shards = run.experiment.measurement, _origin(run), _shards(run)
+    origin, shards = _origin(run), _shards(run)
     n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
-    finished = shards.finished(n_shards)
-    if complete.exists() and len(finished) == n_shards == read_json(complete).get("n_shards"):
+    missing = shards.missing(n_shards)
+    if complete.exists() and not missing and read_json(complete).get("n_shards") == n_shards:
         return
-    from gradstats.gradients import MeasuringSession
-    from gradstats.policy.digests import refuse_other_policy
-    from gradstats.runs.further_weightings import weightings_of
-
     with run.step("measuring"):
         if origin:
             write_json(run.measurement / PLAN, {"format": FORMAT, **origin, "n_shards": n_shards})
-        sources = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
-        tables = sources.read_all(n_shards)
-        rollouts = Rollouts.concatenate(tables)
-        missing = [table for number, table in enumerate(tables) if number not in finished]
-        require_space(run.measurement, sum(measured_bytes(table, section) for table in missing))
-        revisions = read_plan(run.rollouts).get("revisions", {})
-        policy = experiment_policy(run.experiment, revisions, progress)
-        if not run.experiment.behaviour_policy:  # whose weights are meant to differ
-            refuse_other_policy(rollouts.metadata.get("policy"), policy.digests, f"the rollouts of {run.path}", RESTORE)
-        reference = reference_policy(run.experiment, revisions, progress)
-        # Shards of one measurement hold the same weightings and sketches: those of the first that was finished.
-        done = next(iter(finished), None)
-        if done is not None and section.sketch_version is None:
-            version = shared_entry(shards.read_one(done), "sketch_version")
-            section = section.model_copy(update={"sketch_version": version})
-        session = MeasuringSession.open(policy, rollouts, section, reference_policy=reference)
         if missing:
-            session.expect(Rollouts.concatenate(missing))
-        names = _chosen_weightings(run, session, tables, progress) if done is None else _weightings_in(shards, done)
-
-        def measure_shard(number: int) -> Measurement:
-            weights = weightings_of(session, tables[number], names)
-            return session.measure(tables[number], report.chunk, weights)
-
-        n_finished = sum(len(tables[number]) for number in finished)
-        run.tracking.begin()
-        with progress_bar("measuring", len(rollouts), done=n_finished, shown=progress) as report:
-            shards.make_missing(len(tables), measure_shard, on_interrupt=report.say)
+            sources = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
+            _measure(run, shards, sources.read_all(n_shards), missing, progress)
     write_json(complete, {"n_shards": n_shards})
 
 
+def _measure(
+    run: RunDirectory, shards: Shards[Measurement], tables: list[Rollouts], missing: list[int], progress: bool
+) -> None:
+    unmeasured = Rollouts.concatenate([tables[number] for number in missing])
+    require_space(run.measurement, measured_bytes(unmeasured, run.experiment.measurement))
+    # Shards of one measurement hold the same weightings and sketches: those of the first that was finished.
+    done = next(iter(shards.finished(len(tables))), None)
+    with run.executor.crew(_work(run, shards, done, tables, unmeasured, progress)) as crew:
+        if done is None:
+            names = _chosen_weightings(run, crew, tables, progress)
+        else:
+            names = tuple(shards.read_one(done).weighted)
+        run.tracking.begin()
+        n_sequences = sum(map(len, tables))
+        with progress_bar("measuring", n_sequences, done=n_sequences - len(unmeasured), shown=progress) as report:
+            shards.write_all(crew.work(missing, lambda number: MeasureShard(tables[number], names), report))
+
+
+def _work(
+    run: RunDirectory,
+    shards: Shards[Measurement],
+    done: int | None,
+    tables: list[Rollouts],
+    unmeasured: Rollouts,
+    progress: bool,
+) -> MeasuringWork:
+    from gradstats.gradients.checks.self_check import checked_rows
+    from gradstats.gradients.session import sequence_to_check
+
+    section, rollouts = run.experiment.measurement, Rollouts.concatenate(tables)
+    if done is not None and section.sketch_version is None:
+        version = shared_entry(shards.read_one(done), "sketch_version")
+        section = section.model_copy(update={"sketch_version": version})
+    revisions = read_plan(run.rollouts).get("revisions", {})
+    checked, later = rollouts.select(checked_rows(rollouts)), sequence_to_check(unmeasured)
+    return MeasuringWork(run.path, run.experiment, section, revisions, checked, later, progress)
+
+
 def _chosen_weightings(
-    run: RunDirectory, session: MeasuringSession, tables: list[Rollouts], progress: bool
+    run: RunDirectory, crew: Crew[MeasuringSession], tables: list[Rollouts], progress: bool
 ) -> tuple[str, ...]:
+    """Let the workers score completions where that decides which weightings are needed."""
     from gradstats.runs.further_weightings import needed_weightings, possible_weightings
 
     possible = possible_weightings(run.experiment)
     asked = possible.off_policy != possible.always
+    metadata = ask(crew, scored_policy, "the description of the policy") if asked else {}
     with progress_bar("scoring", sum(map(len, tables)), shown=progress and asked) as report:
-        return needed_weightings(session, tables, possible, run.experiment.variance.target, report.advance)
 
+        def spreads() -> Generator[float, None, None]:
+            numbers = range(len(tables))
+            for number, spread in crew.work(numbers, lambda number: ScoreShard(tables[number]), report):
+                yield spread
+                report.advance(len(tables[number]))
 
-def _weightings_in(shards: Shards[Measurement], number: int) -> tuple[str, ...]:
-    return tuple(shards.read_one(number).weighted)
+        with closing(spreads()) as found:
+            return needed_weightings(tables, possible, run.experiment.variance.target, metadata, found)
 
 
 def _shards(run: RunDirectory) -> Shards[Measurement]:

@@ -2,15 +2,108 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from gradstats.config.experiment import Experiment
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.growth import RESTORE, grown_plan, read_plan, size_of
+from gradstats.runs.executors.seam import Crew, Report, ask
+from gradstats.runs.growth import (
+    RESTORE,
+    GrownPlan,
+    Round,
+    grown_plan,
+    read_plan,
+    rounds_to_extend,
+    size_of,
+    write_plan,
+)
 from gradstats.runs.loading import sampling_plan
 from gradstats.runs.revisions import resolve_revisions
 from gradstats.system.files import read_json, write_json
+from gradstats.system.progress import progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
+
+if TYPE_CHECKING:
+    from gradstats.sampling.kept_answers import Unfinished
+    from gradstats.sampling.plan import SamplingPlan
+    from gradstats.sampling.sampler import Completion
+
+
+@dataclass(frozen=True)
+class SamplingWork:
+    """The inputs of sampling, see :class:`gradstats.runs.executors.seam.Work`.
+
+    Attributes:
+        experiment: the experiment.
+        revisions: what names on the hub resolved to.
+        progress: let transformers show its own progress bars.
+    """
+
+    experiment: Experiment
+    revisions: dict[str, str | None]
+    progress: bool
+
+    def open(self) -> SamplingPlan:
+        """Load the policy and the problems, and form the batches of the present settings."""
+        return sampling_plan(self.experiment, self.revisions, self.progress)
+
+
+@dataclass(frozen=True)
+class PlanBatches:
+    """The part that lays out the batches of all rounds.
+
+    Attributes:
+        path: the run directory, for messages.
+        experiment: the experiment.
+        earlier: the rounds so far.
+        origin: what the shards so far state.
+        recorded: the policy that drew them, where there are any.
+    """
+
+    path: Path
+    experiment: Experiment
+    earlier: list[Round]
+    origin: dict[str, object]
+    recorded: Mapping[str, Any] | None
+
+    def __call__(self, plan: SamplingPlan, report: Report) -> GrownPlan:
+        """Return the batches.
+
+        Raises:
+            ValueError: when policy, prompts, tokenizer or answers differ from those of the earlier rounds.
+        """
+        from gradstats.policy.digests import refuse_other_policy
+
+        plan.warn_overridden()
+        if self.earlier:
+            refuse_other_policy(self.recorded, plan.policy.digests, f"the rollouts of {self.path}", RESTORE)
+        return grown_plan(plan, self.earlier, self.origin, self.path, self.experiment)
+
+
+@dataclass(frozen=True)
+class DrawBatch:
+    """The part that draws and scores one batch.
+
+    Attributes:
+        number: of the batch, which its seed depends on.
+        rows: pairs of problem index and sample number.
+        answers: those kept from an earlier failure of this batch.
+    """
+
+    number: int
+    rows: list[tuple[int, int]]
+    answers: dict[str, Completion]
+
+    def __call__(self, plan: SamplingPlan, report: Report) -> Rollouts | Unfinished:
+        """Return the batch, or what had arrived of it when it failed."""
+        from gradstats.sampling.kept_answers import draw_with_answers
+
+        only = replace(plan, rows=[*[[]] * self.number, self.rows])
+        return draw_with_answers(plan.sampler, self.answers, lambda: only.draw(self.number, report.tokens))
 
 
 def sample_shards(run: RunDirectory, progress: bool) -> None:
@@ -21,24 +114,46 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
         if len(_shards(run).finished(n_shards)) == n_shards:
             return
     with run.step("sampling"):
-        from gradstats.policy.digests import refuse_other_policy
-        from gradstats.sampling.draw_batches import draw_batches
         from gradstats.sampling.plan import warn_of_rollouts
 
         # A run keeps the revisions to which names on the hub resolved when it began.
         revisions = read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment)
-        plan = sampling_plan(run.experiment, revisions, progress)
-        plan.warn_overridden()
-        drawn = sorted(run.rollouts.glob("shard-*.parquet"))
-        if drawn:
-            recorded = read_rollouts(drawn[0]).metadata.get("policy")
-            refuse_other_policy(recorded, plan.policy.digests, f"the rollouts of {run.path}", RESTORE)
-        plan = grown_plan(plan, run.rollouts, revisions, run.experiment)
-        run.write_experiment()
-        run.tracking.begin()
-        batches = draw_batches(plan, _shards(run), progress=progress, finish_current_shard=True)
-        warn_of_rollouts(Rollouts.concatenate(batches))
-    write_json(complete, {"n_shards": plan.n_batches, "n_completions": plan.n_completions, **size})
+        with run.executor.crew(SamplingWork(run.experiment, revisions, progress)) as crew:
+            plan = _planned(run, crew)
+            write_plan(run.rollouts, plan.rounds, revisions, plan.origin)
+            run.write_experiment()
+            run.tracking.begin()
+            shards = _shards(run)
+            shards.write_all(_drawn(shards, crew, plan, progress))
+        warn_of_rollouts(Rollouts.concatenate(shards.read_all(len(plan.rows))))
+    write_json(complete, {"n_shards": len(plan.rows), "n_completions": plan.n_completions, **size})
+
+
+def _planned(run: RunDirectory, crew: Crew[SamplingPlan]) -> GrownPlan:
+    """Let a worker lay out the batches: this process loads no policy."""
+    drawn = sorted(run.rollouts.glob("shard-*.parquet"))
+    recorded = read_rollouts(drawn[0]).metadata.get("policy") if drawn else None
+    earlier, origin = rounds_to_extend(run.rollouts), read_origin(run.rollouts)
+    return ask(crew, PlanBatches(run.path, run.experiment, earlier, origin, recorded), "the plan of sampling")
+
+
+def _drawn(
+    shards: Shards[Rollouts], crew: Crew[SamplingPlan], plan: GrownPlan, progress: bool
+) -> Generator[tuple[int, Rollouts], None, None]:
+    """Yield the batches that have no shard yet, under a progress bar."""
+    from gradstats.sampling.kept_answers import answers_path, keep_answers, read_answers
+
+    def part(batch: int) -> DrawBatch:
+        return DrawBatch(batch, plan.rows[batch], read_answers(answers_path(shards.folder, batch)))
+
+    finished = [shards.read_one(batch) for batch in shards.finished(len(plan.rows))]
+    with progress_bar("sampling", plan.n_completions, done=sum(map(len, finished)), shown=progress) as report:
+        for rollouts in finished:
+            report.completions(rollouts.rewards, rollouts.lengths, before=True)
+        for batch, drawn in crew.work(shards.missing(len(plan.rows)), part, report, "batch"):
+            rollouts = keep_answers(drawn, answers_path(shards.folder, batch))
+            report.completions(rollouts.rewards, rollouts.lengths)
+            yield batch, rollouts
 
 
 def _shards(run: RunDirectory) -> Shards[Rollouts]:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from gradstats.rollouts.table import Rollouts
-from gradstats.sampling.kept_answers import keeping_answers
+from gradstats.sampling.kept_answers import answers_path, draw_keeping_answers
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.system.progress import progress_bar
 from gradstats.system.shards import Shards
 
 
-def draw_batches(
-    plan: SamplingPlan, shards: Shards[Rollouts] | None, *, progress: bool, finish_current_shard: bool = False
-) -> list[Rollouts]:
+def draw_batches(plan: SamplingPlan, shards: Shards[Rollouts] | None, *, progress: bool) -> list[Rollouts]:
     """Draw the batches of a plan that are not finished, and return all of them in order.
 
     Args:
         plan: what to draw.
         shards: where each batch is kept as it finishes and finished ones are read from; None keeps them in memory.
         progress: show a progress bar.
-        finish_current_shard: let a first Ctrl-C wait for the current shard.
     """
     finished = [] if shards is None else [shards.read_one(batch) for batch in shards.finished(plan.n_batches)]
     n_finished = sum(map(len, finished))
@@ -30,12 +27,12 @@ def draw_batches(
             if shards is None:
                 drawn = plan.draw(batch, report.tokens)
             else:
-                with keeping_answers(plan.sampler, shards.folder / f".answers-{batch:05d}.json"):
-                    drawn = plan.draw(batch, report.tokens)
+                path = answers_path(shards.folder, batch)
+                drawn = draw_keeping_answers(plan.sampler, path, lambda: plan.draw(batch, report.tokens))
             report.completions(drawn.rewards, drawn.lengths)
             return drawn
 
         if shards is None:
             return [draw(batch) for batch in range(plan.n_batches)]
-        shards.make_missing(plan.n_batches, draw, on_interrupt=report.say if finish_current_shard else None)
+        shards.make_missing(plan.n_batches, draw)
     return shards.read_all(plan.n_batches)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gradstats.system.checksums import digest
 from gradstats.system.files import partials, read_json, remove_partials, remove_path, to_json, write_json
-from gradstats.system.interrupts import finishing_current_shard
 from gradstats.system.lock import LOCK, only_writer
 
 Content = TypeVar("Content")
@@ -112,26 +111,24 @@ class Shards(Generic[Content]):
         """Return which of the first ``n_shards`` shards exist."""
         return [number for number in range(n_shards) if self.path(number).exists()]
 
-    def make_missing(
-        self, n_shards: int, make: Callable[[int], Content], *, on_interrupt: Callable[[str], None] | None = None
-    ) -> None:
+    def missing(self, n_shards: int) -> list[int]:
+        """Return which of the first ``n_shards`` shards do not exist."""
+        return sorted(set(range(n_shards)) - set(self.finished(n_shards)))
+
+    def make_missing(self, n_shards: int, make: Callable[[int], Content]) -> None:
         """Make the shards that do not exist yet, one after another, and write each as soon as it is made.
 
         Args:
             n_shards: how many shards there are in the end.
             make: makes the shard of a number.
-            on_interrupt: where it is given, a first Ctrl-C waits until the current shard is written, and this is
-                called with a sentence that says so; otherwise Ctrl-C stops immediately.
-
-        Raises:
-            KeyboardInterrupt: after Ctrl-C.
         """
-        missing = sorted(set(range(n_shards)) - set(self.finished(n_shards)))
-        waiting = nullcontext(_nothing) if on_interrupt is None else finishing_current_shard(on_interrupt)
-        with waiting as stop_if_asked:
-            for number in missing:
-                self.write(self._with_origin(make(number), number), self.path(number))
-                stop_if_asked()
+        self.write_all((number, make(number)) for number in self.missing(n_shards))
+
+    def write_all(self, made: Generator[tuple[int, Content], None, None]) -> None:
+        """Write shards, each as soon as it is made, and close the generator whatever happens."""
+        with closing(made):
+            for number, content in made:
+                self.write(self._with_origin(content, number), self.path(number))
 
     def read_one(self, number: int) -> Content:
         """Read one shard.
@@ -284,7 +281,3 @@ def remove_shards(out: Path) -> None:
         remove_path(path)
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _nothing() -> None:
-    """No interrupt waits."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ import gradstats as gs
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators import recipes, token_weightings
+from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.weightings import weighting_names
 from gradstats.gradients import MeasuringSession
 from gradstats.rollouts.table import Rollouts
@@ -16,6 +19,7 @@ from gradstats.runs.further_weightings import (
     PossibleWeightings,
     needed_weightings,
     possible_weightings,
+    spread_of_ratios,
     weightings_of,
 )
 
@@ -73,29 +77,55 @@ def unrecorded(rollouts: Rollouts) -> Rollouts:
     return Rollouts(rollouts.frame, {})
 
 
+def needed(session, tables, possible, target, scored=None):
+    """The weightings of a run of these shards; ``scored`` receives the sizes of those that were scored."""
+
+    def spreads():
+        for table in tables:
+            yield spread_of_ratios(session, table)
+            if scored is not None:
+                scored.append(len(table))
+
+    return needed_weightings(tables, possible, target, session.metadata, spreads())
+
+
 def test_all_shards_decide_and_not_the_first_alone(stale):
     session, off_policy, on_policy = stale[0], unrecorded(stale[1]), unrecorded(stale[2])
     possible = PossibleWeightings(CLIP)
-    assert needed_weightings(session, [off_policy], possible, "auto") == CLIP
-    assert needed_weightings(session, [on_policy], possible, "auto") == ()
-    assert needed_weightings(session, [on_policy, off_policy], possible, "auto") == CLIP
-    assert needed_weightings(session, [on_policy, off_policy], possible, "on_policy") == CLIP
+    assert needed(session, [off_policy], possible, "auto") == CLIP
+    assert needed(session, [on_policy], possible, "auto") == ()
+    assert needed(session, [on_policy, off_policy], possible, "auto") == CLIP
+    assert needed(session, [on_policy, off_policy], possible, "on_policy") == CLIP
     seen: list[int] = []
-    assert needed_weightings(session, [on_policy, on_policy], possible, "auto", seen.append) == ()
+    assert needed(session, [on_policy, on_policy], possible, "auto", seen) == ()
     assert seen == [len(on_policy)] * 2
-    assert needed_weightings(session, [off_policy], PossibleWeightings(), "auto") == ()
-    assert needed_weightings(session, [on_policy], PossibleWeightings(CLIP, CLIP[:1]), "auto") == CLIP[:1]
+    assert needed(session, [off_policy, on_policy], possible, "auto", seen) == CLIP
+    assert len(seen) == 2  # the first shard settles it
+    assert needed(session, [off_policy], PossibleWeightings(), "auto") == ()
+    assert needed(session, [on_policy], PossibleWeightings(CLIP, CLIP[:1]), "auto") == CLIP[:1]
+
+
+def test_the_order_in_which_shards_are_scored_does_not_matter():
+    """0.1 + 0.2 + 0.3 is above 0.6 in one order and not in the other, unless it is rounded once."""
+    rollouts = Rollouts.from_sequences([[1]], [[2]], [0.0], ["p"], sampler_logprobs=[[0.0]])
+    limit = NEGLIGIBLE_CHI_SQUARED * 3
+    spreads = [limit / 6, limit / 3, limit / 2]
+    for order in itertools.permutations(spreads):
+        assert needed_weightings([rollouts] * 3, PossibleWeightings(CLIP), "auto", {}, order) == ()
+    more = [limit / 6, limit / 3, limit / 1.9]
+    for order in itertools.permutations(more):
+        assert needed_weightings([rollouts] * 3, PossibleWeightings(CLIP), "auto", {}, order) == CLIP
 
 
 def test_what_a_comparison_keeps_ratios_for_decides(stale):
     session, _, on_policy = stale
     possible = PossibleWeightings(CLIP)
-    assert needed_weightings(session, [on_policy], possible, "importance") == CLIP
+    assert needed(session, [on_policy], possible, "importance") == CLIP
     warmer = Rollouts(on_policy.frame, {**on_policy.metadata, "sampler": {"temperature": 0.99}})
-    assert needed_weightings(session, [warmer], possible, "auto") == CLIP  # the settings differ, and χ² is negligible
-    assert needed_weightings(session, [warmer], possible, "on_policy") == ()
+    assert needed(session, [warmer], possible, "auto") == CLIP  # the settings differ, and χ² is negligible
+    assert needed(session, [warmer], possible, "on_policy") == ()
     unknown = Rollouts(on_policy.frame.drop(columns="sampler_logprobs"), on_policy.metadata)
-    assert needed_weightings(session, [unknown], possible, "importance") == ()
+    assert needed(session, [unknown], possible, "importance") == ()
 
 
 def test_weightings_give_what_a_second_measurement_gives(stale):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gradstats.sampling.kept_answers import keeping_answers
+from gradstats.sampling.kept_answers import answers_path, draw_keeping_answers, draw_with_answers, read_answers
 from gradstats.sampling.sampler import Completion
 from gradstats.system.files import write_json
 
@@ -35,36 +35,42 @@ ANSWERS = {"a": Completion([1, 2], [-0.5, math.nan], "stop"), "b": Completion([3
 
 
 def test_answers_survive_a_failure_and_are_removed_after_success(tmp_path):
-    path, server = tmp_path / ".answers-00000.json", Server()
+    path, server = answers_path(tmp_path, 0), Server()
 
     def fail():
-        with keeping_answers(server, path):
-            server.kept.update(ANSWERS)
-            raise ConnectionError
+        server.kept.update(ANSWERS)
+        raise ConnectionError("gone")
 
-    with pytest.raises(ConnectionError):
-        fail()
+    with pytest.raises(ConnectionError, match="gone"):
+        draw_keeping_answers(server, path, fail)
     assert server.kept == {}
-    with keeping_answers(server, path):
-        assert server.kept["b"] == ANSWERS["b"]
-        assert server.kept["a"].logprobs[0] == -0.5
-        assert math.isnan(server.kept["a"].logprobs[1])
+    kept = draw_keeping_answers(server, path, lambda: dict(server.kept))
+    assert kept["b"] == ANSWERS["b"]
+    assert kept["a"].logprobs[0] == -0.5
+    assert math.isnan(kept["a"].logprobs[1])
+    assert server.kept == {}
     assert list(tmp_path.iterdir()) == []
     path.write_text("{")
     with pytest.raises(ValueError, match=r"answers-00000\.json cannot be read as JSON"):
-        _open(server, path)
+        read_answers(path)
     for wrong in ({}, {"answers": [1]}, {"answers": {"a": {"tokens": [1], "sql": ""}}}):
         write_json(path, wrong)
         with pytest.raises(ValueError, match=r"answers-00000\.json does not contain server responses: remove it"):
-            _open(server, path)
-
-
-def _open(server, path):
-    with keeping_answers(server, path):
-        raise AssertionError("never reached")
+            read_answers(path)
 
 
 def test_other_samplers_are_left_alone(tmp_path):
-    with pytest.raises(ConnectionError), keeping_answers(Engine(), tmp_path / "file"):
+    def fail():
         raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        draw_keeping_answers(Engine(), answers_path(tmp_path, 0), fail)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_that_fails_before_an_answer_raises_its_error():
+    def fail():
+        raise ConnectionError("refused")
+
+    with pytest.raises(ConnectionError, match="refused"):
+        draw_with_answers(Server(), {}, fail)

@@ -24,17 +24,19 @@ def test_a_first_ctrl_c_waits_and_a_second_stops_at_once():
     finished = []
 
     def pressed(times):
-        with finishing_current_shard(messages.append) as stop_if_asked:
-            stop_if_asked()
+        with finishing_current_shard(messages.append) as interrupt:
+            interrupt.stop_if_asked()
+            assert not interrupt.asked
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
+            assert interrupt.asked
             finished.append("shard")
-            stop_if_asked()
+            interrupt.stop_if_asked()
 
     with pytest.raises(KeyboardInterrupt):
         pressed(1)
     assert finished == ["shard"]
-    assert len(messages) == 1
+    assert messages == ["stopping when the current shard is finished; Ctrl-C again stops immediately and loses it"]
     with pytest.raises(KeyboardInterrupt):
         pressed(2)
     assert finished == ["shard"]
@@ -43,14 +45,14 @@ def test_a_first_ctrl_c_waits_and_a_second_stops_at_once():
 
 def test_without_ctrl_c_nothing_stops_and_other_threads_are_left_alone():
     messages: list[str] = []
-    with finishing_current_shard(messages.append) as stop_if_asked:
-        stop_if_asked()
+    with finishing_current_shard(messages.append) as interrupt:
+        interrupt.stop_if_asked()
     before = signal.getsignal(signal.SIGINT)
     seen = []
 
     def elsewhere():
-        with finishing_current_shard(messages.append) as stop_if_asked:
-            stop_if_asked()
+        with finishing_current_shard(messages.append) as interrupt:
+            interrupt.stop_if_asked()
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=elsewhere)

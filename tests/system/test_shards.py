@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,24 +151,24 @@ def test_only_missing_shards_are_made(tmp_path):
     assert shards.read_all(4) == [0, 1, 2, 3]
 
 
-def test_a_first_ctrl_c_waits_for_the_current_shard_only_where_it_is_asked_to(tmp_path):
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+def test_a_shard_is_written_before_the_next_is_made_and_the_generator_is_closed(tmp_path):
+    shards, steps = numbers(tmp_path, {}), []
 
-    def make(number):
-        os.kill(os.getpid(), signal.SIGINT)
-        return number
+    def made():
+        try:
+            for number in (2, 0, 1):
+                steps.append(shards.finished(3))
+                yield number, number
+        finally:
+            steps.append("closed")
 
-    messages: list[str] = []
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            numbers(tmp_path / "waits", {}).make_missing(3, make, on_interrupt=messages.append)
-        with pytest.raises(KeyboardInterrupt):
-            numbers(tmp_path / "stops", {}).make_missing(3, make)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    assert numbers(tmp_path / "waits", {}).finished(3) == [0]
-    assert numbers(tmp_path / "stops", {}).finished(3) == []
-    assert messages == ["stopping when the current shard is finished; Ctrl-C again stops immediately and loses it"]
+    shards.write_all(made())
+    assert steps == [[], [2], [0, 2], "closed"]
+    shards.path(1).unlink()
+    full = replace(shards, write=lambda content, path: path.missing_folder.write_text(""))
+    with pytest.raises(AttributeError):
+        full.write_all(made())
+    assert steps[4:] == [[0, 2], "closed"]
 
 
 def test_shards_of_a_command_that_version_0_1_left_unfinished_are_taken_up(tmp_path):

@@ -239,6 +239,11 @@ def longest_row(rollouts: Rollouts) -> int:
     return int(np.argsort(rollouts.times, kind="stable")[-1])
 
 
+def checked_rows(rollouts: Rollouts) -> list[int]:
+    """Return the rows that the self-check looks at, in order: of these alone it chooses the same."""
+    return sorted({*two_rows(rollouts), longest_row(rollouts)})
+
+
 def refuse_unfit_forward(policy: Policy, rollouts: Rollouts) -> None:
     """Score the first sequence twice.
 

@@ -1,0 +1,94 @@
+"""What a step of a run and an executor agree on.
+
+A step states its *work*: plain, picklable inputs, from which each worker loads once what all parts need, its *context*
+(a policy, a measuring session). A *part* is a picklable function of the context: one batch to draw, one shard to
+measure. It depends on nothing that another part does, so that any worker may do it, again if need be, with the same
+result. The process that started the run does no part of it itself; it alone writes files, each value as it arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+from gradstats.system.progress import ProgressReport, progress_bar
+
+Context = TypeVar("Context")
+MadeContext = TypeVar("MadeContext", covariant=True)
+GivenContext = TypeVar("GivenContext", contravariant=True)
+Value = TypeVar("Value")
+
+
+class Report(Protocol):
+    """Where a part counts what it has done so far; a :class:`gradstats.system.progress.ProgressReport` is one."""
+
+    def tokens(self, count: int) -> None:
+        """Count tokens as processed."""
+        ...
+
+    def chunk(self, n_sequences: int, n_tokens: int) -> None:
+        """Count sequences as finished, and their tokens as processed."""
+        ...
+
+
+#: One piece of work: called with the context of a worker, and where to count progress.
+Part = Callable[[Context, Report], Value]
+
+
+class Work(Protocol[MadeContext]):
+    """The inputs of a step: picklable, and small, since every worker receives them."""
+
+    def open(self) -> MadeContext:
+        """Load what every part needs; called once in each worker."""
+        ...
+
+
+class Crew(Protocol[GivenContext]):
+    """The workers of one step."""
+
+    def work(
+        self,
+        numbers: Sequence[int],
+        part: Callable[[int], Part[GivenContext, Value]],
+        report: ProgressReport,
+        what: str = "shard",
+    ) -> Generator[tuple[int, Value], None, None]:
+        """Do parts, and yield the number and the value of each as soon as it is finished.
+
+        A first Ctrl-C lets the parts that are being done finish, and be yielded, before KeyboardInterrupt is raised; a
+        second one raises it immediately. An error of a part is raised as it was in the worker. Warnings of the workers
+        are issued here.
+
+        Args:
+            numbers: which parts there are.
+            part: makes the part of a number, when it is handed out.
+            report: the bar that the parts' progress is shown by.
+            what: what a number counts, for messages.
+        """
+        ...
+
+
+class Executor(Protocol):
+    """Makes the workers of each step of a run."""
+
+    def crew(self, work: Work[Context]) -> AbstractContextManager[Crew[Context]]:
+        """Lend workers for a step; they are gone when the context is left."""
+        ...
+
+    def describe(self) -> dict[str, object]:
+        """Return how the work was done, for the manifest of the run."""
+        ...
+
+
+def ask(crew: Crew[Context], part: Part[Context, Value], what: str) -> Value:
+    """Let one worker do a single part, without a progress bar.
+
+    Args:
+        crew: the workers.
+        part: the part.
+        what: what it is, for messages.
+    """
+    with progress_bar(what, 1, shown=False) as report:
+        ((_, value),) = crew.work([0], lambda _: part, report, what)
+    return value
