@@ -12,6 +12,7 @@ from .rollouts import read_verl_rollouts as read_verl_rollouts
 from .sampling import sample as sample
 
 # gradients
+from .gradients import AdamMetric as AdamMetric
 from .gradients import measure as measure
 from .measurement import Measurement as Measurement
 from .measurement import read_measurement as read_measurement
@@ -88,6 +89,7 @@ from .plots import plot_variance as plot_variance
 from .report import SweepResult as SweepResult
 from .report import read_sweep as read_sweep
 from .report import write_report as write_report
+from .runs.second_moments import estimate_second_moments as estimate_second_moments
 from .runs.sweep import run_sweep as run_sweep
 
 # named data sets and oracles

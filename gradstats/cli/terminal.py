@@ -323,6 +323,11 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
         ("measuring", _duration(cost.measuring_seconds)),
         *([("hidden states of the value head", _duration(cost.fitting_seconds))] if cost.fitting_seconds else []),
         ("memory, estimated", f"{cost.memory_gib:.1f} GiB"),
+        *(
+            [("of which P of the metric, a copy of the parameters", f"{cost.preconditioner_gib:.2g} GiB")]
+            if cost.preconditioner_gib
+            else []
+        ),
         ("disk", f"{cost.disk_gib:.2f} GiB"),
     ):
         table.add_row(label, value)

@@ -10,9 +10,10 @@ import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL, MOST_MEMORY_GIB, PROMPTS_PER_BATCH, TOKEN_BUDGET
+from gradstats.config.metrics import adam_section, estimate_section
 from gradstats.config.validation import Section
 
 DEFAULT_ESTIMATORS = (
@@ -149,6 +150,17 @@ class MeasurementSection(Section):
         description="regular expression of the parameters to differentiate; all trainable ones by default.",
     )
     blocks: BlockNames = Field(default="layer", description="how squared norms are split: layer, kind or parameter.")
+    metric: str | None = Field(
+        default=None,
+        description="the norm that is measured: Euclidean by default, or adam, as in "
+        "adam(eps=1e-8, power=0.5, step=1000, beta2=0.999).",
+    )
+    second_moments: str | None = Field(
+        default=None,
+        validate_default=True,
+        description="second moments of metric adam: a trainer's optimizer.pt, a safetensors file of parameter name → "
+        "second moments, embedded, or estimate, as in estimate(estimator=rloo, prompts_per_batch=16, share=0.25).",
+    )
     sketch_dim: Annotated[int, Ge(1), Le(_MOST_SKETCH_DIM)] | None = Field(
         default=16384,
         description="dimension of the random projections, which variance comparisons need; None for none.",
@@ -181,6 +193,29 @@ class MeasurementSection(Section):
         description="most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most "
         f"{MOST_MEMORY_GIB:g} GiB, by default.",
     )
+
+    @field_validator("metric")
+    @classmethod
+    def _is_adam(cls, metric: str | None) -> str | None:
+        if metric is not None:
+            try:
+                adam_section(metric)
+            except ValueError as error:
+                raise ValueError(f": {error}") from error
+        return metric
+
+    @field_validator("second_moments")
+    @classmethod
+    def _goes_with_the_metric(cls, second_moments: str | None, info: ValidationInfo) -> str | None:
+        if "metric" in info.data and (second_moments is None) != (info.data["metric"] is None):
+            if second_moments is None:
+                raise ValueError(f", and metric is {info.data['metric']!r}: give a file of second moments, or estimate")
+            raise ValueError(", which only a metric uses: give metric adam as well")
+        try:
+            estimate_section(second_moments)
+        except ValueError as error:
+            raise ValueError(f": {error}") from error
+        return second_moments
 
     @field_validator("token_budget", mode="before")
     @classmethod

@@ -91,7 +91,7 @@ class Section(BaseModel):
             elif error["type"] == "missing":
                 yield WrongSetting((name,), f"is missing: give {cls.model_fields[name].description}".removesuffix("."))
             elif cause is not None:
-                yield WrongSetting((name,), f"is {settings[name]!r}{cause}")
+                yield WrongSetting((name,), f"is {settings.get(name)!r}{cause}")
             else:
                 yield WrongSetting((name,), f"is {settings[name]!r}: {cls._remedy(name)}")
 

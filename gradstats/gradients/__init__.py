@@ -6,11 +6,13 @@ from gradstats.gradients.checks.self_check import SelfCheck, SelfCheckError
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.measure import measure
+from gradstats.gradients.metric import AdamMetric
 from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.sketches import CountSketch
 
 __all__ = [
     "ENGINES",
+    "AdamMetric",
     "CountSketch",
     "MeasuringSession",
     "ParameterSelection",

@@ -31,12 +31,15 @@ class ParameterSelection:
         block_names: the blocks, in the order in which they first appear.
         block_index: for each parameter, the position of its block in ``block_names``.
         other_names: the further names of tied weights → the name in ``parameters``.
+        preconditioner: for each parameter, P of its shape, by which its gradients are multiplied before anything is
+            computed from them, see :class:`gradstats.AdamMetric`; empty in the Euclidean metric.
     """
 
     parameters: dict[str, torch.Tensor]
     block_names: tuple[str, ...]
     block_index: dict[str, int]
     other_names: Mapping[str, str] = field(default_factory=dict)
+    preconditioner: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def name_of(self, name: str) -> str | None:
         """Return the selected parameter that has a name in the model, under its first name; None for any other."""

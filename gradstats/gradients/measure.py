@@ -10,6 +10,7 @@ import numpy as np
 from gradstats.config.defaults import TOKEN_BUDGET
 from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.blocks import Blocks
+from gradstats.gradients.metric import AdamMetric
 from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement
@@ -33,6 +34,8 @@ def measure(
     engine: str = "auto",
     params: str | None = None,
     blocks: Blocks = "layer",
+    metric: str | AdamMetric | None = None,
+    second_moments: str | None = None,
     sketch_dim: int | None = 16384,
     sketch_seed: int = 0,
     sketch_version: int | None = None,
@@ -64,6 +67,13 @@ def measure(
         params: regular expression of the parameters to differentiate; all trainable ones by default.
         blocks: how squared norms are split: "layer", "kind" or "parameter", or a mapping from regular expressions to
             names; see :func:`gradstats.gradients.select_parameters`.
+        metric: the norm that is measured: Euclidean by default, or adam, with which squared norms, sketches, weighted
+            gradients and token scores are those of :math:`P \circ S`, :math:`P = 1/(\sqrt{\hat v} + \varepsilon)`:
+            "adam", or "adam(eps=1e-8, power=0.5, step=1000, beta2=0.999)", with ``second_moments``; or an
+            :class:`gradstats.AdamMetric`. P is one more copy of the parameters.
+        second_moments: second moments of metric adam: a trainer's optimizer.pt, a safetensors file of parameter name →
+            second moments, embedded, or estimate, which runs and the command line know; see
+            :meth:`gradstats.AdamMetric.read`, and :func:`gradstats.estimate_second_moments`.
         sketch_dim: dimension of the random projections, which variance comparisons need; None for none.
         sketch_seed: seed of the projections; measurements to be compared need the same.
         sketch_version: random signs of the projections: 1 (kept in memory), 2 (computed on the device); 1 up to 268
@@ -113,6 +123,8 @@ def measure(
         "engine": engine,
         "params": params,
         "blocks": blocks if isinstance(blocks, str) else dict(blocks),
+        "metric": metric if isinstance(metric, str) else None,
+        "second_moments": second_moments,
         "sketch_dim": sketch_dim,
         "sketch_seed": sketch_seed,
         "sketch_version": sketch_version,
@@ -125,7 +137,9 @@ def measure(
     policy = as_policy(policy)
     if not allow_policy_mismatch:
         refuse_other_policy(rollouts.metadata.get("policy"), policy.digests, "the rollouts", _MISMATCH)
-    session = MeasuringSession.open(policy, rollouts, MeasurementSection(**options), reference_policy=reference_policy)
+    section = MeasurementSection(**options)
+    given = metric if isinstance(metric, AdamMetric) else None
+    session = MeasuringSession.open(policy, rollouts, section, reference_policy=reference_policy, metric=given)
     with progress_bar("measuring", len(rollouts), shown=progress) as report:
         if keep_in is None:
             return session.measure(rollouts, report.chunk, token_weights=token_weights)

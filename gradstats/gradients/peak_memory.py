@@ -37,6 +37,7 @@ class PeakMemory:
         logits: logits and their gradients.
         gradients: gradients of whole sequences.
         sketches: sketches of the chunk, and their random signs.
+        preconditioner: P of a metric, one more copy of the selected parameters.
     """
 
     libraries: float
@@ -45,6 +46,7 @@ class PeakMemory:
     logits: float
     gradients: float
     sketches: float
+    preconditioner: float
 
     @property
     def total(self) -> float:
@@ -104,6 +106,7 @@ def peak_memory(
         _LOGIT_COPIES[engine] * at_once * time * max(item, 4) * n_logits(policy.model),
         _GRADIENT_COPIES[engine] * at_once * item * selection.n_parameters,
         sketches,
+        sum(one.numel() * one.element_size() for one in selection.preconditioner.values()),
     )
     libraries = LIBRARIES_GIB if policy.device.type == "cpu" else 0.0
     return PeakMemory(libraries, *(size / GIB for size in sizes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -33,9 +33,11 @@ from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.engines.vmap import vmap_engine
 from gradstats.gradients.held_parameters import refuse_offloaded
 from gradstats.gradients.memory import is_out_of_memory
+from gradstats.gradients.metric import AdamMetric
 from gradstats.gradients.objective import Chunk, TokenStatistics, make_chunk
 from gradstats.gradients.random_signs import default_sketch_version
 from gradstats.gradients.reference_policy import as_reference, reference_logprobs, token_statistics
+from gradstats.gradients.second_moments import read_metric
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.check import check_projections
 from gradstats.gradients.tokens.scores import TokenResult, TokenSettings, measure_tokens
@@ -76,6 +78,7 @@ class MeasuringSession:
         section: MeasurementSection,
         *,
         reference_policy: object = None,
+        metric: AdamMetric | None = None,
     ) -> MeasuringSession:
         """Resolve the settings and run the self-check on a few of the rollouts.
 
@@ -84,6 +87,7 @@ class MeasuringSession:
             rollouts: the sequences to be measured, all of them.
             section: which gradients are measured, and how.
             reference_policy: as for :func:`gradstats.measure`.
+            metric: the metric, in place of the one that the section names.
 
         Raises:
             ValueError, SelfCheckError, UnsupportedModuleError: as for :func:`gradstats.measure`.
@@ -91,6 +95,10 @@ class MeasuringSession:
         policy = as_policy(policy)
         tokens = TokenSettings.of(section)
         selection = select_parameters(policy.model, section.params, section.blocks)
+        metric = metric or read_metric(section.metric, section.second_moments, policy.model)
+        if metric is not None:
+            metric.refuse_prompts(rollouts)
+            selection = replace(selection, preconditioner=metric.preconditioner(policy.model, selection))
         sketch_version = section.sketch_version or default_sketch_version(selection.n_parameters)
         sketch = None
         if section.sketch_dim is not None:
@@ -123,6 +131,7 @@ class MeasuringSession:
             "params": section.params,
             "n_parameters": selection.n_parameters,
             "block_names": list(selection.block_names),
+            "metric": None if metric is None else metric.describe(),
             "sketch_dim": section.sketch_dim,
             "sketch_seed": section.sketch_seed,
             "sketch_version": sketch_version,

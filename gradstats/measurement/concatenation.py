@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.metric import metric_label
 from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.rollouts.one_policy import refuse_different_policies
 from gradstats.rollouts.table import Rollouts
@@ -15,6 +16,7 @@ from gradstats.system.shards import ORIGIN
 
 #: Entries of the metadata that measurements must share to be joined.
 _SHARED = (
+    "metric",
     "sketch_dim",
     "sketch_seed",
     "sketch_version",
@@ -73,6 +75,8 @@ def _refuse_different(shards: Sequence[Measurement]) -> None:
 
 def shared_entry(measured: Measurement, name: str) -> object:
     """Return an entry of the metadata; measurements that record no version of the sketch have version 1."""
+    if name == "metric":
+        return metric_label(measured.metadata)
     if name == "sketch_version":
         return None if measured.sketches is None else measured.metadata.get(name, 1)
     return measured.metadata.get(name)

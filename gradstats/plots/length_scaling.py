@@ -9,6 +9,7 @@ from matplotlib.typing import ColorType
 
 from gradstats import data
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.measurement.metric import EUCLIDEAN
 from gradstats.plots.forest import plain_ticks
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 
@@ -85,7 +86,8 @@ def plot_length_scaling(
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel(r"completion length $T$ (tokens)")
-    ax.set_ylabel(r"$\Vert\nabla_\theta \log\pi(y\,|\,x)\Vert^2$")
+    scaled = "" if fit.metric == EUCLIDEAN else r"P\circ"
+    ax.set_ylabel(rf"$\Vert {scaled}\nabla_\theta \log\pi(y\,|\,x)\Vert^2$")
     plain_ticks(ax, logarithmic=True)
     _leave_room(ax, fit, len(ax.get_legend_handles_labels()[1]))
     ax.legend(loc="upper left")

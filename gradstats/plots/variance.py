@@ -26,7 +26,7 @@ from gradstats.plots.forest import (
 )
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, filled_in, shown_in
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, shown_in
 from gradstats.stats.variance.winner import rows_in_best_set
 
 # Beside several panels there is room for shorter lines only.
@@ -92,7 +92,7 @@ def plot_variance(
         _mark_best_set(ax, frame)
     if frame.empty:
         draw_nothing(ax, "no estimators")
-    ax.set_xlabel(filled_in(quantity.axis_label, frame.attrs, reference))
+    ax.set_xlabel(axis_label(quantity, frame.attrs, reference))
     write_sentence(ax, sentence)
     return ax
 
@@ -199,7 +199,7 @@ def plot_variance_of_runs(
         _draw(ax, panel, quantity, frame, places)
         set_rows(ax, labels, places)
         ax.set_title(wrap_label(str(run)), fontsize="medium")
-        ax.set_xlabel(filled_in(quantity.axis_label, attrs, reference))
+        ax.set_xlabel(axis_label(quantity, attrs, reference))
     if quantity is JUDGED:
         best = [set(rows_in_best_set(panel)) for panel in panels if "in_best_set" in panel]
         for row in set.intersection(*best) if best else ():

@@ -14,7 +14,7 @@ from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.stats.variance.minimiser import written_interval
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, filled_in
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in
 
 #: Quantities below each other in the figure of a run, and the share of its height that each takes.
 CURVE_PANELS = {JUDGED.name: 2.0, "cosine": 1.0, "matched_bias_share": 1.0}
@@ -119,7 +119,7 @@ def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
     if quantity.landmark is not None and len(frame):
         ax.axhline(quantity.landmark, color="0.5", linewidth=0.6, linestyle="--", zorder=1)
     plain_ticks(ax, logarithmic, most=4, vertical=True)
-    ax.set_ylabel(filled_in(quantity.axis_label, frame.attrs))
+    ax.set_ylabel(axis_label(quantity, frame.attrs))
 
 
 def _draw_parameters(ax: Axes, frame: pd.DataFrame) -> None:

@@ -172,6 +172,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             notes="what to know when reading the table",
             lowest_beyond_doubt="the only estimator in the best set",
         ),
+        *of("measurement/metric.py", metric="the metric that gradients were measured in"),
         *of(f"{_VARIANCE}/target.py", target="the gradient that bias and cosine are judged against"),
         *each("stats", {"effective_sample_size": "completions of equal weight that importance weights are worth"}),
     ),
@@ -219,6 +220,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             on_policy="the on-policy check",
             sentences="what to consider when reading α",
         ),
+        *of("measurement/metric.py", metric="the metric of the norms"),
         *each(
             _LENGTH,
             {"curvature": "whether one power law fits", "most_influential_prompt": "whose omission moves α most"},

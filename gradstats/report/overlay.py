@@ -33,8 +33,15 @@ def draw_overlay(
         The files written.
 
     Raises:
-        ValueError: when no figure's numbers are in every run, or their ratios have different references.
+        ValueError: when no figure's numbers are in every run, or their ratios have different references, or they
+            were measured in different metrics.
     """
+    metrics = list(dict.fromkeys(run.metric for run in runs))
+    if len(metrics) > 1:
+        raise ValueError(
+            f"the runs were measured in different metrics ({', '.join(metrics)}), whose norms have different "
+            "units: draw those of one metric together"
+        )
     labels = labels or run_labels(runs)
     for setting, values in differing_settings(runs).items():
         values_by_run = ", ".join(f"{run.path.name}: {value}" for run, value in zip(runs, values, strict=True))
@@ -96,5 +103,5 @@ def _stacked(runs: list[SavedResults], labels: list[str]) -> pd.DataFrame:
     )
     order = list(dict.fromkeys(frame["estimator"]))
     frame = frame.sort_values("estimator", key=lambda names: names.map(order.index), kind="stable", ignore_index=True)
-    frame.attrs = {"reference": references[0]}
+    frame.attrs = {"reference": references[0], "metric": runs[0].metric}
     return frame

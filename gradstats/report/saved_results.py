@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.config.experiment import Experiment, FiguresSection
+from gradstats.measurement.metric import EUCLIDEAN
 from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.report.recorded_tables import refuse_changed_tables
 from gradstats.report.saved_frames import read_added
@@ -70,6 +71,7 @@ class SavedAlpha(TypedDict):
     within_prompt: NotRequired[dict[str, float | None] | None]
     by_block: NotRequired[list[dict[str, object]] | None]
     sentences: NotRequired[list[str]]
+    metric: NotRequired[str]
 
 
 class SavedManifest(TypedDict, total=False):
@@ -133,6 +135,12 @@ class SavedResults:
         return pd.DataFrame(rows) if rows else None
 
     @property
+    def metric(self) -> str:
+        """The label of the metric that was measured."""
+        of_variance = {} if self.variance is None else self.variance.attrs
+        return str((self.alpha or {}).get("metric") or of_variance.get("metric") or EUCLIDEAN)
+
+    @property
     def published(self) -> str | None:
         """The data set of published points that the experiment lays under its fit."""
         name = self.settings.get("length_scaling.published")
@@ -149,13 +157,14 @@ class SavedResults:
         """Return the length-scaling fit of a column of the points; None where it, or α, was not written."""
         if self.points is None or self.alpha is None or column not in self.points:
             return None
-        return fit_length_scaling(
+        fit = fit_length_scaling(
             lengths=self.points["length"],
             sq_norms=self.points[column],
             groups=self.points["prompt_id"],
             method=self.alpha.get("method", "ols"),
             truncated=self.points.get("truncated"),
         )
+        return replace(fit, metric=self.metric)
 
 
 def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> SavedResults:

@@ -29,7 +29,7 @@ LISTED = "sweep.json"
 TABLE = "sweep.csv"
 _ENDS = ("", "_low", "_high")
 # What all cells should have in common to be read from one axis.
-_SHARED = ("reference", "target", "confidence_level")
+_SHARED = ("reference", "target", "metric", "confidence_level")
 
 
 @dataclass(frozen=True, repr=False)

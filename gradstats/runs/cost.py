@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from gradstats.config.experiment import Experiment
 from gradstats.gradients.blocks import ParameterSelection, select_parameters
@@ -57,6 +58,7 @@ class CostEstimate:
         n_always: those of them that are needed, and included, on-policy as well.
         fitting_seconds: forward passes for the hidden states of a value head; 0 without one.
         prefix_seconds: completions of prefixes, for each step of a completion; 0 where none are drawn.
+        preconditioner_gib: of the memory, P of the metric: one more copy of the parameters; 0 without a metric.
     """
 
     n_prompts: int
@@ -73,6 +75,7 @@ class CostEstimate:
     n_always: int = 0
     fitting_seconds: float = 0.0
     prefix_seconds: float = 0.0
+    preconditioner_gib: float = 0.0
 
 
 def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstimate:
@@ -96,6 +99,8 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     generate(policy, [plan.prompt_tokens[index] for index, _ in rows], trial, 0)
     per_step = (time.perf_counter() - start) / trial.max_new_tokens
     selection = select_parameters(policy.model, experiment.measurement.params, experiment.measurement.blocks)
+    if experiment.measurement.metric is not None:  # what P holds changes neither time nor memory
+        selection = replace(selection, preconditioner={n: _ones(one) for n, one in selection.parameters.items()})
     longest = _longest_rollouts(plan, cap)
     engine = _engine_name(experiment.measurement.engine, policy, selection)
     possible = possible_weightings(experiment)
@@ -137,7 +142,12 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         len(possible.always),
         _fitting_seconds(policy, longest) if experiment.values.fitted else 0.0,
         per_step * cap * math.ceil(continuations),
+        sum(one.numel() * one.element_size() for one in selection.preconditioner.values()) / GIB,
     )
+
+
+def _ones(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32), requires_grad=False)
 
 
 def _fitting_seconds(policy: Policy, longest: Rollouts) -> float:

@@ -29,6 +29,7 @@ class ScoredTokens:
         entropy: for each, (T_i,) entropies of the scored distribution, in nats.
         metadata: the scored policy, as a measurement records it.
         ref_logprobs: for each, (T_i,) log-probabilities under the reference policy; None where there is none.
+        sum_pi_squared: for each, (T_i,) sums of squared probabilities of the scored distribution.
     """
 
     rollouts: Rollouts
@@ -36,12 +37,14 @@ class ScoredTokens:
     entropy: list[np.ndarray]
     metadata: Mapping[str, object]
     ref_logprobs: list[np.ndarray] | None = None
+    sum_pi_squared: list[np.ndarray] | None = None
 
     @classmethod
     def of(cls, session: MeasuringSession, rollouts: Rollouts) -> ScoredTokens:
         """Score rollouts by a forward pass."""
         found = session.token_statistics(rollouts)
-        return cls(rollouts, found["logprobs"], found["entropy"], session.metadata, found.get("ref_logprobs"))
+        beside = found.get("ref_logprobs"), found["sum_pi_squared"]
+        return cls(rollouts, found["logprobs"], found["entropy"], session.metadata, *beside)
 
     @property
     def old_logprobs(self) -> list[np.ndarray] | None:

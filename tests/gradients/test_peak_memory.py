@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -49,6 +50,10 @@ def test_the_parts_of_the_estimate():
     assert loop.activations == pytest.approx(ghost.activations / 3)
     assert (loop.gradients * GIB, vmap.gradients * GIB) == pytest.approx((2.4 * 4 * n, 1.5 * 3 * 4 * n))
     assert parts("ghost", 50).sketches * GIB == pytest.approx(4 * 3 * 50 + selection.n_parameters / 8)
+    ones = {name: torch.ones_like(tensor) for name, tensor in selection.parameters.items()}
+    scaled = peak_memory(policy, "ghost", replace(selection, preconditioner=ones), 3, 10, None, sizes)
+    assert (ghost.preconditioner, scaled.preconditioner * GIB) == (0, pytest.approx(4 * n))
+    assert scaled.total == pytest.approx(ghost.total + scaled.preconditioner)
     assert vmap.total == pytest.approx(
         vmap.libraries + vmap.weights + vmap.activations + vmap.logits + vmap.gradients + vmap.sketches
     )

@@ -1,5 +1,7 @@
 """The length-scaling figure shows the numbers of the fit."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -94,3 +96,8 @@ def test_nothing_is_clipped_or_overlaps(fit, venue):
         for points in ax.collections[:2]:
             at = ax.transData.transform(points.get_offsets())
             assert not legend.count_contains(at)
+
+
+def test_the_axis_states_a_metric_that_is_not_euclidean(fit):
+    assert "P" not in plot_length_scaling(fit).get_ylabel()
+    assert r"\Vert P\circ\nabla" in plot_length_scaling(replace(fit, metric="adam(moments=1a)")).get_ylabel()

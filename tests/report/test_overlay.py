@@ -58,6 +58,21 @@ def test_different_references_are_different_units(runs, tmp_path):
         draw_overlay([read_results(runs[0]), read_results(other)], tmp_path / "out", FiguresSection(formats=["svg"]))
 
 
+def test_runs_in_different_metrics_are_not_drawn_together(runs, tmp_path):
+    other = save_run(tmp_path / "other", name="other")
+    metric = "adam(eps=1e-08, power=0.5, moments=1a2b)"
+    alpha = read_json(other / "alpha.json")
+    write_json(other / "alpha.json", alpha | {"metric": metric})
+    results = [read_results(runs[0]), read_results(other)]
+    assert [one.metric for one in results] == ["euclidean", metric]
+    assert results[1].fit is not None
+    assert results[1].fit.metric == metric
+    with pytest.raises(
+        ValueError, match=r"different metrics \(euclidean, adam\(.*\)\), whose norms have different units"
+    ):
+        draw_overlay(results, tmp_path / "out", FiguresSection(formats=["svg"]))
+
+
 @pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
 def test_many_estimators_are_drawn_in_a_panel_for_each_run(runs, tmp_path, monkeypatch):
     drawn, draw = [], plots.plot_variance_of_runs

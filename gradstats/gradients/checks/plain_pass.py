@@ -111,7 +111,7 @@ def plain_pass(
                 tensors = list(held.values())
                 of_tensors = torch.autograd.grad(logits, tensors, start, materialize_grads=True, retain_graph=not last)
                 found = dict(zip(held, of_tensors, strict=True))
-            gradients.append(_reduced(found, sketch))
+            gradients.append(_reduced(_preconditioned(found, selection), sketch))
     narrower = min(policy.dtype, logits.dtype, key=lambda dtype: dtype.itemsize)
     return PlainPass(row, gradients, tokens | {"hidden_sq_norms": hidden}, narrower)
 
@@ -227,6 +227,14 @@ def _spans(logits: Tensor) -> Iterator[slice]:
     step = max(1, _ELEMENTS // logits.shape[1])
     for first in range(0, len(logits), step):
         yield slice(first, first + step)
+
+
+def _preconditioned(gradients: dict[str, Tensor], selection: ParameterSelection) -> dict[str, Tensor]:
+    """Multiply each gradient by the metric's P, element by element."""
+    return {
+        name: gradient * selection.preconditioner[name] if name in selection.preconditioner else gradient
+        for name, gradient in gradients.items()
+    }
 
 
 def _reduced(gradients: dict[str, Tensor], sketch: CountSketch | None) -> PlainGradient:

@@ -88,7 +88,9 @@ class LayerReduction:
         place = _place(term.inputs)
         n_sharing = self._uses.n_sharing[place] or 1
         self._n_sharing[place] -= 1
-        if self._reduction.sketch is not None or not term.prefers_gram(n_sharing):
+        # Inner products of inputs and of gradients do not give those of P∘(Σ_t g_t x_tᵀ), which has to be formed.
+        formed = self._reduction.sketch is not None or self._reduction.preconditioner_of(name) is not None
+        if formed or not term.prefers_gram(n_sharing):
             self._reduce_products(name, term.without_idle_ends())
         else:
             shared = self._input_grams.pop(place, None) or gram_strips(term.inputs, self._reduction.dtype)
@@ -105,9 +107,10 @@ class LayerReduction:
 
     def _reduce_products(self, name: str, term: OuterProducts) -> None:
         reduction = self._reduction
+        preconditioner = reduction.preconditioner_of(name)
         columns = term.right.shape[2]
         size = term.left.shape[2] * columns
-        for first, product in term.products(reduction.dtype):
+        for first, product in term.products(reduction.dtype, preconditioner):
             flat = product.flatten(start_dim=1)
             reduction.add_sq_norms(name, sq_norms(flat))
             if reduction.sketch is not None and reduction.sketches is not None:
@@ -122,10 +125,16 @@ class LayerReduction:
         owner = torch.arange(batch, device=ids.device)[:, None]
         keys, places = torch.unique(owner * n_rows + ids, return_inverse=True)
         rows = values.new_zeros(len(keys), columns).index_add_(0, places.flatten(), values.flatten(0, 1))
+        preconditioner = reduction.preconditioner_of(name)
+        if preconditioner is not None:
+            rows = rows * preconditioner[keys % n_rows]
         total = torch.zeros(batch, dtype=torch.float64, device=ids.device).index_add_(0, keys // n_rows, sq_norms(rows))
         if name in self._heads:
-            # 2⟨E, H⟩ = 2 Σ_{t,s} ⟨e_t, x_s⟩ g_s[id_t], with rows e_t of the embedding's gradient.
+            # 2⟨E, H⟩ = 2 Σ_{t,s} ⟨e_t, x_s⟩ g_s[id_t], with rows e_t of the embedding's gradient. In a metric
+            # 2⟨P∘E, P∘H⟩ = 2⟨P²∘E, H⟩, and row id_t of P² multiplies e_t.
             gathered, inputs = self._heads.pop(name)
+            if preconditioner is not None:
+                values = values * preconditioner[ids].square()
             products = torch.bmm(inputs.to(reduction.dtype), values.transpose(1, 2))
             total += 2 * products.mul_(gathered).sum(dim=(1, 2)).double()
         reduction.add_sq_norms(name, total)

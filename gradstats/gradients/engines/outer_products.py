@@ -101,8 +101,13 @@ class OuterProducts:
             total += sq_norms(product.flatten(start_dim=1))
         return total
 
-    def products(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-        """Yield a few rows of the gradient at a time: the index of the first, and (batch, rows, columns)."""
+    def products(self, dtype: torch.dtype, preconditioner: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+        """Yield a few rows of the gradient at a time: the index of the first, and (batch, rows, columns).
+
+        Args:
+            dtype: dtype of the products.
+            preconditioner: (all rows, columns), by which they are multiplied; None for none.
+        """
         batch, _, rows = self.left.shape
         right = self.right.to(dtype)
         step = max(1, _PRODUCT_ELEMENTS // (batch * right.shape[2]))
@@ -111,7 +116,8 @@ class OuterProducts:
             left = self.left[:, :, first : first + step].to(dtype).transpose(1, 2)
             # One buffer for all slices: allocating memory costs more than the arithmetic of a slice.
             out = buffer if left.shape[1] == buffer.shape[1] else None
-            yield first, torch.bmm(left, right, out=out)
+            product = torch.bmm(left, right, out=out)
+            yield first, product if preconditioner is None else product.mul_(preconditioner[first : first + step])
 
 
 def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:

@@ -33,6 +33,9 @@ class ChunkResult:
 class Reduction:
     """Accumulates squared norms by block and sketches of a batch of gradients, parameter by parameter.
 
+    In a metric, norms and sketches are those of P·S. :meth:`add` and :meth:`add_row` multiply by P; whoever calls
+    :meth:`add_sq_norms` or adds to ``sketches`` has done so, see :meth:`preconditioner_of`.
+
     Args:
         selection: the parameters and their blocks.
         sketch: the projection, or None for none.
@@ -62,6 +65,9 @@ class Reduction:
 
     def add(self, name: str, gradients: Tensor) -> None:
         """Add the gradients of one parameter, (batch, *shape)."""
+        preconditioner = self.preconditioner_of(name)
+        if preconditioner is not None:
+            gradients = gradients.flatten(start_dim=1) * preconditioner.flatten()
         self.add_sq_norms(name, sq_norms(gradients.flatten(start_dim=1)))
         if self.sketch is not None and self.sketches is not None:
             self.sketch.add(self.sketches, name, gradients)
@@ -69,6 +75,9 @@ class Reduction:
     def add_row(self, name: str, row: int, gradient: Tensor) -> None:
         """Add the gradient of one parameter for one sequence alone, of the parameter's shape."""
         flat = gradient.reshape(1, -1)
+        preconditioner = self.preconditioner_of(name)
+        if preconditioner is not None:
+            flat = flat * preconditioner.flatten()
         self._sq_norms[row, self._selection.block_index[name]] += sq_norms(flat)[0]
         if self.sketch is not None and self.sketches is not None:
             self.sketch.add(self.sketches[row : row + 1], name, flat)
@@ -81,6 +90,11 @@ class Reduction:
     def add_sq_norms(self, name: str, values: Tensor) -> None:
         """Add squared norms, (batch,), to the block of a parameter."""
         self._sq_norms[:, self._selection.block_index[name]] += values.double()
+
+    def preconditioner_of(self, name: str) -> Tensor | None:
+        """Return P of a parameter, in its shape and in the dtype of sums, or None in the Euclidean metric."""
+        preconditioner = self._selection.preconditioner.get(name)
+        return None if preconditioner is None else preconditioner.to(self.dtype)
 
     def size_of(self, name: str) -> int:
         """Return the number of a parameter's coordinates."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradstats.gradients.engines.outer_products import OuterProducts
-from gradstats.gradients.engines.reduction import Reduction
+from gradstats.gradients.engines.reduction import Reduction, sq_norms
 
 # Elements of padded inputs and gradients that are reduced at a time.
 _ELEMENTS = 2**22
@@ -64,19 +64,37 @@ class RoutedProducts:
         batch = reduction.n_sequences
         segments = _Segments.of(self.experts * batch + self.owners)
         total = torch.zeros(batch, dtype=torch.float64, device=self.owners.device)
-        for keys, pairs, valid in segments.by_length(self.inputs.shape[1] + self.gradients.shape[1]):
-            total.index_add_(0, keys % batch, self._products(pairs, valid).sq_norms(reduction.dtype))
+        preconditioner = reduction.preconditioner_of(name)
+        if preconditioner is None:
+            for keys, pairs, valid in segments.by_length(self.inputs.shape[1] + self.gradients.shape[1]):
+                total.index_add_(0, keys % batch, self._products(pairs, valid).sq_norms(reduction.dtype))
+        if preconditioner is not None or reduction.sketch is not None:
+            for keys, pairs, valid in segments.by_group(batch):
+                norms = self._add_formed(reduction, name, int(keys[0]) // batch, keys % batch, pairs, valid)
+                if preconditioner is not None:
+                    total.index_add_(0, keys % batch, norms)
         reduction.add_sq_norms(name, total)
-        if reduction.sketch is None or reduction.sketches is None:
-            return
-        size = reduction.size_of(name)
-        for keys, pairs, valid in segments.by_group(batch):
-            term, expert = self._products(pairs, valid), int(keys[0]) // batch
-            sketches = reduction.sketches.new_zeros(len(keys), reduction.sketch.dim)
-            for first, product in term.products(reduction.dtype):
+
+    def _add_formed(
+        self, reduction: Reduction, name: str, expert: int, sequences: Tensor, pairs: Tensor, valid: Tensor
+    ) -> Tensor:
+        """Add the gradients of one expert, formed slice by slice, to sketches; return their squared norms."""
+        term, preconditioner = self._products(pairs, valid), reduction.preconditioner_of(name)
+        norms = torch.zeros(len(sequences), dtype=torch.float64, device=sequences.device)
+        sketches = None
+        if reduction.sketches is not None:
+            sketches = reduction.sketches.new_zeros(len(sequences), reduction.sketches.shape[1])
+        of_expert = None if preconditioner is None else preconditioner[expert]
+        for first, product in term.products(reduction.dtype, of_expert):
+            flat = product.flatten(start_dim=1)
+            if of_expert is not None:
+                norms += sq_norms(flat)
+            if reduction.sketch is not None and sketches is not None:
                 begin = expert * term.size + first * term.right.shape[2]
-                reduction.sketch.add_slice(sketches, name, size, begin, product.flatten(start_dim=1))
-            reduction.sketches.index_add_(0, keys % batch, sketches)
+                reduction.sketch.add_slice(sketches, name, reduction.size_of(name), begin, flat)
+        if reduction.sketches is not None and sketches is not None:
+            reduction.sketches.index_add_(0, sequences, sketches)
+        return norms
 
     def _products(self, pairs: Tensor, valid: Tensor) -> OuterProducts:
         gradients = self.gradients[pairs].masked_fill_(~valid[..., None], 0)

@@ -59,6 +59,8 @@ def check_projections(policy: Policy, rollouts: Rollouts, selection: ParameterSe
             total, sq_norm = torch.zeros(_DIRECTIONS, dtype=torch.float64, device=policy.device), 0.0
             for name, gradient in sequence_gradient(policy, alone, selection).items():
                 wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).flatten()
+                if name in selection.preconditioner:
+                    wide = wide * selection.preconditioner[name].flatten()
                 directions = tangents.dense(name, gradient.shape, range(_DIRECTIONS), wide)
                 total += (directions.flatten(1) @ wide).double()
                 sq_norm += float(wide.square().sum())

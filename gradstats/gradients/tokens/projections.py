@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -159,7 +159,10 @@ class _Projector:
     ) -> None:
         self._policy, self._chunk, self._tangents, self._gradients = policy, chunk, tangents, gradients
         self._head = output_embedding(policy.model)
-        self._layers = FactoredLayers(policy.model, selection, tangents)
+        # ⟨P s_t, v⟩ = ⟨s_t, P v⟩, and P∘(A Bᵀ) has no factors: in a metric every direction is written out.
+        self._preconditioner = selection.preconditioner
+        factored = replace(selection, parameters={}) if selection.preconditioner else selection
+        self._layers = FactoredLayers(policy.model, factored, tangents)
         self._everything = {name: tensor.detach() for name, tensor in policy.model.named_parameters()}
         self._written_out = {
             name: self._everything[name] for name in selection.parameters if name not in self._layers.shapes
@@ -172,7 +175,9 @@ class _Projector:
         """Estimated memory of one more direction: the direction itself, and derivatives of a layer's activations."""
         batch, time = self._chunk.input_ids.shape
         config = self._policy.model.config
-        widths = [sum(shape) for name, shape in self._layers.shapes.items() if name not in self._head_names.values()]
+        matrices = {name: tensor.shape for name, tensor in self._written_out.items() if tensor.ndim == 2}
+        shapes = matrices if self._preconditioner else self._layers.shapes
+        widths = [sum(shape) for name, shape in shapes.items() if name not in self._head_names.values()]
         activations = batch * time * max(widths, default=0)
         attention = batch * time**2 * int(getattr(config, "num_attention_heads", None) or 1)
         direction = sum(tensor.numel() for tensor in self._written_out.values())
@@ -186,13 +191,16 @@ class _Projector:
             name: self._tangents.factors(name, shape, which, like) for name, shape in self._layers.shapes.items()
         }
         pairs = {name: (pair.left, pair.right) for name, pair in factors.items()}
-        written_out = {
-            name: self._tangents.dense(name, tensor.shape, which, like) for name, tensor in self._written_out.items()
-        }
+        written_out = {name: self._direction(name, tensor, which, like) for name, tensor in self._written_out.items()}
         with forward_mode_attention(self._policy), torch.no_grad():
             through_body = vmap(self._through_body)(pairs, written_out)
             through_head = self._through_head(pairs, written_out)
         return (through_body + through_head).permute(1, 2, 0)
+
+    def _direction(self, name: str, tensor: Tensor, which: range, like: Tensor) -> Tensor:
+        directions = self._tangents.dense(name, tensor.shape, which, like)
+        preconditioner = self._preconditioner.get(name)
+        return directions if preconditioner is None else (directions * preconditioner).to(like)
 
     def _through_body(self, pairs: dict[str, tuple[Tensor, Tensor]], written_out: dict[str, Tensor]) -> Tensor:
         r"""Return :math:`\langle \partial\log\pi(y_t)/\partial h_t, \dot h_t\rangle`, (batch, kept)."""

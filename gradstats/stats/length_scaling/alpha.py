@@ -3,7 +3,7 @@ r"""The length exponent α: how the norm of a sequence's score grows with the nu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.measurement.metric import EUCLIDEAN, metric_label
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.length_scaling.mean_line import gamma_line, poisson_line
 from gradstats.stats.length_scaling.random_prompt_line import random_prompt_line
@@ -59,6 +60,7 @@ class LengthScalingFit(Printed):
         clusters: (n,) the prompt of each sequence, numbered from 0.
         truncated: (n,) whether a sequence was cut off at the cap.
         line: the fitted line with its errors.
+        metric: label of the metric that the norms are of, ``"euclidean"`` or ``"adam(…)"``.
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = ("alpha", "n", "n_prompts", "r_squared", "method", "interval")
@@ -79,6 +81,7 @@ class LengthScalingFit(Printed):
     clusters: Int[np.ndarray, " n"] = field(repr=False)
     truncated: Bool[np.ndarray, " n"] = field(repr=False)
     line: Line = field(repr=False)
+    metric: str = EUCLIDEAN
 
     def confidence_interval(
         self,
@@ -184,12 +187,13 @@ class LengthScalingFit(Printed):
     def without_truncated(self) -> LengthScalingFit:
         """Return the same fit on the sequences that were not cut off."""
         kept = ~self.truncated
-        return fit_length_scaling(
+        fit = fit_length_scaling(
             lengths=self.lengths[kept],
             sq_norms=self.sq_norms[kept],
             groups=self.clusters[kept],
             method=self.method,
         )
+        return replace(fit, metric=self.metric)
 
     def within_prompts(self) -> LengthScalingFit | None:
         """Return the fit within prompts of the same sequences, whose exponent is that of a group baseline.
@@ -199,7 +203,7 @@ class LengthScalingFit(Printed):
         if self.method == "within_prompt":
             return self
         try:
-            return fit_length_scaling(
+            fit = fit_length_scaling(
                 lengths=self.lengths,
                 sq_norms=self.sq_norms,
                 groups=self.clusters,
@@ -208,6 +212,7 @@ class LengthScalingFit(Printed):
             )
         except ValueError:
             return None
+        return replace(fit, metric=self.metric)
 
     def _offered(self, method: str | None, offered: tuple[str, ...]) -> str:
         by = self.interval if method is None else method
@@ -314,6 +319,7 @@ def fit_length_scaling(
         clusters=clusters,
         truncated=cut,
         line=line,
+        metric=metric_label(getattr(measured, "metadata", {})),
     )
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.measurement.metric import EUCLIDEAN
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
 from gradstats.stats.length_scaling.curvature import CurvatureTest, curvature_test
@@ -101,6 +102,7 @@ class AlphaReport(Printed):
             "token_energy": _brief(self.energy_fit, level),
             "by_block": None if self.by_block is None else records(self.by_block),
             "on_policy": None if self.on_policy is None else records(self.on_policy.to_frame(level)),
+            "metric": self.fit.metric,
             "sentences": self.sentences(),
         }
 
@@ -115,6 +117,8 @@ class AlphaReport(Printed):
         sentences = ["Whether the samples are on-policy is not known: lengths and norms alone do not show it."]
         if self.on_policy is not None:
             sentences = [self.on_policy.verdict()]
+        if self.fit.metric != EUCLIDEAN:
+            sentences.append(f"α is the exponent of norms in the metric {self.fit.metric}, not of Euclidean ones.")
         if self.interval != "cluster":
             low, high = self.fit.confidence_interval(self.confidence_level, "cluster")
             if high - low > NOTICEABLY_WIDER * (self.high - self.low):

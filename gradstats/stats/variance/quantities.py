@@ -11,6 +11,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from gradstats.measurement.metric import EUCLIDEAN
+
 Place = Literal["paper", "page", "terminal", "panels"]
 
 
@@ -165,6 +167,18 @@ def filled_in(text: str, attrs: Mapping[Hashable, object], reference: str | None
     """
     name = attrs.get("reference", "the reference") if reference is None else reference
     return text.format(reference=name, target=TARGETS[str(attrs.get("target", "on_policy"))])
+
+
+def axis_label(quantity: Quantity, attrs: Mapping[Hashable, object], reference: str | None = None) -> str:
+    """Return the label of a quantity's axis, with the metric where it is not Euclidean.
+
+    Args:
+        quantity: what the axis shows.
+        attrs: of the frame of a comparison.
+        reference: as for :func:`filled_in`.
+    """
+    label = filled_in(quantity.axis_label, attrs, reference)
+    return label if attrs.get("metric", EUCLIDEAN) == EUCLIDEAN else f"{label}\n(Adam's metric)"
 
 
 # A shrunken estimator has a low ratio without being better, and a ratio between two units is meaningless: only the

@@ -11,6 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.measurement.metric import EUCLIDEAN
 from gradstats.stats.jackknife import Interval
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.best_set import PairwiseDifferences
@@ -58,6 +59,7 @@ class VarianceComparison(Printed):
         differences: the estimators of each group size, compared pair by pair.
         prompt_labels: what the prompts of each group size are called.
         max_grad_norm: the norm that gradients of batches are clipped to; None without clipping.
+        metric: label of the metric that gradients were measured in, ``"euclidean"`` or ``"adam(…)"``.
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "trace_cov", "ratio", "matched_ratio", "cosine")
@@ -72,6 +74,7 @@ class VarianceComparison(Printed):
     differences: tuple[PairwiseDifferences, ...] = field(default=(), repr=False, compare=False)
     prompt_labels: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)
     max_grad_norm: float | None = None
+    metric: str = EUCLIDEAN
 
     @property
     def group_size(self) -> int | tuple[int | None, ...] | None:
@@ -180,6 +183,7 @@ class VarianceComparison(Printed):
             "n_leftover": self.n_leftover,
             "sketch_dim": self.sketch_dim,
             **self.target.attributes(confidence_level),
+            "metric": self.metric,
             "notes": list(self.notes),
         }
         return frame

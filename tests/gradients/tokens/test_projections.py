@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
 from gradient_models import any_model, lora_model
+from metrics import random_metric, unit_metric
 from token_gradients import directions, flat, token_gradients
 
 import gradstats.gradients as gradients
@@ -95,3 +96,31 @@ def test_running_out_of_memory_takes_fewer_directions_then_fewer_sequences(monke
     assert any(sentence.startswith("memory ran out on 5 sequences of") for sentence in messages)
     for row in range(5):
         np.testing.assert_allclose(measured.token_projections[row], whole.token_projections[row], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("architecture", "tied"), [("qwen2", True), ("gpt2", False)])
+def test_token_scores_in_a_metric_are_those_of_scaled_gradients(architecture, tied):
+    model, rollouts = any_model(architecture, tied), ragged_rollouts(3, masked=True)
+    metric = random_metric(model)
+    measured = gradients.measure(
+        model, rollouts, metric=metric, token_probes=5, token_seed=3, token_exact=2, sketch_dim=32, progress=False
+    )
+    for row, rows in enumerate(token_gradients(model, rollouts)):
+        scale = torch.cat([metric.of_parameter(name).flatten() for name in rows[0]]).numpy()
+        scaled = flat(rows) * scale
+        np.testing.assert_allclose(
+            measured.token_projections[row], scaled @ directions(rows[0], 5, 3).T, rtol=1e-8, atol=1e-8
+        )
+        energy = np.square(scaled).sum(axis=1)
+        np.testing.assert_allclose(measured.heavy_sq_norms[row], energy[measured.heavy_positions[row]], rtol=1e-8)
+        np.testing.assert_allclose(measured.sq_norms[row], np.square(scaled.sum(axis=0)).sum(), rtol=1e-8)
+    assert measured.metadata["token_self_check"] < 1e-10
+
+
+def test_a_metric_of_ones_leaves_projections_as_they_are(rollouts):
+    model = any_model("llama", True)
+    options = {"token_probes": 4, "sketch_dim": None, "progress": False}
+    plain = gradients.measure(model, rollouts, **options)
+    ones = gradients.measure(model, rollouts, metric=unit_metric(model), **options)
+    for one, other in zip(plain.token_projections, ones.token_projections, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-10)

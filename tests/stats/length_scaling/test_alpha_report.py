@@ -156,3 +156,15 @@ def test_alpha_within_prompts_stands_beside_the_pooled_one():
     assert itself.within_fit is itself.fit
     assert itself.beside() == []
     assert alpha_report(lengths=lengths, sq_norms=sq_norms).within_fit is None
+
+
+def test_alpha_states_its_metric():
+    plain = measured()
+    adam = {"name": "adam", "eps": 1e-8, "power": 0.5, "step": None, "beta2": 0.999, "moments": "1a2b"}
+    scaled = SimpleNamespace(**{**vars(plain), "metadata": {"metric": adam}})
+    assert alpha_report(plain).summary()["metric"] == "euclidean"
+    report = alpha_report(scaled)
+    label = "adam(eps=1e-08, power=0.5, moments=1a2b)"
+    assert report.summary()["metric"] == report.within_fit.metric == report.fit.without_truncated().metric == label
+    assert f"α is the exponent of norms in the metric {label}, not of Euclidean ones." in report.sentences()
+    assert "the metric" not in " ".join(alpha_report(plain).sentences())

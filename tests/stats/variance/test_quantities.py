@@ -12,7 +12,15 @@ import pytest
 
 from gradstats.estimators import Batch
 from gradstats.stats import compare
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, VARIANCE_COMPONENTS, filled_in, shown_in
+from gradstats.stats.variance.quantities import (
+    COMPARED,
+    JUDGED,
+    QUANTITIES,
+    VARIANCE_COMPONENTS,
+    axis_label,
+    filled_in,
+    shown_in,
+)
 
 PACKAGE = Path(__file__).parents[3] / "gradstats"
 
@@ -54,6 +62,14 @@ def test_the_axis_says_what_cosine_and_bias_are_judged_against():
     label = QUANTITIES["cosine"].axis_label
     assert filled_in(label, {"target": "importance"}) == "cosine to the importance-weighted gradient"
     assert filled_in(label, {}) == "cosine to the on-policy gradient"  # a frame of an earlier version
+
+
+def test_the_axis_states_a_metric_that_is_not_euclidean(comparison):
+    attrs = comparison.to_frame().attrs
+    assert attrs["metric"] == "euclidean"
+    assert "metric" not in axis_label(QUANTITIES["trace_cov"], attrs)
+    label = axis_label(QUANTITIES["ratio"], attrs | {"metric": "adam(eps=1e-08, power=0.5, moments=1a)"})
+    assert label == "variance relative to rloo\n(Adam's metric)"
 
 
 def test_what_decides_has_no_unit():

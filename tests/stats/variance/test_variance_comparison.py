@@ -1,11 +1,13 @@
 """The table of a comparison: levels, verdicts and the columns beside the quantities."""
 
+from dataclasses import replace
 from io import StringIO
 
 import numpy as np
 import pandas as pd
 import pytest
 from comparison_batches import interleaved_batch, quiet_compare, sized_batch
+from measured_by_hand import measured_by_hand
 
 from gradstats.stats.variance.winner import lowest_beyond_doubt
 
@@ -50,3 +52,22 @@ def test_the_interval_of_one_quantity():
     np.testing.assert_array_equal(result.confidence_interval(0.9)[0], result.to_frame(0.9)["trace_cov_low"])
     with pytest.raises(ValueError, match="quantity='in_best_set' is not estimated"):
         result.confidence_interval(0.9, "in_best_set")
+
+
+def test_the_metric_of_a_measurement_stands_in_the_table_and_its_notes():
+    measured = measured_by_hand(8)
+    adam = {
+        "name": "adam",
+        "eps": 1e-8,
+        "power": 0.5,
+        "step": None,
+        "beta2": 0.999,
+        "moments": "1a2b",
+        "source": "a file",
+    }
+    scaled = replace(measured, metadata=measured.metadata | {"metric": adam})
+    plain, table = (quiet_compare(one, ["rloo"]) for one in (measured, scaled))
+    assert plain.to_frame().attrs["metric"] == "euclidean"
+    assert not any("P·S" in note for note in plain.notes)
+    assert table.to_frame().attrs["metric"] == "adam(eps=1e-08, power=0.5, moments=1a2b)"
+    assert "norms and inner products are those of P·S with P = 1/(v̂^0.5 + 1e-08), v̂ from a file" in table.notes

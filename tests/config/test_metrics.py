@@ -1,0 +1,42 @@
+"""Options of a metric: labels, what they lack, and what they exclude."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradstats.config.metrics import adam_section, estimate_section
+from gradstats.config.sections import MeasurementSection
+
+
+def test_labels_state_options():
+    section = MeasurementSection(
+        metric="adam(eps=1e-6, step=10)", second_moments="estimate(share=0.5, estimator=dr_grpo)"
+    )
+    assert section.metric is not None
+    adam, estimate = adam_section(section.metric), estimate_section(section.second_moments)
+    assert (adam.eps, adam.step, adam.power, adam.beta2) == (1e-6, 10, 0.5, None)
+    assert estimate is not None
+    assert estimate.arguments() == {"estimator": "dr_grpo", "prompts_per_batch": 16}
+    assert estimate.share == 0.5
+    assert estimate_section("moments.safetensors") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"metric": "sgd"}, r"metric is 'sgd': the metric 'sgd' is unknown: choose adam"),
+        ({"metric": "adam(epsilon=1)"}, r"metric is 'adam\(epsilon=1\)': the metric has no setting 'epsilon'"),
+        ({"metric": "adam(eps=-1)"}, r"eps is -1: it must be a number of at least 0"),
+        ({"metric": "adam(step=0)"}, r"step is 0: it must be an integer of at least 1"),
+        (
+            {"metric": "adam"},
+            r"second_moments is None, and metric is 'adam': give a file of second moments, or estimate",
+        ),
+        ({"second_moments": "a.pt"}, r"second_moments is 'a\.pt', which only a metric uses: give metric adam"),
+        ({"metric": "adam", "second_moments": "estimate(share=1)"}, r"share is 1: it must be a number in \(0, 1\)"),
+        ({"metric": "adam", "second_moments": "estimate(batch=1)"}, r"has no setting 'batch'"),
+    ],
+)
+def test_wrong_options_are_one_sentence(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MeasurementSection(**settings)

@@ -1,0 +1,217 @@
+"""The metric of Adam: against autograd on every engine, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import ragged_rollouts, tiny_model
+from gradient_models import ARCHITECTURES, MIXTURES, any_model, lora_model, random_weightings, small_model
+from metrics import metric_oracle, random_metric, scaled_gradients, unit_metric
+
+import gradstats as gs
+import gradstats.gradients as gradients
+from gradstats.gradients.sketches import CountSketch
+from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.metric import metric_label
+from gradstats.policy.policy import Policy
+
+DIM = 64
+
+
+def assert_exact(model, rollouts, metric, engines=("ghost",), rtol=1e-8, temperature=0.7, **options):
+    """Norms of P·S for every parameter, with sketches and without, and the sketches themselves."""
+    expected = metric_oracle(model, rollouts, metric, temperature)
+    chosen = gradients.select_parameters(model, options.get("params")).parameters
+    sketch = CountSketch(DIM, 0, 1)
+    sketches = torch.zeros(len(rollouts), DIM, dtype=torch.float64)
+    for row, gradient in enumerate(scaled_gradients(model, rollouts, metric, temperature)):
+        for name in chosen:
+            sketch.add(sketches[row : row + 1], name, gradient[name][None])
+    common = {"blocks": "parameter", "metric": metric, "progress": False} | options
+    for engine in engines:
+        for sketch_dim in (None, DIM) if engine == "ghost" else (DIM,):
+            measured = gradients.measure(
+                Policy(model, temperature=temperature), rollouts, engine=engine, sketch_dim=sketch_dim, **common
+            )
+            for name, values in measured.sq_norms_by_block.items():
+                np.testing.assert_allclose(values, expected[name], rtol=rtol, atol=1e-18, err_msg=f"{engine} {name}")
+        np.testing.assert_allclose(measured.sketches, sketches.numpy(), rtol=rtol, atol=1e-8 * sketches.abs().max())
+    return measured
+
+
+@pytest.mark.parametrize(("architecture", "tied"), ARCHITECTURES)
+def test_ghost_equals_autograd_for_every_parameter(architecture, tied):
+    model = any_model(architecture, tied)
+    measured = assert_exact(model, ragged_rollouts(5, masked=True), random_metric(model, eps=0.1))
+    assert set(measured.sq_norms_by_block) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("architecture", "tied"), [("gpt2", True)])
+def test_explicit_gradients_are_scaled(architecture, tied):
+    model = any_model(architecture, tied)
+    assert_exact(model, ragged_rollouts(4), random_metric(model, power=0.3), ("vmap", "loop"))
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_adapters(architecture):
+    pytest.importorskip("peft")
+    targets = {"qwen2": ["q_proj", "down_proj"], "gpt2": ["c_attn"]}[architecture]
+    model = lora_model(architecture, target_modules=targets, fan_in_fan_out=architecture == "gpt2")
+    assert_exact(model, ragged_rollouts(4), random_metric(model), ("ghost", "loop"))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "gpt_oss"])
+def test_experts(architecture):
+    model = small_model(architecture, MIXTURES[architecture], "eager")
+    # Softmax of routers and norms compute in float32 inside.
+    assert_exact(model, ragged_rollouts(4), random_metric(model), rtol=1e-5, temperature=1.0)
+
+
+def test_a_module_used_twice_and_a_subset_of_parameters():
+    model = any_model("qwen3", tied=True)
+    model.model.layers[1] = model.model.layers[0]
+    assert_exact(model, ragged_rollouts(4), random_metric(model), params=r"q_proj|norm|embed")
+
+
+def test_modules_that_are_run_again():
+    model = small_model("mamba", {"state_size": 4, "time_step_rank": 4, "num_hidden_layers": 1})
+    # Scans compute in float32 inside.
+    assert_exact(model, ragged_rollouts(3), random_metric(model), rtol=1e-4, temperature=1.0)
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
+def test_a_metric_of_ones_is_euclidean(engine):
+    model, rollouts = any_model("qwen2", True), ragged_rollouts(4)
+    options = {"engine": engine, "sketch_dim": DIM, "token_weights": random_weightings(rollouts), "progress": False}
+    plain = gradients.measure(model, rollouts, **options)
+    ones = gradients.measure(model, rollouts, metric=unit_metric(model), **options)
+    for one, other in zip((plain, *plain.weighted.values()), (ones, *ones.weighted.values()), strict=True):
+        np.testing.assert_allclose(other.sq_norms_by_block, one.sq_norms_by_block, rtol=1e-12)
+        np.testing.assert_allclose(other.sketches, one.sketches, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(other.gram(), one.gram(), rtol=1e-10, atol=1e-12)
+    assert metric_label(plain.metadata) == "euclidean" != metric_label(ones.metadata)
+
+
+def test_weighted_gradients_and_inner_products_are_those_of_scaled_gradients():
+    model, rollouts = any_model("llama", True), ragged_rollouts(4)
+    metric = random_metric(model)
+    weightings = {"ones": [np.ones(len(tokens)) * 2 for tokens in rollouts.tokens("completion_tokens")]}
+    measured = gradients.measure(model, rollouts, metric=metric, token_weights=weightings, progress=False)
+    vectors = torch.stack(
+        [torch.cat([values.flatten() for values in one.values()]) for one in scaled_gradients(model, rollouts, metric)]
+    )
+    exact = (vectors @ vectors.T).numpy()
+    size = np.sqrt(np.outer(np.diag(exact), np.diag(exact)))
+    np.testing.assert_allclose(measured.gram() / size, exact / size, atol=10 * math.sqrt(2 / 16384))
+    np.testing.assert_allclose(measured.weighted["ones"].sq_norms, 4 * np.diag(exact), rtol=1e-8)
+
+
+def test_steps_correct_the_moments():
+    raw = torch.tensor([4e-3, 1e-3], dtype=torch.float64)
+    corrected = gs.AdamMetric({"w": raw}, eps=0.1, step=10, beta2=0.9).of_parameter("w")
+    np.testing.assert_allclose(corrected, 1 / (np.sqrt(raw.numpy() / (1 - 0.9**10)) + 0.1), rtol=1e-15)
+
+
+# A row by row: what makes the metric wrong, and the sentence.
+BAD = {
+    "a missing parameter": (
+        lambda moments: {name: moments[name] for name in list(moments)[1:]},
+        r"there are no second moments of model\.embed_tokens\.weight, which is measured",
+    ),
+    "another shape": (
+        lambda moments: moments | {"model.norm.weight": torch.ones(3)},
+        r"second moments of model\.norm\.weight have the shape \(3,\), and the parameter \(24,\): they belong",
+    ),
+    "not finite": (
+        lambda moments: moments | {"model.norm.weight": torch.full((24,), math.nan)},
+        r"the second moments of model\.norm\.weight are not finite",
+    ),
+    "negative": (
+        lambda moments: moments | {"model.norm.weight": torch.full((24,), -1e-3)},
+        r"second moments of model\.norm\.weight are negative \(down to -0\.001\)",
+    ),
+    "integers": (
+        lambda moments: moments | {"model.norm.weight": torch.ones(24, dtype=torch.int64)},
+        r"second moments of model\.norm\.weight have the type torch\.int64",
+    ),
+    "another model": (
+        lambda moments: moments | {"model.layers.2.mlp.up_proj.weight": torch.ones(2)},
+        r"belong to another model: 1 of \d+ names are not parameters of this one \(model\.layers\.2\.mlp",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_wrong_moments_are_named_before_anything_is_computed(what, rollouts, monkeypatch):
+    model = tiny_model("qwen2")
+    change, message = BAD[what]
+    monkeypatch.setattr(model, "forward", None)
+    moments = change(dict(random_metric(model).second_moments))
+    with pytest.raises(ValueError, match=message):
+        gradients.measure(model, rollouts, metric=gs.AdamMetric(moments), progress=False)
+
+
+def test_an_infinite_preconditioner_is_refused(rollouts):
+    model = tiny_model("qwen2")
+    moments = dict(random_metric(model).second_moments)
+    moments["model.norm.weight"] = torch.zeros(24)
+    with pytest.raises(ValueError, match=r"infinite at 24 coordinates of model\.norm\.weight.*give the metric an eps"):
+        gradients.measure(model, rollouts, metric=gs.AdamMetric(moments, eps=0.0), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"eps": -1.0}, r"eps of the metric is -1\.0"),
+        ({"eps": math.nan}, r"eps of the metric is nan"),
+        ({"power": -0.5}, r"power of the metric is -0\.5"),
+        ({"step": 0}, r"step of the metric is 0"),
+        ({"beta2": 1.0}, r"beta2 of the metric is 1\.0"),
+    ],
+)
+def test_settings_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=message):
+        gs.AdamMetric({"w": torch.ones(1)}, **settings)
+    with pytest.raises(ValueError, match="second_moments are empty"):
+        gs.AdamMetric({})
+
+
+def test_moments_of_the_measured_prompts_are_refused(rollouts):
+    model = tiny_model("qwen2")
+    estimated = gs.AdamMetric(
+        random_metric(model).second_moments, prompts=frozenset(gradients.metric.prompt_digests(rollouts.select([2])))
+    )
+    with pytest.raises(ValueError, match=r"estimated from 1 of the prompts that are to be measured \(p1\)"):
+        gradients.measure(model, rollouts, metric=estimated, progress=False)
+
+
+def test_measurements_in_different_metrics_are_not_joined(rollouts):
+    model = tiny_model("qwen2")
+    metrics = (None, random_metric(model), random_metric(model, seed=6), random_metric(model, eps=1e-6))
+    one, *others = [
+        gradients.measure(model, rollouts, metric=metric, sketch_dim=DIM, progress=False) for metric in metrics
+    ]
+    for left, right in [(one, others[0]), (others[0], others[1]), (others[0], others[2])]:
+        with pytest.raises(ValueError, match=r"measurements differ in metric \(adam\(eps=.*moments="):
+            Measurement.concatenate([left, right])
+    assert len(Measurement.concatenate([others[0].select([0, 1]), others[0].select([2, 3])])) == 4
+
+
+def test_a_tied_parameter_may_go_by_its_other_name(rollouts):
+    model = tiny_model("qwen2", tied=True)
+    moments = dict(random_metric(model).second_moments)
+    expected = gradients.measure(model, rollouts, metric=gs.AdamMetric(moments), sketch_dim=None, progress=False)
+    moments["lm_head.weight"] = moments.pop("model.embed_tokens.weight")
+    renamed = gradients.measure(model, rollouts, metric=gs.AdamMetric(moments), sketch_dim=None, progress=False)
+    np.testing.assert_array_equal(renamed.sq_norms, expected.sq_norms)
+
+
+def test_the_digest_depends_on_values_and_names_alone():
+    first = {"a": torch.ones(2), "b": torch.zeros(1)}
+    same = gs.AdamMetric({"b": torch.zeros(1).double(), "a": torch.ones(2).double()})
+    assert gs.AdamMetric(first).digest() == same.digest()
+    assert gs.AdamMetric(first).digest() != gs.AdamMetric(first | {"b": torch.ones(1)}).digest()
