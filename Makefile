@@ -31,7 +31,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.base
 	@echo "installing the test dependencies …"
-	@$(PIP) --editable '.[dev,gguf,hub,trl]'
+	@$(PIP) --editable '.[dev,gguf,hub,ray,trl]'
 	@touch $@
 
 demo: $(VENV)/.base  ## sample the embedded policy, measure α and the variance of each baseline, draw the figures

@@ -12,6 +12,8 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from gradstats.config.experiment import with_settings
 from gradstats.config.sections import (
     BlockNames,
+    ExecutionSection,
+    ExecutorName,
     FreeOptions,
     GroupSizes,
     PolicySection,
@@ -19,6 +21,7 @@ from gradstats.config.sections import (
     RewardNames,
     VarianceSection,
 )
+from gradstats.config.template import as_yaml
 from gradstats.config.validation import Section
 
 Positional = tyro.conf.Positional
@@ -74,6 +77,11 @@ PromptSource = Annotated[str, described_by(PromptsSection, "source")]
 PromptCount = Annotated[int | None, described_by(PromptsSection, "n")]
 PromptSettings = Annotated[SettingWords, described_by(PromptsSection, "settings")]
 Level = Annotated[float, described_by(VarianceSection, "confidence_level")]
+Executor = Annotated[ExecutorName | None, described_by(ExecutionSection, "executor")]
+Workers = Annotated[int | None, described_by(ExecutionSection, "workers")]
+GpusPerWorker = Annotated[int | None, described_by(ExecutionSection, "gpus_per_worker")]
+Threads = Annotated[int | None, described_by(ExecutionSection, "threads")]
+Address = Annotated[str | None, described_by(ExecutionSection, "address")]
 AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON.")]
 Progress = Annotated[bool, tyro.conf.arg(help="show progress bars.")]
 Partial = Annotated[
@@ -83,6 +91,17 @@ Trust = Annotated[
     bool, tyro.conf.arg(help="search for modules in the folder that the run records as its experiment file's.")
 ]
 Overwrite = Annotated[bool, tyro.conf.arg(help="replace a finished result obtained with other settings at --out.")]
+
+
+def with_execution(overrides: SettingWords, **options: object) -> SettingWords:
+    """Return words of ``--set`` with those of the options of the execution that were given.
+
+    Args:
+        overrides: the words of ``--set``.
+        **options: the options; None where they were not given.
+    """
+    given = [f"execution.{name}={as_yaml(value)}" for name, value in options.items() if value is not None]
+    return (*overrides, *given)
 
 
 def prompts_section(source: str, n: int | None, seed: int, settings: SettingWords) -> PromptsSection:

@@ -11,6 +11,9 @@ import tyro
 from gradstats.cli import terminal
 from gradstats.cli.code_of_run import code_of_run, with_code_of_run
 from gradstats.cli.options import (
+    Address,
+    Executor,
+    GpusPerWorker,
     OptionsOf,
     Overwrite,
     Partial,
@@ -25,9 +28,12 @@ from gradstats.cli.options import (
     PromptSettings,
     PromptSource,
     SettingWords,
+    Threads,
+    Workers,
     described_by,
     policy_section,
     prompts_section,
+    with_execution,
 )
 from gradstats.config.experiment import with_settings
 from gradstats.config.sections import MeasurementSection, RewardNames, SamplingSection
@@ -39,6 +45,11 @@ def run(
     dry_run: bool = False,
     overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
     trust: bool = False,
+    executor: Executor = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = None,
+    threads: Threads = None,
+    address: Address = None,
     progress: Progress = True,
 ) -> None:
     """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run.
@@ -52,6 +63,14 @@ def run(
         trust: run code that a run directory's own experiment.yaml names, also from the folder that the run records as
             its experiment file's, and model code or pickles that a file allows.
     """
+    overrides = with_execution(
+        overrides,
+        executor=executor,
+        workers=workers,
+        gpus_per_worker=gpus_per_worker,
+        threads=threads,
+        address=address,
+    )
     with code_of_run(Path(experiment).parent, trust):
         _run(experiment, out, dry_run, overrides, trust, progress)
 

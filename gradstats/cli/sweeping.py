@@ -11,7 +11,18 @@ from rich import box
 from rich.table import Table
 
 from gradstats.cli import terminal
-from gradstats.cli.options import AsJson, Positional, Progress, SettingWords
+from gradstats.cli.options import (
+    Address,
+    AsJson,
+    Executor,
+    GpusPerWorker,
+    Positional,
+    Progress,
+    SettingWords,
+    Threads,
+    Workers,
+    with_execution,
+)
 
 if TYPE_CHECKING:
     from gradstats.report.sweeps import SweepResult
@@ -23,6 +34,11 @@ def sweep(
     dry_run: bool = False,
     overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
     trust: bool = False,
+    executor: Executor = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = None,
+    threads: Threads = None,
+    address: Address = None,
     progress: Progress = True,
     as_json: AsJson = False,
 ) -> None:
@@ -38,6 +54,14 @@ def sweep(
     from gradstats.config.sweep import load_sweep
     from gradstats.runs.sweep import check_cells, draws_alike, run_sweep
 
+    overrides = with_execution(
+        overrides,
+        executor=executor,
+        workers=workers,
+        gpus_per_worker=gpus_per_worker,
+        threads=threads,
+        address=address,
+    )
     loaded = load_sweep(experiment, overrides, trust=trust)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

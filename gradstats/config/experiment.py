@@ -13,6 +13,7 @@ import yaml
 from pydantic import Field, PrivateAttr, field_validator
 
 from gradstats.config.sections import (
+    ExecutionSection,
     FiguresSection,
     FreeOptions,
     LengthScalingSection,
@@ -39,8 +40,8 @@ class Experiment(Section):
 
     ``policy``, ``behaviour_policy``, ``reference_policy``, ``prompts``, ``sampling`` and ``measurement`` decide what is
     sampled and measured and are fixed for a run directory, except that ``prompts.n`` and ``sampling.group_size`` may
-    grow. ``values`` may be added to a finished run. The other sections may change from one call to the next, since they
-    only re-read what was measured.
+    grow. ``values`` may be added to a finished run. ``execution`` changes nothing of what is found. The other sections
+    may change from one call to the next, since they only re-read what was measured.
     """
 
     title: ClassVar[str] = "an experiment"
@@ -71,6 +72,11 @@ class Experiment(Section):
     tracking: Tracker = Field(
         default="none",
         description="where settings, progress and results are logged while the run goes on: trackio, wandb, or none.",
+    )
+
+    execution: ExecutionSection = Field(
+        default=ExecutionSection(),
+        description="where the work is done; a run records it in its manifest, and may be resumed with another.",
     )
 
     _folder: Path | None = PrivateAttr(default=None)
@@ -119,8 +125,8 @@ class Experiment(Section):
         return PolicySection(**(self.policy.model_dump() | self.reference_policy)) if self.reference_policy else None
 
     def to_yaml(self) -> str:
-        """Return the resolved experiment as YAML."""
-        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+        """Return the resolved experiment as YAML, without where it is executed."""
+        return yaml.safe_dump(self.model_dump(exclude={"execution"}), sort_keys=False, allow_unicode=True)
 
     def settled_settings(self) -> dict[str, object]:
         """Return the settings that decide what is sampled and measured, flat: ``"sampling.group_size"`` → value."""

@@ -42,6 +42,8 @@ IntervalMethod = Literal["t", "hc3", "cluster", "bootstrap", "rank"]
 Target = Literal["auto", "on_policy", "importance"]
 # Beyond what any study needs; a mistyped size would fill the memory.
 _MOST_SKETCH_DIM, _MOST_TOKEN_PROBES = 2**24, 2**16
+#: Where shards are made.
+ExecutorName = Literal["local", "ray"]
 #: Libraries that log a run.
 Tracker = Literal["none", "trackio", "wandb"]
 #: Options of something that is chosen by name elsewhere: a data source, a sampler, a chat template.
@@ -272,6 +274,28 @@ class ValuesSection(Section):
         except re.error as error:
             raise ValueError(f", which is not a regular expression ({error}): correct it") from error
         return steps
+
+
+class ExecutionSection(Section):
+    """Where the work of a run is done, which changes nothing of what it finds."""
+
+    title: ClassVar[str] = "the execution"
+
+    executor: ExecutorName = Field(
+        default="local",
+        description="where shards are made: local, in this process; ray, by workers on this machine or on a cluster.",
+    )
+    workers: Count = Field(default=1, description="how many workers ray starts.")
+    gpus_per_worker: NonNegativeInt = Field(default=0, description="GPUs of each worker; 0 for workers on CPUs.")
+    threads: Count | None = Field(
+        default=None,
+        description="threads of each worker; torch's own choice by default, and 1 for a worker of ray.",
+    )
+    address: str | None = Field(
+        default=None,
+        description="a cluster of ray that runs already: auto, or its address; by default one is started on this "
+        "machine.",
+    )
 
 
 class LengthScalingSection(Section):

@@ -148,6 +148,7 @@ class RunDirectory:
     def write_manifest(self, measured: Measurement, paths: list[Path], gap: SamplerGap | None) -> None:
         """Record versions, commit, hardware, seeds, timings and the files of results."""
         experiment = self.experiment
+        executed = self.executor.describe() if self.executor.n_parts else self.read_manifest().get("execution")
         write_json(
             self.path / "manifest.json",
             {
@@ -184,6 +185,7 @@ class RunDirectory:
                 },
                 **environment(),
                 "timings": self.timings,
+                "execution": executed,
                 "remarks": list(dict.fromkeys(self.remarks)),
                 "files": [str(path.relative_to(self.path)) for path in paths],
                 "checksums": table_checksums(self.path, paths),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, load_experiment_file
@@ -10,6 +11,8 @@ from gradstats.rewards.grading_counts import warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse, remove_additions
 from gradstats.runs.directory import RunDirectory, refuse_other_folder, remove_listed_results
+from gradstats.runs.executors.choice import executor_of
+from gradstats.runs.executors.seam import Executor
 from gradstats.runs.growth import read_plan
 from gradstats.runs.loading import experiment_problems
 from gradstats.runs.measuring_step import is_measured, measure_shards
@@ -26,7 +29,9 @@ from gradstats.system.user_code import code_beside
 _OF_THE_POLICY = ("policy.trust_remote_code", "policy.allow_pickle", "sampling.sampler_options")
 
 
-def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True) -> RunResult:
+def run_experiment(
+    experiment: Experiment, path: Path, *, progress: bool = True, executor: Executor | None = None
+) -> RunResult:
     """Sample, measure, fit, compare and draw; finished steps are not repeated.
 
     Rollouts and measurements are written shard by shard, each complete or absent. A run that was interrupted at any
@@ -36,27 +41,32 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
         experiment: the settings of every step.
         path: the run directory.
         progress: show progress bars.
+        executor: where the work is done; that of the experiment's ``execution`` when None.
 
     Returns:
         The results and the paths of what was written.
 
     Raises:
-        ValueError: when the run directory contains symbolic links (:func:`gradstats.system.outputs.refuse_links`).
-        ImportError: when the tracker is not installed.
+        ValueError: when the run directory contains symbolic links (:func:`gradstats.system.outputs.refuse_links`), or
+            the executor has no such workers.
+        ImportError: when the tracker or the executor is not installed.
         RuntimeError: when the tracker cannot be started.
     """
     with code_beside(experiment.folder):
         check_names(experiment)
         require_tracker(experiment.tracking)
         refuse_other_folder(path)
-        path.mkdir(parents=True, exist_ok=True)
-        with only_writer(path):
-            refuse_links(path)
-            return _run(experiment, path, progress)
+        with ExitStack() as opened:
+            chosen = executor or opened.enter_context(executor_of(experiment.execution))
+            path.mkdir(parents=True, exist_ok=True)
+            with only_writer(path):
+                refuse_links(path)
+                return _run(experiment, path, progress, chosen)
 
 
-def _run(experiment: Experiment, path: Path, progress: bool) -> RunResult:
+def _run(experiment: Experiment, path: Path, progress: bool, executor: Executor) -> RunResult:
     run = RunDirectory.open(path, experiment)
+    run.executor = executor.counted_apart()
     with Tracking.of(experiment, path) as run.tracking:
         sample_shards(run, progress)
         measure_shards(run, progress)

@@ -22,6 +22,7 @@ from gradstats.report.sweeps import (
     write_sweep_list,
     write_sweep_results,
 )
+from gradstats.runs.executors.choice import executor_of, require_executor
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names
@@ -63,10 +64,11 @@ def run_sweep(
     """
     sweep = load_sweep(name_or_path, overrides, trust=trust)
     check_cells(sweep)
+    execution = sweep.cells[0].experiment.execution
     folder = Path(out) if out is not None else Path("runs") / sweep.name
     _refuse_other_folder(folder, sweep.name)
     folder.mkdir(parents=True, exist_ok=True)
-    with only_writer(folder):
+    with executor_of(execution) as executor, only_writer(folder):
         refuse_links(folder, cells=_cell_names(folder, sweep))
         remove_partials(folder)
         list_cells(folder, sweep)
@@ -75,7 +77,7 @@ def run_sweep(
         for cell in sweep.cells:
             try:
                 _share(folder, cell, finished)
-                run_experiment(cell.experiment, folder / cell.name, progress=progress)
+                run_experiment(cell.experiment, folder / cell.name, progress=progress, executor=executor)
                 finished.append(cell)
             except (ValueError, OSError, RuntimeError, LookupError, ImportError, TypeError) as error:
                 failed[cell.name] = error
@@ -119,14 +121,18 @@ def check_cells(sweep: Sweep) -> None:
     """Check every name in every cell.
 
     Raises:
-        ValueError: as :func:`gradstats.runs.validate.check_names`, naming the cell.
-        ImportError: when a tracker is not installed.
+        ValueError: as :func:`gradstats.runs.validate.check_names`, naming the cell; when the execution varies.
+        ImportError: when a tracker or an executor is not installed.
     """
+    for name in sweep.varied:
+        if name.partition(".")[0] == "execution":
+            raise ValueError(f"{name} varies, which changes nothing of what is found: choose it for all cells")
     for cell in sweep.cells:
         with code_beside(cell.experiment.folder):
             try:
                 check_names(cell.experiment)
                 require_tracker(cell.experiment.tracking)
+                require_executor(cell.experiment.execution)
             except ValueError as error:
                 raise ValueError(f"{cell.name}: {error}") from error
 

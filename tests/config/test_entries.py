@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 import gradstats
 from gradstats.config.experiment import Experiment, experiment_schema, load_experiment
 from gradstats.config.sections import (
+    ExecutionSection,
     FiguresSection,
     FitMethod,
     IntervalMethod,
@@ -166,7 +167,7 @@ def test_an_experiment_file_has_the_names_and_defaults_of_the_sections(tmp_path)
     schema = experiment_schema()
     others = {"name", "description", "behaviour_policy", "reference_policy", "tracking"}
     sections = {name: field.annotation for name, field in Experiment.model_fields.items() if name not in others}
-    assert set(sections.values()) == {*FUNCTIONS, FiguresSection, ValuesSection}
+    assert set(sections.values()) == {*FUNCTIONS, ExecutionSection, FiguresSection, ValuesSection}
     for name, section in sections.items():
         required = {"policy": {"name": "embedded"}, "prompts": {"source": "embedded"}}.get(name, {})
         assert getattr(experiment, name) == section(**required)

@@ -38,7 +38,9 @@ def test_a_run_leaves_the_whole_directory(finished):
     assert any("it is not followed" in remark for remark in manifest["remarks"])
     assert {"sampling", "measuring", "analysis"} <= set(manifest["timings"])
     assert set(manifest["seeds"]) == {"prompts", "sampling", "sketch", "variance"}
-    assert yaml.safe_load((path / "experiment.yaml").read_text()) == finished.run.experiment.model_dump()
+    settings = finished.run.experiment.model_dump(exclude={"execution"})
+    assert yaml.safe_load((path / "experiment.yaml").read_text()) == settings
+    assert manifest["execution"] == {"executor": "local", "threads": None}
 
 
 def test_its_numbers_are_those_of_the_public_functions(finished, experiment):

@@ -12,18 +12,31 @@ from gradstats.system.interrupts import finishing_current_shard
 from gradstats.system.progress import ProgressReport
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalExecutor:
-    """Does all work in this process."""
+    """Does all work in this process.
+
+    Attributes:
+        threads: of torch; its own choice when None.
+        n_parts: parts that were done.
+    """
+
+    threads: int | None = None
+    n_parts: int = 0
 
     @contextmanager
     def crew(self, work: Work[Context]) -> Iterator[LocalCrew[Context]]:
         """Load what the parts need, and lend this process as the only worker."""
-        yield LocalCrew(work.open())
+        with _threads(self.threads):
+            yield LocalCrew(work.open(), self)
 
     def describe(self) -> dict[str, object]:
         """Return how the work was done."""
-        return {"executor": "local"}
+        return {"executor": "local", "threads": self.threads}
+
+    def counted_apart(self) -> LocalExecutor:
+        """Return the same executor with a count of its own, for one run of several."""
+        return LocalExecutor(self.threads)
 
 
 @dataclass(frozen=True)
@@ -32,9 +45,11 @@ class LocalCrew(Generic[Context]):
 
     Attributes:
         context: what the parts are called with.
+        executor: counts the parts.
     """
 
     context: Context
+    executor: LocalExecutor
 
     def work(
         self,
@@ -46,5 +61,23 @@ class LocalCrew(Generic[Context]):
         """Do one part after another."""
         with finishing_current_shard(report.say, what) as interrupt:
             for number in numbers:
-                yield number, part(number)(self.context, report)
+                value = part(number)(self.context, report)
+                self.executor.n_parts += 1
+                yield number, value
                 interrupt.stop_if_asked()
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """Let torch use so many threads while the context is open; None changes nothing."""
+    if number is None:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

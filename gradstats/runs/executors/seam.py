@@ -72,12 +72,21 @@ class Crew(Protocol[GivenContext]):
 class Executor(Protocol):
     """Makes the workers of each step of a run."""
 
+    @property
+    def n_parts(self) -> int:
+        """Parts that were done."""
+        ...
+
     def crew(self, work: Work[Context]) -> AbstractContextManager[Crew[Context]]:
         """Lend workers for a step; they are gone when the context is left."""
         ...
 
     def describe(self) -> dict[str, object]:
         """Return how the work was done, for the manifest of the run."""
+        ...
+
+    def counted_apart(self) -> Executor:
+        """Return the same executor with counts of its own, for one run of several."""
         ...
 
 

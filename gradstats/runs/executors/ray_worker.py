@@ -1,0 +1,243 @@
+"""What happens in a worker of ray: parts arrive pickled, outcomes leave pickled, progress goes to a mailbox.
+
+Arguments and results are pickled here rather than by ray, whose arrays are read-only views of a shared store.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gradstats.system.user_code import look_in, search_folders
+
+if TYPE_CHECKING:
+    from gradstats.runs.executors.seam import Part, Work
+
+# Seconds between two messages about the progress of a part.
+_BETWEEN_MESSAGES = 0.5
+_CATEGORIES = (UserWarning, RuntimeWarning)
+
+
+class Method(Protocol):
+    """A method of an actor."""
+
+    @property
+    def remote(self) -> Callable[..., object]:
+        """Call it, without waiting for it."""
+        ...
+
+
+class MailboxHandle(Protocol):
+    """A handle of the actor that is a :class:`Mailbox`."""
+
+    @property
+    def put(self) -> Method:
+        """See :meth:`Mailbox.put`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a worker takes over from the process that started the run.
+
+    Attributes:
+        folder: the working directory, which relative paths of an experiment refer to.
+        paths: where modules are searched for.
+        code_folders: where a user's functions are searched for.
+        threads: of torch.
+        without_gpu: whether the worker leaves the machine's GPUs to others.
+    """
+
+    folder: str
+    paths: list[str]
+    code_folders: list[Path]
+    threads: int
+    without_gpu: bool
+
+    @classmethod
+    def here(cls, threads: int, *, without_gpu: bool) -> Surroundings:
+        """Return those of this process."""
+        paths = [os.path.abspath(entry) for entry in sys.path]
+        return cls(os.getcwd(), list(dict.fromkeys(paths)), search_folders(), threads, without_gpu)
+
+    def take_on(self) -> None:
+        """Let this process be as the one that started the run, before it imports torch."""
+        if os.path.isdir(self.folder):
+            os.chdir(self.folder)
+        sys.path += [path for path in self.paths if path not in sys.path and os.path.exists(path)]
+        look_in(self.code_folders)
+        os.environ["OMP_NUM_THREADS"] = str(self.threads)
+        if self.without_gpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+    def limit_threads(self) -> None:
+        """Set the number of threads once more, where a library had read it before."""
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(self.threads)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a part.
+
+    Attributes:
+        pickled: the value, or the error.
+        failed: whether it is an error.
+        remarks: the warnings: whether each is a RuntimeWarning, and its sentence.
+        steps: sequences that the part counted as finished.
+        tokens: tokens that it counted as processed.
+        seconds: how long it took, loading included where this was the worker's first part.
+        processor_seconds: of all threads of the worker.
+        host: the machine.
+    """
+
+    pickled: bytes
+    failed: bool
+    remarks: list[tuple[bool, str]]
+    steps: int
+    tokens: int
+    seconds: float
+    processor_seconds: float
+    host: str
+
+
+class Mailbox:
+    """An actor that holds the newest progress of each part until the driver takes it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, tuple[int, int]] = {}
+
+    def put(self, key: int, steps: int, tokens: int) -> None:
+        """Replace the progress of a part."""
+        self._counts[key] = (steps, tokens)
+
+    def take(self) -> dict[int, tuple[int, int]]:
+        """Return the progress of the parts that have reported since the last call."""
+        counts, self._counts = self._counts, {}
+        return counts
+
+
+class MailedReport:
+    """Counts the progress of a part, and sends it at most twice a second."""
+
+    def __init__(self, key: int, mailbox: MailboxHandle) -> None:
+        self._key, self._mailbox = key, mailbox
+        self._sent = time.monotonic()
+        self.n_steps, self.n_tokens = 0, 0
+
+    def tokens(self, count: int) -> None:
+        """Count tokens as processed."""
+        self.chunk(0, count)
+
+    def chunk(self, n_sequences: int, n_tokens: int) -> None:
+        """Count sequences as finished, and their tokens as processed."""
+        self.n_steps += n_sequences
+        self.n_tokens += n_tokens
+        now = time.monotonic()
+        if now - self._sent >= _BETWEEN_MESSAGES:
+            self._sent = now
+            self._mailbox.put.remote(self._key, self.n_steps, self.n_tokens)
+
+
+class ShardWorker:
+    """An actor that does parts; it loads what they need when the first arrives."""
+
+    def __init__(self, work: bytes, surroundings: Surroundings) -> None:
+        self._pickled, self._surroundings = work, surroundings
+        self._context: Any = None
+        self._opened = False
+
+    def ready(self) -> None:
+        """Return when the worker has started, or has been started again."""
+
+    def do(self, part: bytes, key: int, mailbox: MailboxHandle) -> Outcome:
+        """Do a part.
+
+        Args:
+            part: the part, pickled.
+            key: its name in the mailbox.
+            mailbox: where to count progress.
+        """
+        began, processor = time.monotonic(), time.process_time()
+        report = MailedReport(key, mailbox)
+        failed = False
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                self._open()
+                done: Part[Any, object] = pickle.loads(part)
+                pickled = pickle.dumps(done(self._context, report), protocol=5)
+            except (Exception, SystemExit) as error:  # sys.exit in a user's function ends the part, not the worker
+                failed, pickled = True, pickled_error(error)
+        remarks = [
+            (issubclass(item.category, RuntimeWarning), str(item.message))
+            for item in caught
+            if item.category in _CATEGORIES
+        ]
+        return Outcome(
+            pickled,
+            failed,
+            remarks,
+            report.n_steps,
+            report.n_tokens,
+            time.monotonic() - began,
+            time.process_time() - processor,
+            socket.gethostname(),
+        )
+
+    def _open(self) -> None:
+        if self._opened:
+            return
+        self._surroundings.take_on()
+        work: Work[object] = pickle.loads(self._pickled)
+        self._surroundings.limit_threads()
+        self._context = work.open()
+        self._surroundings.limit_threads()
+        self._opened = True
+
+
+def pickled_error(error: BaseException) -> bytes:
+    """Pickle an error so that it arrives with its type and message, whatever its constructor takes.
+
+    The traceback in the worker is added as a note.
+    """
+    error.add_note("in a worker:\n" + "".join(traceback.format_exception(error)))
+    for form in (error, _Bare(type(error), error.args, dict(vars(error)))):
+        try:
+            pickled = pickle.dumps(form)
+            if isinstance(error_of(pickled), type(error)):
+                return pickled
+        except Exception:  # of whatever the error holds
+            continue
+    return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def error_of(pickled: bytes) -> BaseException:
+    """Return a pickled error."""
+    error = pickle.loads(pickled)
+    return error.whole() if isinstance(error, _Bare) else error
+
+
+@dataclass(frozen=True)
+class _Bare:
+    """An error without its constructor."""
+
+    kind: type[BaseException]
+    args: tuple[object, ...]
+    entries: dict[str, object]
+
+    def whole(self) -> BaseException:
+        error = self.kind.__new__(self.kind, *self.args)
+        error.args = self.args
+        vars(error).update(self.entries)
+        return error
