@@ -203,6 +203,7 @@ def measure(
     from gradstats.measurement.token_scores import remark_on_precision
     from gradstats.report.run_folder import refuse_inside_run, writing_into
     from gradstats.rollouts.table import read_rollouts
+    from gradstats.runs.second_moments import metric_and_rest
     from gradstats.system.outputs import refuse_foreign
     from gradstats.system.shards import remove_shards, shards_folder
 
@@ -216,15 +217,17 @@ def measure(
         from gradstats.rollouts.readers import READERS
 
         table = READERS[rollouts_format](rollouts, loaded.tokenizer, **with_settings({}, rollouts_options))
+    metric, table = metric_and_rest(loaded, table, settings, progress)
     if out.exists():
         compared = {"params", "sketch_dim", "sketch_seed", "token_probes", "token_exact", "token_seed"}
-        known = {"policy": loaded.describe(), **settings.model_dump(include=compared)}
+        described = {"policy": loaded.describe(), "metric": None if metric is None else metric.describe()}
+        known = {**described, **settings.model_dump(include=compared)}
         refuse_to_replace_measurement(out, known, table, overwrite)
     require_space(out, measured_bytes(table, settings))
     measured = gradstats.measure(
         loaded,
         table,
-        **settings.arguments(),
+        **settings.arguments(metric=metric, second_moments=None),
         keep_in=shards_folder(out),
         allow_policy_mismatch=allow_policy_mismatch,
         progress=progress,

@@ -46,8 +46,9 @@ def read_metric(metric: str | None, second_moments: str | None, model: nn.Module
         )
     if estimate_section(second_moments) is not None:
         raise ValueError(
-            f"second_moments is {second_moments!r}: an estimate needs other prompts than those that are measured; call "
-            "gradstats.estimate_second_moments with rollouts of such prompts, and give what it returns as metric"
+            f"second_moments is {second_moments!r}: an estimate needs other prompts than those that are measured, "
+            "which runs and the command line set aside; here, call gradstats.estimate_second_moments with rollouts of "
+            "such prompts, and give what it returns as metric"
         )
     return read_adam_metric(second_moments, model, **adam_section(metric).model_dump())
 
@@ -62,7 +63,7 @@ def read_adam_metric(
     beta2: float | None = None,
 ) -> AdamMetric:
     """Read second moments from a file, see :meth:`gradstats.AdamMetric.read`."""
-    file = _moments_file(path)
+    file = moments_file(path)
     if file.suffix == ".safetensors":
         metric = _from_safetensors(file, model)
     else:
@@ -100,8 +101,13 @@ def metric_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> A
     return _metric(states, groups, type(optimizer).__name__)
 
 
-def _moments_file(path: str | os.PathLike[str]) -> Path:
-    """Return the file that holds the second moments, of a path that may be a checkpoint folder or "embedded"."""
+def moments_file(path: str | os.PathLike[str]) -> Path:
+    """Return the file that holds the second moments, of a path that may be a checkpoint folder or "embedded".
+
+    Raises:
+        FileNotFoundError: when there is none.
+        ValueError: for a folder of partitions, with the command that joins them.
+    """
     if os.fspath(path) == "embedded":
         return EMBEDDED_FOLDER / "second_moments.safetensors"
     given = Path(path)
@@ -147,8 +153,17 @@ def _from_safetensors(file: Path, model: nn.Module) -> AdamMetric:
         beta2, eps = float(about.get("beta2", 0.999)), float(about.get("eps", 1e-8))
     except ValueError as error:
         raise ValueError(f"the metadata of {file} hold no numbers for step, beta2 and eps: {about}") from error
-    prompts = frozenset(filter(None, about.get("prompts", "").split(",")))
-    return AdamMetric(wide, eps, 0.5, step, beta2, about.get("source", file.name), prompts)
+    return AdamMetric(wide, eps, 0.5, step, beta2, about.get("source", file.name), _prompts_in(about))
+
+
+def prompts_of_moments(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Return the digests of the prompts from which the second moments of a safetensors file were estimated."""
+    with safe_open(path, "pt") as stored:
+        return _prompts_in(stored.metadata() or {})
+
+
+def _prompts_in(about: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(filter(None, about.get("prompts", "").split(",")))
 
 
 def _without_suffix(name: str) -> str:

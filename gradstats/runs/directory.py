@@ -163,6 +163,7 @@ class RunDirectory:
                 "generation_config_not_followed": measured.rollouts.metadata.get("generation_config_not_followed"),
                 "engine": measured.metadata["engine"],
                 "self_check": measured.metadata["self_check"],
+                "metric": measured.metadata.get("metric"),
                 "n_prompts": len(set(measured.rollouts.prompt_id)),
                 "n_sequences": len(measured),
                 "n_truncated": int(measured.rollouts.truncated.sum()),

@@ -132,11 +132,16 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
 def _measure(
     run: RunDirectory, shards: Shards[Measurement], tables: list[Rollouts], missing: list[int], progress: bool
 ) -> None:
+    section = run.experiment.measurement
+    if section.second_moments is not None:
+        from gradstats.runs.second_moments import with_estimated_moments
+
+        tables, section = with_estimated_moments(run, tables, progress)
     unmeasured = Rollouts.concatenate([tables[number] for number in missing])
-    require_space(run.measurement, measured_bytes(unmeasured, run.experiment.measurement))
+    require_space(run.measurement, measured_bytes(unmeasured, section))
     # Shards of one measurement hold the same weightings and sketches: those of the first that was finished.
     done = next(iter(shards.finished(len(tables))), None)
-    with run.executor.crew(_work(run, shards, done, tables, unmeasured, progress)) as crew:
+    with run.executor.crew(_work(run, section, shards, done, tables, unmeasured, progress)) as crew:
         if done is None:
             names = _chosen_weightings(run, crew, tables, progress)
         else:
@@ -149,6 +154,7 @@ def _measure(
 
 def _work(
     run: RunDirectory,
+    section: MeasurementSection,
     shards: Shards[Measurement],
     done: int | None,
     tables: list[Rollouts],
@@ -158,7 +164,7 @@ def _work(
     from gradstats.gradients.checks.self_check import checked_rows
     from gradstats.gradients.session import sequence_to_check
 
-    section, rollouts = run.experiment.measurement, Rollouts.concatenate(tables)
+    rollouts = Rollouts.concatenate(tables)
     if done is not None and section.sketch_version is None:
         version = shared_entry(shards.read_one(done), "sketch_version")
         section = section.model_copy(update={"sketch_version": version})

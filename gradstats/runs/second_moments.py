@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Bool
 
 from gradstats import estimators
 from gradstats.config.defaults import TOKEN_BUDGET
-from gradstats.config.metrics import adam_section
+from gradstats.config.metrics import adam_section, estimate_section
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.estimator import Weighting
 from gradstats.gradients.mean_squares import mean_square_gradients
 from gradstats.gradients.metric import AdamMetric, prompt_digests
+from gradstats.gradients.second_moments import prompts_of_moments, read_metric
 from gradstats.gradients.session import MeasuringSession
+from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
+from gradstats.runs.directory import RunDirectory
 from gradstats.runs.further_weightings import ScoredTokens
+from gradstats.runs.growth import read_plan
+from gradstats.runs.loading import experiment_policy
 from gradstats.system.progress import progress_bar
 
 
@@ -123,6 +130,83 @@ def _weights(session: MeasuringSession, rollouts: Rollouts, estimator: Weighting
         np.broadcast_to(row, count) if row.ndim == 0 else row[:count]
         for row, count in zip(weights, counts, strict=True)
     ]
+
+
+def with_estimated_moments(
+    run: RunDirectory, tables: list[Rollouts], progress: bool
+) -> tuple[list[Rollouts], MeasurementSection]:
+    """Return the completions that a run measures, and with which settings, where it estimates second moments.
+
+    The moments are written to the run's measurement once, before anything is measured, and read from there afterwards:
+    prompts that a run gains later are measured in the same metric.
+
+    Args:
+        run: the run.
+        tables: its shards of completions.
+        progress: show progress bars.
+
+    Returns:
+        The shards without the prompts that are set aside, and the settings with the file of second moments; both as
+        they are where nothing is to be estimated.
+
+    Raises:
+        ValueError: where a shard holds only prompts that are set aside.
+    """
+    section = run.experiment.measurement
+    estimate = estimate_section(section.second_moments)
+    if estimate is None or section.metric is None:
+        return tables, section
+    file = run.measurement / "second_moments.safetensors"
+    rollouts = Rollouts.concatenate(tables)
+    aside = rollouts.select(set_aside(rollouts, estimate.share))
+    prompts = prompts_of_moments(file) if file.exists() else frozenset(prompt_digests(aside))
+    kept = [np.flatnonzero([digest not in prompts for digest in prompt_digests(table)]) for table in tables]
+    n_empty = sum(not len(rows) for rows in kept)
+    if n_empty:
+        raise ValueError(
+            f"{n_empty} of the {len(tables)} shards of {run.path} hold only prompts that are set aside for the "
+            "estimate of second moments: raise sampling.batch_size to the completions of several prompts, or lower "
+            "share"
+        )
+    if not file.exists():
+        policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}), progress)
+        _estimated(policy, aside, section, progress).save(file)
+    measured = [table.select(rows) for table, rows in zip(tables, kept, strict=True)]
+    return measured, section.model_copy(update={"second_moments": str(file)})
+
+
+def metric_and_rest(
+    policy: Policy, rollouts: Rollouts, section: MeasurementSection, progress: bool
+) -> tuple[AdamMetric | None, Rollouts]:
+    """Return the metric that settings name, and the completions that remain to be measured in it.
+
+    Raises:
+        ValueError, FileNotFoundError: as for :meth:`gradstats.AdamMetric.read` and :func:`estimate_second_moments`.
+    """
+    estimate = estimate_section(section.second_moments)
+    if estimate is None or section.metric is None:
+        return read_metric(section.metric, section.second_moments, policy.model), rollouts
+    aside = set_aside(rollouts, estimate.share)
+    return _estimated(policy, rollouts.select(aside), section, progress), rollouts.select(~aside)
+
+
+def _estimated(policy: Policy, aside: Rollouts, section: MeasurementSection, progress: bool) -> AdamMetric:
+    """Return the metric that is estimated from the completions that were set aside for it."""
+    estimate = estimate_section(section.second_moments)
+    assert estimate is not None
+    assert section.metric is not None
+    found = estimate_second_moments(
+        policy,
+        aside,
+        **estimate.arguments(),
+        params=section.params,
+        metric=section.metric,
+        token_budget=section.token_budget,
+        memory_gib=section.memory_gib,
+        progress=progress,
+    )
+    # What is left over after the last full batch was set aside as well.
+    return replace(found, prompts=frozenset(prompt_digests(aside)))
 
 
 def set_aside(rollouts: Rollouts, share: float) -> Bool[np.ndarray, " completions"]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
+from gradstats.config.metrics import estimate_section
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.batch import COLUMN, how_to_get
@@ -49,6 +50,7 @@ def check_names(experiment: Experiment) -> None:
     for setting, one in (*(("variance.estimators", one) for one in chosen), ("variance.reference", reference)):
         _check_weights(setting, one)
     _check_rewards(experiment)
+    _check_second_moments(experiment)
     _check_group_sizes(experiment)
     _check("behaviour_policy", lambda: experiment.sampling_policy)
     _check("reference_policy", lambda: experiment.kl_reference)
@@ -124,6 +126,31 @@ def _trial_batch() -> Batch:
 
 def _check_rewards(experiment: Experiment) -> None:
     _check("sampling.reward", lambda: Grader.make(experiment.sampling.reward, []))
+
+
+def _check_second_moments(experiment: Experiment) -> None:
+    second_moments = experiment.measurement.second_moments
+    if second_moments is None:
+        return
+    estimate = estimate_section(second_moments)
+    if estimate is None:
+        from gradstats.gradients.second_moments import moments_file
+
+        moments_file(second_moments)
+        return
+    one = _found("measurement.second_moments", estimate.estimator)
+    missing = [need for need in one.needs if need not in _ALWAYS - {"sq_norms"} and not need.startswith(COLUMN)]
+    if missing:
+        raise ValueError(
+            f"measurement.second_moments: {one.label} needs {' and '.join(missing)}, which is not known before "
+            "gradients are measured: estimate second moments under another estimator, such as rloo"
+        )
+    n_prompts = experiment.prompts.n
+    if n_prompts is not None and int(n_prompts * estimate.share) < estimate.prompts_per_batch:
+        raise ValueError(
+            f"measurement.second_moments: a share of {estimate.share:g} of {n_prompts} prompts does not fill a batch "
+            f"of {estimate.prompts_per_batch}: sample more prompts, raise share, or lower prompts_per_batch"
+        )
 
 
 def _check_group_sizes(experiment: Experiment) -> None:

@@ -42,7 +42,7 @@ def test_cost_estimates_follow_the_settings(policy_folder, tmp_path):
     assert (tokens.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(scores)
     # The ghost engine, which auto takes where it can, holds activations of a whole chunk and no gradient of a sequence.
     assert cost({"engine": "loop"}).memory_gib < few.memory_gib < cost({"engine": "vmap"}).memory_gib
-    scaled = cost({"metric": "adam", "second_moments": "a file that is not read"})
+    scaled = cost({"metric": "adam", "second_moments": "embedded"})
     assert scaled.preconditioner_gib * 1024**3 == pytest.approx(4 * few.n_parameters)
     assert scaled.memory_gib == pytest.approx(few.memory_gib + scaled.preconditioner_gib)
     # Two weightings for each clip, shared by the recipes of the same clip, where the sampler's temperature differs.

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from command_line import run
 from conftest import ragged_rollouts
 from gradient_models import any_model
+from small_runs import sampled_and_measured, small_experiment
 
 import gradstats as gs
 from gradstats.gradients.metric import prompt_digests
 from gradstats.reference.autograd_loop import sequence_gradients
 from gradstats.runs.second_moments import set_aside
+from gradstats.runs.validate import check_names
 
 OPTIONS = {"prompts_per_batch": 2, "progress": False}
 
@@ -64,3 +67,82 @@ def test_prompts_that_are_set_aside_are_spread_over_all(share, n_set_aside):
     assert not set(names[aside]) & set(names[~aside])
     places = np.flatnonzero(aside[::2])
     assert np.ptp(np.diff(places)) <= 1
+
+
+def experiment_in_metric(policy_folder, tmp_path, second_moments, **changes):
+    measurement = {"metric": "adam(eps=1e-6)", "second_moments": second_moments}
+    sampling = {"batch_size": 4} | changes.pop("sampling", {})
+    return small_experiment(policy_folder, tmp_path / "p.jsonl", measurement=measurement, sampling=sampling, **changes)
+
+
+def test_a_run_sets_prompts_aside_for_the_estimate(policy_folder, tmp_path):
+    estimate = "estimate(prompts_per_batch=1, share=0.5, estimator=reinforce)"
+    experiment = experiment_in_metric(policy_folder, tmp_path, estimate)
+    measured = sampled_and_measured(experiment, tmp_path / "run")
+    drawn = gs.read_rollouts(tmp_path / "run")
+    aside = set_aside(drawn, 0.5)
+    assert sorted(set(measured.rollouts.prompt_id)) == sorted(set(drawn.prompt_id[~aside]))
+    policy = gs.load_policy(policy_folder)
+    metric = gs.estimate_second_moments(
+        policy, drawn.select(aside), "reinforce", prompts_per_batch=1, metric="adam(eps=1e-6)", progress=False
+    )
+    expected = gs.measure(policy, drawn.select(~aside), metric=metric, sketch_dim=64, progress=False)
+    assert measured.metadata["metric"] == expected.metadata["metric"]
+    np.testing.assert_allclose(np.sort(measured.sq_norms), np.sort(expected.sq_norms), rtol=1e-4)
+    # Prompts that the run gains later are measured in the same metric, all of them.
+    grown = experiment_in_metric(policy_folder, tmp_path, estimate, prompts={"n": 8})
+    again = sampled_and_measured(grown, tmp_path / "run")
+    assert again.metadata["metric"] == measured.metadata["metric"]
+    assert len(set(again.rollouts.prompt_id)) == len(set(measured.rollouts.prompt_id)) + 4
+
+
+def test_a_run_whose_shards_would_be_empty_is_refused(policy_folder, tmp_path):
+    experiment = experiment_in_metric(
+        policy_folder, tmp_path, "estimate(prompts_per_batch=1, share=0.5)", sampling={"batch_size": 2}
+    )
+    with pytest.raises(ValueError, match=r"2 of the 4 shards of .* hold only prompts that are set aside .*batch_size"):
+        sampled_and_measured(experiment, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("second_moments", "message"),
+    [
+        ("missing.pt", r"second_moments is 'missing\.pt', and there is no such file"),
+        ("estimate(estimator=rlo)", r"measurement\.second_moments: .*rlo"),
+        ("estimate(estimator=norm_weighted)", r"norm_weighted needs sq_norms, which is not known before gradients"),
+        ("estimate(prompts_per_batch=3)", r"a share of 0\.25 of 4 prompts does not fill a batch of 3"),
+    ],
+)
+def test_names_are_checked_before_anything_is_sampled(policy_folder, tmp_path, second_moments, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        check_names(experiment_in_metric(policy_folder, tmp_path, second_moments))
+
+
+def test_the_command_line_measures_in_a_metric(monkeypatch, capsys, policy_folder, tmp_path):
+    table = ragged_rollouts(8)
+    table.to_parquet(tmp_path / "rollouts.parquet")
+    words = (
+        "measure",
+        policy_folder,
+        "--rollouts",
+        tmp_path / "rollouts.parquet",
+        "--out",
+        tmp_path / "out",
+        "--no-progress",
+    )
+    metric = (
+        "--metric",
+        "adam",
+        "--second-moments",
+        "estimate(prompts_per_batch=2, share=0.5)",
+        "--sketch-dim",
+        "None",
+    )
+    code, out, err = run(monkeypatch, capsys, *words, *metric)
+    assert (code, err) == (0, "")
+    assert "4 sequences measured with ghost" in out
+    measured = gs.read_measurement(tmp_path / "out")
+    assert measured.metadata["metric"]["source"] == "the mean square of 1 batch gradients of 2 prompts under rloo"
+    code, _, err = run(monkeypatch, capsys, *words, "--sketch-dim", "None")
+    assert code == 1
+    assert "metric" in err
