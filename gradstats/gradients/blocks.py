@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gradstats.measurement.layers import split_layer
+from gradstats.policy.sharding import reshard
 
 Blocks = str | Mapping[str, str]
 
@@ -69,6 +70,7 @@ def select_parameters(model: nn.Module, params: str | None = None, blocks: Block
     Raises:
         ValueError: when no parameter matches (some existing names are listed), or ``blocks`` is unknown.
     """
+    reshard(model)
     trainable: dict[str, torch.Tensor] = {
         name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad
     }

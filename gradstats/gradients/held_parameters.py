@@ -15,6 +15,11 @@ from torch.distributed.tensor import DTensor
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
 
+_REMEDY = (
+    "load the model on one device, without device_map; or divide one that is larger than a GPU over several by "
+    "ranks_per_worker (in Python load_policy(…, sharded=True) on every rank)"
+)
+
 
 def owners(model: nn.Module, selection: ParameterSelection) -> Iterator[tuple[str, nn.Module, dict[str, str]]]:
     """Yield the modules that own selected parameters.
@@ -49,9 +54,10 @@ def held_parameters(model: nn.Module, selection: ParameterSelection) -> dict[str
     """Return the selected parameters that the model holds now, name → tensor.
 
     Raises:
-        UnsupportedModuleError: for a selected parameter that the model does not have, and for an offloaded model.
+        UnsupportedModuleError: for a selected parameter that the model does not have, and for a model that is offloaded
+            or on several devices.
     """
-    refuse_offloaded(model)
+    refuse_dispatched(model)
     held: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     for name in selection.parameters:
         if name not in held:
@@ -75,18 +81,28 @@ def whole_parameters(model: nn.Module, selection: ParameterSelection) -> dict[st
     return held
 
 
-def refuse_offloaded(model: nn.Module) -> None:
-    """Refuse a model whose weights are loaded into other tensors during each forward pass.
+def refuse_dispatched(model: nn.Module) -> None:
+    """Refuse a model whose weights are offloaded or on several devices, as accelerate dispatches them.
+
+    Weights that are offloaded are loaded into other tensors during each forward pass.
 
     Raises:
-        UnsupportedModuleError: naming the first parameter that is not in memory.
+        UnsupportedModuleError: naming the first parameter that is not in memory, or the devices.
     """
     for name, tensor in model.named_parameters():
         if tensor.is_meta:
             raise UnsupportedModuleError(
-                f"the parameter {name} of {_owner(model, name)} is offloaded (on the meta device), and gradients of "
-                "offloaded weights cannot be checked: load the model without offloading"
+                f"the parameter {name} of {_owner(model, name)} is offloaded (on the meta device, by device_map or "
+                f"cpu_offload), and gradients of offloaded weights cannot be checked: {_REMEDY}"
             )
+    devices = {str(tensor.device) for tensor in model.parameters()}
+    mapped = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+    several = devices if len(devices) > 1 else mapped
+    if len(several) > 1:
+        raise UnsupportedModuleError(
+            f"the weights are on several devices ({', '.join(sorted(several))}, by device_map), and an engine works on "
+            f"one: {_REMEDY}"
+        )
 
 
 def refuse_replaced(model: nn.Module, held: dict[str, Tensor], result: Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.sharded import is_sharded
+from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
 
 # Hexadecimal digits of the moments' digest that are kept.

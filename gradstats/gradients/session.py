@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,11 +31,12 @@ from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import ENGINES, Engine
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.engines.vmap import vmap_engine
-from gradstats.gradients.held_parameters import refuse_offloaded
+from gradstats.gradients.held_parameters import refuse_dispatched
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.metric import AdamMetric
 from gradstats.gradients.objective import Chunk, TokenStatistics, make_chunk
 from gradstats.gradients.random_signs import default_sketch_version
+from gradstats.gradients.ranks import GroupMemoryError, Ranks
 from gradstats.gradients.reference_policy import as_reference, reference_logprobs, token_statistics
 from gradstats.gradients.second_moments import read_metric
 from gradstats.gradients.sketches import CountSketch
@@ -46,8 +47,17 @@ from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.policy.model import refuse_weights_that_are_not_finite, vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
+from gradstats.policy.sharding import is_sharded
 from gradstats.policy.threads import suitable_threads
 from gradstats.rollouts.table import Rollouts
+
+
+class _Measured(NamedTuple):
+    """What was measured on one chunk: by the engine, for its tokens, and under the reference policy."""
+
+    result: ChunkResult
+    tokens: TokenResult | None
+    reference: torch.Tensor | None
 
 
 @dataclass
@@ -57,6 +67,7 @@ class MeasuringSession:
     Attributes:
         checked_later: prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk
             is measured, see :meth:`expect`; None afterwards.
+        ranks: the ranks that measure together, each with a session of the same settings; one for a whole model.
     """
 
     policy: Policy
@@ -69,6 +80,7 @@ class MeasuringSession:
     memory_gib: float | None
     metadata: dict[str, Any]
     checked_later: tuple[str, int] | None = None
+    ranks: Ranks = field(default_factory=Ranks)
 
     @classmethod
     def open(
@@ -93,6 +105,8 @@ class MeasuringSession:
             ValueError, SelfCheckError, UnsupportedModuleError: as for :func:`gradstats.measure`.
         """
         policy = as_policy(policy)
+        ranks = Ranks.of(policy.model)
+        ranks.require_same(rollouts)
         tokens = TokenSettings.of(section)
         selection = select_parameters(policy.model, section.params, section.blocks)
         metric = metric or read_metric(section.metric, section.second_moments, policy.model)
@@ -103,11 +117,12 @@ class MeasuringSession:
         sketch = None
         if section.sketch_dim is not None:
             sketch = CountSketch(section.sketch_dim, section.sketch_seed, sketch_version)
-        refuse_offloaded(policy.model)
+        refuse_dispatched(policy.model)
         _check_vocabulary(policy, rollouts)
         refuse_weights_that_are_not_finite(policy.model, policy.name)
         reference = None if reference_policy is None else as_reference(reference_policy, policy)
         if reference is not None:
+            refuse_dispatched(reference.model)
             refuse_unfit_forward(reference, rollouts.select([0]))
         chosen, check, passed_over = _choose_engine(
             section.engine, CheckedSequences.make(policy, rollouts, selection, sketch)
@@ -154,6 +169,7 @@ class MeasuringSession:
             section.token_budget,
             section.memory_gib,
             metadata,
+            ranks=ranks,
         )
         session.expect(rollouts)
         return session
@@ -175,14 +191,18 @@ class MeasuringSession:
         found: dict[str, dict[int, np.ndarray]] = {name: {} for name in TokenStatistics._fields}
         if self.reference is not None:
             found["ref_logprobs"] = {}
-        for rows in self._plan(rollouts, np.arange(len(rollouts)), 0):
-            chunk = make_chunk(rollouts, rows, self.policy.device, self.policy.dtype)
+        plan = self._plan(rollouts, np.arange(len(rollouts)), 0)
+        while plan:
+            chunk = make_chunk(rollouts, self.ranks.own(plan), self.policy.device, self.policy.dtype)
             with suitable_threads(self.policy):
                 values = token_statistics(self.policy, chunk)._asdict()
                 if self.reference is not None:
                     values["ref_logprobs"] = reference_logprobs(self.reference, chunk)
-            for name, value in values.items():
-                found[name] |= dict(zip(map(int, chunk.rows), chunk.ragged(value), strict=True))
+            ragged = {name: chunk.ragged(value) for name, value in values.items()}
+            for rows, of_chunk in self.ranks.exchange((chunk.rows, ragged)):
+                for name, arrays in of_chunk.items():
+                    found[name] |= dict(zip(map(int, rows), arrays, strict=True))
+            plan = plan[self.ranks.size :]
         return {name: [values[row] for row in range(len(rollouts))] for name, values in found.items()}
 
     def measure(
@@ -200,33 +220,31 @@ class MeasuringSession:
         """
         _check_vocabulary(self.policy, rollouts)
         weightings = named_weightings(token_weights, rollouts)
-        results: list[ChunkResult] = []
-        token_results: list[TokenResult] = []
-        references: list[torch.Tensor] = []
+        measured: list[_Measured] = []
         plan = self._plan(rollouts, np.arange(len(rollouts)), len(weightings))
         while plan:
-            chunk = make_chunk(rollouts, plan[0], self.policy.device, self.policy.dtype, list(weightings.values()))
+            own = self.ranks.own(plan)
+            chunk = make_chunk(rollouts, own, self.policy.device, self.policy.dtype, list(weightings.values()))
             try:
                 with suitable_threads(self.policy):
                     result, tokens = self._run(chunk)
-                if self.reference is not None:
-                    references.append(reference_logprobs(self.reference, chunk))
+                reference = None if self.reference is None else reference_logprobs(self.reference, chunk)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
                 self._halve_budget(chunk, error)
             else:
-                refuse_not_finite(rollouts, result)
-                self._check_later(rollouts, result, references[-1] if references else None, list(weightings.values()))
-                results.append(result)
-                if tokens is not None:
-                    token_results.append(tokens)
-                finished(len(plan[0]), chunk.n_tokens)
-                plan = plan[1:]
+                # Where there are more ranks than chunks, the last ones repeat one that is already there.
+                for one in self.ranks.exchange(_Measured(result, tokens, reference))[: len(plan)]:
+                    refuse_not_finite(rollouts, one.result)
+                    self._check_later(rollouts, one, list(weightings.values()))
+                    measured.append(one)
+                    finished(len(one.result.chunk.rows), one.result.chunk.n_tokens)
+                plan = plan[self.ranks.size :]
                 continue
             # Outside the handler, whose traceback would keep the tensors alive that did not fit.
             plan = self._plan(rollouts, np.concatenate(plan), len(weightings))
-        return self._collect(rollouts, results, token_results, references, list(weightings))
+        return self._collect(rollouts, measured, list(weightings))
 
     def _run(self, chunk: Chunk) -> tuple[ChunkResult, TokenResult | None]:
         if self.tokens is None:
@@ -234,14 +252,9 @@ class MeasuringSession:
         memory = default_memory_gib(self.policy.device) if self.memory_gib is None else self.memory_gib
         return measure_tokens(self.policy, chunk, self.selection, self.sketch, self.engine, self.tokens, memory)
 
-    def _check_later(
-        self,
-        rollouts: Rollouts,
-        result: ChunkResult,
-        reference: torch.Tensor | None,
-        weightings: Sequence[Sequence[np.ndarray]],
-    ) -> None:
+    def _check_later(self, rollouts: Rollouts, measured: _Measured, weightings: Sequence[Sequence[np.ndarray]]) -> None:
         """Compare the chosen sequence with a plain pass, where the chunk holds it."""
+        result, reference = measured.result, measured.reference
         named = [(str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])) for row in result.chunk.rows]
         if self.checked_later not in named:
             return
@@ -255,7 +268,7 @@ class MeasuringSession:
 
     def _plan(self, rollouts: Rollouts, rows: np.ndarray, n_weightings: int) -> list[np.ndarray]:
         gradients_held = 1 + n_weightings if self.engine is vmap_engine else 0
-        return plan_chunks(
+        plan = plan_chunks(
             rollouts,
             self.policy,
             self.selection,
@@ -265,12 +278,14 @@ class MeasuringSession:
             rows,
             self.reference,
         )
+        return self.ranks.common_plan(plan, rollouts)
 
     def _halve_budget(self, chunk: Chunk, error: Exception) -> None:
         """Halve the token budget from now on.
 
         Raises:
             RuntimeError: when the chunk was one sequence alone, which cannot be split.
+            GroupMemoryError: when other ranks wait for this one.
         """
         if len(chunk.rows) == 1:
             raise RuntimeError(
@@ -278,6 +293,8 @@ class MeasuringSession:
                 "measure fewer parameters (params), in bfloat16, or on a machine with more memory"
             ) from error
         self.token_budget = max(chunk.n_tokens // 2, 1)
+        if self.ranks.size > 1:
+            raise GroupMemoryError(len(chunk.rows), chunk.n_tokens, self.token_budget) from error
         warnings.warn(
             f"memory ran out on {len(chunk.rows)} sequences of {chunk.n_tokens} tokens together: continuing with at "
             f"most {self.token_budget} tokens at once",
@@ -287,15 +304,10 @@ class MeasuringSession:
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _collect(
-        self,
-        rollouts: Rollouts,
-        results: Sequence[ChunkResult],
-        token_results: Sequence[TokenResult],
-        references: Sequence[torch.Tensor],
-        weightings: Sequence[str],
-    ) -> Measurement:
+    def _collect(self, rollouts: Rollouts, measured: Sequence[_Measured], weightings: Sequence[str]) -> Measurement:
         """Put chunk results back into the order of the rollouts; leave out gradients that are not finite."""
+        results = [one.result for one in measured]
+        token_results = [one.tokens for one in measured if one.tokens is not None]
         rows = np.concatenate([result.chunk.rows for result in results])
         norms = np.concatenate([result.sq_norms_by_block for result in results], axis=1)
         finite = np.asarray(np.isfinite(norms).all(axis=(0, 2)))
@@ -315,8 +327,8 @@ class MeasuringSession:
             for name in TokenStatistics._fields
         }
         if self.reference is not None:
-            pairs = zip(results, references, strict=True)
-            ragged["ref_logprobs"] = [values for part, logprobs in pairs for values in part.chunk.ragged(logprobs)]
+            scored = [(one.result.chunk, one.reference) for one in measured if one.reference is not None]
+            ragged["ref_logprobs"] = [values for chunk, logprobs in scored for values in chunk.ragged(logprobs)]
         if self.tokens is not None:
             ragged |= TokenResult.concatenate(token_results)
         ragged = {name: [values[index] for index in kept] for name, values in ragged.items()}
@@ -341,6 +353,8 @@ def sequence_to_check(rollouts: Rollouts) -> tuple[str, int]:
 
 def _choose_engine(engine: str, checked: CheckedSequences) -> tuple[str, SelfCheck, dict[str, str]]:
     """Return the engine, its self-check, and why ``auto`` passed over each earlier one."""
+    if engine == "auto" and is_sharded(checked.policy.model):
+        engine = "ghost"  # the only one that works without whole parameters
     if engine != "auto":
         return engine, self_check(checked, ENGINES[engine], engine), {}
     passed_over: dict[str, str] = {}

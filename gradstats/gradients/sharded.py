@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.held_parameters import held_parameters
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether a rank holds only a part of some parameter."""
-    return any(isinstance(tensor, DTensor) for tensor in model.parameters())
+from gradstats.policy.sharding import reshard
 
 
 def gathered_gradients(
@@ -35,10 +30,7 @@ def gathered_gradients(
         result: what the forward pass returned.
         start: the gradient of the result.
     """
-    # After a forward pass the weights of the outermost module remain whole, without the gradients of their shards.
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    reshard(model)
     kept = {name: tensor.grad for name, tensor in model.named_parameters()}
     for tensor in model.parameters():
         tensor.grad = None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 if TYPE_CHECKING:
     from transformers import GenerationMixin, PreTrainedModel
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
 
 else:
     CausalModel = nn.Module  # peft wraps a model in a class that is not a PreTrainedModel but forwards its attributes
+
+
+def class_name(model: nn.Module) -> str:
+    """Return the name of a model's class; of a sharded one, whose class is another, that of the model itself."""
+    kind = type(model)
+    if isinstance(model, FSDPModule):
+        kind = next(base for base in kind.__mro__ if not issubclass(base, FSDPModule))
+    return kind.__name__
 
 
 def vocabulary_size(model: CausalModel) -> int:

@@ -32,7 +32,16 @@ from gradstats.policy.checkpoint import (
 from gradstats.policy.digests import tokenizer_digest, weights_digest
 from gradstats.policy.dtypes import DTYPES, dtype_name
 from gradstats.policy.embedded import load_checkpoint
-from gradstats.policy.model import CausalModel
+from gradstats.policy.model import CausalModel, class_name
+from gradstats.policy.sharding import (
+    is_sharded,
+    n_ranks,
+    own_device,
+    reshard,
+    shard,
+    sharded_loading,
+    shards_while_loading,
+)
 from gradstats.system.chat_template import refuse_endless_template
 from gradstats.system.hub import commit_of, hub_problem
 
@@ -71,10 +80,11 @@ class Policy:
 
     def __repr__(self) -> str:
         """Return the policy in a line; the layers are those of ``model``."""
+        reshard(self.model)
         n = sum(parameter.numel() for parameter in self.model.parameters())
         dtype = str(self.dtype).removeprefix("torch.")
         return (
-            f"<Policy {self.name!r}: {type(self.model).__name__}, {n:,} parameters, {dtype} on {self.device}, "
+            f"<Policy {self.name!r}: {class_name(self.model)}, {n:,} parameters, {dtype} on {self.device}, "
             f"temperature {self.temperature:g}>"
         )
 
@@ -149,12 +159,13 @@ class Policy:
 
     def describe(self) -> dict[str, object]:
         """Return the description of the policy that a manifest records."""
+        reshard(self.model)
         return {
             "name": self.name,
             "revision": self.revision,
             "adapter": self.adapter,
             "base": self.base,
-            "architecture": type(self.model).__name__,
+            "architecture": class_name(self.model),
             "n_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "dtype": dtype_name(self.dtype),
             "device": str(self.device),
@@ -173,6 +184,7 @@ def load_policy(
     adapter: str | os.PathLike[str] | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
+    sharded: bool = False,
     progress: bool = True,
 ) -> Policy:
     """Load a causal language model of ``transformers`` with its tokenizer.
@@ -192,6 +204,8 @@ def load_policy(
             tokenizer in its folder is used.
         trust_remote_code: run model code that comes with the weights.
         allow_pickle: read pickled weights, which may run code, where there are no safetensors.
+        sharded: divide the weights over the ranks of the process group (FSDP2), each of which has to make this call:
+            for a model that is larger than one GPU. Adapters and ``.gguf`` files are first read whole by each rank.
         progress: let transformers show its own progress bars.
 
     Returns:
@@ -201,8 +215,8 @@ def load_policy(
         FileNotFoundError: when a local folder or file does not exist.
         ConnectionError: when the name is not a local folder and the hub cannot be reached or does not have it.
         ValueError: for an unknown dtype, a temperature that is not positive, weights that cannot be read or are
-            pickled, model code that is not allowed, a tokenizer that does not belong to the model, or an adapter that
-            does not fit.
+            pickled, model code that is not allowed, a tokenizer that does not belong to the model, an adapter that
+            does not fit, or ``sharded`` without a process group.
         ImportError: when an extra is missing.
 
     Example:
@@ -213,6 +227,10 @@ def load_policy(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    sharded = sharded and n_ranks() > 1
+    device = own_device(device) if sharded else device
     name, base = os.fspath(name_or_path), None
     adapter = None if adapter is None else os.fspath(adapter)
     if adapter is None and is_adapter(name):
@@ -228,14 +246,16 @@ def load_policy(
     if "gguf_file" not in options and not allow_pickle and local:
         refuse_pickled(name, Path(source))
     tokenizer_folder = folder if folder is not None and (folder / "tokenizer_config.json").is_file() else None
+    embedded = (base or name) == EMBEDDED
+    whole = adapter is not None or "gguf_file" in options or (embedded and revision is not None)
+    divided = sharded and not whole and shards_while_loading(device)
     try:
         with _bars(shown=progress):
-            tokenizer, model = _load(source, options, tokenizer_folder, dtype, trust_remote_code, allow_pickle)
+            tokenizer, model = _load(source, options, tokenizer_folder, dtype, trust_remote_code, allow_pickle, divided)
     except Exception as error:  # readers of weights, tokenizers and GGUF raise errors of any type for a damaged file
         if trust_remote_code and not isinstance(error, (OSError, ValueError)):
             raise  # what the model's own code raised
         raise load_error(name, source, error) from error
-    embedded = (base or name) == EMBEDDED
     if revision is not None and embedded:
         load_checkpoint(model, revision)
     if getattr(model, "_hf_peft_config_loaded", False):
@@ -245,8 +265,8 @@ def load_policy(
         load_adapter(model, adapter, folder)
         cast("torch.nn.Module", model).to(DTYPES[dtype])  # peft keeps an adapter in the dtype in which it was saved
     check_vocabulary(name, tokenizer, model)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if sharded and not is_sharded(model):
+        shard(model, device)
     cast("torch.nn.Module", model).to(device).eval()
     commit = getattr(model.config, "_commit_hash", None) or (revision if embedded or not local else None)
     digests = {"tokenizer": tokenizer_digest(tokenizer)}
@@ -264,6 +284,7 @@ def _load(
     dtype: str,
     trust_remote_code: bool,
     allow_pickle: bool,
+    divided: bool,
 ) -> tuple[PreTrainedTokenizerBase, CausalModel]:
     """Return the tokenizer and the model of a source, by ``from_pretrained``."""
     common: dict[str, Any] = {**options, "trust_remote_code": trust_remote_code}
@@ -272,6 +293,8 @@ def _load(
         of_weights = dequantised()
     elif not allow_pickle:
         of_weights = {"use_safetensors": True}
+    if divided:
+        of_weights |= sharded_loading(source, common)
     if tokenizer_folder is not None:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=trust_remote_code)
     else:

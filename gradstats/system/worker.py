@@ -88,8 +88,6 @@ class IsolatedProcess:
         fresh = self._process is None or self._process.poll() is not None
         if fresh:
             self.close()
-            # The child must find the modules that this process finds.
-            path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
             one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gradstats.system.worker_main"],
@@ -98,7 +96,7 @@ class IsolatedProcess:
                 stderr=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,  # Ctrl-C must not reach it: the current call may finish
-                env=os.environ | one_thread | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"},
+                env=os.environ | one_thread | {"PYTHONPATH": search_path(), "PYTHONHASHSEED": "0"},
             )
         if module not in self._imported:
             text, _ = self._exchange(json.dumps({"import": module}), _STARTING_SECONDS)
@@ -136,6 +134,11 @@ class IsolatedProcess:
             raise
         finally:
             timer.cancel()
+
+
+def search_path() -> str:
+    """Return the ``PYTHONPATH`` with which a child finds the modules that this process finds."""
+    return os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
 
 
 def _exception(name: str, message: str) -> Exception:

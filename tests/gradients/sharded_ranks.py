@@ -1,12 +1,11 @@
-"""One rank of a process group that measures a sharded model: ``python sharded_ranks.py RANK STORE CASE``.
+"""One rank of a process group that measures a sharded model: ``python sharded_ranks.py RANK STORE CASE [FOLDER …]``.
 
-It ends with exit code 0 if the measurement equals that of the whole model, or is refused as it should be.
+It ends with exit code 0 if the measurement equals that of the whole model, or fails as it should.
 """
 
 from __future__ import annotations
 
 import sys
-import warnings
 
 import numpy as np
 import pytest
@@ -15,10 +14,13 @@ from conftest import ragged_rollouts, tiny_model
 from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+import gradstats as gs
 import gradstats.gradients as gradients
+from gradstats.gradients.ranks import GroupMemoryError
+from gradstats.measurement.measurement import Measurement
 
 # The call of the second layer's MLP at which memory runs out: after the self-check.
-_FAILS_AT = 11
+_FAILS_AT = 12
 
 
 def sharded(model: torch.nn.Module, **options: object) -> torch.nn.Module:
@@ -29,9 +31,9 @@ def sharded(model: torch.nn.Module, **options: object) -> torch.nn.Module:
     return fully_shard(model, mesh=mesh, **options)
 
 
-def measured(model: torch.nn.Module, engine: str):
-    """Norms, sketches and one further weighting of a few rollouts."""
-    rollouts = ragged_rollouts(5)
+def measured(model: object, engine: str = "auto", **options: object) -> Measurement:
+    """Norms, sketches and one further weighting of a few rollouts, in an odd number of chunks."""
+    rollouts = ragged_rollouts(9)
     halves = [[0.5] * len(tokens) for tokens in rollouts.tokens("completion_tokens")]
     return gradients.measure(
         model,
@@ -40,30 +42,43 @@ def measured(model: torch.nn.Module, engine: str):
         blocks="parameter",
         sketch_dim=64,
         token_weights={"halves": halves},
+        token_budget=45,
         progress=False,
+        **options,
     )
 
 
-def assert_equal_to_the_whole_model(*, fails: bool) -> None:
+def measured_from(folder: str, *, divided: bool) -> Measurement:
+    """The same, and more, of a policy and a reference that are loaded from a folder."""
+    policy, reference = (
+        gs.load_policy(folder, temperature=temperature, device="cpu", sharded=divided, progress=False)
+        for temperature in (0.9, 1.3)
+    )
+    return measured(policy, token_exact=0.3, reference_policy=reference)
+
+
+def assert_equal_to_the_whole_model() -> None:
     expected = measured(tiny_model("qwen2", tied=True), "loop")
+    found = measured(sharded(tiny_model("qwen2", tied=True)))
+    assert found.metadata["engine"] == "ghost"
+    for name, values in expected.sq_norms_by_block.items():
+        np.testing.assert_allclose(found.sq_norms_by_block[name], values, rtol=1e-9, atol=1e-18, err_msg=name)
+    np.testing.assert_allclose(found.sketches, expected.sketches, atol=1e-10)
+    np.testing.assert_allclose(found.weighted["halves"].sketches, expected.weighted["halves"].sketches, atol=1e-10)
+
+
+def assert_memory_exhaustion_ends_the_group() -> None:
     model = sharded(tiny_model("qwen2", tied=True))
     calls = []
 
     def count(*_: object) -> None:
         calls.append(1)
-        if fails and len(calls) == _FAILS_AT:
+        if distributed.get_rank() == 1 and len(calls) == _FAILS_AT:
             raise MemoryError
 
     model.model.layers[1].mlp.register_forward_pre_hook(count)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = measured(model, "auto")
-    assert found.metadata["engine"] == "ghost"
-    assert any("memory ran out" in str(one.message) for one in caught) == fails
-    for name, values in expected.sq_norms_by_block.items():
-        np.testing.assert_allclose(found.sq_norms_by_block[name], values, rtol=1e-9, atol=1e-18, err_msg=name)
-    np.testing.assert_allclose(found.sketches, expected.sketches, atol=1e-10)
-    np.testing.assert_allclose(found.weighted["halves"].sketches, expected.weighted["halves"].sketches, atol=1e-10)
+    with pytest.raises(GroupMemoryError, match=r"on one rank, on 2 sequences of .* all ranks have to begin again"):
+        measured(model)
 
 
 def assert_mixed_precision_is_refused() -> None:
@@ -72,15 +87,28 @@ def assert_mixed_precision_is_refused() -> None:
     )
     message = r"^model\.embed_tokens \(Embedding\) computes in bfloat16 with its weight replaced .* are float32: meas"
     with pytest.raises(ValueError, match=message):
-        measured(model, "auto")
+        measured(model)
+
+
+def assert_different_rollouts_are_refused() -> None:
+    rollouts = ragged_rollouts(3 + distributed.get_rank())
+    with pytest.raises(ValueError, match="the 2 ranks that hold the model were given different rollouts: give every"):
+        gradients.measure(sharded(tiny_model("qwen2")), rollouts, progress=False)
 
 
 if __name__ == "__main__":
-    rank, store, case = sys.argv[1:]
+    rank, store, case, *folders = sys.argv[1:]
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
-    if case == "mixed precision":
+    if case == "files":
+        source, out = folders
+        measured_from(source, divided=True).save(f"{out}-{rank}")
+    elif case == "mixed precision":
         assert_mixed_precision_is_refused()
+    elif case == "memory":
+        assert_memory_exhaustion_ends_the_group()
+    elif case == "different rollouts":
+        assert_different_rollouts_are_refused()
     else:
-        assert_equal_to_the_whole_model(fails=case == "error in the middle")
+        assert_equal_to_the_whole_model()
     distributed.destroy_process_group()

@@ -124,12 +124,27 @@ def test_parameters_that_were_replaced_while_frozen_are_released_by_name():
 def test_offloaded_models_are_refused(engine, rollouts):
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(tiny_model("llama"), torch.device("cpu"))
-    message = r"model\.embed_tokens\.weight of model\.embed_tokens \(Embedding\) is offloaded"
+    message = (
+        r"model\.embed_tokens\.weight of model\.embed_tokens \(Embedding\) is offloaded \(on the meta device, by "
+        r"device_map or cpu_offload\), .*: load the model on one device, .* by ranks_per_worker"
+    )
     with pytest.raises(gradients.UnsupportedModuleError, match=message):
         gradients.measure(model, rollouts, engine=engine, progress=False)
     if engine != "auto":
         with pytest.raises(gradients.UnsupportedModuleError, match=message):
             by_parameter(model, rollouts, select_parameters(model), engine)
+
+
+def test_models_on_several_devices_are_refused(rollouts):
+    model = tiny_model("llama")
+    model.hf_device_map = {"model.embed_tokens": "cuda:0", "model.layers": "cuda:1"}
+    message = r"the weights are on several devices \(cuda:0, cuda:1, by device_map\), and an engine works on one: load"
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        gradients.measure(model, rollouts, progress=False)
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        gradients.measure(tiny_model("llama"), rollouts, reference_policy=model, progress=False)
+    model.hf_device_map = {"": "cpu"}
+    held_parameters(model, select_parameters(model))
 
 
 @pytest.fixture

@@ -10,10 +10,12 @@ import pytest
 import torch
 from conftest import tiny_model
 from gradient_models import oracle
+from sharded_ranks import measured_from
 
 import gradstats.gradients as gradients
 from gradstats.gradients.blocks import select_parameters
-from gradstats.gradients.sharded import gathered_gradients, is_sharded
+from gradstats.gradients.sharded import gathered_gradients
+from gradstats.policy.sharding import is_sharded
 
 FOLDER = Path(__file__).parent
 
@@ -74,20 +76,43 @@ def test_what_needs_whole_parameters_is_refused(one_rank, rollouts, options):
         gradients.measure(sharded_model(one_rank), rollouts, progress=False, **options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["no error", "error in the middle", "mixed precision"])
-def test_two_ranks(case, tmp_path):
-    command = [sys.executable, "-W", "ignore", str(FOLDER / "sharded_ranks.py")]
+def start_rank(rank: int, *arguments: object) -> subprocess.Popen[str]:
     paths = f"{FOLDER}:{FOLDER.parent}:{FOLDER.parents[1]}"
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), case],
-            env={"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=600)
-        assert rank.returncode == 0, errors
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(FOLDER / "sharded_ranks.py"), str(rank), *map(str, arguments)],
+        env={"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def assert_ends(rank: subprocess.Popen[str]) -> None:
+    _, errors = rank.communicate(timeout=600)
+    assert rank.returncode == 0, errors
+
+
+def test_the_files_of_two_ranks_are_those_of_one_process(policy_folder, tmp_path):
+    ranks = [start_rank(rank, tmp_path / "store", "files", policy_folder, tmp_path / "out") for rank in range(2)]
+    measured_from(policy_folder, divided=False).save(tmp_path / "expected")
+    for number, rank in enumerate(ranks):
+        assert_ends(rank)
+        for name in ("rollouts.parquet", "measurement.json", "tensors.safetensors"):
+            expected = (tmp_path / "expected" / name).read_bytes()
+            assert (tmp_path / f"out-{number}" / name).read_bytes() == expected, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["exact", "mixed precision", "different rollouts"])
+def test_two_ranks(case, tmp_path):
+    for rank in [start_rank(rank, tmp_path / "store", case) for rank in range(2)]:
+        assert_ends(rank)
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_on_one_rank_ends_its_measurement_while_the_other_waits(tmp_path):
+    waiting, failing = (start_rank(rank, tmp_path / "store", "memory") for rank in range(2))
+    try:
+        assert_ends(failing)
+    finally:
+        waiting.kill()
+        waiting.communicate()

@@ -19,10 +19,11 @@ from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.held_parameters import held_parameters, refuse_replaced
 from gradstats.gradients.rotary import forget_lengths
-from gradstats.gradients.sharded import gathered_gradients, is_sharded
+from gradstats.gradients.sharded import gathered_gradients
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.model import output_embedding
 from gradstats.policy.policy import Policy
+from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
 
 # Number of logits processed at a time.

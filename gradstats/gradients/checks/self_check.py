@@ -18,9 +18,9 @@ from gradstats.gradients.engines.registry import Engine
 from gradstats.gradients.objective import TokenStatistics, make_chunk
 from gradstats.gradients.precision import refusing_lower_precision
 from gradstats.gradients.rotary import same_class
-from gradstats.gradients.sharded import is_sharded
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
+from gradstats.policy.sharding import is_sharded
 from gradstats.policy.threads import suitable_threads
 from gradstats.rollouts.table import Rollouts
 

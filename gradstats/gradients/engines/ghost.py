@@ -22,7 +22,7 @@ from gradstats.gradients.engines.recomputed import OtherModule, Recomputation
 from gradstats.gradients.engines.reduction import ChunkResult, Reduction, stack_weightings
 from gradstats.gradients.engines.stand_ins import StandIns
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
-from gradstats.gradients.held_parameters import refuse_offloaded
+from gradstats.gradients.held_parameters import refuse_dispatched
 from gradstats.gradients.objective import Chunk, Objective
 from gradstats.gradients.rotary import refuse_mixed_lengths
 from gradstats.gradients.sketches import CountSketch
@@ -42,11 +42,11 @@ def ghost_engine(
 
     Raises:
         UnsupportedModuleError: for a module that has to be known and is not, for a selected parameter without a
-            module, for an offloaded model, and where gradient checkpointing is active.
+            module, for a model that is offloaded or on several devices, and where gradient checkpointing is active.
     """
     model = policy.model
     refuse_mixed_lengths(model, chunk.times)
-    refuse_offloaded(model)
+    refuse_dispatched(model)
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise UnsupportedModuleError(
             'engine="ghost" cannot go through gradient checkpointing: call model.eval(), or use engine="loop"'

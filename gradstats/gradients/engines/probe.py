@@ -26,8 +26,8 @@ from gradstats.gradients.engines.recomputed import OtherModule, Recomputation
 from gradstats.gradients.engines.stand_ins import StandIns, broadcasts
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
 from gradstats.gradients.held_parameters import owners
-from gradstats.gradients.sharded import is_sharded
 from gradstats.policy.model import CausalModel, vocabulary_size
+from gradstats.policy.sharding import is_sharded
 
 # Prime numbers, which the model's own sizes are not: 5 sequences of 7 tokens.
 _BATCH, _TIME = 5, 7

@@ -16,6 +16,7 @@ from gradstats.gradients.engines.loop import loop_engine
 from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import Engine
 from gradstats.gradients.objective import Chunk, TokenStatistics
+from gradstats.gradients.ranks import Ranks
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.projections import head_gradients, project_tokens
 from gradstats.gradients.tokens.tangents import Tangents
@@ -158,7 +159,9 @@ def _with_exact_tokens(
 
     A weighting that is 1 on one token of each sequence costs a backward pass and shares the forward pass.
     """
-    one_hot = _one_hot(chunk, heavy)
+    # Ranks that hold the model together have to make equally many backward passes; the weights of some are all zero.
+    most = max(Ranks.of(policy.model).exchange(max(map(len, heavy))))
+    one_hot = _one_hot(chunk, heavy, most)
     extended = replace(chunk, weights=torch.cat([chunk.weights, one_hot]))
     if not len(one_hot) or engine is ghost_engine:
         both = engine(policy, extended, selection, sketch)
@@ -169,9 +172,9 @@ def _with_exact_tokens(
     return engine(policy, chunk, selection, sketch), loop_engine(policy, extended, selection, sketch)
 
 
-def _one_hot(chunk: Chunk, heavy: list[np.ndarray]) -> Tensor:
-    """Return (most heavy tokens, batch, kept): the n-th is 1 on each sequence's n-th heavy token."""
-    weights = torch.zeros(max(map(len, heavy)), *chunk.weights.shape[1:])
+def _one_hot(chunk: Chunk, heavy: list[np.ndarray], most: int) -> Tensor:
+    """Return (most, batch, kept): the n-th is 1 on each sequence's n-th heavy token, zero where it has fewer."""
+    weights = torch.zeros(most, *chunk.weights.shape[1:])
     for row, (start, positions) in enumerate(zip(chunk.starts, heavy, strict=True)):
         weights[torch.arange(len(positions)), row, start + torch.from_numpy(positions)] = 1
     return weights.to(chunk.weights)
