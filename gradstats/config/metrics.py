@@ -13,6 +13,8 @@ from gradstats.config.validation import Section
 #: What estimates the second moments from the rollouts themselves.
 ESTIMATE = "estimate"
 ADAM = "adam"
+#: The label of the Euclidean metric.
+EUCLIDEAN = "euclidean"
 
 
 class AdamSection(Section):
@@ -52,7 +54,7 @@ def adam_section(metric: str) -> AdamSection:
     """
     name, options = read_label(metric)
     if name != ADAM:
-        raise ValueError(f"the metric {name!r} is unknown: choose adam, as in adam(eps=1e-8), or None for Euclidean")
+        raise ValueError(f"the metric {name!r} is unknown: choose euclidean, or adam, as in adam(eps=1e-8)")
     return AdamSection(**options)
 
 

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, ValidationInfo, field_validator
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL, MOST_MEMORY_GIB, PROMPTS_PER_BATCH, TOKEN_BUDGET
-from gradstats.config.metrics import adam_section, estimate_section
+from gradstats.config.metrics import EUCLIDEAN, adam_section, estimate_section
 from gradstats.config.validation import Section
 
 DEFAULT_ESTIMATORS = (
@@ -154,7 +154,7 @@ class MeasurementSection(Section):
     blocks: BlockNames = Field(default="layer", description="how squared norms are split: layer, kind or parameter.")
     metric: str | None = Field(
         default=None,
-        description="the norm that is measured: Euclidean by default, or adam, as in "
+        description="the norm that is measured: euclidean by default, or adam, as in "
         "adam(eps=1e-8, power=0.5, step=1000, beta2=0.999).",
     )
     second_moments: str | None = Field(
@@ -199,6 +199,8 @@ class MeasurementSection(Section):
     @field_validator("metric")
     @classmethod
     def _is_adam(cls, metric: str | None) -> str | None:
+        if metric == EUCLIDEAN:  # as a sweep names it
+            return None
         if metric is not None:
             try:
                 adam_section(metric)

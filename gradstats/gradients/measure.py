@@ -67,7 +67,7 @@ def measure(
         params: regular expression of the parameters to differentiate; all trainable ones by default.
         blocks: how squared norms are split: "layer", "kind" or "parameter", or a mapping from regular expressions to
             names; see :func:`gradstats.gradients.select_parameters`.
-        metric: the norm that is measured: Euclidean by default, or adam, with which squared norms, sketches, weighted
+        metric: the norm that is measured: euclidean by default, or adam, with which squared norms, sketches, weighted
             gradients and token scores are those of :math:`P \circ S`, :math:`P = 1/(\sqrt{\hat v} + \varepsilon)`:
             "adam", or "adam(eps=1e-8, power=0.5, step=1000, beta2=0.999)", with ``second_moments``; or an
             :class:`gradstats.AdamMetric`. P is one more copy of the parameters.

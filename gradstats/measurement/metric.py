@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradstats.config.labels import written
-
-#: The label of the Euclidean metric.
-EUCLIDEAN = "euclidean"
+from gradstats.config.metrics import EUCLIDEAN
 
 
 def metric_label(metadata: Mapping[str, Any]) -> str:

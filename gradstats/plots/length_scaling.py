@@ -9,7 +9,7 @@ from matplotlib.typing import ColorType
 
 from gradstats import data
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.measurement.metric import EUCLIDEAN
+from gradstats.config.metrics import EUCLIDEAN
 from gradstats.plots.forest import plain_ticks
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 

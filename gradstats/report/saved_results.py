@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.config.experiment import Experiment, FiguresSection
-from gradstats.measurement.metric import EUCLIDEAN
+from gradstats.config.metrics import EUCLIDEAN
 from gradstats.report.recorded_experiment import read_recorded_experiment
 from gradstats.report.recorded_tables import refuse_changed_tables
 from gradstats.report.saved_frames import read_added

@@ -183,8 +183,10 @@ def metric_and_rest(
     Raises:
         ValueError, FileNotFoundError: as for :meth:`gradstats.AdamMetric.read` and :func:`estimate_second_moments`.
     """
+    if section.metric is None:
+        return None, rollouts
     estimate = estimate_section(section.second_moments)
-    if estimate is None or section.metric is None:
+    if estimate is None:
         return read_metric(section.metric, section.second_moments, policy.model), rollouts
     aside = set_aside(rollouts, estimate.share)
     return _estimated(policy, rollouts.select(aside), section, progress), rollouts.select(~aside)

@@ -21,10 +21,16 @@ def test_labels_state_options():
     assert estimate_section("moments.safetensors") is None
 
 
+def test_the_euclidean_metric_has_a_name_as_well():
+    assert MeasurementSection(metric="euclidean") == MeasurementSection()
+    with pytest.raises(ValueError, match=r"second_moments is 'a\.pt', which only a metric uses"):
+        MeasurementSection(metric="euclidean", second_moments="a.pt")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"metric": "sgd"}, r"metric is 'sgd': the metric 'sgd' is unknown: choose adam"),
+        ({"metric": "sgd"}, r"metric is 'sgd': the metric 'sgd' is unknown: choose euclidean, or adam"),
         ({"metric": "adam(epsilon=1)"}, r"metric is 'adam\(epsilon=1\)': the metric has no setting 'epsilon'"),
         ({"metric": "adam(eps=-1)"}, r"eps is -1: it must be a number of at least 0"),
         ({"metric": "adam(step=0)"}, r"step is 0: it must be an integer of at least 1"),

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.measurement.metric import EUCLIDEAN, metric_label
+from gradstats.config.metrics import EUCLIDEAN
+from gradstats.measurement.metric import metric_label
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.length_scaling.mean_line import gamma_line, poisson_line
 from gradstats.stats.length_scaling.random_prompt_line import random_prompt_line

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.measurement.metric import EUCLIDEAN
+from gradstats.config.metrics import EUCLIDEAN
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
 from gradstats.stats.length_scaling.curvature import CurvatureTest, curvature_test

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gradstats.measurement.metric import EUCLIDEAN
+from gradstats.config.metrics import EUCLIDEAN
 
 Place = Literal["paper", "page", "terminal", "panels"]
 

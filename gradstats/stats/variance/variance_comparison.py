@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.measurement.metric import EUCLIDEAN
+from gradstats.config.metrics import EUCLIDEAN
 from gradstats.stats.jackknife import Interval
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.best_set import PairwiseDifferences
