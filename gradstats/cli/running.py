@@ -48,6 +48,7 @@ def run(
     executor: Executor = None,
     workers: Workers = None,
     gpus_per_worker: GpusPerWorker = None,
+    ranks_per_worker: RanksPerWorker = None,
     threads: Threads = None,
     address: Address = None,
     progress: Progress = True,
@@ -68,6 +69,7 @@ def run(
         executor=executor,
         workers=workers,
         gpus_per_worker=gpus_per_worker,
+        ranks_per_worker=ranks_per_worker,
         threads=threads,
         address=address,
     )

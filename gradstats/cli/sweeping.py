@@ -37,6 +37,7 @@ def sweep(
     executor: Executor = None,
     workers: Workers = None,
     gpus_per_worker: GpusPerWorker = None,
+    ranks_per_worker: RanksPerWorker = None,
     threads: Threads = None,
     address: Address = None,
     progress: Progress = True,
@@ -59,6 +60,7 @@ def sweep(
         executor=executor,
         workers=workers,
         gpus_per_worker=gpus_per_worker,
+        ranks_per_worker=ranks_per_worker,
         threads=threads,
         address=address,
     )

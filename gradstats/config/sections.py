@@ -289,6 +289,11 @@ class ExecutionSection(Section):
     )
     workers: Count = Field(default=1, description="how many workers ray starts.")
     gpus_per_worker: NonNegativeInt = Field(default=0, description="GPUs of each worker; 0 for workers on CPUs.")
+    ranks_per_worker: Count = Field(
+        default=1,
+        description="processes that hold the model together, each a part of its weights, for a model larger than one "
+        "GPU; all on one machine, each with a GPU of its own where there are GPUs.",
+    )
     threads: Count | None = Field(
         default=None,
         description="threads of each worker; torch's own choice by default, and 1 for a worker of ray.",

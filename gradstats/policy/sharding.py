@@ -33,13 +33,18 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def in_group() -> bool:
+    """Return whether this process is one of the ranks of a process group."""
+    return distributed.is_initialized()
+
+
 def n_ranks() -> int:
     """Return the number of ranks of this process's group.
 
     Raises:
         ValueError: when the process belongs to no group.
     """
-    if not distributed.is_initialized():
+    if not in_group():
         raise ValueError(
             "sharded=True divides the weights over the ranks of a process group, and this process belongs to none: "
             "start every rank with torchrun and call torch.distributed.init_process_group() first, or use "

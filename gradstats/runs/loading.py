@@ -52,9 +52,11 @@ def reference_policy(experiment: Experiment, revisions: dict[str, str | None], p
 
 
 def experiment_policy(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> Policy:
-    """Load the policy of an experiment, at the revision that the run recorded."""
+    """Load the policy of an experiment, at the revision that the run recorded; in a group of ranks, a part of it."""
     from gradstats.policy.policy import load_policy
+    from gradstats.policy.sharding import in_group
 
     section = experiment.policy
     options = section.arguments(revision=revisions.get("policy") or section.revision)
-    return load_policy(section.name, **options, progress=progress)
+    sharded = experiment.execution.ranks_per_worker > 1 and in_group()
+    return load_policy(section.name, **options, sharded=sharded, progress=progress)

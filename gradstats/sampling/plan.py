@@ -21,6 +21,7 @@ from gradstats.sampling.engines import open_sampler
 from gradstats.sampling.sampler import Completion, Sampler
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.stop_tokens import stop_token_ids
+from gradstats.sampling.transformers_sampler import TransformersSampler
 from gradstats.system.checksums import digest
 
 #: Beyond what a run samples; the list of batches of a mistyped group_size would fill the memory.
@@ -58,6 +59,11 @@ class SamplingPlan:
     metadata: dict[str, Any]
     sampler: Sampler
     greedy: bool = False
+
+    @property
+    def in_step(self) -> bool:
+        """Whether batches pass through the policy's own weights, of which each rank of a group may hold a part."""
+        return isinstance(self.sampler, TransformersSampler)
 
     @classmethod
     def make(

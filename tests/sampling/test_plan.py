@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -40,6 +42,12 @@ def test_any_batch_can_be_drawn_alone(policy):
     for batch in reversed(range(backwards.n_batches)):
         pd.testing.assert_frame_equal(backwards.draw(batch).frame, in_order[batch].frame)
     assert [len(part) for part in in_order] == [5, 5, 2]
+
+
+def test_only_the_sampler_of_transformers_passes_through_the_weights_of_the_policy(policy):
+    plan = SamplingPlan.make(policy, PROBLEMS, SamplingSection(max_new_tokens=4, reward="exact"))
+    assert plan.in_step
+    assert not replace(plan, sampler=object()).in_step
 
 
 def test_prompts_that_leave_no_room_in_the_context_are_refused(policy):

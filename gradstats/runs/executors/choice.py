@@ -30,6 +30,11 @@ def require_executor(section: ExecutionSection) -> None:
             "execution.executor is ray, which is not installed: pip install 'gradstats[ray]', or run with "
             "--executor local"
         )
+    if 0 < section.gpus_per_worker < section.ranks_per_worker:
+        raise ValueError(
+            f"execution.gpus_per_worker is {section.gpus_per_worker}, but each of the {section.ranks_per_worker} ranks "
+            f"of a worker needs a GPU of its own: set it to {section.ranks_per_worker}"
+        )
 
 
 @contextmanager
@@ -44,12 +49,21 @@ def executor_of(section: ExecutionSection) -> Iterator[Executor]:
     """
     require_executor(section)
     if section.executor == "local":
-        yield LocalExecutor(section.threads)
+        yield _in_groups(LocalExecutor(section.threads), section)
         return
     from gradstats.runs.executors.ray_executor import RayExecutor
 
     executor = RayExecutor(section)
     try:
-        yield executor
+        yield _in_groups(executor, section)
     finally:
         executor.close()
+
+
+def _in_groups(executor: Executor, section: ExecutionSection) -> Executor:
+    """Make each worker a group of ranks, where several are asked for."""
+    if section.ranks_per_worker == 1:
+        return executor
+    from gradstats.runs.executors.rank_group import RankedExecutor
+
+    return RankedExecutor(executor, section.ranks_per_worker)

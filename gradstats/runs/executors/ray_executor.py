@@ -89,7 +89,7 @@ class Connection:
             return
         options: dict[str, object] = {}
         if section.address is None:  # room for as many workers as were asked for, even on a small machine
-            n_cpus = max(section.workers * (section.threads or 1), os.cpu_count() or 1)
+            n_cpus = max(section.workers * processors_of(section), os.cpu_count() or 1)
             options = {"include_dashboard": False, "num_cpus": n_cpus}
         ray.init(address=section.address or "local", log_to_driver=False, logging_level="ERROR", **options)
         self.own = True
@@ -106,6 +106,11 @@ class Connection:
         if self.own:
             _ray().shutdown()
             self.own = False
+
+
+def processors_of(section: ExecutionSection) -> int:
+    """Return how many processors a worker uses."""
+    return (section.threads or 1) * section.ranks_per_worker
 
 
 @dataclass
@@ -242,7 +247,7 @@ class RayCrew(Generic[Context]):
         ray = _ray()
         if self._mailbox is None:
             self._mailbox = ray.remote(Mailbox).options(num_cpus=0, max_restarts=-1).remote()
-        options = {"num_cpus": self._executor.threads, "num_gpus": self._section.gpus_per_worker}
+        options = {"num_cpus": processors_of(self._section), "num_gpus": self._section.gpus_per_worker}
         while len(self._workers) < n_workers:
             # The part is given to another worker when this one dies, rather than wait for it to come back.
             actor = ray.remote(ShardWorker).options(**options, max_restarts=-1, max_task_retries=0).remote(*self._new)
@@ -352,8 +357,8 @@ def _no_worker(section: ExecutionSection) -> str:
     free = _ray().available_resources()
     gpus = f" and {section.gpus_per_worker} GPU" if section.gpus_per_worker else ""
     return (
-        f"no worker has started yet: each needs {section.threads or 1} CPU{gpus}, and free are {free.get('CPU', 0):g} "
-        f"CPU and {free.get('GPU', 0):g} GPU; waiting"
+        f"no worker has started yet: each needs {processors_of(section)} CPU{gpus}, and free are "
+        f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU; waiting"
     )
 
 

@@ -179,15 +179,10 @@ class ShardWorker:
                 pickled = pickle.dumps(done(self._context, report), protocol=5)
             except (Exception, SystemExit) as error:  # sys.exit in a user's function ends the part, not the worker
                 failed, pickled = True, pickled_error(error)
-        remarks = [
-            (issubclass(item.category, RuntimeWarning), str(item.message))
-            for item in caught
-            if item.category in _CATEGORIES
-        ]
         return Outcome(
             pickled,
             failed,
-            remarks,
+            remarks_among(caught),
             report.n_steps,
             report.n_tokens,
             time.monotonic() - began,
@@ -204,6 +199,15 @@ class ShardWorker:
         self._context = work.open()
         self._surroundings.limit_threads()
         self._opened = True
+
+
+def remarks_among(caught: list[warnings.WarningMessage]) -> list[tuple[bool, str]]:
+    """Return the warnings of a worker that its user is to see: whether each is a RuntimeWarning, and its sentence."""
+    return [
+        (issubclass(item.category, RuntimeWarning), str(item.message))
+        for item in caught
+        if item.category in _CATEGORIES
+    ]
 
 
 def pickled_error(error: BaseException) -> bytes:

@@ -9,6 +9,7 @@ from gradstats.config.sections import ExecutionSection
 from gradstats.runs.executors import choice
 from gradstats.runs.executors.choice import executor_of, require_executor
 from gradstats.runs.executors.local import LocalExecutor
+from gradstats.runs.executors.rank_group import RankedExecutor
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,20 @@ def test_workers_need_an_executor_that_has_some(settings, named):
         ValueError, match=f"{named}, but the executor local works in this process: choose --executor ray"
     ):
         require_executor(section)
+
+
+def test_each_rank_of_a_worker_needs_a_gpu_of_its_own():
+    message = "gpus_per_worker is 1, but each of the 4 ranks of a worker needs a GPU of its own: set it to 4"
+    with pytest.raises(ValueError, match=message):
+        require_executor(ExecutionSection(executor="ray", gpus_per_worker=1, ranks_per_worker=4))
+
+
+def test_workers_can_be_groups_of_ranks():
+    with executor_of(ExecutionSection(ranks_per_worker=2, threads=1)) as executor:
+        assert executor.describe() == {"executor": "local", "threads": 1, "ranks_per_worker": 2}
+        apart = executor.counted_apart()
+    assert isinstance(apart, RankedExecutor)
+    assert apart.n_parts == 0
 
 
 def test_ray_is_an_extra(monkeypatch):

@@ -1,0 +1,129 @@
+"""Groups of ranks: what they return, raise and survive, and runs whose files are those of one process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+from killed_runs import contents
+from ranked_parts import Alone, Budget, ChangedExecutor, DiesOnSecond, Pair, Refuses, RunsOut, Total
+
+from gradstats.config.sections import ExecutionSection
+from gradstats.config.validation import WrongSettingsError
+from gradstats.runs.executors.local import LocalExecutor
+from gradstats.runs.executors.rank_group import RankedExecutor, RankGroup
+from gradstats.runs.pipeline import run_experiment
+from gradstats.system.progress import ProgressReport, progress_bar
+
+
+def in_groups(experiment):
+    return experiment.model_copy(update={"execution": ExecutionSection(ranks_per_worker=2)})
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(300)
+def test_a_group_returns_the_value_of_the_first_rank_and_survives_a_lack_of_memory(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(ProgressReport, "advance", lambda self, steps=1: seen.append(steps))
+    executor = RankedExecutor(LocalExecutor(), 2)
+    parts = [Total(5), Budget(), Refuses()]
+    found = []
+    with warnings.catch_warnings(record=True) as caught, progress_bar("parts", 3, shown=False) as bar:
+        warnings.simplefilter("always")
+        with executor.crew(Pair(tmp_path)) as crew, pytest.raises(WrongSettingsError) as raised:
+            found.extend(crew.work(range(3), lambda number: parts[number], bar))
+    ranks = [int(path.name.rpartition("-")[2]) for path in tmp_path.glob("opened-*")]
+    assert found == [(0, 11), (1, 50)]
+    assert str(raised.value) == "a.b is 7: choose 8"
+    assert "in a worker:" in raised.value.__notes__[0]
+    assert seen == [2]  # of the first rank alone
+    said = [str(one.message) for one in caught]
+    assert said.count("opened 0") == 2
+    assert "opened 1" not in said
+    assert (
+        "memory ran out on one rank, on 4 sequences of 100 tokens together: all ranks have to begin again, with at "
+        "most 50 tokens at once (token_budget=50)" in said
+    )
+    assert len(ranks) == 4
+    assert not any(map(is_running, ranks))
+    assert executor.n_parts == 2
+    assert executor.describe() == {"executor": "local", "threads": None, "ranks_per_worker": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:opened", "ignore:rank 1 of 2 died")
+def test_a_part_that_kills_every_group_is_an_error(tmp_path):
+    group = RankGroup(Pair(tmp_path), 2)
+    with progress_bar("parts", 1, shown=False) as bar:
+        message = r"rank 1 of 2 died \(exit code -9\), as in 2 groups before: is memory short\? Measure with a smaller"
+        with pytest.raises(RuntimeError, match=message):
+            group.do(DiesOnSecond(Total(1), tmp_path, times=9, at_once=True), bar)
+    assert len(list(tmp_path.glob("died-*"))) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:opened")
+def test_what_passes_through_no_weights_is_done_by_the_first_rank(tmp_path):
+    group = RankGroup(Pair(tmp_path, in_step=False), 2)
+    try:
+        with progress_bar("parts", 1, shown=False) as bar:
+            rank, pid = group.do(Alone(), bar)
+    finally:
+        group.close()
+    assert rank == 0
+    assert (tmp_path / f"opened-0-{pid}").exists()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:rank 1 of 2 died")
+def test_a_run_whose_second_rank_is_killed_leaves_the_files_of_one_process(experiment, finished, tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    shutil.copytree(finished.run.path, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "measurement")
+    executor = ChangedExecutor(LocalExecutor(1), 2, {"MeasureShard": lambda part: DiesOnSecond(part, marks)})
+    result = run_experiment(in_groups(experiment), tmp_path / "run", progress=False, executor=executor)
+    assert len(list(marks.glob("died-*"))) == 1
+    assert contents(tmp_path / "run") == contents(finished.run.path)
+    assert result.run.read_manifest()["execution"]["ranks_per_worker"] == 2
+    assert any("rank 1 of 2 died (exit code -9)" in remark for remark in result.run.remarks)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:memory ran out")
+def test_a_run_in_which_memory_runs_out_on_one_rank_finds_the_same(experiment, finished, tmp_path):
+    executor = ChangedExecutor(LocalExecutor(1), 2, {"MeasureShard": lambda part: RunsOut(part, tmp_path)})
+    result = run_experiment(in_groups(experiment), tmp_path / "run", progress=False, executor=executor)
+    assert (tmp_path / "ran-out").exists()
+    assert any("all ranks have to begin again, with at most" in remark for remark in result.run.remarks)
+    np.testing.assert_allclose(result.alpha.alpha, finished.alpha.alpha, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:rank 1 of 2 died")
+def test_workers_of_ray_can_be_groups(experiment, finished, tmp_path):
+    pytest.importorskip("ray")
+    from gradstats.runs.executors.ray_executor import RayExecutor
+
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    section = ExecutionSection(executor="ray", ranks_per_worker=2)
+    ray = RayExecutor(section)
+    executor = ChangedExecutor(ray, 2, {"MeasureShard": lambda part: DiesOnSecond(part, marks)})
+    try:
+        changed = experiment.model_copy(update={"execution": section})
+        run_experiment(changed, tmp_path / "run", progress=False, executor=executor)
+    finally:
+        ray.close()
+    assert len(list(marks.glob("died-*"))) == 1
+    assert contents(tmp_path / "run") == contents(finished.run.path)
