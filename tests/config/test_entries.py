@@ -43,6 +43,7 @@ FUNCTIONS = {
 ONLY_IN_PYTHON = {
     (PolicySection, "name_or_path"): "a file calls it name: it names a path too",
     (PolicySection, "progress"): "says nothing of what is computed",
+    (PolicySection, "sharded"): "a file says in how many parts: execution.ranks_per_worker",
     (PromptsSection, "rng"): "a file calls it seed: it holds numbers only",
     (SamplingSection, "rng"): "a file calls it seed: it holds numbers only",
     (VarianceSection, "rng"): "a file calls it seed: it holds numbers only",
