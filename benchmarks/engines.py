@@ -3,7 +3,8 @@
 Cases: the embedded policy; the architectures of SmolLM2-135M and R1-Distill-Qwen-1.5B with random weights; a mixture of
 experts like Qwen3-30B-A3B with half its width and 3 of its 48 layers; a small grid of widths and lengths. Methods:
 ``plain`` (forward and backward of the batch, the reference), ``ghost``, ``ghost+sketch``, ``vmap``, ``loop``, and, if
-Opacus is installed, its ghost norms for comparison. For ragged batches, ``loop`` runs without padding and ``ghost`` in
+Opacus is installed, its ghost norms for comparison; ``ghost+metric`` and ``ghost+sketch+metric`` measure in a metric.
+For ragged batches, ``loop`` runs without padding and ``ghost`` in
 the chunks that a measurement would form.
 
 Times are medians of repeats in one process in which the methods alternate, so that the ratio of a repeat compares
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from gradstats.system.files import write_json
 
 SKETCH_DIM = 16384
 METHODS = ("plain", "ghost", "ghost+sketch", "vmap", "loop", "opacus")
+#: The same with gradients in a metric, whose products are formed and multiplied by P.
+IN_METRIC = ("ghost+metric", "ghost+sketch+metric")
 DOES_NOT_FIT = "does not fit"
 
 
@@ -62,6 +65,10 @@ class Case:
 
 CASES = {
     **{f"width {width}, T={time}": Case(f"width {width}", 4, time) for width in (128, 256, 512) for time in (64, 256)},
+    **{
+        f"width 512, T={time}, metric": Case("width 512", 4, time, methods=(*METHODS[:3], *IN_METRIC))
+        for time in (64, 256)
+    },
     "embedded, T=128": Case("embedded", 64, 128),
     "SmolLM2-135M, T=128": Case("SmolLM2-135M", 8, 128),
     "SmolLM2-135M, T=512": Case("SmolLM2-135M", 4, 512, methods=("plain", "ghost", "ghost+sketch", "loop", "opacus")),
@@ -146,11 +153,14 @@ def prepare(case: Case, method: str, policy: Policy) -> Callable[[], None]:
     rollouts = batch_of(case, policy)
     every = np.arange(len(rollouts))
     selection = select_parameters(policy.model)
-    name, _, extra = method.partition("+")
+    name, *extra = method.split("+")
+    if "metric" in extra:
+        ones = {each: torch.ones_like(tensor.detach()) for each, tensor in selection.parameters.items()}
+        selection = replace(selection, preconditioner=ones)
     if name in ENGINES:
         plan = plan_chunks(rollouts, policy, selection, gradients_held=0) if case.ragged else [every]
         chunks = [make_chunk(rollouts, rows, policy.device, policy.dtype) for rows in plan]
-        sketch = CountSketch(SKETCH_DIM) if extra else None
+        sketch = CountSketch(SKETCH_DIM) if "sketch" in extra else None
 
         def measure() -> None:
             for chunk in chunks:
@@ -300,7 +310,7 @@ def draw(table: Any, stem: Path) -> list[Path]:
                 y="case",
                 hue="method",
                 order=cases,
-                hue_order=METHODS[1:],
+                hue_order=[*METHODS[1:], *(method for method in IN_METRIC if method in set(table["method"]))],
                 palette="colorblind",
                 jitter=False,
                 size=4,

@@ -115,6 +115,16 @@ def std_factor(success: float, group_size: int = 8) -> float:
     return float(policy.moments(est.grpo(), group_size).mean[0] / policy.gradient[0])
 
 
+METRICS = ("euclidean", "adam")
+ESTIMATORS_IN_METRICS = (
+    "reinforce",
+    "constant(b=optimal)",
+    "token_mean(loo=True)",
+    "length_weighted(alpha=0.8, loo=True)",
+    "length_weighted(alpha=within_prompt, loo=True)",
+    "norm_weighted(loo=True)",
+    "grpo",
+)
 WEIGHTED = "length_weighted(alpha=0.8, loo=True)"
 CLAIMS = [
     Claim(
@@ -231,6 +241,15 @@ CLAIMS = [
             )
         ),
     ),
+    Claim(
+        "The variance of the gradient, in Euclidean parameter space, is the noise that training meets",
+        "implicit in every variance table; Kingma & Ba 2015 for Adam",
+        "gradstats sweep embedded_metric",
+        "[α by block](../figures/embedded_metric/alpha_by_block.png), "
+        "[ratios](../figures/embedded_metric/measurement_metric.png)",
+        lambda: by_metric(),
+        lambda: metric_sentences(),
+    ),
     *(
         Claim(
             claim,
@@ -325,6 +344,69 @@ def sweep_verdict(name: str, column: str, word: str) -> str:
     if last_high < low:
         return f"On this policy the {word} falls between the ends of the sweep."
     return f"No difference of the {word} is resolved between the ends of the sweep."
+
+
+def of_metrics(label: str, column: str) -> list[tuple[float, float, float]]:
+    """Return a quantity of an estimator in the Euclidean metric and in Adam's; nothing where it is not committed."""
+    frame = table("embedded_metric", "sweep")
+    if frame is None:
+        return []
+    rows = frame[frame["estimator"] == label].set_index("measurement.metric")
+    found = [rows.loc[metric] for metric in METRICS if metric in rows.index]
+    return [(row[column], row[f"{column}_low"], row[f"{column}_high"]) for row in found] if len(found) == 2 else []
+
+
+def share_of_blocks(pattern: str) -> list[float]:
+    """Return the share of Σ‖S‖² of the blocks whose names match, in the Euclidean metric and in Adam's."""
+    frame = table("embedded_metric", "blocks")
+    if frame is None:
+        return []
+    chosen = frame[frame["block"].str.contains(pattern)].groupby("measurement.metric")["share_of_sq_norm"].sum()
+    return [float(chosen[metric]) for metric in METRICS]
+
+
+def by_metric() -> str:
+    """Write shares of blocks, α and ratios in both metrics."""
+    head, layers, alpha = share_of_blocks("^head$"), share_of_blocks("^layers"), of_metrics("rloo", "alpha")
+    if not head or not alpha:
+        return NOT_RUN
+    ratios = "; ".join(
+        f"`{label}` over `rloo` {' and '.join(map(shown, triples))}"
+        for label in ("reinforce", WEIGHTED, "norm_weighted(loo=True)")
+        if (triples := of_metrics(label, "matched_ratio"))
+    )
+    return (
+        f"Euclidean and with the second moments of its training: the head holds {head[0]:.0%} and {head[1]:.0%} of "
+        f"Σ‖S‖², the layers {layers[0]:.0%} and {layers[1]:.0%}; α {' and '.join(map(shown, alpha))}; {ratios}"
+    )
+
+
+def metric_sentences() -> str:
+    """State in three sentences what Adam's metric changes: the blocks, α, and the ranking of baselines."""
+    head, alpha = share_of_blocks("^head$"), of_metrics("rloo", "alpha")
+    if not head or not alpha:
+        return "Not decided by the committed runs."
+    moved = "less" if head[1] < head[0] else "more"
+    first = f"On this policy, Adam's division gives the head {moved} of the norm than the Euclidean metric does."
+    (_, low, high), (_, adam_low, adam_high) = alpha
+    apart = "is larger" if adam_low > high else "is smaller" if adam_high < low else "is not resolved to differ"
+    second = f"The length exponent {apart} in Adam's metric."
+    turned = [
+        label
+        for label in ESTIMATORS_IN_METRICS
+        if (triples := of_metrics(label, "matched_ratio")) and _side(triples[0]) * _side(triples[1]) < 0
+    ]
+    third = (
+        f"The verdict against `rloo` turns for {', '.join(f'`{label}`' for label in turned)}."
+        if turned
+        else "No baseline that is resolved on one side of `rloo` in one metric is resolved on the other in the other."
+    )
+    return f"{first} {second} {third}"
+
+
+def _side(triple: tuple[float, float, float]) -> int:
+    """Return on which side of 1 an interval lies, 0 where it holds 1 or is not known."""
+    return int(triple[1] > 1.0) - int(triple[2] < 1.0)
 
 
 def render() -> str:

@@ -18,11 +18,14 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import tyro
 
 from gradstats.config.sections import FiguresSection
-from gradstats.report.figures import draw_run
+from gradstats.plots import save_figure
+from gradstats.plots.blocks import plot_alpha_by_block
+from gradstats.report.figures import draw_run, styled
 from gradstats.report.overlay import draw_overlay
 from gradstats.report.saved_frames import added_tables
 from gradstats.report.saved_results import BREAKDOWNS, SavedResults, read_results
@@ -41,7 +44,9 @@ NUMBERS = {
     **{name: name for name in TOKEN_FILES},
 }
 TAKEN = NUMBERS | {"manifest.json": "manifest.json", "experiment.yaml": "experiment.yaml"}
-OF_SWEEPS = (TABLE, LISTED)
+#: α by block of parameters, of sweeps whose cells hold the same completions measured in several ways.
+BLOCKS = "blocks.csv"
+OF_SWEEPS = (TABLE, LISTED, BLOCKS)
 DRAWN = (".pdf", ".png", ".svg", ".pgf")
 STAMP = "drawn_from.json"
 #: The runs of the published methods: on-policy, and drawn by an earlier checkpoint.
@@ -94,6 +99,8 @@ def take_sweep(sweep: Path, root: Path = HERE) -> Path:
     target.mkdir(exist_ok=True)
     write_csv(target / TABLE, frame)
     shutil.copyfile(sweep / LISTED, target / LISTED)
+    if any(name.startswith("measurement.") for name in result.varied):
+        write_csv(target / BLOCKS, result.blocks_frame())
     cells = {cell: results.manifest for cell, results in result.results.items()}
     write_json(target / "manifest.json", {"of_table": frame.attrs, "cells": cells})
     return target
@@ -124,7 +131,32 @@ def _drawn(folder: Path, drawn: Path, venue: str) -> list[Path]:
     frame = pd.read_csv(folder / TABLE)
     frame.attrs = read_json(folder / "manifest.json")["of_table"]
     style = FiguresSection.model_validate({"venue": venue, "column": "half"})
-    return draw_sweep(frame, read_sweep_list(folder).varied, drawn, style)
+    paths = draw_sweep(frame, read_sweep_list(folder).varied, drawn, style)
+    return [*paths, *draw_blocks(folder, drawn, venue)]
+
+
+def draw_blocks(folder: Path, drawn: Path, venue: str = "icml") -> list[Path]:
+    """Draw α of each block with its share of ‖S‖², side by side for the cells of a sweep; returns the paths.
+
+    Nothing is drawn of a sweep without :data:`BLOCKS`.
+    """
+    if not (folder / BLOCKS).exists():
+        return []
+    frame = pd.read_csv(folder / BLOCKS)
+    varied = read_sweep_list(folder).varied[0]
+    cells = {str(rows[varied].iloc[0]): rows for _, rows in frame.groupby("cell", sort=False)}
+    style = FiguresSection.model_validate({"venue": venue, "column": "full"})
+    with styled(style) as current_figure:
+        width = plt.rcParams["figure.figsize"][0]
+        _, axes = plt.subplots(1, len(cells), figsize=(width, 0.6 + 0.22 * frame["block"].nunique()), squeeze=False)
+        for ax, (value, rows) in zip(axes[0], cells.items(), strict=True):
+            shares = [
+                f"{name} ({share:.0%})" for name, share in zip(rows["block"], rows["share_of_sq_norm"], strict=True)
+            ]
+            named = [name if name == "total" else text for name, text in zip(rows["block"], shares, strict=True)]
+            plot_alpha_by_block(rows.assign(block=named), ax=ax)
+            ax.set_title(f"{varied.rpartition('.')[2]} {value}", fontsize="medium")
+        return save_figure(current_figure(), drawn / "alpha_by_block", style.formats, source=frame)
 
 
 def redraw_zoo(root: Path = HERE, venue: str = "icml") -> list[Path]:

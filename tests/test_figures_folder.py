@@ -14,6 +14,7 @@ from saved_runs import save_run, saved_sweep
 from gradstats.config.experiment import find_experiment, read_experiment
 from gradstats.config.labels import read_label
 from gradstats.estimators import recipes, registry
+from gradstats.system.files import write_json
 
 mpl.use("Agg")
 
@@ -71,6 +72,32 @@ def test_a_sweep_is_joined_drawn_and_watched(figures, tmp_path):
     (folder / "sweep.csv").write_text(text.replace("1.3", "1.4", 1))
     (complaint,) = figures.complaints(root)
     assert "are older than sweep.csv" in complaint
+
+
+def test_blocks_of_a_sweep_over_metrics_are_drawn_side_by_side(figures, tmp_path):
+    sweep = tmp_path / "runs" / "metrics"
+    cells = []
+    for at, metric in enumerate(("euclidean", "adam")):
+        settings = {"measurement.metric": metric} | ({"measurement.second_moments": "embedded"} if at else {})
+        cells.append({"folder": f"metric={metric}", "settings": settings})
+        measurement = {name.removeprefix("measurement."): value for name, value in settings.items()}
+        run = save_run(sweep / f"metric={metric}", name=metric, measurement=measurement)
+        alpha = figures.read_json(run / "alpha.json")
+        ends = {"alpha_low": 0.4, "alpha_high": 0.9}
+        rows = [{"block": name, "alpha": 0.6, **ends, "share_of_sq_norm": 0.5 + at / 4} for name in ("head", "total")]
+        write_json(run / "alpha.json", alpha | {"by_block": rows, "metric": metric})
+    varied = ["measurement.metric", "measurement.second_moments"]
+    write_json(sweep / "sweep.json", {"name": "metrics", "varied": varied, "cells": cells})
+    root = tmp_path / "figures"
+    root.mkdir()
+    folder = figures.take(sweep, root)
+    table = pd.read_csv(folder / "blocks.csv")
+    assert list(table["measurement.metric"]) == ["euclidean"] * 2 + ["adam"] * 2
+    assert list(table["share_of_sq_norm"]) == [0.5, 0.5, 0.75, 0.75]
+    names = {path.name for path in figures.redraw(folder)}
+    assert {"alpha_by_block.png", "alpha_by_block.csv", "measurement_metric.png"} <= names
+    assert figures.complaints(root) == []
+    assert (folder / "blocks.csv").exists()
 
 
 def test_an_unfinished_sweep_is_not_taken(figures, tmp_path):

@@ -43,15 +43,19 @@ class EstimateSection(Section):
     )
 
 
-def adam_section(metric: str) -> AdamSection:
-    """Return the options of a label such as ``"adam(eps=1e-6)"``.
+def adam_section(metric: str | None) -> AdamSection | None:
+    """Return the options of a label such as ``"adam(eps=1e-6)"``; None for the Euclidean metric, named or by default.
 
     Raises:
         ValueError: for another name, or options that it does not have.
 
     >>> adam_section("adam(power=0.25)").power
     0.25
+    >>> adam_section("euclidean") is adam_section(None) is None
+    True
     """
+    if metric in (None, EUCLIDEAN):
+        return None
     name, options = read_label(metric)
     if name != ADAM:
         raise ValueError(f"the metric {name!r} is unknown: choose euclidean, or adam, as in adam(eps=1e-8)")

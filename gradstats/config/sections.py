@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, ValidationInfo, field_validator
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL, MOST_MEMORY_GIB, PROMPTS_PER_BATCH, TOKEN_BUDGET
-from gradstats.config.metrics import EUCLIDEAN, adam_section, estimate_section
+from gradstats.config.metrics import adam_section, estimate_section
 from gradstats.config.validation import Section
 
 DEFAULT_ESTIMATORS = (
@@ -199,19 +199,16 @@ class MeasurementSection(Section):
     @field_validator("metric")
     @classmethod
     def _is_adam(cls, metric: str | None) -> str | None:
-        if metric == EUCLIDEAN:  # as a sweep names it
-            return None
-        if metric is not None:
-            try:
-                adam_section(metric)
-            except ValueError as error:
-                raise ValueError(f": {error}") from error
+        try:
+            adam_section(metric)
+        except ValueError as error:
+            raise ValueError(f": {error}") from error
         return metric
 
     @field_validator("second_moments")
     @classmethod
     def _goes_with_the_metric(cls, second_moments: str | None, info: ValidationInfo) -> str | None:
-        if "metric" in info.data and (second_moments is None) != (info.data["metric"] is None):
+        if "metric" in info.data and (second_moments is None) != (adam_section(info.data["metric"]) is None):
             if second_moments is None:
                 raise ValueError(f", and metric is {info.data['metric']!r}: give a file of second moments, or estimate")
             raise ValueError(", which only a metric uses: give metric adam as well")

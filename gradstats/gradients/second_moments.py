@@ -38,7 +38,8 @@ def read_metric(metric: str | None, second_moments: str | None, model: nn.Module
         ValueError, FileNotFoundError: as for :meth:`gradstats.AdamMetric.read`, and where no second moments are given
             or they are to be estimated, which takes other rollouts.
     """
-    if metric is None:
+    adam = adam_section(metric)
+    if adam is None:
         return None
     if second_moments is None:
         raise ValueError(
@@ -50,7 +51,7 @@ def read_metric(metric: str | None, second_moments: str | None, model: nn.Module
             "which runs and the command line set aside; here, call gradstats.estimate_second_moments with rollouts of "
             "such prompts, and give what it returns as metric"
         )
-    return read_adam_metric(second_moments, model, **adam_section(metric).model_dump())
+    return read_adam_metric(second_moments, model, **adam.model_dump())
 
 
 def read_adam_metric(

@@ -94,6 +94,23 @@ class SweepResult(Printed):
         joined.attrs = {key: attrs[0][key] for key in sorted(shared) if key in attrs[0]}
         return joined
 
+    def blocks_frame(self) -> pd.DataFrame:
+        """Return α by block of parameters in each cell: ``cell``, each setting that varies, then the blocks' columns.
+
+        Those are ``block, alpha, alpha_low, alpha_high, …, share_of_sq_norm``, with ``total`` as the last block of a
+        cell; a cell in which they were not measured has no rows.
+        """
+        frames = [
+            results.by_block.assign(cell=cell, **_flat(self.settings[cell], self.varied))
+            for cell, results in self.results.items()
+            if results.by_block is not None
+        ]
+        if not frames:
+            return pd.DataFrame(columns=["cell", *self.varied, "block"])
+        joined = pd.concat(frames, ignore_index=True)
+        first = ["cell", *self.varied]
+        return joined[[*first, *(name for name in joined if name not in first)]]
+
 
 @dataclass(frozen=True)
 class SweepList:

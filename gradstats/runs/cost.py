@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gradstats.config.experiment import Experiment
+from gradstats.config.metrics import adam_section
 from gradstats.gradients.blocks import ParameterSelection, select_parameters
 from gradstats.gradients.chunking import default_memory_gib, plan_chunks
 from gradstats.gradients.engines.layers import supported_layers
@@ -99,7 +100,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     generate(policy, [plan.prompt_tokens[index] for index, _ in rows], trial, 0)
     per_step = (time.perf_counter() - start) / trial.max_new_tokens
     selection = select_parameters(policy.model, experiment.measurement.params, experiment.measurement.blocks)
-    if experiment.measurement.metric is not None:  # what P holds changes neither time nor memory
+    if adam_section(experiment.measurement.metric) is not None:  # what P holds changes neither time nor memory
         selection = replace(selection, preconditioner={n: _ones(one) for n, one in selection.parameters.items()})
     longest = _longest_rollouts(plan, cap)
     engine = _engine_name(experiment.measurement.engine, policy, selection)

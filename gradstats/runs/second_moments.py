@@ -94,7 +94,10 @@ def estimate_second_moments(
             memory_gib=memory_gib,
             finished=report.chunk,
         )
-    options = {name: value for name, value in adam_section(metric).model_dump().items() if value is not None}
+    adam = adam_section(metric)
+    if adam is None:
+        raise ValueError(f"metric is {metric!r}, which has no second moments: give the label of Adam's, such as 'adam'")
+    options = {name: value for name, value in adam.model_dump().items() if value is not None}
     digests = prompt_digests(rollouts)
     return AdamMetric(
         moments,
@@ -154,7 +157,7 @@ def with_estimated_moments(
     """
     section = run.experiment.measurement
     estimate = estimate_section(section.second_moments)
-    if estimate is None or section.metric is None:
+    if estimate is None:
         return tables, section
     file = run.measurement / "second_moments.safetensors"
     rollouts = Rollouts.concatenate(tables)
@@ -183,7 +186,7 @@ def metric_and_rest(
     Raises:
         ValueError, FileNotFoundError: as for :meth:`gradstats.AdamMetric.read` and :func:`estimate_second_moments`.
     """
-    if section.metric is None:
+    if adam_section(section.metric) is None:
         return None, rollouts
     estimate = estimate_section(section.second_moments)
     if estimate is None:

@@ -152,6 +152,6 @@ def test_other_optimizers_and_models_are_refused():
     ],
 )
 def test_metrics_by_name(metric, second_moments, message):
-    assert read_metric(None, None, any_model("qwen2")) is None
+    assert read_metric(None, None, any_model("qwen2")) is read_metric("euclidean", None, any_model("qwen2")) is None
     with pytest.raises(ValueError, match=message):
         read_metric(metric, second_moments, any_model("qwen2"))

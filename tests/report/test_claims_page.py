@@ -57,3 +57,33 @@ def test_an_exponent_whose_interval_is_cut_is_written_as_such(claims, tmp_path, 
     pd.DataFrame({"value": [0.0, 1.0, 2.0]}).to_csv(table, index=False)
     table.with_suffix(".json").write_text('{"minimiser": 0.43, "minimiser_low": 0.0, "minimiser_high": 0.676}')
     assert claims.best_exponent() == "0.43 [≤ 0, 0.676]"
+
+
+def test_what_the_metric_changes_follows_its_tables(claims, tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "FIGURES", tmp_path)
+    assert (claims.by_metric(), claims.metric_sentences()) == (claims.NOT_RUN, "Not decided by the committed runs.")
+    folder = tmp_path / "embedded_metric"
+    folder.mkdir()
+    blocks = [
+        ("euclidean", "head", 0.9),
+        ("euclidean", "layers.0", 0.1),
+        ("adam", "head", 0.2),
+        ("adam", "layers.0", 0.8),
+    ]
+    pd.DataFrame(blocks, columns=["measurement.metric", "block", "share_of_sq_norm"]).to_csv(folder / "blocks.csv")
+    rows = []
+    for metric, alpha, ratio in (("euclidean", 0.5, 0.8), ("adam", 0.9, 1.3)):
+        for label, matched in (("rloo", 1.0), ("reinforce", ratio), ("grpo", 2.0)):
+            entry = {"measurement.metric": metric, "estimator": label}
+            for name, value in (("alpha", alpha), ("matched_ratio", matched)):
+                entry |= {name: value, f"{name}_low": value - 0.1, f"{name}_high": value + 0.1}
+            rows.append(entry)
+    pd.DataFrame(rows).to_csv(folder / "sweep.csv")
+    assert (
+        "head holds 90% and 20% of Σ‖S‖², the layers 10% and 80%; α 0.5 [0.4, 0.6] and 0.9 [0.8, 1]"
+        in claims.by_metric()
+    )
+    assert claims.metric_sentences() == (
+        "On this policy, Adam's division gives the head less of the norm than the Euclidean metric does. The length "
+        "exponent is larger in Adam's metric. The verdict against `rloo` turns for `reinforce`."
+    )

@@ -54,6 +54,8 @@ def test_what_cannot_be_estimated():
     model, rollouts = any_model("qwen2"), ragged_rollouts(4)
     with pytest.raises(ValueError, match="prompts_per_batch is 3, and there are 2 prompts to estimate second moments"):
         gs.estimate_second_moments(model, rollouts, prompts_per_batch=3, progress=False)
+    with pytest.raises(ValueError, match="metric is 'euclidean', which has no second moments"):
+        gs.estimate_second_moments(model, rollouts, metric="euclidean", **OPTIONS)
     with pytest.raises(ValueError, match="sq_norms"):
         gs.estimate_second_moments(model, rollouts, "norm_weighted", **OPTIONS)
 
