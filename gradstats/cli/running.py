@@ -27,6 +27,7 @@ from gradstats.cli.options import (
     PromptCount,
     PromptSettings,
     PromptSource,
+    RanksPerWorker,
     SettingWords,
     Threads,
     Workers,

@@ -18,6 +18,7 @@ from gradstats.cli.options import (
     GpusPerWorker,
     Positional,
     Progress,
+    RanksPerWorker,
     SettingWords,
     Threads,
     Workers,
