@@ -36,16 +36,22 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def kill_and_resume(experiment: Experiment, folder: Path, moments: Sequence[str]) -> list[list[str]]:
     """Kill a run at each moment and resume it; for each, the name in ``runs``, and how the two calls ended."""
+    printed = in_new_process(Path(__file__), experiment, folder, *moments)
+    return [line.split() for line in printed if line.startswith(MOMENTS)]
+
+
+def in_new_process(script: Path, experiment: Experiment, folder: Path, *words: str) -> list[str]:
+    """Run ``python script EXPERIMENT FOLDER/runs words``; the lines that it prints."""
     (folder / "tiny.yaml").write_text(experiment.to_yaml(), encoding="utf-8")
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parent),
         "OMP_NUM_THREADS": "1",
         "MPLBACKEND": "Agg",
     }
-    words = [sys.executable, "-W", "ignore", __file__, str(folder / "tiny.yaml"), str(folder / "runs")]
-    done = subprocess.run([*words, *moments], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "ignore", str(script), str(folder / "tiny.yaml"), str(folder / "runs"), *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return [line.split() for line in done.stdout.splitlines() if line.startswith(MOMENTS)]
+    return done.stdout.splitlines()
 
 
 def die() -> None:
@@ -87,8 +93,18 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def in_a_fork(action: Callable[[], None]) -> int:
+def in_a_fork(action: Callable[[], object]) -> int:
     """Do something in a forked process; its exit code, negative for a signal."""
+    return exit_code(forked(action))
+
+
+def exit_code(child: int) -> int:
+    """Wait for a process; its exit code, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forked(action: Callable[[], object]) -> int:
+    """Begin to do something in a forked process; its id."""
     child = os.fork()
     if not child:
         code = 1
@@ -97,7 +113,7 @@ def in_a_fork(action: Callable[[], None]) -> int:
             code = 0
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return child
 
 
 def main(experiment_file: str, folder: str, *moments: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -39,6 +39,9 @@ from gradstats.cli.options import (
 from gradstats.config.experiment import with_settings
 from gradstats.config.sections import MeasurementSection, RewardNames, SamplingSection
 
+if TYPE_CHECKING:
+    from gradstats.runs.pipeline import PartResult
+
 
 def run(
     experiment: Positional[str],
@@ -46,6 +49,7 @@ def run(
     dry_run: bool = False,
     overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
     trust: bool = False,
+    part: str | None = None,
     executor: Executor = None,
     workers: Workers = None,
     gpus_per_worker: GpusPerWorker = None,
@@ -64,6 +68,8 @@ def run(
         overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
         trust: run code that a run directory's own experiment.yaml names, also from the folder that the run records as
             its experiment file's, and model code or pickles that a file allows.
+        part: k/n, for the k-th of n processes that make the run together in a shared directory (--out); run the
+            experiment once more without it to analyse.
     """
     overrides = with_execution(
         overrides,
@@ -75,13 +81,20 @@ def run(
         address=address,
     )
     with code_of_run(Path(experiment).parent, trust):
-        _run(experiment, out, dry_run, overrides, trust, progress)
+        _run(experiment, out, dry_run, overrides, trust, progress, part)
 
 
 def _run(
-    experiment: str, out: Path | None, dry_run: bool, overrides: SettingWords, trust: bool, progress: bool
+    experiment: str,
+    out: Path | None,
+    dry_run: bool,
+    overrides: SettingWords,
+    trust: bool,
+    progress: bool,
+    part: str | None,
 ) -> None:
     from gradstats.config.experiment import load_experiment
+    from gradstats.runs.parts import RunPart
     from gradstats.runs.validate import check_names
     from gradstats.system.user_code import code_beside
 
@@ -93,12 +106,33 @@ def _run(
     if dry_run:
         from gradstats.runs.cost import estimate_cost
 
-        terminal.show_cost(loaded, estimate_cost(loaded, progress=progress))
+        n_workers = loaded.execution.workers if part is None else RunPart.of(part).n_parts
+        terminal.show_cost(loaded, estimate_cost(loaded, progress=progress), n_workers)
         return
-    from gradstats.runs.pipeline import run_experiment
+    from gradstats.runs.pipeline import run_experiment, run_part
 
-    result = run_experiment(loaded, out or Path("runs") / loaded.name, progress=progress)
-    terminal.show_run(result)
+    path = out or Path("runs") / loaded.name
+    if part is not None:
+        show_part(run_part(loaded, path, RunPart.of(part), progress=progress))
+        return
+    terminal.show_run(run_experiment(loaded, path, progress=progress))
+
+
+def show_part(result: PartResult) -> None:
+    """Print what a part of a run has made, and what comes next."""
+    if result.n_awaited:
+        what = (
+            f"its {result.n_shards} shards are drawn; they are measured when all parts have drawn theirs, and "
+            f"{result.n_awaited} shards are missing: repeat this command then"
+        )
+    else:
+        what = (
+            f"its {result.n_shards} shards are drawn and measured → {result.path}; when all parts have ended, the same "
+            "command without --part analyses the run"
+        )
+    terminal.console.print(terminal.escape(f"part {result.part}: {what}"))
+    for remark in dict.fromkeys(result.remarks):
+        terminal.note(remark)
 
 
 def sample(

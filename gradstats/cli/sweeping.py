@@ -74,7 +74,8 @@ def sweep(
 
         for at, cell in enumerate(loaded.cells):
             earlier = [one.name for one in loaded.cells[:at] if draws_alike(one.experiment, cell.experiment)]
-            terminal.show_cost(cell.experiment, estimate_cost(cell.experiment, progress=progress))
+            cost = estimate_cost(cell.experiment, progress=progress)
+            terminal.show_cost(cell.experiment, cost, cell.experiment.execution.workers)
             if earlier:
                 terminal.note(f"{cell.name} takes the completions of {earlier[0]}: it samples nothing")
         return

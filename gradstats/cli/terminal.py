@@ -309,8 +309,8 @@ def show_regrading(path: Path) -> None:
     )
 
 
-def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
-    """Print what a run would do, and upper bounds on its cost."""
+def show_cost(experiment: Experiment, cost: CostEstimate, n_workers: int = 1) -> None:
+    """Print what a run would do, and upper bounds on its cost, in all and by several workers."""
     console.print(
         f"{experiment.name}: would sample {cost.n_sequences:,} completions of {cost.n_prompts:,} prompts, at most "
         f"{experiment.sampling.max_new_tokens:,} tokens each, in {cost.n_batches} "
@@ -321,8 +321,9 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
     for label, value in (
         ("sampling", _duration(cost.sampling_seconds)),
         ("measuring", _duration(cost.measuring_seconds)),
+        *(_by_workers(cost, n_workers) if n_workers > 1 else []),
         *([("hidden states of the value head", _duration(cost.fitting_seconds))] if cost.fitting_seconds else []),
-        ("memory, estimated", f"{cost.memory_gib:.1f} GiB"),
+        (f"memory{' of each' if n_workers > 1 else ''}, estimated", f"{cost.memory_gib:.1f} GiB"),
         *(
             [("of which P of the metric, a copy of the parameters", f"{cost.preconditioner_gib:.2g} GiB")]
             if cost.preconditioner_gib
@@ -346,6 +347,12 @@ def show_cost(experiment: Experiment, cost: CostEstimate) -> None:
             f"({experiment.values.monte_carlo} completions from its beginning)"
         )
     console.print("times are extrapolated from a probe of a few tokens on this machine; nothing was written")
+
+
+def _by_workers(cost: CostEstimate, n_workers: int) -> list[tuple[str, str]]:
+    """Return the rows of the table that are about several workers."""
+    steps = zip(("sampling", "measuring"), cost.with_workers(n_workers), strict=True)
+    return [(f"{step} by {n_workers} such workers", _duration(seconds)) for step, seconds in steps]
 
 
 def show_check(frame: pd.DataFrame, policy: Policy) -> None:

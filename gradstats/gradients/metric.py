@@ -235,17 +235,29 @@ class AdamMetric:
         Raises:
             ValueError: naming the first of these prompts.
         """
-        shared = [
-            prompt_id
-            for prompt_id, digest in zip(rollouts.prompt_id, prompt_digests(rollouts), strict=True)
-            if digest in self.prompts
-        ]
-        if shared:
-            n_prompts = len(dict.fromkeys(shared))
-            raise ValueError(
-                f"the second moments were estimated from {n_prompts} of the prompts that are to be measured "
-                f"({shared[0]}{' …' if n_prompts > 1 else ''}): estimate them from other prompts"
-            )
+        refuse_estimated_from(self.prompts, rollouts)
+
+
+def refuse_estimated_from(prompts: frozenset[str], rollouts: Rollouts) -> None:
+    """Refuse completions of prompts from which second moments were estimated.
+
+    Args:
+        prompts: their digests.
+        rollouts: what is to be measured.
+
+    Raises:
+        ValueError: naming the first of these prompts.
+    """
+    if not prompts:
+        return
+    digests = prompt_digests(rollouts)
+    shared = [name for name, digest in zip(rollouts.prompt_id, digests, strict=True) if digest in prompts]
+    if shared:
+        n_prompts = len(dict.fromkeys(shared))
+        raise ValueError(
+            f"the second moments were estimated from {n_prompts} of the prompts that are to be measured "
+            f"({shared[0]}{' …' if n_prompts > 1 else ''}): estimate them from other prompts"
+        )
 
 
 def prompt_digests(rollouts: Rollouts) -> list[str]:

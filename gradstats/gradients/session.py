@@ -33,7 +33,7 @@ from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.engines.vmap import vmap_engine
 from gradstats.gradients.held_parameters import refuse_dispatched
 from gradstats.gradients.memory import is_out_of_memory
-from gradstats.gradients.metric import AdamMetric
+from gradstats.gradients.metric import AdamMetric, refuse_estimated_from
 from gradstats.gradients.objective import Chunk, TokenStatistics, make_chunk
 from gradstats.gradients.random_signs import default_sketch_version
 from gradstats.gradients.ranks import GroupMemoryError, Ranks
@@ -68,6 +68,7 @@ class MeasuringSession:
         checked_later: prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk
             is measured, see :meth:`expect`; None afterwards.
         ranks: the ranks that measure together, each with a session of the same settings; one for a whole model.
+        estimated_from: digests of the prompts from which the metric's second moments were estimated.
     """
 
     policy: Policy
@@ -81,6 +82,7 @@ class MeasuringSession:
     metadata: dict[str, Any]
     checked_later: tuple[str, int] | None = None
     ranks: Ranks = field(default_factory=Ranks)
+    estimated_from: frozenset[str] = frozenset()
 
     @classmethod
     def open(
@@ -171,6 +173,7 @@ class MeasuringSession:
             metadata,
             ranks=ranks,
         )
+        session.estimated_from = frozenset() if metric is None else metric.prompts
         session.expect(rollouts)
         return session
 
@@ -219,6 +222,7 @@ class MeasuringSession:
             token_weights: as for :func:`gradstats.measure`.
         """
         _check_vocabulary(self.policy, rollouts)
+        refuse_estimated_from(self.estimated_from, rollouts)
         weightings = named_weightings(token_weights, rollouts)
         measured: list[_Measured] = []
         plan = self._plan(rollouts, np.arange(len(rollouts)), len(weightings))

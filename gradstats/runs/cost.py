@@ -60,6 +60,7 @@ class CostEstimate:
         fitting_seconds: forward passes for the hidden states of a value head; 0 without one.
         prefix_seconds: completions of prefixes, for each step of a completion; 0 where none are drawn.
         preconditioner_gib: of the memory, P of the metric: one more copy of the parameters; 0 without a metric.
+        loading_seconds: until policy and prompts were loaded.
     """
 
     n_prompts: int
@@ -77,6 +78,18 @@ class CostEstimate:
     fitting_seconds: float = 0.0
     prefix_seconds: float = 0.0
     preconditioner_gib: float = 0.0
+    loading_seconds: float = 0.0
+
+    def with_workers(self, n_workers: int) -> tuple[float, float]:
+        """Return the seconds of sampling and of measuring by several workers, each of which loads the policy for both.
+
+        A shard is done by one worker: the slowest has the share that remains when shards are dealt out whole.
+        """
+        rounds = math.ceil(self.n_batches / n_workers) / self.n_batches
+        return (
+            self.loading_seconds + rounds * self.sampling_seconds,
+            self.loading_seconds + rounds * self.measuring_seconds,
+        )
 
 
 def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstimate:
@@ -91,7 +104,9 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     """
     with code_beside(experiment.folder):
         check_names(experiment)
+        start = time.perf_counter()
         plan = sampling_plan(experiment, resolve_revisions(experiment), progress)
+        loading_seconds = time.perf_counter() - start
     policy = plan.policy
     cap = plan.settings.max_new_tokens
     trial = SamplerSettings(min(_TRIAL_TOKENS, cap), plan.settings.temperature)
@@ -144,6 +159,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         _fitting_seconds(policy, longest) if experiment.values.fitted else 0.0,
         per_step * cap * math.ceil(continuations),
         sum(one.numel() * one.element_size() for one in selection.preconditioner.values()) / GIB,
+        loading_seconds,
     )
 
 

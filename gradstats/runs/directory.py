@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,12 @@ from gradstats.rollouts.table import token_sources
 from gradstats.runs.executors.local import LocalExecutor
 from gradstats.runs.executors.seam import Executor
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
+from gradstats.runs.parts import RunPart, part_records
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
 from gradstats.system.files import partials, read_json, remove_partials, write_json
-from gradstats.system.lock import LOCK
+from gradstats.system.lock import LOCK, PART, part_alone
 
 if TYPE_CHECKING:
     from gradstats.stats import SamplerGap
@@ -50,6 +51,8 @@ class RunDirectory:
         remarks: the warnings of all steps, in order.
         tracking: where the steps are logged; nowhere by default.
         executor: where the work is done; in this process by default.
+        part: which of several processes this is that make the run together; None for the only one.
+        parts: what parts did before, for the manifest, by the file that they left.
     """
 
     path: Path
@@ -58,9 +61,11 @@ class RunDirectory:
     remarks: list[str] = field(default_factory=list)
     tracking: Tracking = field(default_factory=Tracking)
     executor: Executor = field(default_factory=LocalExecutor)
+    part: RunPart | None = None
+    parts: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path, experiment: Experiment) -> RunDirectory:
+    def open(cls, path: Path, experiment: Experiment, part: RunPart | None = None) -> RunDirectory:
         """Create a run directory, or open one that has the same settings.
 
         The number of prompts and the size of their groups may be larger than before: the run is then extended.
@@ -68,6 +73,7 @@ class RunDirectory:
         Args:
             path: the folder.
             experiment: the resolved experiment.
+            part: which part of the run the caller makes; None for all of it.
 
         Raises:
             ValueError: when the run has other settings (the first is named), or the folder holds something else.
@@ -76,7 +82,7 @@ class RunDirectory:
         finish_regrading(path)
         grows = False
         # Before the first shard exists, nothing depends on the settings: a wrong path may be corrected in place.
-        if previous.exists() and any((path / "rollouts").glob("*.parquet")):
+        if previous.exists() and (part is not None or any((path / "rollouts").glob("*.parquet"))):
             before, settled = read_recorded_experiment(previous).settled_settings(), experiment.settled_settings()
             for name in (*settled, *(name for name in before if name not in settled)):
                 value = settled.get(name)
@@ -88,15 +94,33 @@ class RunDirectory:
                         f"{_REMEDIES.get(name, 'choose another directory (--out), or remove it to start again')}"
                     )
                 grows = True
-        run = cls(path, experiment)
+        run = cls(path, experiment, part=part)
         run.rollouts.mkdir(parents=True, exist_ok=True)
         run.measurement.mkdir(parents=True, exist_ok=True)
-        for folder in (path, run.rollouts, run.measurement, run.values, path / "tables", path / "figures"):
-            remove_partials(folder)
-        run.timings = dict(run.read_manifest().get("timings", {}))
+        if part is None:
+            for folder in (path, run.rollouts, run.measurement, run.values, path / "tables", path / "figures"):
+                remove_partials(folder)
+            run._take_over_parts()
         if not grows:  # else only when the larger run is known to contain the smaller one
             run.write_experiment()
         return run
+
+    def _take_over_parts(self) -> None:
+        """Add what parts did to the timings and remarks of the run."""
+        self.timings = dict(self.read_manifest().get("timings", {}))
+        self.parts = part_records(self.path)
+        for record in self.parts.values():
+            for name, seconds in record["timings"].items():
+                self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
+            self.remarks += record["remarks"]
+
+    def own(self, numbers: list[int]) -> list[int]:
+        """Return those of the shards that this process makes."""
+        return numbers if self.part is None else self.part.own(numbers)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Write what the parts of a run share, while the context is open."""
+        return nullcontext() if self.part is None else part_alone(self.path)
 
     def write_experiment(self) -> None:
         """Record the resolved experiment."""
@@ -148,7 +172,8 @@ class RunDirectory:
     def write_manifest(self, measured: Measurement, paths: list[Path], gap: SamplerGap | None) -> None:
         """Record versions, commit, hardware, seeds, timings and the files of results."""
         experiment = self.experiment
-        executed = self.executor.describe() if self.executor.n_parts else self.read_manifest().get("execution")
+        earlier = self.read_manifest()
+        executed = self.executor.describe() if self.executor.spent.n_parts else earlier.get("execution")
         write_json(
             self.path / "manifest.json",
             {
@@ -187,11 +212,14 @@ class RunDirectory:
                 **environment(),
                 "timings": self.timings,
                 "execution": executed,
+                "parts": list(self.parts.values()) or earlier.get("parts", []),
                 "remarks": list(dict.fromkeys(self.remarks)),
                 "files": [str(path.relative_to(self.path)) for path in paths],
                 "checksums": table_checksums(self.path, paths),
             },
         )
+        for path in self.parts:
+            path.unlink(missing_ok=True)
 
 
 def experiment_folder(path: Path) -> Path | None:
@@ -243,7 +271,7 @@ def refuse_other_folder(path: Path) -> None:
 
 def _holds_something(path: Path) -> bool:
     """Return whether a folder contains more than the remains of a run that was killed at its very beginning."""
-    left = {*partials(path), *(path / name for name in ("rollouts", "measurement", LOCK))}
+    left = {*partials(path), *path.glob(f"{PART}*"), *(path / name for name in ("rollouts", "measurement", LOCK))}
     folders = [path / name for name in ("rollouts", "measurement") if (path / name).is_dir()]
     if folders:  # version 0.1 recorded no checksum
         left.add(path / "experiment.yaml")

@@ -16,22 +16,26 @@ from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.executors.seam import Crew, Report, ask
+from gradstats.runs.executors.seam import Crew, ask
 from gradstats.runs.growth import RESTORE, read_plan, settings_digest
 from gradstats.runs.loading import experiment_policy, reference_policy
 from gradstats.system.checksums import FORMAT
 from gradstats.system.files import read_json, write_json
-from gradstats.system.progress import progress_bar
+from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
 
 if TYPE_CHECKING:
     from gradstats.gradients import MeasuringSession
 
 
+def missing_measurements(run: RunDirectory) -> list[int]:
+    """Return the shards of a run that have not been measured."""
+    return _shards(run).missing(n_planned(read_plan(run.rollouts), run.rollouts / PLAN))
+
+
 def is_measured(run: RunDirectory) -> bool:
     """Return whether every shard of a run has been measured."""
-    n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
-    return len(_shards(run).finished(n_shards)) == n_shards
+    return not missing_measurements(run)
 
 
 @dataclass(frozen=True)
@@ -122,11 +126,14 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
         return
     with run.step("measuring"):
         if origin:
-            write_json(run.measurement / PLAN, {"format": FORMAT, **origin, "n_shards": n_shards})
-        if missing:
+            with run.alone():
+                write_json(run.measurement / PLAN, {"format": FORMAT, **origin, "n_shards": n_shards})
+        if missing := run.own(missing):
             sources = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
             _measure(run, shards, sources.read_all(n_shards), missing, progress)
-    write_json(complete, {"n_shards": n_shards})
+    with run.alone():
+        if not shards.missing(n_shards):
+            write_json(complete, {"n_shards": n_shards})
 
 
 def _measure(

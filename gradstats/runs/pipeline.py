@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, load_experiment_file
@@ -15,14 +16,16 @@ from gradstats.runs.executors.choice import executor_of
 from gradstats.runs.executors.seam import Executor
 from gradstats.runs.growth import read_plan
 from gradstats.runs.loading import experiment_problems
-from gradstats.runs.measuring_step import is_measured, measure_shards
+from gradstats.runs.measuring_step import is_measured, measure_shards, missing_measurements
+from gradstats.runs.parts import RunPart
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
-from gradstats.runs.sampling_step import sample_shards
+from gradstats.runs.sampling_step import missing_rollouts, n_planned_shards, sample_shards
 from gradstats.runs.tracking import Tracking, require_tracker
 from gradstats.runs.validate import check_names
-from gradstats.runs.values_step import make_values
-from gradstats.system.lock import only_writer
+from gradstats.runs.values_step import continue_prefixes, make_values
+from gradstats.system.lock import only_writer, part_alone, part_writer
 from gradstats.system.outputs import refuse_links
+from gradstats.system.progress import progress_bar
 from gradstats.system.user_code import code_beside
 
 #: Settings of a run's experiment that regrading does not use.
@@ -74,6 +77,73 @@ def _run(experiment: Experiment, path: Path, progress: bool, executor: Executor)
         result = analyse(run, progress)
         run.tracking.results(result)
     return result
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """What one of several processes has made of a run.
+
+    Attributes:
+        part: which it was.
+        path: the run directory.
+        n_shards: how many shards it makes.
+        n_measured: how many of these are measured.
+        n_awaited: shards of other parts that were not drawn yet, without which none can be measured.
+        remarks: the warnings of the steps.
+    """
+
+    part: RunPart
+    path: Path
+    n_shards: int
+    n_measured: int
+    n_awaited: int
+    remarks: list[str]
+
+
+def run_part(experiment: Experiment, path: Path, part: RunPart, *, progress: bool = True) -> PartResult:
+    """Sample and measure the shards of one of several processes, which share a run directory.
+
+    Measuring begins when all parts have sampled, since its checks look at all completions. A part waits for the others
+    as long as they are running; where they are not, the same call continues later. :func:`run_experiment` makes what is
+    missing in the end, and analyses.
+
+    Args:
+        experiment: the settings of every step, the same in all parts.
+        path: the run directory.
+        part: which of the processes this is.
+        progress: show progress bars.
+
+    Raises:
+        LockedError: when another process works on the same part, or on the whole run.
+        ValueError: as :func:`run_experiment`, and when another part was begun with other settings.
+    """
+    with code_beside(experiment.folder):
+        check_names(experiment)
+        refuse_other_folder(path)
+        with executor_of(experiment.execution) as executor:
+            path.mkdir(parents=True, exist_ok=True)
+            with part_writer(path, part.number, part.n_parts):
+                return _run_part(experiment, path, part, progress, executor)
+
+
+def _run_part(experiment: Experiment, path: Path, part: RunPart, progress: bool, executor: Executor) -> PartResult:
+    with part_alone(path):
+        refuse_links(path)
+        run = RunDirectory.open(path, experiment, part)
+    run.executor = executor
+    try:
+        sample_shards(run, progress)
+        with progress_bar("waiting", 1, shown=False) as report:
+            drawn = part.wait_for(path, lambda: missing_rollouts(run), report.say)
+        if drawn:
+            measure_shards(run, progress)
+            if experiment.values.monte_carlo:
+                continue_prefixes(run, progress)
+    finally:
+        part.write_record(path, run.timings, run.remarks, executor.describe())
+    own = part.own(range(n_planned_shards(run)))
+    measured = [number for number in own if number not in missing_measurements(run)]
+    return PartResult(part, path, len(own), len(measured), len(missing_rollouts(run)), run.remarks)
 
 
 def regrade_run(

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from gradstats.config.experiment import Experiment
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.executors.seam import Crew, Report, ask
+from gradstats.runs.executors.seam import Crew, ask
 from gradstats.runs.growth import (
     RESTORE,
     GrownPlan,
     Round,
     grown_plan,
     read_plan,
+    rounds_of,
     rounds_to_extend,
     size_of,
     write_plan,
@@ -24,7 +25,7 @@ from gradstats.runs.growth import (
 from gradstats.runs.loading import sampling_plan
 from gradstats.runs.revisions import resolve_revisions
 from gradstats.system.files import read_json, write_json
-from gradstats.system.progress import progress_bar
+from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
 
 if TYPE_CHECKING:
@@ -106,39 +107,69 @@ class DrawBatch:
         return draw_with_answers(plan.sampler, self.answers, lambda: only.draw(self.number, report.tokens))
 
 
+def n_planned_shards(run: RunDirectory) -> int:
+    """Return how many shards a run has by its plan."""
+    return n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
+
+
+def missing_rollouts(run: RunDirectory) -> list[int]:
+    """Return the shards of a run that have not been drawn yet, by any of its parts."""
+    return _shards(run).missing(n_planned_shards(run))
+
+
 def sample_shards(run: RunDirectory, progress: bool) -> None:
     """Draw the batches that have no shard yet."""
     complete, size = run.rollouts / "complete.json", size_of(run.experiment)
-    if complete.exists() and read_json(complete).items() >= size.items():
-        n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
-        if len(_shards(run).finished(n_shards)) == n_shards:
-            return
+    if complete.exists() and read_json(complete).items() >= size.items() and not missing_rollouts(run):
+        return
     with run.step("sampling"):
         from gradstats.sampling.plan import warn_of_rollouts
 
         # A run keeps the revisions to which names on the hub resolved when it began.
         revisions = read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment)
         with run.executor.crew(SamplingWork(run.experiment, revisions, progress)) as crew:
-            plan = _planned(run, crew)
-            write_plan(run.rollouts, plan.rounds, revisions, plan.origin)
-            run.write_experiment()
+            earlier = rounds_to_extend(run.rollouts)
+            plan = _planned(run, crew, earlier)
+            with run.alone():
+                if run.part is not None:
+                    _refuse_other_plan(run, [plan.rounds, earlier], revisions)
+                write_plan(run.rollouts, plan.rounds, revisions, plan.origin)
+                run.write_experiment()
             run.tracking.begin()
             shards = _shards(run)
-            shards.write_all(_drawn(shards, crew, plan, progress))
-        warn_of_rollouts(Rollouts.concatenate(shards.read_all(len(plan.rows))))
-    write_json(complete, {"n_shards": len(plan.rows), "n_completions": plan.n_completions, **size})
+            shards.write_all(_drawn(run, shards, crew, plan, progress))
+        n_shards = len(plan.rows)
+        with run.alone():
+            if shards.missing(n_shards):  # which other parts draw
+                return
+            warn_of_rollouts(Rollouts.concatenate(shards.read_all(n_shards)))
+            write_json(complete, {"n_shards": n_shards, "n_completions": plan.n_completions, **size})
 
 
-def _planned(run: RunDirectory, crew: Crew[SamplingPlan]) -> GrownPlan:
+def _refuse_other_plan(run: RunDirectory, known: list[list[Round]], revisions: dict[str, str | None]) -> None:
+    """Refuse to make a part of a run that another part has begun with other settings.
+
+    Raises:
+        ValueError: in that case.
+    """
+    there = read_plan(run.rollouts)
+    if there and (rounds_of(run.rollouts) not in known or there.get("revisions", {}) != revisions):
+        raise ValueError(
+            f"another part of {run.path} was begun with other settings: give every part the same, or remove "
+            f"{run.path} to start again"
+        )
+
+
+def _planned(run: RunDirectory, crew: Crew[SamplingPlan], earlier: list[Round]) -> GrownPlan:
     """Let a worker lay out the batches: this process loads no policy."""
     drawn = sorted(run.rollouts.glob("shard-*.parquet"))
     recorded = read_rollouts(drawn[0]).metadata.get("policy") if drawn else None
-    earlier, origin = rounds_to_extend(run.rollouts), read_origin(run.rollouts)
-    return ask(crew, PlanBatches(run.path, run.experiment, earlier, origin, recorded), "the plan of sampling")
+    part = PlanBatches(run.path, run.experiment, earlier, read_origin(run.rollouts), recorded)
+    return ask(crew, part, "the plan of sampling")
 
 
 def _drawn(
-    shards: Shards[Rollouts], crew: Crew[SamplingPlan], plan: GrownPlan, progress: bool
+    run: RunDirectory, shards: Shards[Rollouts], crew: Crew[SamplingPlan], plan: GrownPlan, progress: bool
 ) -> Generator[tuple[int, Rollouts], None, None]:
     """Yield the batches that have no shard yet, under a progress bar."""
     from gradstats.sampling.kept_answers import answers_path, keep_answers, read_answers
@@ -150,7 +181,7 @@ def _drawn(
     with progress_bar("sampling", plan.n_completions, done=sum(map(len, finished)), shown=progress) as report:
         for rollouts in finished:
             report.completions(rollouts.rewards, rollouts.lengths, before=True)
-        for batch, drawn in crew.work(shards.missing(len(plan.rows)), part, report, "batch"):
+        for batch, drawn in crew.work(run.own(shards.missing(len(plan.rows))), part, report, "batch"):
             rollouts = keep_answers(drawn, answers_path(shards.folder, batch))
             report.completions(rollouts.rewards, rollouts.lengths)
             yield batch, rollouts

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gradstats.config.experiment import Experiment
 from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
@@ -12,7 +15,12 @@ from gradstats.runs.loading import behaviour_policy, experiment_policy, experime
 from gradstats.runs.regrading import read_regradings
 from gradstats.system.checksums import FORMAT, digest
 from gradstats.system.files import read_json, write_json
+from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
+
+if TYPE_CHECKING:
+    from gradstats.policy.policy import Policy
+    from gradstats.prompts import Problem
 
 #: Settings of the section that decide what values of prefixes are.
 _OF_PREFIXES = ("monte_carlo", "steps", "seed", "batch_size")
@@ -56,36 +64,85 @@ def fit_head(run: RunDirectory, progress: bool) -> None:
         StateValues.of(rollouts, fitted.values, about).to_parquet(path)
 
 
+@dataclass(frozen=True)
+class PrefixWork:
+    """The inputs of values of prefixes, see :class:`gradstats.runs.executors.seam.Work`.
+
+    Attributes:
+        experiment: the experiment.
+        revisions: what names on the hub resolved to.
+        progress: let transformers show its own progress bars.
+    """
+
+    experiment: Experiment
+    revisions: dict[str, str | None]
+    progress: bool
+
+    def open(self) -> tuple[Policy, list[Problem]]:
+        """Load the policy that drew the completions, and the problems."""
+        policy = behaviour_policy(self.experiment, self.revisions, self.progress)
+        return policy, experiment_problems(self.experiment, self.revisions)
+
+
+@dataclass(frozen=True)
+class ContinueShard:
+    """The part that draws completions from the prefixes of one shard.
+
+    Attributes:
+        number: of the shard, which the seed depends on.
+        rollouts: its completions.
+        experiment: the experiment.
+        settings: what the values depend on, for their metadata.
+    """
+
+    number: int
+    rollouts: Rollouts
+    experiment: Experiment
+    settings: dict[str, object]
+
+    def __call__(self, context: tuple[Policy, list[Problem]], report: Report) -> StateValues:
+        """Return the values."""
+        from gradstats.values import monte_carlo_values
+
+        (policy, problems), section = context, self.experiment.values
+        values = monte_carlo_values(
+            policy,
+            self.rollouts,
+            problems,
+            k=section.monte_carlo,
+            steps=section.steps,
+            reward=self.experiment.sampling.reward,
+            rng=int(digest([section.seed, self.number])[:8], 16),
+            batch_size=section.batch_size,
+            report=report,
+        )
+        return StateValues.of(self.rollouts, values, {"policy": policy.describe(), **self.settings})
+
+
 def continue_prefixes(run: RunDirectory, progress: bool) -> None:
     """Draw completions from the beginning of each step, shard by shard, where a shard has none yet."""
-    plan = _plan(run)
+    with run.alone():
+        plan = _plan(run)
     shards = Shards(run.values, ".parquet", read_state_values, StateValues.to_parquet, read_origin(run.values))
-    if len(shards.finished(plan["n_shards"])) == plan["n_shards"]:
+    missing = run.own(shards.missing(plan["n_shards"]))
+    if not missing:
         return
-    from gradstats.values import monte_carlo_values
+    revisions = read_plan(run.rollouts).get("revisions", {})
+    drawn = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
 
-    section, revisions = run.experiment.values, read_plan(run.rollouts).get("revisions", {})
-    with run.step("values"):
-        drawn = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
-        policy = behaviour_policy(run.experiment, revisions, progress)
-        problems = experiment_problems(run.experiment, revisions)
+    def part(number: int) -> ContinueShard:
+        return ContinueShard(number, drawn.read_one(number), run.experiment, plan["values"])
 
-        def values_of(number: int) -> StateValues:
-            rollouts = drawn.read_one(number)
-            values = monte_carlo_values(
-                policy,
-                rollouts,
-                problems,
-                k=section.monte_carlo,
-                steps=section.steps,
-                reward=run.experiment.sampling.reward,
-                rng=int(digest([section.seed, number])[:8], 16),
-                batch_size=section.batch_size,
-                progress=progress,
-            )
-            return StateValues.of(rollouts, values, {"policy": policy.describe(), **plan["values"]})
+    with run.step("values"), run.executor.crew(PrefixWork(run.experiment, revisions, progress)) as crew:
+        n_shards = plan["n_shards"]
+        with progress_bar("values of prefixes", n_shards, done=n_shards - len(missing), shown=progress) as report:
 
-        shards.make_missing(plan["n_shards"], values_of)
+            def made() -> Generator[tuple[int, StateValues], None, None]:
+                for number, values in crew.work(missing, part, report):
+                    yield number, values
+                    report.advance()
+
+            shards.write_all(made())
 
 
 def _plan(run: RunDirectory) -> dict[str, Any]:

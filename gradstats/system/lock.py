@@ -1,4 +1,8 @@
-"""One writer at a time: a lock file in the folder, which names the host, the process and when it started."""
+"""One writer at a time: a lock file in the folder, which names the host, the process and when it started.
+
+Several processes may declare themselves parts of one run. Each then has a lock of its own, which it touches now and
+then, and takes the lock of the folder only for the moments in which it writes what the parts share.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +23,11 @@ from gradstats.system.files import naming_full_disk
 
 #: The name of the lock file.
 LOCK = ".lock"
+#: Pattern of the names of the locks of parts, and what they begin with.
+PART_LOCKS, PART = ".part-*-of-*.lock", ".part-"
+# Seconds between two touches of a part's lock; after how many without one a part of another host counts as dead; how
+# long a part waits while another writes what they share.
+_BETWEEN_TOUCHES, _LONGEST_SILENCE, _PATIENCE = 30.0, 600.0, 120.0
 
 
 class LockedError(RuntimeError):
@@ -38,8 +49,129 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
             in its place.
         OSError: when the lock cannot be written.
     """
+    with _held(Path(folder) / LOCK):
+        for lock in sorted(Path(folder).glob(PART_LOCKS)):
+            if is_running(lock):
+                who = _who(_read_holder(lock))
+                raise LockedError(
+                    f"a part of {folder} is being made ({who}): wait until all parts have ended; if it no longer runs, "
+                    f"remove {lock}"
+                )
+            lock.unlink(missing_ok=True)
+        yield
+
+
+@contextmanager
+def part_writer(folder: str | os.PathLike[str], number: int, n_parts: int) -> Iterator[None]:
+    """Let other parts of a run write to a folder, but no process that works on all of it, while the context is open.
+
+    The lock that a killed process of the same part left is taken over, also on another host: launchers start a part
+    once.
+
+    Args:
+        folder: an existing folder.
+        number: of the part, from 1.
+        n_parts: how many there are.
+
+    Raises:
+        LockedError: when another process works on all of the folder, on the same part, or on a part of another number
+            of parts.
+    """
+    folder = Path(folder)
+    lock = part_lock(folder, number, n_parts)
+    with ExitStack() as held:
+        with part_alone(folder):
+            for other in folder.glob(PART_LOCKS):
+                if not other.name.endswith(f"-of-{n_parts}.lock") and is_running(other):
+                    who = _who(_read_holder(other))
+                    raise LockedError(
+                        f"{folder} is being made in another number of parts ({other.name}, {who}): give every process "
+                        "the same number"
+                    )
+            # Another part that looks whether this one is running holds the lock for a moment.
+            held.enter_context(_waiting(lambda: _held(lock, of_any_host=True), lambda: True, 1.0))
+        ended = threading.Event()
+        touching = threading.Thread(target=_touch_until, args=(lock, ended), daemon=True)
+        touching.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            touching.join()
+
+
+@contextmanager
+def part_alone(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Write what the parts of a run share: other parts wait, while the context is open.
+
+    Raises:
+        LockedError: when a process that is not a part works on the folder, or a part does not end this in time.
+    """
     path = Path(folder) / LOCK
-    file = _acquired(path)
+
+    def is_brief() -> bool:
+        return bool(_read_holder(path).get("briefly", True))
+
+    try:
+        held = _waiting(lambda: _held(path, briefly=True), is_brief, _PATIENCE)
+    except LockedError:
+        if not is_brief() or _read_holder(path).get("host") == socket.gethostname():
+            raise
+        path.unlink(missing_ok=True)  # its host died in that moment
+        held = _waiting(lambda: _held(path, briefly=True), is_brief, _PATIENCE)
+    with held:
+        yield
+
+
+def _waiting(hold: Callable[[], AbstractContextManager[None]], while_it: Callable[[], bool], most: float) -> ExitStack:
+    """Hold a lock as soon as it is free, if that is within ``most`` seconds and as long as it is worth waiting."""
+    end = time.monotonic() + most
+    while True:
+        with ExitStack() as held:
+            try:
+                held.enter_context(hold())
+                return held.pop_all()
+            except LockedError:
+                if not while_it() or time.monotonic() > end:
+                    raise
+        time.sleep(0.05)
+
+
+def part_lock(folder: Path, number: int, n_parts: int) -> Path:
+    """Return the lock of a part of a run."""
+    return folder / f"{PART}{number}-of-{n_parts}.lock"
+
+
+def is_running(lock: Path) -> bool:
+    """Return whether a process holds the lock of a part; one of another host, whether it was touched lately."""
+    try:
+        with lock.open("r+b", buffering=0) as file:
+            if _holder(file).get("host", socket.gethostname()) == socket.gethostname():
+                return not _try_lock(file)
+        return _now_of(lock) - lock.stat().st_mtime < _LONGEST_SILENCE
+    except FileNotFoundError:
+        return False
+
+
+def _now_of(lock: Path) -> float:
+    """Return the time by the clock of the file system that a lock is on."""
+    probe = lock.with_name(f".{os.getpid()}-{threading.get_ident()}.clock.partial")
+    probe.touch()
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _touch_until(lock: Path, ended: threading.Event) -> None:
+    while not ended.wait(_BETWEEN_TOUCHES):
+        with suppress(OSError):
+            os.utime(lock)
+
+
+@contextmanager
+def _held(path: Path, **options: bool) -> Iterator[None]:
+    file = _acquired(path, **options)
     try:
         yield
     finally:
@@ -47,8 +179,14 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
         file.close()
 
 
-def _acquired(path: Path) -> BinaryIO:
-    """Return the open lock file, held by this process."""
+def _acquired(path: Path, *, of_any_host: bool = False, briefly: bool = False) -> BinaryIO:
+    """Return the open lock file, held by this process.
+
+    Args:
+        path: the file.
+        of_any_host: take over what a process of another host left, as far as the system knows.
+        briefly: whether it is held for a moment only, which others may wait for.
+    """
     while True:
         if path.is_dir() and not path.is_symlink():
             raise LockedError(f"{path} is a folder, but the lock file of {path.parent} belongs there: remove it")
@@ -58,14 +196,16 @@ def _acquired(path: Path) -> BinaryIO:
         try:
             holds = _try_lock(file)
             holder = _holder(file)
-            if not holds or holder.get("host", socket.gethostname()) != socket.gethostname():
+            foreign = holder.get("host", socket.gethostname()) != socket.gethostname()
+            if not holds or (foreign and not of_any_host):
                 raise LockedError(_sentence(path, holder, running=not holds))
             if _same_file(file, path):  # else its holder removed it meanwhile, and someone may have made another
                 now = datetime.now(UTC).isoformat(timespec="seconds")
+                about = {"host": socket.gethostname(), "pid": os.getpid(), "started": now}
                 file.seek(0)
                 file.truncate()
                 with naming_full_disk(path):
-                    file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": now}).encode())
+                    file.write(json.dumps(about | ({"briefly": True} if briefly else {})).encode())
                 return file
         except BaseException:
             file.close()
@@ -115,9 +255,22 @@ def _same_file(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _sentence(path: Path, holder: dict[str, object], running: bool) -> str:
+def _read_holder(path: Path) -> dict[str, object]:
+    """Read what a lock file says; nothing where it was removed meanwhile."""
+    try:
+        with path.open("rb") as file:
+            return _holder(file)
+    except FileNotFoundError:
+        return {}
+
+
+def _who(holder: dict[str, object]) -> str:
     host, pid, started = (holder.get(name, "unknown") for name in ("host", "pid", "started"))
-    who = f"process {pid} on {host}, since {started}"
+    return f"process {pid} on {host}, since {started}"
+
+
+def _sentence(path: Path, holder: dict[str, object], running: bool) -> str:
+    who = _who(holder)
     if running:
         return f"another process is working on {path.parent} ({who}): wait until it ends, or choose another folder"
     return f"{path.parent} is locked by another host ({who}): wait until it ends; if it no longer runs, remove {path}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 from rich.console import Console
@@ -13,6 +14,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 # The time left is extrapolated from this many seconds: shards may take minutes each.
 _SPEED_OVER = 1800.0
+
+
+class Report(Protocol):
+    """Where a piece of work counts what it has done so far; a :class:`ProgressReport` is one."""
+
+    def tokens(self, count: int) -> None:
+        """Count tokens as processed."""
+        ...
+
+    def chunk(self, n_sequences: int, n_tokens: int) -> None:
+        """Count sequences as finished, and their tokens as processed."""
+        ...
 
 
 class ProgressReport:

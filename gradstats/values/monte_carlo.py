@@ -15,7 +15,7 @@ from gradstats.rewards.grading import Grader, RewardSpec
 from gradstats.rollouts.table import Rollouts
 from gradstats.sampling.settings import SamplerSettings
 from gradstats.sampling.transformers_sampler import generate
-from gradstats.system.progress import progress_bar
+from gradstats.system.progress import Report, progress_bar
 
 Steps = str | Callable[[list[str]], Sequence[int]]
 
@@ -31,6 +31,7 @@ def monte_carlo_values(
     rng: int = 0,
     batch_size: int = 64,
     progress: bool = True,
+    report: Report | None = None,
 ) -> list[np.ndarray]:
     r""":math:`\hat V` where each step begins, NaN inside steps, for the ``vine`` baseline (VinePPO, arXiv:2410.01679).
 
@@ -49,6 +50,7 @@ def monte_carlo_values(
         rng: seed.
         batch_size: completions drawn together.
         progress: show a progress bar.
+        report: where to count the tokens drawn, in place of a bar.
 
     Returns:
         For each completion, (T_i,) values, for ``gs.compare(measured, ["vine"], values=…)``.
@@ -83,19 +85,20 @@ def monte_carlo_values(
     )
     rewards: dict[tuple[int, int], list[float]] = {job: [] for job in wanted}
     batches = [jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size)]
-    with progress_bar("values of prefixes", len(jobs), shown=progress) as report:
+    with progress_bar("values of prefixes", len(jobs), shown=progress and report is None) as bar:
+        counter = bar if report is None else report
         for number, batch in enumerate(batches):
             seed = int(np.random.SeedSequence([rng, number]).generate_state(1)[0])
             left = [settings.max_new_tokens - start for _, start in batch]
             prefixes = [[*map(int, prompt_tokens[row]), *map(int, tokens[row][:start])] for row, start in batch]
             with suitable_threads(policy):
-                drawn = generate(policy, prefixes, replace(settings, max_new_tokens=max(left)), seed, report.tokens)
+                drawn = generate(policy, prefixes, replace(settings, max_new_tokens=max(left)), seed, counter.tokens)
             for job, most, completion in zip(batch, left, drawn, strict=True):
                 row, start = job
                 whole = [*map(int, tokens[row][:start]), *completion.tokens[:most]]
                 text = policy.tokenizer.decode(whole, skip_special_tokens=True)
                 rewards[job].append(grade(text, known[rollouts.prompt_id[row]]))
-            report.advance(len(batch))
+            bar.advance(len(batch))
     values = [np.full(len(row), np.nan) for row in tokens]
     for row, starts in enumerate(begins):
         values[row][0] = np.mean(rewards[first_of[rollouts.prompt_id[row]], 0])

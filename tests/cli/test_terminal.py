@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,6 +194,13 @@ def test_the_cost_of_a_run(printed):
     assert "1,234,567 parameters" in text
     cells = {" ".join(line.replace("│", " ").split()) for line in text.splitlines()}
     assert {"sampling 80 s", "measuring 2.0 h", "memory, estimated 1.2 GiB", "disk 0.50 GiB"} <= cells
+    assert not any("workers" in cell for cell in cells)
+    by_workers = printed(terminal.show_cost, experiment, replace(cost, loading_seconds=60.0), 10)
+    # 19 of 188 shards are the share of the slowest.
+    assert "sampling by 10 such workers │ 68 s" in by_workers.replace("   ", "")
+    assert "measuring by 10 such workers" in by_workers
+    assert "13 min" in by_workers  # 60 s + 7200 s · 19 / 188 = 788 s
+    assert "memory of each, estimated" in by_workers
 
 
 @pytest.mark.parametrize(

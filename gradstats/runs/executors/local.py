@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic
 
-from gradstats.runs.executors.seam import Context, Part, Value, Work
+from gradstats.runs.executors.seam import Context, Part, Spent, Value, Work
 from gradstats.system.interrupts import finishing_current_shard
 from gradstats.system.progress import ProgressReport
 
@@ -18,21 +19,24 @@ class LocalExecutor:
 
     Attributes:
         threads: of torch; its own choice when None.
-        n_parts: parts that were done.
+        spent: what was done so far.
     """
 
     threads: int | None = None
-    n_parts: int = 0
+    spent: Spent = field(default_factory=Spent)
 
     @contextmanager
     def crew(self, work: Work[Context]) -> Iterator[LocalCrew[Context]]:
         """Load what the parts need, and lend this process as the only worker."""
         with _threads(self.threads):
-            yield LocalCrew(work.open(), self)
+            start = time.process_time()
+            context = work.open()
+            self.spent.loading += time.process_time() - start
+            yield LocalCrew(context, self.spent)
 
     def describe(self) -> dict[str, object]:
         """Return how the work was done."""
-        return {"executor": "local", "threads": self.threads}
+        return {"executor": "local", "threads": self.threads, **self.spent.summary()}
 
     def counted_apart(self) -> LocalExecutor:
         """Return the same executor with a count of its own, for one run of several."""
@@ -45,11 +49,11 @@ class LocalCrew(Generic[Context]):
 
     Attributes:
         context: what the parts are called with.
-        executor: counts the parts.
+        spent: where parts are counted.
     """
 
     context: Context
-    executor: LocalExecutor
+    spent: Spent
 
     def work(
         self,
@@ -61,8 +65,9 @@ class LocalCrew(Generic[Context]):
         """Do one part after another."""
         with finishing_current_shard(report.say, what) as interrupt:
             for number in numbers:
+                start = time.process_time()
                 value = part(number)(self.context, report)
-                self.executor.n_parts += 1
+                self.spent.add(0.0, time.process_time() - start)
                 yield number, value
                 interrupt.stop_if_asked()
 

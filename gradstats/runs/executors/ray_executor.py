@@ -19,7 +19,7 @@ from typing import Any, Generic
 
 from gradstats.config.sections import ExecutionSection
 from gradstats.runs.executors.ray_worker import Mailbox, Outcome, ShardWorker, Surroundings, error_of
-from gradstats.runs.executors.seam import Context, Part, Value, Work
+from gradstats.runs.executors.seam import Context, Part, Spent, Value, Work
 from gradstats.system.interrupts import finishing_current_shard
 from gradstats.system.progress import ProgressReport
 
@@ -33,38 +33,6 @@ _ON_DEATHS = ("A worker died or was killed", f"Task {ShardWorker.__name__}.")
 
 #: A handle or a reference of ray, which states no types.
 Handle = Any
-
-
-@dataclass
-class Done:
-    """What the workers of a run have done.
-
-    Attributes:
-        seconds: sum over the parts.
-        processor_seconds: likewise, of all threads.
-        deaths: workers that died with a part.
-        hosts: parts by machine.
-    """
-
-    seconds: float = 0.0
-    processor_seconds: float = 0.0
-    deaths: int = 0
-    hosts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, outcome: Outcome) -> None:
-        """Count a part."""
-        self.seconds += outcome.seconds
-        self.processor_seconds += outcome.processor_seconds
-        self.hosts[outcome.host] += 1
-
-    def summary(self) -> dict[str, object]:
-        """Return the sums."""
-        return {
-            "worker_seconds": round(self.seconds, 2),
-            "worker_processor_seconds": round(self.processor_seconds, 2),
-            "worker_deaths": self.deaths,
-            "parts_by_host": dict(self.hosts),
-        }
 
 
 @dataclass
@@ -119,18 +87,17 @@ class RayExecutor:
 
     Attributes:
         section: the settings.
-        done: what the workers have done so far.
+        spent: what the workers have done so far.
+        deaths: workers that died with a part.
+        hosts: parts by machine.
         connection: to ray, which executors of several runs may share.
     """
 
     section: ExecutionSection
-    done: Done = field(default_factory=Done)
+    spent: Spent = field(default_factory=Spent)
+    deaths: int = 0
+    hosts: Counter[str] = field(default_factory=Counter)
     connection: Connection = field(default_factory=Connection)
-
-    @property
-    def n_parts(self) -> int:
-        """Parts that were done."""
-        return sum(self.done.hosts.values())
 
     @property
     def threads(self) -> int:
@@ -150,7 +117,8 @@ class RayExecutor:
 
     def describe(self) -> dict[str, object]:
         """Return how the work was done."""
-        return {**self.section.model_dump(exclude={"address"}), "threads": self.threads, **self.done.summary()}
+        settings = self.section.model_dump(exclude={"address"}) | {"threads": self.threads}
+        return {**settings, **self.spent.summary(), "deaths": self.deaths, "parts_by_host": dict(self.hosts)}
 
     def counted_apart(self) -> RayExecutor:
         """Return the same executor with counts of its own, for one run of several."""
@@ -318,12 +286,13 @@ class RayCrew(Generic[Context]):
         except ray.exceptions.RayTaskError:
             raise  # a fault of the worker's own code
         except ray.exceptions.RayError:
-            self._executor.done.deaths += 1
+            self._executor.deaths += 1
             _advance(report, job, 0, 0)
             self._await(job.worker)
             return None
         self._free.append(job.worker)
-        self._executor.done.add(outcome)
+        self._executor.spent.add(outcome.loading, outcome.processor_seconds)
+        self._executor.hosts[outcome.host] += 1
         for of_numbers, sentence in outcome.remarks:
             warnings.warn(sentence, RuntimeWarning if of_numbers else UserWarning, stacklevel=3)
         if job.wanted and not outcome.failed:

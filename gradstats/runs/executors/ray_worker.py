@@ -96,8 +96,8 @@ class Outcome:
         remarks: the warnings: whether each is a RuntimeWarning, and its sentence.
         steps: sequences that the part counted as finished.
         tokens: tokens that it counted as processed.
-        seconds: how long it took, loading included where this was the worker's first part.
-        processor_seconds: of all threads of the worker.
+        loading: processor seconds, of all threads, in which the worker loaded what its parts need.
+        processor_seconds: those of the part.
         host: the machine.
     """
 
@@ -106,7 +106,7 @@ class Outcome:
     remarks: list[tuple[bool, str]]
     steps: int
     tokens: int
-    seconds: float
+    loading: float
     processor_seconds: float
     host: str
 
@@ -168,13 +168,14 @@ class ShardWorker:
             key: its name in the mailbox.
             mailbox: where to count progress.
         """
-        began, processor = time.monotonic(), time.process_time()
+        began = loaded = time.process_time()
         report = MailedReport(key, mailbox)
         failed = False
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 self._open()
+                loaded = time.process_time()
                 done: Part[Any, object] = pickle.loads(part)
                 pickled = pickle.dumps(done(self._context, report), protocol=5)
             except (Exception, SystemExit) as error:  # sys.exit in a user's function ends the part, not the worker
@@ -185,8 +186,8 @@ class ShardWorker:
             remarks_among(caught),
             report.n_steps,
             report.n_tokens,
-            time.monotonic() - began,
-            time.process_time() - processor,
+            loaded - began,
+            time.process_time() - loaded,
             socket.gethostname(),
         )
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from gradstats.system.progress import ProgressReport, progress_bar
+from gradstats.system.progress import ProgressReport, Report, progress_bar
 
 Context = TypeVar("Context")
 MadeContext = TypeVar("MadeContext", covariant=True)
@@ -20,20 +21,33 @@ GivenContext = TypeVar("GivenContext", contravariant=True)
 Value = TypeVar("Value")
 
 
-class Report(Protocol):
-    """Where a part counts what it has done so far; a :class:`gradstats.system.progress.ProgressReport` is one."""
-
-    def tokens(self, count: int) -> None:
-        """Count tokens as processed."""
-        ...
-
-    def chunk(self, n_sequences: int, n_tokens: int) -> None:
-        """Count sequences as finished, and their tokens as processed."""
-        ...
-
-
 #: One piece of work: called with the context of a worker, and where to count progress.
 Part = Callable[[Context, Report], Value]
+
+
+@dataclass
+class Spent:
+    """What the workers of a run have done.
+
+    Attributes:
+        n_parts: parts that they finished.
+        loading: processor seconds, of all threads, in which they loaded what the parts need.
+        parts: processor seconds of the parts.
+    """
+
+    n_parts: int = 0
+    loading: float = 0.0
+    parts: float = 0.0
+
+    def add(self, loading: float, part: float) -> None:
+        """Count a part, and what was loaded for it."""
+        self.n_parts += 1
+        self.loading += loading
+        self.parts += part
+
+    def summary(self) -> dict[str, object]:
+        """Return the processor seconds."""
+        return {"processor_seconds": {"loading": round(self.loading, 2), "parts": round(self.parts, 2)}}
 
 
 class Work(Protocol[MadeContext]):
@@ -73,8 +87,8 @@ class Executor(Protocol):
     """Makes the workers of each step of a run."""
 
     @property
-    def n_parts(self) -> int:
-        """Parts that were done."""
+    def spent(self) -> Spent:
+        """What was done so far."""
         ...
 
     def crew(self, work: Work[Context]) -> AbstractContextManager[Crew[Context]]:

@@ -57,5 +57,7 @@ def test_this_process_uses_the_threads_that_were_asked_for_while_it_works():
         assert isinstance(executor, LocalExecutor)
         with executor.crew(Threads()) as crew:
             assert crew.context == before + 1
-        assert executor.describe() == {"executor": "local", "threads": before + 1}
+        described = executor.describe()
+        assert (described["executor"], described["threads"]) == ("local", before + 1)
+        assert described["processor_seconds"]["parts"] == 0
     assert torch.get_num_threads() == before
