@@ -143,7 +143,8 @@ def _measure(
     if section.second_moments is not None:
         from gradstats.runs.second_moments import with_estimated_moments
 
-        tables, section = with_estimated_moments(run, tables, progress)
+        with run.alone():
+            tables, section = with_estimated_moments(run, tables, progress)
     unmeasured = Rollouts.concatenate([tables[number] for number in missing])
     require_space(run.measurement, measured_bytes(unmeasured, section))
     # Shards of one measurement hold the same weightings and sketches: those of the first that was finished.

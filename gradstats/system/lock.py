@@ -27,7 +27,7 @@ LOCK = ".lock"
 PART_LOCKS, PART = ".part-*-of-*.lock", ".part-"
 # Seconds between two touches of a part's lock; after how many without one a part of another host counts as dead; how
 # long a part waits while another writes what they share.
-_BETWEEN_TOUCHES, _LONGEST_SILENCE, _PATIENCE = 30.0, 600.0, 120.0
+_BETWEEN_TOUCHES, _LONGEST_SILENCE, _PATIENCE = 30.0, 600.0, 3600.0
 
 
 class LockedError(RuntimeError):

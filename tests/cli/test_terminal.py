@@ -196,10 +196,9 @@ def test_the_cost_of_a_run(printed):
     assert {"sampling 80 s", "measuring 2.0 h", "memory, estimated 1.2 GiB", "disk 0.50 GiB"} <= cells
     assert not any("workers" in cell for cell in cells)
     by_workers = printed(terminal.show_cost, experiment, replace(cost, loading_seconds=60.0), 10)
-    # 19 of 188 shards are the share of the slowest.
-    assert "sampling by 10 such workers │ 68 s" in by_workers.replace("   ", "")
-    assert "measuring by 10 such workers" in by_workers
-    assert "13 min" in by_workers  # 60 s + 7200 s · 19 / 188 = 788 s
+    cells = {" ".join(line.replace("│", " ").split()) for line in by_workers.splitlines()}
+    # 60 s, and 19 of 188 shards, the share of the slowest.
+    assert {"sampling by 10 such workers 68 s", "measuring by 10 such workers 13 min"} <= cells
     assert "memory of each, estimated" in by_workers
 
 
