@@ -27,7 +27,7 @@ policy: {name: embedded, temperature: %s}
 prompts: {source: embedded, n: 8, seed: 3}
 sampling: {group_size: 4, max_new_tokens: 192, batch_size: 48}
 measurement: {sketch_dim: 512}
-figures: {formats: [svg]}
+figures: {formats: []}  # they are drawn below
 variance: {estimators: [reinforce, rloo, group_mean, "length_weighted(alpha=0.8, loo=True)"]}
 """
 runs = []

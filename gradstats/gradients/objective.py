@@ -102,8 +102,7 @@ def make_chunk(
     """
     rows = np.asarray(rows)
     frame = rollouts.frame
-    prompts = [list(frame["prompt_tokens"].iloc[row]) for row in rows]
-    completions = [list(frame["completion_tokens"].iloc[row]) for row in rows]
+    prompts, completions = (list(map(list, frame[name].iloc[rows])) for name in ("prompt_tokens", "completion_tokens"))
     all_masks = frame.get("completion_mask")
     time = max(len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True))
     first = min(map(len, prompts))

@@ -258,8 +258,11 @@ class MeasuringSession:
 
     def _check_later(self, rollouts: Rollouts, measured: _Measured, weightings: Sequence[Sequence[np.ndarray]]) -> None:
         """Compare the chosen sequence with a plain pass, where the chunk holds it."""
+        if self.checked_later is None:
+            return
         result, reference = measured.result, measured.reference
-        named = [(str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])) for row in result.chunk.rows]
+        rows = result.chunk.rows
+        named = [*zip(map(str, rollouts.prompt_id[rows]), map(int, rollouts.sample_id[rows]), strict=True)]
         if self.checked_later not in named:
             return
         place = named.index(self.checked_later)

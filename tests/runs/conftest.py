@@ -8,6 +8,7 @@ import matplotlib as mpl
 import pytest
 
 from gradstats.config.experiment import Experiment
+from gradstats.config.sections import FiguresSection
 from gradstats.runs.pipeline import run_experiment
 
 mpl.use("Agg")
@@ -24,10 +25,22 @@ def experiment(policy_folder, tmp_path_factory) -> Experiment:
         sampling={"group_size": 4, "max_new_tokens": 16, "batch_size": 6, "reward": "small_runs:vowels"},
         measurement={"sketch_dim": 256},
         variance={"estimators": ["reinforce", "rloo", "length_weighted(alpha=0.8, loo=True)"]},
-        figures={"formats": ["png"]},  # drawing is half of the time of so small a run
+        figures={"formats": []},  # drawing is four fifths of the time of so small a run
     )
 
 
 @pytest.fixture(scope="session")
 def finished(experiment, tmp_path_factory):
     return run_experiment(experiment, tmp_path_factory.mktemp("runs") / "whole", progress=False)
+
+
+@pytest.fixture(scope="session")
+def drawing(experiment) -> Experiment:
+    """The same experiment with figures."""
+    return experiment.model_copy(update={"figures": FiguresSection(formats=["png"])})
+
+
+@pytest.fixture(scope="session")
+def drawn(drawing, tmp_path_factory):
+    """A finished run with figures."""
+    return run_experiment(drawing, tmp_path_factory.mktemp("runs") / "drawn", progress=False)

@@ -53,9 +53,9 @@ def test_the_analysis_shows_its_steps(finished, experiment, monkeypatch):
 
 
 @pytest.fixture
-def with_curve(finished, tmp_path, monkeypatch, capsys):
+def with_curve(drawn, tmp_path, monkeypatch, capsys):
     """A copy of a finished run, to which a curve was added."""
-    path = shutil.copytree(finished.run.path, tmp_path / "run")
+    path = shutil.copytree(drawn.run.path, tmp_path / "run")
     code, _, err = run(monkeypatch, capsys, "curve", path, "asymmetric(loo=True)", "delta=-0.5,0", "--n-resamples", "8")
     assert code == 0, err
     return path
@@ -65,10 +65,10 @@ CURVE = "curve_asymmetric_loo_true_delta"
 CURVE_FILES = [f"tables/{CURVE}.csv", f"tables/{CURVE}.json", f"figures/{CURVE}.png", f"figures/{CURVE}.csv"]
 
 
-def test_what_a_command_added_survives_a_repeated_run(with_curve, experiment):
+def test_what_a_command_added_survives_a_repeated_run(with_curve, drawing):
     before = {name: (with_curve / name).read_bytes() for name in CURVE_FILES}
     for _ in range(2):
-        result = run_experiment(experiment, with_curve, progress=False)
+        result = run_experiment(drawing, with_curve, progress=False)
         assert {name: (with_curve / name).read_bytes() for name in CURVE_FILES} == before
         manifest = result.run.read_manifest()
         assert set(CURVE_FILES) <= set(manifest["files"])

@@ -23,9 +23,9 @@ def test_a_killed_run_resumes_to_the_same_bytes(experiment, finished, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_may_be_killed_at_every_write(experiment, finished, tmp_path, moment):
-    whole = contents(finished.run.path)
-    ended = kill_and_resume(experiment, tmp_path, [f"{moment}:{number}" for number in range(1, 40)])
+def test_a_run_may_be_killed_at_every_write(drawing, drawn, tmp_path, moment):
+    whole = contents(drawn.run.path)
+    ended = kill_and_resume(drawing, tmp_path, [f"{moment}:{number}" for number in range(1, 40)])
     assert ended[0][1] == str(-signal.SIGKILL)
     for name, first, second in ended:
         assert first in ("0", str(-signal.SIGKILL)), name  # 0: the run has fewer writes

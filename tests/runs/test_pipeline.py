@@ -20,8 +20,8 @@ from gradstats.sampling.plan import SamplingPlan
 mpl.use("Agg")
 
 
-def test_a_run_leaves_the_whole_directory(finished):
-    path = finished.run.path
+def test_a_run_leaves_the_whole_directory(drawn):
+    path = drawn.run.path
     for name in (
         "experiment.yaml", "manifest.json", "alpha.json", "variance.csv", "tables/variance.csv",
         "variance.json", "tables/variance.tex", "tables/variance.md", "tables/alpha.tex", "report.html",
@@ -38,7 +38,7 @@ def test_a_run_leaves_the_whole_directory(finished):
     assert any("it is not followed" in remark for remark in manifest["remarks"])
     assert {"sampling", "measuring", "analysis"} <= set(manifest["timings"])
     assert set(manifest["seeds"]) == {"prompts", "sampling", "sketch", "variance"}
-    settings = finished.run.experiment.model_dump(exclude={"execution"})
+    settings = drawn.run.experiment.model_dump(exclude={"execution"})
     assert yaml.safe_load((path / "experiment.yaml").read_text()) == settings
     assert manifest["execution"]["executor"] == "local"
     assert manifest["execution"]["processor_seconds"]["parts"] > 0
@@ -65,7 +65,7 @@ def test_its_numbers_are_those_of_the_public_functions(finished, experiment):
 
 
 @pytest.mark.parametrize("moment", [0, 3, 4, 7])
-def test_an_interrupted_run_ends_with_the_same_numbers(experiment, finished, tmp_path, monkeypatch, moment):
+def test_an_interrupted_run_ends_with_the_same_numbers(drawing, drawn, tmp_path, monkeypatch, moment):
     """Four batches are sampled and four shards measured; the run is stopped during each and then resumed."""
     calls = {"left": moment}
 
@@ -82,25 +82,25 @@ def test_an_interrupted_run_ends_with_the_same_numbers(experiment, finished, tmp
     monkeypatch.setattr(SamplingPlan, "draw", interrupting(SamplingPlan.draw))
     monkeypatch.setattr(MeasuringSession, "measure", interrupting(MeasuringSession.measure))
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(experiment, tmp_path / "run", progress=False)
+        run_experiment(drawing, tmp_path / "run", progress=False)
     shards = sorted((tmp_path / "run" / "rollouts").glob("*.parquet"))
     assert len(shards) == min(moment, 4)
     before = {shard: shard.stat().st_mtime_ns for shard in shards}
-    run_experiment(experiment, tmp_path / "run", progress=False)
+    run_experiment(drawing, tmp_path / "run", progress=False)
     assert all(shard.stat().st_mtime_ns == when for shard, when in before.items())
     for name in ("alpha.json", "variance.csv", "figures/length_scaling.csv", "figures/variance.png"):
-        assert (tmp_path / "run" / name).read_bytes() == (finished.run.path / name).read_bytes(), name
+        assert (tmp_path / "run" / name).read_bytes() == (drawn.run.path / name).read_bytes(), name
 
 
-def test_a_finished_run_is_redrawn_without_sampling_or_measuring(finished, monkeypatch):
+def test_a_finished_run_is_redrawn_without_sampling_or_measuring(drawn, monkeypatch):
     def never(*_args, **_options):
         raise AssertionError("the model was touched")
 
     monkeypatch.setattr(SamplingPlan, "make", never)
     monkeypatch.setattr(MeasuringSession, "open", never)
-    before = (finished.run.path / "variance.csv").read_bytes()
-    run_experiment(finished.run.experiment, finished.run.path, progress=False)
-    assert (finished.run.path / "variance.csv").read_bytes() == before
+    before = (drawn.run.path / "variance.csv").read_bytes()
+    run_experiment(drawn.run.experiment, drawn.run.path, progress=False)
+    assert (drawn.run.path / "variance.csv").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,9 @@ def run(experiment, path):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 class TestLogged:
-    def test_settings_progress_timings_and_results(self, tracked, finished, installed_tracker, tmp_path, capsys):
+    def test_settings_progress_timings_and_results(self, drawing, finished, installed_tracker, tmp_path, capsys):
         module = installed_tracker()
+        tracked = drawing.model_copy(update={"tracking": "trackio"})
         result = run(tracked, tmp_path / "run")
         assert module.started[0]["config"] == tracked.model_dump()
         assert module.started[0]["project"] == "gradstats"

@@ -92,6 +92,8 @@ def _find(model: CausalModel, selection: ParameterSelection) -> _Found:
 
 
 def _stand_ins(model: CausalModel, selection: ParameterSelection, paths: Collection[str]) -> list[StandIns]:
+    if not paths:
+        return []
     return [StandIns(path, module, names) for path, module, names in owners(model, selection) if path in paths]
 
 
