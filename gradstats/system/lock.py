@@ -110,7 +110,8 @@ def part_alone(folder: str | os.PathLike[str]) -> Iterator[None]:
     path = Path(folder) / LOCK
 
     def is_brief() -> bool:
-        return bool(_read_holder(path).get("briefly", True))
+        holder = _read_holder(path)
+        return bool(holder.get("briefly", not holder))  # nothing is said while it is being written
 
     try:
         held = _waiting(lambda: _held(path, briefly=True), is_brief, _PATIENCE)

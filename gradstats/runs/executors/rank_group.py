@@ -24,7 +24,7 @@ from typing import Any, Generic
 
 from gradstats.runs.executors.rank_process import Answer, Opening, Progress, serve
 from gradstats.runs.executors.ray_worker import Surroundings, error_of
-from gradstats.runs.executors.seam import Context, Crew, Executor, Part, Report, Value, Work
+from gradstats.runs.executors.seam import Context, Crew, Executor, Part, Report, Spent, Value, Work
 from gradstats.system.progress import ProgressReport
 from gradstats.system.worker import search_path
 
@@ -58,9 +58,9 @@ class RankedExecutor:
             ranked.close()
 
     @property
-    def n_parts(self) -> int:
-        """Parts that were done."""
-        return self.executor.n_parts
+    def spent(self) -> Spent:
+        """What was done so far."""
+        return self.executor.spent
 
     def describe(self) -> dict[str, object]:
         """Return how the work was done."""

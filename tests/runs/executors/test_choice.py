@@ -32,10 +32,11 @@ def test_each_rank_of_a_worker_needs_a_gpu_of_its_own():
 
 def test_workers_can_be_groups_of_ranks():
     with executor_of(ExecutionSection(ranks_per_worker=2, threads=1)) as executor:
-        assert executor.describe() == {"executor": "local", "threads": 1, "ranks_per_worker": 2}
+        described = executor.describe()
+        assert {"executor": "local", "threads": 1, "ranks_per_worker": 2}.items() <= described.items()
         apart = executor.counted_apart()
     assert isinstance(apart, RankedExecutor)
-    assert apart.n_parts == 0
+    assert apart.spent.n_parts == 0
 
 
 def test_ray_is_an_extra(monkeypatch):
