@@ -115,7 +115,7 @@ def std_factor(success: float, group_size: int = 8) -> float:
     return float(policy.moments(est.grpo(), group_size).mean[0] / policy.gradient[0])
 
 
-METRICS = ("euclidean", "adam")
+METRICS = ("euclidean", "adam(eps=1e-5)")
 ESTIMATORS_IN_METRICS = (
     "reinforce",
     "constant(b=optimal)",

@@ -62,17 +62,17 @@ def test_an_exponent_whose_interval_is_cut_is_written_as_such(claims, tmp_path, 
 def test_what_the_metric_changes_follows_its_tables(claims, tmp_path, monkeypatch):
     monkeypatch.setattr(claims, "FIGURES", tmp_path)
     assert (claims.by_metric(), claims.metric_sentences()) == (claims.NOT_RUN, "Not decided by the committed runs.")
-    folder = tmp_path / "embedded_metric"
+    folder, adam = tmp_path / "embedded_metric", claims.METRICS[1]
     folder.mkdir()
     blocks = [
         ("euclidean", "head", 0.9),
         ("euclidean", "layers.0", 0.1),
-        ("adam", "head", 0.2),
-        ("adam", "layers.0", 0.8),
+        (adam, "head", 0.2),
+        (adam, "layers.0", 0.8),
     ]
     pd.DataFrame(blocks, columns=["measurement.metric", "block", "share_of_sq_norm"]).to_csv(folder / "blocks.csv")
     rows = []
-    for metric, alpha, ratio in (("euclidean", 0.5, 0.8), ("adam", 0.9, 1.3)):
+    for metric, alpha, ratio in (("euclidean", 0.5, 0.8), (adam, 0.9, 1.3)):
         for label, matched in (("rloo", 1.0), ("reinforce", ratio), ("grpo", 2.0)):
             entry = {"measurement.metric": metric, "estimator": label}
             for name, value in (("alpha", alpha), ("matched_ratio", matched)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar, cast
 
 import numpy as np
@@ -215,6 +215,7 @@ def alpha_report(
         mean_fit = fit_length_scaling(
             lengths=fit.lengths, sq_norms=fit.sq_norms, groups=fit.clusters, method="gamma", truncated=fit.truncated
         )
+        mean_fit = replace(mean_fit, metric=fit.metric)
     closed_form = isinstance(fit.line, RegressionLine) and fit.line.exact
     return AlphaReport(
         fit=fit,

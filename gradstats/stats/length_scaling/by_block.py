@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.measurement.metric import metric_label
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
 from gradstats.stats.tokens.token_sums import has_token_energies, summed_energy
@@ -73,10 +76,11 @@ def fit_energy_scaling(measured: MeasuredNorms, *, method: str = "ols") -> Lengt
     """
     if not has_token_energies(measured):
         raise ValueError("the measurement has no token energies: measure with token_probes=…")
-    return fit_length_scaling(
+    fit = fit_length_scaling(
         lengths=measured.lengths,
         sq_norms=summed_energy(measured)[0],
         groups=measured.rollouts.prompt_id,
         method=method,
         truncated=measured.rollouts.truncated,
     )
+    return replace(fit, metric=metric_label(getattr(measured, "metadata", {})))

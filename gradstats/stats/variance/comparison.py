@@ -17,7 +17,7 @@ from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
-from gradstats.measurement.metric import metric_label, metric_sentence
+from gradstats.measurement.metric import metric_sentence
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
 from gradstats.stats.variance.comparison_inputs import ComparisonInputs
@@ -179,8 +179,8 @@ def compare(
             by_size.append(compared(pool, chosen, base, judged))
     splits, rows, warned, remarks, differences, labels = zip(*by_size, strict=True)
     warned = [*filter(None, [judged.missing]), *_of_each_size(warned, sizes)]
-    metadata = getattr(measured_or_batch, "metadata", {})
-    remarks = [*filter(None, [metric_sentence(metadata), judged.remark]), *_of_each_size(remarks, sizes)]
+    in_metric = metric_sentence(getattr(measured_or_batch, "metadata", {}))
+    remarks = [*filter(None, [in_metric, judged.remark]), *_of_each_size(remarks, sizes)]
     for note in warned:
         warnings.warn(note, UserWarning, stacklevel=2)
     return VarianceComparison(
@@ -189,7 +189,7 @@ def compare(
         reference=base.label,
         prompts_per_batch=pool.error_prompts if max_grad_norm is None else pool.batch_prompts,
         max_grad_norm=max_grad_norm,
-        metric=metric_label(metadata),
+        metric=inputs.metric,
         sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
         target=judged,
         notes=(*warned, *remarks),

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
+from gradstats.config.metrics import EUCLIDEAN
 from gradstats.estimators import Batch, Estimator
 from gradstats.estimators.baselines.length_exponent import (
     FITTED_ELSEWHERE,
@@ -21,6 +22,7 @@ from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.ratios import chi_squared, without_negligible_ratios
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings_by_name
+from gradstats.measurement.metric import metric_label
 from gradstats.measurement.weighted_gradients import WeightedGradients
 from gradstats.stats.measured import MeasuredGradients, MeasuredTokens
 from gradstats.stats.variance.group_moments import Groups
@@ -45,6 +47,7 @@ class ComparisonInputs:
         weighted: further weightings that were measured, by name.
         combined: the names of those that estimators of the comparison combine.
         measured_batch: the completions of a measurement, with the ratios that weightings were measured with.
+        metric: label of the metric that gradients were measured in.
     """
 
     batch: Batch
@@ -55,6 +58,7 @@ class ComparisonInputs:
     weighted: Mapping[str, WeightedGradients] = field(default_factory=dict)
     combined: tuple[str, ...] = ()
     measured_batch: Batch | None = None
+    metric: str = EUCLIDEAN
 
     def with_combined(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
         """Return inputs and estimators, with recipes whose weightings were measured as combinations of these."""
@@ -186,8 +190,9 @@ def comparison_inputs(
     measured = measured_or_batch
     batch = Batch.from_measurement(measured, **fields)
     order = np.argsort(np.asarray(measured.rollouts.sample_id), kind="stable")
+    metric = metric_label(getattr(measured, "metadata", {}))
     if scores is not None:
-        return ComparisonInputs(batch, order, np.asarray(scores), bool(scores_are_sketches), None)
+        return ComparisonInputs(batch, order, np.asarray(scores), bool(scores_are_sketches), None, metric=metric)
     if measured.sketches is None:
         raise ValueError(
             "the measurement holds no sketches, which inner products of gradients need: measure with sketch_dim, for "
@@ -209,7 +214,7 @@ def comparison_inputs(
         if gradients.sketches is not None
     }
     sketches = np.asarray(measured.sketches)
-    return ComparisonInputs(batch, order, sketches, sketched, probed, weighted, measured_batch=batch)
+    return ComparisonInputs(batch, order, sketches, sketched, probed, weighted, measured_batch=batch, metric=metric)
 
 
 def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:

@@ -235,7 +235,8 @@ def variances_by_length(
     counts = np.array([inside.sum() for inside in inside_bins(inputs.batch.lengths, bins)])
     sketch_dim = inputs.scores.shape[-1] if inputs.sketched else None
     return [
-        _split(pool, one, whole, bins, counts, judged, sketch_dim) for one, whole in zip(chosen, prepared, strict=True)
+        _split(pool, one, whole, bins, counts, judged, sketch_dim, inputs.metric)
+        for one, whole in zip(chosen, prepared, strict=True)
     ]
 
 
@@ -247,6 +248,7 @@ def _split(
     counts: Int[np.ndarray, " bins"],
     judged: TargetChoice,
     sketch_dim: int | None,
+    metric: str,
 ) -> LengthBins:
     """Compare the parts of one estimator; ``whole`` is the chosen one with what was prepared for it."""
     parts = [_OfLengths(whole, float(low), float(high)) for low, high in bins]
@@ -261,6 +263,7 @@ def _split(
         prompts_per_batch=pool.error_prompts,
         sketch_dim=sketch_dim,
         target=judged,
+        metric=metric,
         notes=tuple(filter(None, [silent, judged.missing, judged.remark])),
         differences=(pairwise_differences([None] * len(parts)),),
         prompt_labels=(labels,),

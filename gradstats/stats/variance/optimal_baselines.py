@@ -176,6 +176,7 @@ def optimal_baselines(
                 prompts_per_batch=pool.error_prompts,
                 sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
                 target=judged,
+                metric=inputs.metric,
                 notes=(*warned, *remarks),
                 differences=(differences,),
                 prompt_labels=(labels,),

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.metrics import EUCLIDEAN
 from gradstats.config.sections import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
@@ -79,6 +80,7 @@ class SuccessBins(Printed):
         exact: whether success rates were given, and not estimated from the other half of the completions.
         target: what scales are relative to.
         silent: a sentence where no completion has any weight, and there is nothing to split.
+        metric: label of the metric that gradients were measured in.
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = (
@@ -95,6 +97,7 @@ class SuccessBins(Printed):
     exact: bool
     target: TargetChoice
     silent: str | None = None
+    metric: str = EUCLIDEAN
 
     def confidence_interval(
         self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "scale"
@@ -135,6 +138,7 @@ class SuccessBins(Printed):
             "group_size": self.group_size,
             "success": "given" if self.exact else "other half",
             "notes": self.notes,
+            "metric": self.metric,
             **self.target.attributes(confidence_level),
         }
         return frame
@@ -257,6 +261,7 @@ def variance_by_success(
         exact=success is not None,
         target=judged,
         silent=silent,
+        metric=inputs.metric,
     )
 
 

@@ -6,9 +6,10 @@ from io import StringIO
 import numpy as np
 import pandas as pd
 import pytest
-from comparison_batches import interleaved_batch, quiet_compare, sized_batch
+from comparison_batches import interleaved_batch, quiet_compare, quietly, sized_batch
 from measured_by_hand import measured_by_hand
 
+from gradstats.stats import variance_by_length, variance_by_success
 from gradstats.stats.variance.winner import lowest_beyond_doubt
 
 
@@ -70,4 +71,7 @@ def test_the_metric_of_a_measurement_stands_in_the_table_and_its_notes():
     assert plain.to_frame().attrs["metric"] == "euclidean"
     assert not any("P·S" in note for note in plain.notes)
     assert table.to_frame().attrs["metric"] == "adam(eps=1e-08, power=0.5, moments=1a2b)"
+    bins = quietly(variance_by_length, scaled, "reinforce", n_bins=2).to_frame()
+    split = quietly(variance_by_success, scaled, ["reinforce"], success=np.full(8, 0.5)).to_frame()
+    assert bins.attrs["metric"] == split.attrs["metric"] == table.metric
     assert "norms and inner products are those of P·S with P = 1/(v̂^0.5 + 1e-08), v̂ from a file" in table.notes
