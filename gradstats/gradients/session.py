@@ -295,8 +295,9 @@ class MeasuringSession:
             GroupMemoryError: when other ranks wait for this one.
         """
         if len(chunk.rows) == 1:
+            reason = (str(error) or type(error).__name__).splitlines()[0]  # Python's own has no text
             raise RuntimeError(
-                f"memory ran out on a single sequence of {chunk.n_tokens} tokens ({str(error).splitlines()[0]}): "
+                f"memory ran out on a single sequence of {chunk.n_tokens} tokens ({reason}): "
                 "measure fewer parameters (params), in bfloat16, or on a machine with more memory"
             ) from error
         self.token_budget = max(chunk.n_tokens // 2, 1)

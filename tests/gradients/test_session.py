@@ -72,16 +72,19 @@ def test_memory_that_runs_out_halves_the_chunks(monkeypatch, error):
     assert_same(replace(measured, ref_logprobs=measured.logprobs), replace(whole, ref_logprobs=whole.logprobs))
 
 
-def test_memory_that_runs_out_on_one_sequence_ends_the_run(rollouts):
+@pytest.mark.parametrize(
+    ("error", "reason"), [(torch.OutOfMemoryError("out of memory"), "out of memory"), (MemoryError(), "MemoryError")]
+)
+def test_memory_that_runs_out_on_one_sequence_ends_the_run(rollouts, error, reason):
     session = gradients.MeasuringSession.open(
         tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=None)
     )
 
     def never(*_):
-        raise torch.OutOfMemoryError("out of memory")
+        raise error
 
     session.engine = never
-    with pytest.raises(RuntimeError, match="memory ran out on a single sequence of"):
+    with pytest.raises(RuntimeError, match=rf"memory ran out on a single sequence of \d+ tokens \({reason}\): measure"):
         session.measure(rollouts.select([1]))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from gradstats.runs.executors.ray_worker import Surroundings, pickled_error, remarks_among
@@ -96,8 +98,8 @@ def serve(file: int) -> None:
     """
     connection = Connection(file)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the process that started the run
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     opening: Opening = connection.recv()
+    threading.Thread(target=_end_with, args=(os.getppid(), Path(opening.store).parent), daemon=True).start()
     report, contexts = SentReport(connection, opening.rank), []
     connection.send(answer(lambda: contexts.append(opened(opening)), opening.rank))
     while True:
@@ -158,8 +160,9 @@ def answer(function: Callable[[], object], rank: int) -> Answer:
     return Answer(pickled, failed, [] if rank else remarks_among(caught))
 
 
-def _end_with(parent: int) -> None:
-    """End this process when its parent has ended, also in the middle of a pass."""
+def _end_with(parent: int, folder: Path) -> None:
+    """End this process when its parent has ended, also in the middle of a pass; remove what that leaves in a folder."""
     while os.getppid() == parent:
         time.sleep(1.0)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
