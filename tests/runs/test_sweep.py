@@ -103,15 +103,22 @@ def test_an_interrupted_sweep_keeps_its_finished_cells(file, tmp_path, monkeypat
     assert len(batches) == 3
 
 
+def test_where_cells_are_run_cannot_vary(experiment, tmp_path):
+    file = tmp_path / "e.yaml"
+    file.write_text(yaml.safe_dump(experiment.model_dump() | {"vary": {"execution.threads": [1, 2]}}))
+    with pytest.raises(ValueError, match="execution.threads varies, which changes nothing of what is found"):
+        gs.run_sweep(file, out=tmp_path / "out", progress=False)
+
+
 def test_a_cell_that_fails_does_not_keep_the_others_from_running(file, tmp_path, monkeypatch):
     from gradstats.runs import sweep
 
     real = sweep.run_experiment
 
-    def failing(experiment, path, *, progress):
+    def failing(experiment, path, **options):
         if "sketch_dim=64" in path.name:
             raise ValueError("no room")
-        return real(experiment, path, progress=progress)
+        return real(experiment, path, **options)
 
     monkeypatch.setattr(sweep, "run_experiment", failing)
     with pytest.raises(RuntimeError, match=r"2 of 4 cells failed, the first temperature=0\.7,sketch_dim=64: no room"):
