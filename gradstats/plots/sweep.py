@@ -34,6 +34,8 @@ _ROW_INCHES = 1.35
 # The names of checkpoints of training runs: step-1000, runs/a/checkpoint-50.
 _TRAINING_STEP = re.compile(r"(?:.*[/\\])?(?:step|checkpoint)-(\d+)")
 _MOST_TICKS = 6
+# Ends of an interval further than this from its centre are drawn as if they were unknown.
+_FARTHEST = 1e9
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,9 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
     at = axis.places_of(rows) + 0.06 * np.ptp(axis.places) / max(len(axis.places) - 1, 1) * place
     centre, low, high = (rows[f"{name}{end}"].to_numpy(dtype=float) for end in ("", "_low", "_high"))
     ax.plot(at, centre, linewidth=1.0, zorder=3, **look, **EDGE)
+    if name not in OF_CELLS:  # a logarithmic axis has no room for an end at 1e-260 or 1e250
+        low = np.where(low < centre / _FARTHEST, centre / _FARTHEST, low)
+        high = np.where(high > centre * _FARTHEST, np.inf, high)
     ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=look["color"], linewidth=1.0, zorder=2)
     known_below = np.isnan(centre) & np.isfinite(low)
     ax.plot(at[known_below], low[known_below], linestyle="none", marker=CARETUP, color=look["color"], zorder=3)

@@ -117,3 +117,11 @@ def test_names_that_state_no_step_stand_side_by_side():
     assert training_steps(["runs/a/checkpoint-50", "checkpoint-7"]) == [50, 7]
     assert training_steps(["step-50", "main"]) is None
     assert training_steps(["my-step-50"]) is None
+
+
+def test_intervals_beyond_every_scale_are_drawn_like_open_ones():
+    frame = frame_of([{"measurement.metric": "euclidean"}, {"measurement.metric": "adam"}])
+    frame.loc[frame.index[-1], ["ratio_low", "ratio_high"]] = 1e-260, 1e252
+    axes = plot_sweep(frame, "measurement.metric", varied=["measurement.metric"])
+    axes[0].figure.canvas.draw()
+    assert axes[3].get_ylim()[1] < 10
