@@ -174,7 +174,9 @@ def _lines(frame: pd.DataFrame, others: Sequence[str]) -> list[tuple[str, pd.Dat
     """Return the cells that a line joins, with what they have in common."""
     if not others:
         return [("", frame)]
-    keys = frame[list(others)].astype(str).agg(", ".join, axis=1)
+    # A cell that does not state a setting has NaN there, which pandas keeps when it converts to text.
+    keys = pd.Series([", ".join(texts) for texts in zip(*(_texts(frame, name) for name in others), strict=True)])
+    keys.index = frame.index
     names = ", ".join(map(_words, others))
     return [(f"{names} {key}", pd.DataFrame(frame.loc[keys == key])) for key in dict.fromkeys(keys)]
 

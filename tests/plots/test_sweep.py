@@ -125,3 +125,11 @@ def test_intervals_beyond_every_scale_are_drawn_like_open_ones():
     axes = plot_sweep(frame, "measurement.metric", varied=["measurement.metric"])
     axes[0].figure.canvas.draw()
     assert axes[3].get_ylim()[1] < 10
+
+
+def test_a_setting_that_a_cell_does_not_state_joins_its_line():
+    cells = [{"policy.temperature": value, "measurement.second_moments": np.nan} for value in (0.6, 1.0)]
+    cells += [{"policy.temperature": 1.0, "measurement.second_moments": "embedded"}]
+    frame = frame_of(cells)
+    axes = plot_sweep(frame, "policy.temperature", varied=["policy.temperature", "measurement.second_moments"])
+    assert len(heights(axes[0])) == 2
