@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -207,6 +207,15 @@ class AdamMetric:
                 )
             found[name] = self.of_parameter(given, parameter)
         return found
+
+    def applied_to(self, selection: ParameterSelection, model: nn.Module, rollouts: Rollouts) -> ParameterSelection:
+        """Return the selection of the parameters of a model, to be measured in this metric on some rollouts.
+
+        Raises:
+            ValueError: as :meth:`preconditioner` and :meth:`refuse_prompts`.
+        """
+        self.refuse_prompts(rollouts)
+        return replace(selection, preconditioner=self.preconditioner(model, selection))
 
     def describe(self) -> dict[str, Any]:
         """Return what identifies the metric, for the metadata of a measurement."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -113,8 +113,7 @@ class MeasuringSession:
         selection = select_parameters(policy.model, section.params, section.blocks)
         metric = metric or read_metric(section.metric, section.second_moments, policy.model)
         if metric is not None:
-            metric.refuse_prompts(rollouts)
-            selection = replace(selection, preconditioner=metric.preconditioner(policy.model, selection))
+            selection = metric.applied_to(selection, policy.model, rollouts)
         sketch_version = section.sketch_version or default_sketch_version(selection.n_parameters)
         sketch = None
         if section.sketch_dim is not None:
@@ -325,7 +324,8 @@ class MeasuringSession:
             _report_non_finite(rollouts, rows[~finite])
         kept = np.argsort(rows, kind="stable")
         kept = kept[finite[kept]]
-        parts = [{"sq_norms_by_block": self._by_block(table[kept]), "sketches": None} for table in norms]
+        names = list(self.selection.block_names)
+        parts = [{"sq_norms_by_block": pd.DataFrame(table[kept], columns=names), "sketches": None} for table in norms]
         if self.sketch is not None:
             sketches = np.concatenate([part.sketches for part in results if part.sketches is not None], axis=1)
             for part, projected in zip(parts, sketches, strict=True):
@@ -348,9 +348,6 @@ class MeasuringSession:
             weighted={name: WeightedGradients(**part) for name, part in zip(weightings, parts[1:], strict=True)},
             metadata=self.metadata | {"not_finite": lost},
         )
-
-    def _by_block(self, norms: np.ndarray) -> pd.DataFrame:
-        return pd.DataFrame(norms, columns=list(self.selection.block_names))
 
 
 def sequence_to_check(rollouts: Rollouts) -> tuple[str, int]:
