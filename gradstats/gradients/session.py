@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,7 +41,7 @@ from gradstats.gradients.reference_policy import as_reference, reference_logprob
 from gradstats.gradients.second_moments import read_metric
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.check import check_projections
-from gradstats.gradients.tokens.scores import TokenResult, TokenSettings, measure_tokens
+from gradstats.gradients.tokens.scores import MeasuredChunk, TokenResult, TokenSettings, measure_tokens
 from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.weighted_gradients import WeightedGradients
@@ -50,14 +50,6 @@ from gradstats.policy.policy import Policy, as_policy
 from gradstats.policy.sharding import is_sharded
 from gradstats.policy.threads import suitable_threads
 from gradstats.rollouts.table import Rollouts
-
-
-class _Measured(NamedTuple):
-    """What was measured on one chunk: by the engine, for its tokens, and under the reference policy."""
-
-    result: ChunkResult
-    tokens: TokenResult | None
-    reference: torch.Tensor | None
 
 
 @dataclass
@@ -223,7 +215,7 @@ class MeasuringSession:
         _check_vocabulary(self.policy, rollouts)
         refuse_estimated_from(self.estimated_from, rollouts)
         weightings = named_weightings(token_weights, rollouts)
-        measured: list[_Measured] = []
+        measured: list[MeasuredChunk] = []
         plan = self._plan(rollouts, np.arange(len(rollouts)), len(weightings))
         while plan:
             own = self.ranks.own(plan)
@@ -238,7 +230,7 @@ class MeasuringSession:
                 self._halve_budget(chunk, error)
             else:
                 # Where there are more ranks than chunks, the last ones repeat one that is already there.
-                for one in self.ranks.exchange(_Measured(result, tokens, reference))[: len(plan)]:
+                for one in self.ranks.exchange(MeasuredChunk(result, tokens, reference))[: len(plan)]:
                     refuse_not_finite(rollouts, one.result)
                     self._check_later(rollouts, one, list(weightings.values()))
                     measured.append(one)
@@ -255,7 +247,9 @@ class MeasuringSession:
         memory = default_memory_gib(self.policy.device) if self.memory_gib is None else self.memory_gib
         return measure_tokens(self.policy, chunk, self.selection, self.sketch, self.engine, self.tokens, memory)
 
-    def _check_later(self, rollouts: Rollouts, measured: _Measured, weightings: Sequence[Sequence[np.ndarray]]) -> None:
+    def _check_later(
+        self, rollouts: Rollouts, measured: MeasuredChunk, weightings: Sequence[Sequence[np.ndarray]]
+    ) -> None:
         """Compare the chosen sequence with a plain pass, where the chunk holds it."""
         if self.checked_later is None:
             return
@@ -311,7 +305,7 @@ class MeasuringSession:
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _collect(self, rollouts: Rollouts, measured: Sequence[_Measured], weightings: Sequence[str]) -> Measurement:
+    def _collect(self, rollouts: Rollouts, measured: Sequence[MeasuredChunk], weightings: Sequence[str]) -> Measurement:
         """Put chunk results back into the order of the rollouts; leave out gradients that are not finite."""
         results = [one.result for one in measured]
         token_results = [one.tokens for one in measured if one.tokens is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -70,6 +71,14 @@ class TokenResult:
         """Return the fields that were measured, chunk after chunk."""
         tables = [{name: rows for name, rows in vars(result).items() if rows is not None} for result in results]
         return {name: [values for table in tables for values in table[name]] for name in tables[0]}
+
+
+class MeasuredChunk(NamedTuple):
+    """What is measured on one chunk: by the engine, for its tokens, and of the reference policy's log-probabilities."""
+
+    result: ChunkResult
+    tokens: TokenResult | None
+    reference: Tensor | None
 
 
 def measure_tokens(
