@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-EXPECTED = ("01_alpha_r1_distill", "02_variance_vs_baseline", "03_paper_figures")
+EXPECTED = ("01_alpha_r1_distill", "02_variance_vs_baseline", "03_paper_figures", "04_inside_training")
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 # What each run of a notebook may take.
 SECONDS = 600
@@ -49,3 +49,8 @@ def test_a_notebook_runs(name, tmp_path, monkeypatch):
     if name == EXPECTED[2]:
         assert r"\toprule" in text
         assert (tmp_path / "figures" / "overlay" / "variance.pdf").exists()
+    if name == EXPECTED[3]:
+        assert "length_weighted(alpha=0.8, loo=True)" in text
+        assert [path.name for path in sorted((tmp_path / "monitor").glob("step-*"))] == [
+            f"step-{step:06d}" for step in range(3)
+        ]

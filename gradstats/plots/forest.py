@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.typing import ColorType
 
 # Inches per row at 8-point text.
@@ -183,7 +183,9 @@ def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5, *, vertical: bool = 
         axis.set_ticks(ticks)
         axis.set_minor_locator(LogLocator(subs=()))
     else:
-        axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+        axis.set_major_locator(LogLocator(subs=subs, numticks=12 if decades <= 6 else most + 1))
+    if decades > 6:
+        axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
     if decades <= 6 and right < 1e5 and left > 1e-4:
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))

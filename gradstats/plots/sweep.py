@@ -35,7 +35,7 @@ _ROW_INCHES = 1.35
 _TRAINING_STEP = re.compile(r"(?:.*[/\\])?(?:step|checkpoint)-(\d+)")
 _MOST_TICKS = 6
 # Ends of an interval further than this from its centre are drawn as if they were unknown.
-_FARTHEST = 1e9
+_FARTHEST = 1e3
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,20 @@ class _Axis:
 
 
 def varying_settings(frame: pd.DataFrame, varied: Sequence[str]) -> list[str]:
-    """Return the settings that take several values, without those that always change together with one before."""
-    kept: list[str] = []
-    for name in varied:
-        if len(set(_texts(frame, name))) > 1 and not any(_same(frame, name, other) for other in kept):
-            kept.append(name)
-    return kept
+    """Return the settings that take several values, without those that another one decides.
+
+    Of several that always change together, the first is returned.
+    """
+    several = [name for name in varied if len(set(_texts(frame, name))) > 1]
+    return [
+        name
+        for place, name in enumerate(several)
+        if not any(
+            _decides(frame, other, name) and (at < place or not _decides(frame, name, other))
+            for at, other in enumerate(several)
+            if at != place
+        )
+    ]
 
 
 def plot_sweep(
@@ -96,7 +104,7 @@ def plot_sweep(
     steps = training_steps(_texts(frame, setting))
     if steps is not None:
         frame = frame.assign(**{setting: steps})
-    others = [name for name in varying_settings(frame, varied) if name != setting and not _same(frame, name, setting)]
+    others = [name for name in varying_settings(frame, varied) if not _decides(frame, setting, name)]
     lines = _lines(frame, others)
     axis = _axis_of(frame, setting, training=steps is not None)
     panels = [name for name in OF_CELLS if np.isfinite(frame[name].to_numpy(dtype=float)).any()]
@@ -164,10 +172,10 @@ def _texts(frame: pd.DataFrame, name: str) -> list[str]:
     return [str(value) for value in frame[name]]
 
 
-def _same(frame: pd.DataFrame, one: str, other: str) -> bool:
-    """Whether two settings determine each other."""
+def _decides(frame: pd.DataFrame, one: str, other: str) -> bool:
+    """Whether cells that agree in one setting agree in another."""
     pairs = set(zip(_texts(frame, one), _texts(frame, other), strict=True))
-    return len(pairs) == len({first for first, _ in pairs}) == len({second for _, second in pairs})
+    return len(pairs) == len({first for first, _ in pairs})
 
 
 def _lines(frame: pd.DataFrame, others: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:

@@ -92,7 +92,8 @@ def layer_lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
     """Yield path and modules of each outermost list of layers, of which only one at a time has to be whole."""
     found: list[str] = []
     for path, module in model.named_modules():
-        is_list = isinstance(module, nn.ModuleList) and any(len(list(layer.children())) for layer in module)
-        if is_list and not path.startswith(tuple(f"{outer}." for outer in found)):
+        if not isinstance(module, nn.ModuleList) or not any(len(list(layer.children())) for layer in module):
+            continue
+        if not path.startswith(tuple(f"{outer}." for outer in found)):
             found.append(path)
             yield path, module

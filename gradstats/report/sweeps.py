@@ -109,7 +109,7 @@ class SweepResult(Printed):
             return pd.DataFrame(columns=["cell", *self.varied, "block"])
         joined = pd.concat(frames, ignore_index=True)
         first = ["cell", *self.varied]
-        return joined[[*first, *(name for name in joined if name not in first)]]
+        return joined.reindex(columns=[*first, *(name for name in joined if name not in first)])
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,25 @@ def test_settings_that_change_together_count_once():
     assert varying_settings(frame, ["a.x", "b.x", "c.z"]) == ["a.x"]
 
 
+def test_a_setting_that_another_one_decides_is_none_of_its_own():
+    frame = frame_of([{"metric": name, "moments": moments} for name, moments in (("e", None), ("a", "m"), ("b", "m"))])
+    assert varying_settings(frame, ["moments", "metric"]) == ["metric"]
+    axes = plot_sweep(frame, "metric", varied=["moments", "metric"])
+    (legend,) = axes[0].get_figure().legends
+    assert [text.get_text() for text in legend.get_texts()] == ["grpo"]
+    grid = frame_of([{"a.x": x, "b.y": y} for x in (1, 2) for y in (1, 2)])
+    assert varying_settings(grid, ["a.x", "b.y"]) == ["a.x", "b.y"]
+
+
+def test_many_decades_have_few_ticks():
+    frame = frame_of([{"a.x": 1}, {"a.x": 2}])
+    frame.loc[frame["estimator"] == "grpo", "ratio"] = 1e-9
+    ax = plot_sweep(frame, "a.x")[3]
+    ax.figure.canvas.draw()
+    low, high = ax.get_ylim()
+    assert 2 <= sum(low <= tick <= high for tick in ax.get_yticks()) <= 6
+
+
 def test_estimators_may_be_chosen_and_unresolved_numbers_are_left_out():
     frame = frame_of([{"a.x": 1}, {"a.x": 2}])
     frame.loc[frame["estimator"] == "grpo", ["ratio", "ratio_low", "ratio_high"]] = np.nan

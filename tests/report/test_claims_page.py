@@ -78,7 +78,11 @@ def test_what_the_metric_changes_follows_its_tables(claims, tmp_path, monkeypatc
             for name, value in (("alpha", alpha), ("matched_ratio", matched)):
                 entry |= {name: value, f"{name}_low": value - 0.1, f"{name}_high": value + 0.1}
             rows.append(entry)
+    rows.append({"measurement.metric": "adam", "estimator": "rloo", "n_effective_prompts": 1.04, "n_prompts": 200})
     pd.DataFrame(rows).to_csv(folder / "sweep.csv")
+    assert (
+        "ε of 1e-8, the first that was tried, the variance of `rloo` is worth that of 1.0 of 200" in claims.by_metric()
+    )
     assert (
         "head holds 90% and 20% of Σ‖S‖², the layers 10% and 80%; α 0.5 [0.4, 0.6] and 0.9 [0.8, 1]"
         in claims.by_metric()

@@ -17,7 +17,7 @@ from gradstats.system.progress import ProgressReport, Report, progress_bar
 
 Context = TypeVar("Context")
 MadeContext = TypeVar("MadeContext", covariant=True)
-GivenContext = TypeVar("GivenContext", contravariant=True)
+GivenContext = TypeVar("GivenContext", covariant=True)
 Value = TypeVar("Value")
 
 

@@ -1,0 +1,122 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Inside training
+#
+# Two lines attach gradstats to a trainer of TRL (extra `trl`): a monitor that measures the variance of each baseline on
+# the trainer's own completions, and an estimator in place of the trainer's advantages. Here the **embedded policy**
+# trains for a few steps, which is enough to see what is logged. The second half reads the results of longer training
+# runs, which asked whether the estimator with the lower measured variance trains better.
+
+# %%
+import warnings
+from pathlib import Path
+
+import datasets
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+import transformers
+from trl import GRPOConfig, GRPOTrainer
+
+import gradstats as gs
+from gradstats.integrations.trl import VarianceMonitor, use_estimator
+from gradstats.prompts.embedded import extract_answer, generate_problems
+
+torch.set_num_threads(1)
+mpl.rcParams.update(gs.plots.style("icml", "full"))
+warnings.filterwarnings("ignore")
+
+# %%
+policy = gs.load_policy("embedded", revision="step-2000", progress=False)
+
+
+def right(completions, answer, **_):
+    """Reward 1 for the right answer."""
+    texts = [messages[0]["content"] for messages in completions]
+    return [float(extract_answer(text) == reference) for text, reference in zip(texts, answer, strict=True)]
+
+
+problems = generate_problems(64, rng=0, split="train")
+rows = [{"prompt": [{"role": "user", "content": problem.prompt}], "answer": problem.answer} for problem in problems]
+settings = GRPOConfig(
+    output_dir="grpo",
+    per_device_train_batch_size=32,
+    num_generations=8,
+    max_completion_length=96,
+    max_steps=3,
+    learning_rate=3e-4,
+    lr_scheduler_type="constant",
+    loss_type="dr_grpo",  # a plain sum over tokens
+    scale_rewards="none",
+    beta=0.0,
+    bf16=False,
+    use_cpu=True,
+    report_to=[],
+    logging_steps=1,
+    save_strategy="no",
+    disable_tqdm=True,
+)
+trainer = GRPOTrainer(
+    model=policy.model,
+    args=settings,
+    processing_class=policy.tokenizer,
+    reward_funcs=right,
+    train_dataset=datasets.Dataset.from_list(rows),
+)
+trainer.remove_callback(transformers.PrinterCallback)
+
+# %% [markdown]
+# ## Two lines
+
+# %%
+labels = ["rloo", "reinforce", "length_weighted(alpha=0.8, loo=True)", "asymmetric(delta=-0.1, loo=True)"]
+VarianceMonitor(labels, every=1, out="monitor", sketch_dim=2048).attach(trainer)
+use_estimator(trainer, "length_weighted(alpha=0.8, loo=True)")
+trainer.train()
+
+# %% [markdown]
+# What the monitor logs goes through the trainer's own reporters. Four groups a step give wide intervals.
+
+# %%
+logged = pd.DataFrame([row for row in trainer.state.log_history if "gradstats/trace_cov" in row]).set_index("step")
+logged[[name for name in logged if name.startswith("gradstats/reinforce/ratio") or name == "gradstats/alpha"]]
+
+# %% [markdown]
+# ## Its record
+#
+# The full tables are the folder of a sweep over training steps, which `gradstats report` and `gradstats figures` read.
+
+# %%
+record = gs.read_sweep("monitor")
+gs.plots.plot_sweep(record, "policy.revision")
+plt.show()
+
+# %% [markdown]
+# ## Does the estimator with the lower measured variance train better?
+#
+# `experiments/train_with_estimators.py` trained this checkpoint with four estimators and three seeds each, until
+# 160 000 tokens were drawn; the numbers are in `figures/training`. Differences from RLOO are paired by seed. For the
+# conclusion see [the page of this example](../docs/training_example.md).
+
+# %%
+folder = Path(gs.__file__).parents[1] / "figures" / "training"
+if folder.is_dir():
+    differences = pd.read_csv(folder / "differences.csv")
+    print(differences.drop(columns="arm").round(3).to_string(index=False))
+    ratios = pd.read_csv(folder / "measured_ratios.csv")
+    print(ratios.round(3).to_string(index=False))
+else:
+    print("figures/training comes with a clone of the project")
