@@ -37,6 +37,12 @@ _OTHER_PARAMETERS = {
 }
 
 
+def known_as(model: CausalModel) -> str:
+    """Return the name that a loaded model can be loaded by again; that of its class where it was not loaded."""
+    source = getattr(model.config, "_name_or_path", "")
+    return EMBEDDED if source == str(EMBEDDED_FOLDER) else source or type(model).__name__
+
+
 def locate(name: str) -> tuple[str, dict[str, str]]:
     """Return the source and the options to pass to ``from_pretrained``; local paths come first.
 

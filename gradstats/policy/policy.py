@@ -21,6 +21,7 @@ from gradstats.policy.checkpoint import (
     check_vocabulary,
     dequantised,
     is_adapter,
+    known_as,
     load_adapter,
     load_error,
     locate,
@@ -334,5 +335,5 @@ def as_policy(policy_or_model: object) -> Policy:
         raise TypeError(
             f"policy is a {type(policy_or_model).__name__}: pass a Policy from load_policy, or a transformers model"
         )
-    name = getattr(policy_or_model.config, "_name_or_path", "") or type(policy_or_model).__name__
-    return Policy(cast("CausalModel", policy_or_model), None, name)
+    model = cast("CausalModel", policy_or_model)
+    return Policy(model, None, known_as(model))

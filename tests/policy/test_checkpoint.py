@@ -13,7 +13,7 @@ import torch
 from conftest import tiny_model, tiny_tokenizer
 
 import gradstats
-from gradstats.policy.checkpoint import check_vocabulary
+from gradstats.policy.checkpoint import check_vocabulary, known_as
 from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
 
@@ -22,6 +22,12 @@ from gradstats.prompts import Problem
 def test_a_missing_folder_is_said_to_be_missing(name):
     with pytest.raises(FileNotFoundError, match="the model folder .* does not exist"):
         load_policy(name)
+
+
+def test_a_model_is_known_by_what_it_is_loaded_by(policy_folder):
+    assert known_as(load_policy("embedded", revision="step-1000", progress=False).model) == "embedded"
+    assert known_as(load_policy(policy_folder).model) == str(policy_folder)
+    assert known_as(tiny_model("qwen2")) == "Qwen2ForCausalLM"
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):

@@ -32,6 +32,7 @@ from gradstats.integrations.trl.contract import check_trainer
 from gradstats.integrations.trl.generation import Generation, gathered, intercept, sampler_settings
 from gradstats.integrations.trl.live_policy import live_policy, step_name
 from gradstats.measurement.measurement import Measurement
+from gradstats.policy.checkpoint import known_as
 from gradstats.policy.dtypes import dtype_name
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class VarianceMonitor:
             name=folder.resolve().name,
             description=f"Measured during a training run of {type(trainer).__name__}.",
             policy=PolicySection(
-                name=getattr(model.config, "_name_or_path", "") or type(model).__name__,
+                name=known_as(model),
                 dtype=dtype_name(next(model.parameters()).dtype),  # pyright: ignore[reportArgumentType]
                 temperature=float(trainer.temperature),
             ),
