@@ -10,7 +10,7 @@ import numpy as np
 
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
-from gradstats.config.metrics import estimate_section
+from gradstats.config.metrics import adam_section, estimate_section
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.batch import COLUMN, how_to_get
@@ -50,6 +50,7 @@ def check_names(experiment: Experiment) -> None:
     for setting, one in (*(("variance.estimators", one) for one in chosen), ("variance.reference", reference)):
         _check_weights(setting, one)
     _check_rewards(experiment)
+    _check_ranks(experiment)
     _check_second_moments(experiment)
     _check_group_sizes(experiment)
     _check("behaviour_policy", lambda: experiment.sampling_policy)
@@ -126,6 +127,24 @@ def _trial_batch() -> Batch:
 
 def _check_rewards(experiment: Experiment) -> None:
     _check("sampling.reward", lambda: Grader.make(experiment.sampling.reward, []))
+
+
+def _check_ranks(experiment: Experiment) -> None:
+    """Refuse what needs whole parameters where ranks hold parts of them: measuring would, after all is sampled."""
+    section = experiment.measurement
+    if experiment.execution.ranks_per_worker == 1:
+        return
+    for name, refused in (
+        ("engine", section.engine in ("vmap", "loop")),
+        ("token_probes", section.token_probes > 0),
+        ("metric", adam_section(section.metric) is not None),
+    ):
+        if refused:
+            raise ValueError(
+                f"measurement.{name} is {getattr(section, name)!r}, which needs whole parameters, and "
+                f"execution.ranks_per_worker is {experiment.execution.ranks_per_worker}, whose ranks hold parts of "
+                "them: measure with engine ghost, without token_probes and in the Euclidean metric, or with one rank"
+            )
 
 
 def _check_second_moments(experiment: Experiment) -> None:

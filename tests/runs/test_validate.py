@@ -50,6 +50,18 @@ def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, ca
         ({"sampling": {"reward": "mth"}}, r"sampling\.reward: reward 'mth' is not known.*did you mean 'math'"),
         ({"behaviour_policy": {"revison": "step-1000"}}, r"behaviour_policy: .*did you mean 'revision'"),
         (
+            {"execution": {"ranks_per_worker": 3}, "measurement": {"engine": "vmap"}},
+            r"measurement\.engine is 'vmap', which needs whole parameters, and execution\.ranks_per_worker is 3",
+        ),
+        (
+            {"execution": {"ranks_per_worker": 2}, "measurement": {"token_probes": 8}},
+            r"measurement\.token_probes is 8, which needs whole parameters",
+        ),
+        (
+            {"execution": {"ranks_per_worker": 2}, "measurement": {"metric": "adam", "second_moments": "absent"}},
+            r"measurement\.metric is 'adam', which needs whole parameters",
+        ),
+        (
             {"length_scaling": {"published": "gloeckle"}},
             r"published is 'gloeckle': choose one of gloeckle2026",
         ),
