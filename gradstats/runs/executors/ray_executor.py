@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import sys
 import time
 import warnings
@@ -27,6 +28,8 @@ from gradstats.system.progress import ProgressReport
 MOST_DEATHS = 4
 # Seconds between two looks at the workers, and until a lack of workers is mentioned.
 _BETWEEN_LOOKS, _PATIENCE = 0.5, 20.0
+# Seconds that a cluster may take to answer.
+_LONGEST_CONNECTING = 10.0
 # How the messages of ray on workers that died begin.
 _ON_DEATHS = ("A worker died or was killed", f"Task {ShardWorker.__name__}.")
 
@@ -56,7 +59,9 @@ class Connection:
         if ray.is_initialized():
             return
         options: dict[str, object] = {}
-        if section.address is None:  # room for as many workers as were asked for, even on a small machine
+        if section.address is not None:
+            require_cluster(section.address)
+        else:  # room for as many workers as were asked for, even on a small machine
             n_cpus = max(section.workers * processors_of(section), os.cpu_count() or 1)
             options = {"include_dashboard": False, "num_cpus": n_cpus}
         ray.init(address=section.address or "local", log_to_driver=False, logging_level="ERROR", **options)
@@ -74,6 +79,30 @@ class Connection:
         if self.own:
             _ray().shutdown()
             self.own = False
+
+
+def require_cluster(address: str) -> None:
+    """Refuse an address at which nothing answers, which ray would try for minutes.
+
+    Args:
+        address: ``host:port``; one that ray finds or reads itself (auto, or with ``ray://``) is left to it.
+
+    Raises:
+        ConnectionError: when nothing answers there.
+        ValueError: when it is none.
+    """
+    if address in ("auto", "local") or "://" in address:
+        return
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ValueError(f"execution.address is {address!r}: write auto, or host:port of the cluster's head node")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_LONGEST_CONNECTING).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(
+            f"there is no cluster of ray at {address} (execution.address): {error}; start one with `ray start --head`, "
+            "or leave the address out"
+        ) from error
 
 
 def processors_of(section: ExecutionSection) -> int:

@@ -135,3 +135,18 @@ def test_more_gpus_than_there_are_is_an_error(connected, monkeypatch, tmp_path):
     monkeypatch.setattr("ray.shutdown", lambda: None)
     with pytest.raises(ValueError, match="execution.workers is 64 with 8 GPU each, and this machine has"):
         RayExecutor(section).connection.open(section)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "message"),
+    [
+        ("nonsense", ValueError, "execution.address is 'nonsense': write auto, or host:port"),
+        ("127.0.0.1:1", ConnectionError, r"no cluster of ray at 127.0.0.1:1 \(execution.address\)"),
+    ],
+)
+def test_an_address_where_nothing_answers_is_an_error_at_once(monkeypatch, address, kind, message):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("ray tries for minutes"))
+    section = ExecutionSection(executor="ray", address=address)
+    with pytest.raises(kind, match=message):
+        RayExecutor(section).connection.open(section)
