@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic
 
-from gradstats.runs.executors.seam import Context, Part, Spent, Value, Work
+from gradstats.runs.executors.seam import Context, Part, Spent, Value, Work, processor_seconds
 from gradstats.system.interrupts import finishing_current_shard
 from gradstats.system.progress import ProgressReport
 
@@ -29,9 +28,9 @@ class LocalExecutor:
     def crew(self, work: Work[Context]) -> Iterator[LocalCrew[Context]]:
         """Load what the parts need, and lend this process as the only worker."""
         with _threads(self.threads):
-            start = time.process_time()
+            start = processor_seconds(None)
             context = work.open()
-            self.spent.loading += time.process_time() - start
+            self.spent.loading += processor_seconds(context) - start
             yield LocalCrew(context, self.spent)
 
     def describe(self) -> dict[str, object]:
@@ -65,9 +64,9 @@ class LocalCrew(Generic[Context]):
         """Do one part after another."""
         with finishing_current_shard(report.say, what) as interrupt:
             for number in numbers:
-                start = time.process_time()
+                start = processor_seconds(self.context)
                 value = part(number)(self.context, report)
-                self.spent.add(0.0, time.process_time() - start)
+                self.spent.add(0.0, processor_seconds(self.context) - start)
                 yield number, value
                 interrupt.stop_if_asked()
 

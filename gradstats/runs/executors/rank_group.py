@@ -175,9 +175,14 @@ class RankGroup(Generic[Context]):
     Args:
         work: what each rank opens.
         n_ranks: how many there are.
+
+    Attributes:
+        processor_seconds: those of all ranks in what they have answered, see
+            :func:`gradstats.runs.executors.seam.processor_seconds`.
     """
 
     def __init__(self, work: Work[Context], n_ranks: int) -> None:
+        self.processor_seconds = 0.0
         self._work, self._n_ranks = work, n_ranks
         self._ranks: list[_Rank] = []
         self._folder: Path | None = None
@@ -275,6 +280,7 @@ class RankGroup(Generic[Context]):
         from gradstats.gradients.ranks import GroupMemoryError
 
         answers, dead = self._collected(report)
+        self.processor_seconds += sum(one.processor_seconds for one in answers.values())
         errors = [error_of(answers[number].pickled) for number in sorted(answers) if answers[number].failed]
         for error in errors:
             if isinstance(error, GroupMemoryError):

@@ -63,11 +63,13 @@ class Answer:
         pickled: the value of the first rank, None of the others; or the error.
         failed: whether it is an error.
         remarks: the warnings of the first rank: whether each is a RuntimeWarning, and its sentence.
+        processor_seconds: those of the rank, of all threads.
     """
 
     pickled: bytes
     failed: bool = False
     remarks: list[tuple[bool, str]] = field(default_factory=list)
+    processor_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def done(part: bytes, context: Any, report: SentReport) -> object:
 
 def answer(function: Callable[[], object], rank: int) -> Answer:
     """Return the value of a call, or what it raised; of the first rank with its warnings."""
-    failed = False
+    failed, start = False, time.process_time()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -157,7 +159,7 @@ def answer(function: Callable[[], object], rank: int) -> Answer:
             pickled = pickle.dumps(None if rank else value, protocol=5)
         except (Exception, SystemExit) as error:  # sys.exit in a user's function ends the part, not the rank
             failed, pickled = True, pickled_error(error)
-    return Answer(pickled, failed, [] if rank else remarks_among(caught))
+    return Answer(pickled, failed, [] if rank else remarks_among(caught), time.process_time() - start)
 
 
 def _end_with(parent: int, folder: Path) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gradstats.runs.executors.seam import processor_seconds
 from gradstats.system.user_code import look_in, search_folders
 
 if TYPE_CHECKING:
@@ -168,14 +169,14 @@ class ShardWorker:
             key: its name in the mailbox.
             mailbox: where to count progress.
         """
-        began = loaded = time.process_time()
+        began = loaded = processor_seconds(self._context)
         report = MailedReport(key, mailbox)
         failed = False
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 self._open()
-                loaded = time.process_time()
+                loaded = processor_seconds(self._context)
                 done: Part[Any, object] = pickle.loads(part)
                 pickled = pickle.dumps(done(self._context, report), protocol=5)
             except (Exception, SystemExit) as error:  # sys.exit in a user's function ends the part, not the worker
@@ -187,7 +188,7 @@ class ShardWorker:
             report.n_steps,
             report.n_tokens,
             loaded - began,
-            time.process_time() - loaded,
+            processor_seconds(self._context) - loaded,
             socket.gethostname(),
         )
 

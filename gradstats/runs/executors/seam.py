@@ -8,6 +8,7 @@ result. The process that started the run does no part of it itself; it alone wri
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -102,6 +103,15 @@ class Executor(Protocol):
     def counted_apart(self) -> Executor:
         """Return the same executor with counts of its own, for one run of several."""
         ...
+
+
+def processor_seconds(context: object) -> float:
+    """Return the processor seconds of this process so far, and of those that a context lets work, as a group of ranks.
+
+    Args:
+        context: what parts are called with; None before it is loaded.
+    """
+    return time.process_time() + float(getattr(context, "processor_seconds", 0.0))
 
 
 def ask(crew: Crew[Context], part: Part[Context, Value], what: str) -> Value:

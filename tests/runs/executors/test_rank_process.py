@@ -20,6 +20,7 @@ def here(monkeypatch):
     """What a rank takes over from this process."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("gradstats.system.user_code._folders", [])  # which it takes over for good
     return Surroundings.here(torch.get_num_threads(), without_gpu=False)
 
 
@@ -55,6 +56,7 @@ def test_an_answer_holds_the_value_and_the_warnings_of_the_first_rank_or_an_erro
     first, second = answer(warns, 0), answer(warns, 1)
     assert (pickle.loads(first.pickled), first.remarks, first.failed) == (7, [(True, "as expected")], False)
     assert (pickle.loads(second.pickled), second.remarks) == (None, [])
+    assert 0 < second.processor_seconds < 10
     failed = answer(lambda: 1 / 0, 1)
     assert failed.failed
     assert isinstance(error_of(failed.pickled), ZeroDivisionError)
