@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -41,6 +42,9 @@ from gradstats.config.sections import MeasurementSection, RewardNames, SamplingS
 
 if TYPE_CHECKING:
     from gradstats.runs.pipeline import PartResult
+
+#: Exit code of a part whose shards are drawn but not measured: EX_TEMPFAIL, after which launchers try again.
+UNFINISHED = 75
 
 
 def run(
@@ -119,7 +123,11 @@ def _run(
 
 
 def show_part(result: PartResult) -> None:
-    """Print what a part of a run has made, and what comes next."""
+    """Print what a part of a run has made, and what comes next.
+
+    Raises:
+        SystemExit: with `UNFINISHED` when its shards could not be measured yet, so that launchers repeat it.
+    """
     if result.n_awaited:
         what = (
             f"its {result.n_shards} shards are drawn; they are measured when all parts have drawn theirs, and "
@@ -133,6 +141,8 @@ def show_part(result: PartResult) -> None:
     terminal.console.print(terminal.escape(f"part {result.part}: {what}"))
     for remark in dict.fromkeys(result.remarks):
         terminal.note(remark)
+    if result.n_awaited:
+        sys.exit(UNFINISHED)
 
 
 def sample(

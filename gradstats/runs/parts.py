@@ -80,9 +80,16 @@ class RunPart:
         return True
 
     def write_record(
-        self, folder: Path, timings: Mapping[str, float], remarks: Sequence[str], execution: Mapping[str, object]
+        self, folder: Path, timings: Mapping[str, float], remarks: Sequence[str], execution: Mapping[str, object] | None
     ) -> None:
-        """Leave what a part did for the manifest of the run, added to what it did in earlier calls."""
+        """Leave what a part did for the manifest of the run, added to what it did in earlier calls.
+
+        Args:
+            folder: the run directory.
+            timings: seconds of each step.
+            remarks: the warnings of the steps.
+            execution: how shards were made; None where this call made none.
+        """
         path = folder / f"{PART}{self.number}-of-{self.n_parts}.json"
         earlier = read_json(path) if path.exists() else {"timings": {}, "remarks": []}
         names = dict.fromkeys([*earlier["timings"], *timings])
@@ -96,7 +103,7 @@ class RunPart:
                 "ended": datetime.now(UTC).isoformat(timespec="seconds"),
                 "timings": summed,
                 "remarks": list(dict.fromkeys([*earlier["remarks"], *remarks])),
-                "execution": dict(execution),
+                "execution": earlier.get("execution") if execution is None else dict(execution),
             },
         )
 

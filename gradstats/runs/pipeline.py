@@ -140,7 +140,8 @@ def _run_part(experiment: Experiment, path: Path, part: RunPart, progress: bool,
             if experiment.values.monte_carlo:
                 continue_prefixes(run, progress)
     finally:
-        part.write_record(path, run.timings, run.remarks, executor.describe())
+        executed = executor.describe() if executor.spent.n_parts else None
+        part.write_record(path, run.timings, run.remarks, executed)
     own = part.own(range(n_planned_shards(run)))
     measured = [number for number in own if number not in missing_measurements(run)]
     return PartResult(part, path, len(own), len(measured), len(missing_rollouts(run)), run.remarks)

@@ -13,6 +13,9 @@ import pytest
 from command_line import run
 
 import gradstats
+from gradstats.cli.running import UNFINISHED, show_part
+from gradstats.runs.parts import RunPart
+from gradstats.runs.pipeline import PartResult
 
 mpl.use("Agg")
 
@@ -35,6 +38,18 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
     code, out, _ = run(monkeypatch, capsys, "figures", run_directory / "run", "--venue", "neurips", "--formats", "svg")
     assert code == 0
     assert (run_directory / "run" / "figures" / "variance.svg").exists()
+
+
+@pytest.mark.parametrize(("n_awaited", "said"), [(0, "drawn and measured"), (3, "3 shards are missing: repeat")])
+def test_a_part_that_could_not_measure_yet_is_to_be_repeated(capsys, tmp_path, n_awaited, said):
+    result = PartResult(RunPart(2, 4), tmp_path, n_shards=5, n_measured=0, n_awaited=n_awaited, remarks=[])
+    if n_awaited:
+        with pytest.raises(SystemExit) as ended:
+            show_part(result)
+        assert ended.value.code == UNFINISHED
+    else:
+        show_part(result)
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_run_with_other_settings_names_the_setting(monkeypatch, capsys, run_directory):

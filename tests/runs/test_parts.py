@@ -85,3 +85,6 @@ def test_calls_of_the_same_part_add_up(tmp_path):
     (record,) = part_records(tmp_path).values()
     assert record["timings"] == {"sampling": 2.5, "measuring": 2.0}
     assert record["remarks"] == ["a", "b"]
+    part.write_record(tmp_path, {}, [], None)  # a call that found everything made
+    (record,) = part_records(tmp_path).values()
+    assert record["execution"] == {"executor": "local"}
