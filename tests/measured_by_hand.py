@@ -9,7 +9,7 @@ from conftest import ragged_rollouts
 from gradstats.measurement import Measurement, WeightedGradients
 
 
-def measured_by_hand(n=5, seed=0, tokens=True) -> Measurement:
+def measured_by_hand(n=5, seed=0, tokens=True, blocks=True) -> Measurement:
     """Random numbers in every field."""
     rng = np.random.default_rng(seed)
     rollouts = ragged_rollouts(n, seed)
@@ -20,8 +20,10 @@ def measured_by_hand(n=5, seed=0, tokens=True) -> Measurement:
 
     def gradients():
         norms = pd.DataFrame(rng.uniform(1, 2, (n, 2)), columns=["layer 0", "layer 1"])
-        return norms, rng.normal(size=(n, 8)).astype(np.float32)
+        sketches = rng.normal(size=(n, 8)).astype(np.float32)
+        return norms, sketches, np.stack([sketches * 2, -sketches], axis=1) if blocks else None
 
+    norms, sketches, by_block = gradients()
     positions = [np.arange(min(2, count)) for count in counts]
     scores = {
         "token_projections": ragged(3),
@@ -31,10 +33,12 @@ def measured_by_hand(n=5, seed=0, tokens=True) -> Measurement:
     }
     return Measurement(
         rollouts,
-        *gradients(),
+        norms,
+        sketches,
         *(ragged() for _ in range(4)),
         metadata={"sketch_dim": 8, "engine": "by hand"},
         weighted={"half": WeightedGradients(*gradients())},
+        sketches_by_block=by_block,
         **(scores if tokens else {}),
     )
 
@@ -43,12 +47,20 @@ def assert_identical(one: Measurement, other: Measurement) -> None:
     assert one.rollouts.frame.equals(other.rollouts.frame)
     pd.testing.assert_frame_equal(one.sq_norms_by_block, other.sq_norms_by_block)
     np.testing.assert_array_equal(one.sketches, other.sketches)
+    _assert_same_blocks(one.sketches_by_block, other.sketches_by_block)
     for name, gradients in one.weighted.items():
         pd.testing.assert_frame_equal(gradients.sq_norms_by_block, other.weighted[name].sq_norms_by_block)
         np.testing.assert_array_equal(gradients.sketches, other.weighted[name].sketches)
+        _assert_same_blocks(gradients.sketches_by_block, other.weighted[name].sketches_by_block)
     fields, others = (each.per_token_fields() | each.heavy_fields() for each in (one, other))
     assert list(fields) == list(others)
     for name, rows in fields.items():
         for row, same in zip(rows, others[name], strict=True):
             np.testing.assert_array_equal(row, same)
     assert one.metadata == other.metadata
+
+
+def _assert_same_blocks(one: np.ndarray | None, other: np.ndarray | None) -> None:
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        np.testing.assert_array_equal(one, other)

@@ -245,6 +245,7 @@ def measure(
             tokenizer.
     """
     import gradstats
+    from gradstats.gradients.blocks import n_block_sketches
     from gradstats.measurement.disk_size import measured_bytes, require_space
     from gradstats.measurement.storage import is_measurement_folder, refuse_to_replace_measurement
     from gradstats.measurement.token_scores import remark_on_precision
@@ -268,9 +269,10 @@ def measure(
     if out.exists():
         compared = {"params", "sketch_dim", "sketch_seed", "token_probes", "token_exact", "token_seed"}
         described = {"policy": loaded.describe(), "metric": None if metric is None else metric.describe()}
+        described["block_sketches"] = settings.block_sketches or None
         known = {**described, **settings.model_dump(include=compared)}
         refuse_to_replace_measurement(out, known, table, overwrite)
-    require_space(out, measured_bytes(table, settings))
+    require_space(out, measured_bytes(table, settings, n_block_sketches(loaded, settings)))
     measured = gradstats.measure(
         loaded,
         table,

@@ -77,6 +77,7 @@ def variance(
     source: Positional[Path],
     settings: OptionsOf[VarianceSection],
     by_length: int | None = None,
+    blocks: bool = False,
     out: Path | None = None,
     partial: Partial = False,
     trust: Trust = False,
@@ -88,6 +89,7 @@ def variance(
     Args:
         source: a measurement folder or a run directory.
         by_length: print noise, signal and bias in that many bins of completion length instead, the reference first.
+        blocks: compare on each block of parameters alone, of a measurement with --block-sketches.
         out: also write the table as CSV.
     """
     refuse_unknown_estimators(*settings.estimators, settings.reference)
@@ -96,6 +98,8 @@ def variance(
 
     if by_length is not None and settings.max_grad_norm is not None:
         raise ValueError("max_grad_norm clips gradients of whole batches, which are not split by length: leave it out")
+    if by_length is not None and blocks:
+        raise ValueError("--by-length and --blocks are different tables: give one of them")
     refuse_foreign_table(out, ["estimator", "trace_cov"])
     measured = read_measurement(source, partial=partial)
     with warnings.catch_warnings():  # the notes say the same, and more
@@ -104,6 +108,10 @@ def variance(
             from gradstats.runs.breakdowns import length_bins
 
             frame, notes = length_bins(measured, settings, by_length, settings.first_group_size)
+        elif blocks:
+            from gradstats.runs.breakdowns import block_variances
+
+            frame, notes = block_variances(measured, settings)
         else:
             from gradstats.stats.variance.available import compare_available
 
@@ -116,6 +124,10 @@ def variance(
             from gradstats.report.length_table import length_table
 
             terminal.show_table(length_table(frame))
+        elif blocks:
+            from gradstats.report.share_tables import block_table
+
+            terminal.show_table(block_table(frame))
         else:
             terminal.show_variance(frame)
         for sentence in notes:

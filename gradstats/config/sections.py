@@ -175,6 +175,11 @@ class MeasurementSection(Section):
         description="random signs of the projections: 1 (kept in memory), 2 (computed on the device); 1 up to 268 "
         "million parameters and 2 above by default; measurements to be compared need the same.",
     )
+    block_sketches: bool = Field(
+        default=False,
+        validate_default=True,
+        description="also keep the sketch of each block, from which variances are compared block by block.",
+    )
     token_probes: Annotated[int, Ge(0), Le(_MOST_TOKEN_PROBES)] = Field(
         default=0, description="random directions that every token's score is projected on; 0 for none."
     )
@@ -217,6 +222,13 @@ class MeasurementSection(Section):
         except ValueError as error:
             raise ValueError(f": {error}") from error
         return second_moments
+
+    @field_validator("block_sketches")
+    @classmethod
+    def _goes_with_sketches(cls, block_sketches: bool, info: ValidationInfo) -> bool:
+        if block_sketches and info.data.get("sketch_dim", 0) is None:
+            raise ValueError(", and sketch_dim is None: give a dimension of the sketches")
+        return block_sketches
 
     @field_validator("token_budget", mode="before")
     @classmethod

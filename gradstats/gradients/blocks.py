@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from gradstats.config.sections import MeasurementSection
 from gradstats.measurement.layers import split_layer
+from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import reshard
 
 Blocks = str | Mapping[str, str]
@@ -92,6 +94,13 @@ def select_parameters(model: nn.Module, params: str | None = None, blocks: Block
     return ParameterSelection(
         chosen, ordered, {name: ordered.index(block) for name, block in names.items()}, other_names
     )
+
+
+def n_block_sketches(policy: Policy, section: MeasurementSection) -> int:
+    """Return how many blocks a measurement keeps sketches of, beside those of the whole."""
+    if not section.block_sketches:
+        return 0
+    return len(select_parameters(policy.model, section.params, section.blocks).block_names)
 
 
 def _block(name: str, blocks: Blocks) -> str:

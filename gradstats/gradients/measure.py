@@ -39,6 +39,7 @@ def measure(
     sketch_dim: int | None = 16384,
     sketch_seed: int = 0,
     sketch_version: int | None = None,
+    block_sketches: bool = False,
     token_weights: TokenWeights | None = None,
     reference_policy: object = None,
     token_probes: int = 0,
@@ -78,6 +79,8 @@ def measure(
         sketch_seed: seed of the projections; measurements to be compared need the same.
         sketch_version: random signs of the projections: 1 (kept in memory), 2 (computed on the device); 1 up to 268
             million parameters and 2 above by default; measurements to be compared need the same.
+        block_sketches: also keep the sketch of each block, from which variances are compared block by block: by
+            ``gs.compare(…, blocks=True)``.
         token_weights: further weightings to measure, :math:`\sum_t w_{i,t} \nabla\log\pi(y_{i,t})`: name → for each
             rollout, one weight per completion token; or one such list, named "weighted". They share the forward pass
             and come back as ``measured.weighted[name]``.
@@ -128,6 +131,7 @@ def measure(
         "sketch_dim": sketch_dim,
         "sketch_seed": sketch_seed,
         "sketch_version": sketch_version,
+        "block_sketches": block_sketches,
         "token_probes": token_probes,
         "token_exact": token_exact,
         "token_seed": token_seed,

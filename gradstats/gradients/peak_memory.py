@@ -90,7 +90,7 @@ def peak_memory(
         selection: the parameters whose gradients are measured.
         n_sequences: sequences of the chunk.
         time: their tokens, prompts included.
-        sketch_dim: dimension of the sketches; None for none.
+        sketch_dim: dimension of the sketches, times the blocks where each has its own; None for none.
         activations: as :func:`activation_size` gives it.
     """
     at_once = 1 if engine == "loop" else n_sequences

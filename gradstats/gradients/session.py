@@ -109,7 +109,7 @@ class MeasuringSession:
         sketch_version = section.sketch_version or default_sketch_version(selection.n_parameters)
         sketch = None
         if section.sketch_dim is not None:
-            sketch = CountSketch(section.sketch_dim, section.sketch_seed, sketch_version)
+            sketch = CountSketch(section.sketch_dim, section.sketch_seed, sketch_version, section.block_sketches)
         refuse_dispatched(policy.model)
         _check_vocabulary(policy, rollouts)
         refuse_weights_that_are_not_finite(policy.model, policy.name)
@@ -143,6 +143,7 @@ class MeasuringSession:
             "sketch_dim": section.sketch_dim,
             "sketch_seed": section.sketch_seed,
             "sketch_version": sketch_version,
+            "block_sketches": section.block_sketches or None,
             "reference_policy": None if reference is None else reference.describe(),
             "token_probes": section.token_probes,
             "token_exact": section.token_exact,
@@ -320,10 +321,10 @@ class MeasuringSession:
         kept = kept[finite[kept]]
         names = list(self.selection.block_names)
         parts = [{"sq_norms_by_block": pd.DataFrame(table[kept], columns=names), "sketches": None} for table in norms]
-        if self.sketch is not None:
-            sketches = np.concatenate([part.sketches for part in results if part.sketches is not None], axis=1)
-            for part, projected in zip(parts, sketches, strict=True):
-                part["sketches"] = projected[kept]
+        for name in ("sketches", "sketches_by_block"):
+            of_chunks = [values for one in results if (values := getattr(one, name)) is not None]
+            for part, projected in zip(parts, np.concatenate(of_chunks, axis=1) if of_chunks else (), strict=False):
+                part[name] = projected[kept]
         ragged: dict[str, Any] = {
             name: [values for result in results for values in result.chunk.ragged(getattr(result.statistics, name))]
             for name in TokenStatistics._fields

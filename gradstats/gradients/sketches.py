@@ -35,17 +35,19 @@ class CountSketch:
         seed: seed of signs and buckets.
         version: how signs and buckets are generated, see :mod:`gradstats.gradients.random_signs`; 1 or 2. Sketches of
             different versions are as unrelated as those of different seeds.
+        by_block: whether engines keep the sketch of each block of parameters, of which the whole is the sum.
 
     Raises:
         ValueError: when ``dim`` is not positive.
     """
 
-    def __init__(self, dim: int, seed: int = 0, version: int = 2) -> None:
+    def __init__(self, dim: int, seed: int = 0, version: int = 2, by_block: bool = False) -> None:
         if dim < 1:
             raise ValueError(f"sketch_dim is {dim}: it must be at least 1 (or None for no sketches)")
         self.dim = dim
         self.seed = seed
         self.version = version
+        self.by_block = by_block
 
     def signs(self, name: str, size: int) -> RandomSigns:
         """Return the signs and buckets of a parameter with ``size`` coordinates."""

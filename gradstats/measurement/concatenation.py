@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-import pandas as pd
-
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.metric import metric_label
 from gradstats.measurement.weighted_gradients import WeightedGradients
@@ -37,19 +34,20 @@ def concatenate_measurements(shards: Iterable[Measurement], *, allow_policy_mism
     if not allow_policy_mismatch:
         refuse_different_policies((shard.metadata for shard in shards), "measurements")
     tables = (shard.rollouts for shard in shards)
-    sq_norms, sketches = _stacked([WeightedGradients(shard.sq_norms_by_block, shard.sketches) for shard in shards])
+    gradients = WeightedGradients.concatenate([shard.gradients for shard in shards])
     per_token = [shard.per_token_fields() | shard.heavy_fields() for shard in shards]
     return Measurement(
         Rollouts.concatenate(tables, allow_policy_mismatch=allow_policy_mismatch),
-        sq_norms,
-        sketches,
+        gradients.sq_norms_by_block,
+        gradients.sketches,
         **{name: [rows for fields in per_token for rows in fields[name]] for name in per_token[0]},
         weighted={
-            name: WeightedGradients(*_stacked([shard.weighted[name] for shard in shards]))
+            name: WeightedGradients.concatenate([shard.weighted[name] for shard in shards])
             for name in shards[0].weighted
         },
         metadata={name: value for name, value in shards[0].metadata.items() if name != ORIGIN}
         | {"not_finite": [row for shard in shards for row in shard.metadata.get("not_finite", [])]},
+        sketches_by_block=gradients.sketches_by_block,
     )
 
 
@@ -62,6 +60,7 @@ def _refuse_different(shards: Sequence[Measurement]) -> None:
                 f"measurements differ in {name} ({', '.join(sorted(values))}): measure them with the same settings"
             )
     for name, kinds in (
+        ("sketches by block", {shard.sketches_by_block is None for shard in shards}),
         ("ref_logprobs", {shard.ref_logprobs is None for shard in shards}),
         ("values", {shard.values is None for shard in shards}),
         ("fitted_values", {shard.fitted_values is None for shard in shards}),
@@ -80,10 +79,3 @@ def shared_entry(measured: Measurement, name: str) -> object:
     if name == "sketch_version":
         return None if measured.sketches is None else measured.metadata.get(name, 1)
     return measured.metadata.get(name)
-
-
-def _stacked(shards: Sequence[WeightedGradients]) -> tuple[pd.DataFrame, np.ndarray | None]:
-    """Return the squared norms and sketches of several shards, one after another."""
-    sketches = [shard.sketches for shard in shards if shard.sketches is not None]
-    sq_norms = pd.concat([shard.sq_norms_by_block for shard in shards], ignore_index=True)
-    return sq_norms, np.concatenate(sketches) if sketches else None

@@ -18,22 +18,31 @@ _BYTES_PER_TOKEN = 4 * 8 + 8
 _BYTES_PER_SKETCH_ENTRY = 4
 
 
-def measured_bytes(rollouts: Rollouts, section: MeasurementSection) -> int:
-    """Return an upper bound of the disk space that the measurement of some rollouts takes, in bytes."""
+def measured_bytes(rollouts: Rollouts, section: MeasurementSection, n_blocks: int = 0) -> int:
+    """Return an upper bound of the disk space that the measurement of some rollouts takes, in bytes.
+
+    Args:
+        rollouts: the sequences.
+        section: what is measured.
+        n_blocks: blocks whose sketches are kept beside the whole's.
+    """
     lengths = rollouts.frame["completion_tokens"].map(len).to_numpy()
     counted = zip(*np.unique(lengths, return_counts=True), strict=True)
-    return sum(bytes_of_sequences(int(length), int(n), section) for length, n in counted)
+    return sum(bytes_of_sequences(int(length), int(n), section, n_blocks) for length, n in counted)
 
 
-def bytes_of_sequences(length: int, n: int, section: MeasurementSection) -> int:
-    """Return an upper bound of the disk space that ``n`` sequences of ``length`` tokens take, in bytes."""
+def bytes_of_sequences(length: int, n: int, section: MeasurementSection, n_blocks: int = 0) -> int:
+    """Return an upper bound of the disk space that ``n`` sequences of ``length`` tokens take, in bytes.
+
+    ``n_blocks`` is as for :func:`measured_bytes`.
+    """
     sketch_dim, probes, exact = section.sketch_dim or 0, section.token_probes, section.token_exact
     # The heaviest tokens that hold a share of a sum are at most that share of all tokens.
     heavy = min(length, math.ceil(exact * length) if 0 < exact < 1 else int(exact))
     item = np.dtype(section.token_dtype).itemsize
     return n * (
         length * (_BYTES_PER_TOKEN + probes * item)
-        + sketch_dim * _BYTES_PER_SKETCH_ENTRY
+        + sketch_dim * (1 + n_blocks) * _BYTES_PER_SKETCH_ENTRY
         + heavy * (sketch_dim * item + 16)
     )
 

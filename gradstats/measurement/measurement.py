@@ -45,6 +45,8 @@ class Measurement(TokenQuantities):
             ``sketches``; or None.
         values: for each sequence, (T_i,) Monte-Carlo values of the state before each token, NaN inside steps; or None.
         fitted_values: for each sequence, (T_i,) values of the same states by a fitted head; or None.
+        sketches_by_block: (N, blocks, sketch_dim) sketches of the parts of the :math:`S_i` that belong to the blocks of
+            ``sq_norms_by_block``, which sum to ``sketches``; or None.
 
     Raises:
         ValueError: when the fields disagree about the number of sequences or of tokens.
@@ -75,6 +77,7 @@ class Measurement(TokenQuantities):
     heavy_sketches: list[np.ndarray] | None = None
     values: list[np.ndarray] | None = None
     fitted_values: list[np.ndarray] | None = None
+    sketches_by_block: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         n = len(self.rollouts)
@@ -82,6 +85,8 @@ class Measurement(TokenQuantities):
         counts["sq_norms_by_block"] = len(self.sq_norms_by_block)
         if self.sketches is not None:
             counts["sketches"] = len(self.sketches)
+        if self.sketches_by_block is not None:
+            counts["sketches_by_block"] = len(self.sketches_by_block)
         counts |= {name: len(rows) for name, rows in self.heavy_fields().items()}
         counts |= {f"weighted[{name!r}]": len(gradients) for name, gradients in self.weighted.items()}
         for name, count in counts.items():
@@ -114,6 +119,11 @@ class Measurement(TokenQuantities):
     def sq_norms(self) -> np.ndarray:
         r"""(N,) :math:`\lVert S_i\rVert^2`."""
         return self.sq_norms_by_block.to_numpy(dtype=np.float64).sum(axis=1)
+
+    @property
+    def gradients(self) -> WeightedGradients:
+        """Norms and sketches alone."""
+        return WeightedGradients(self.sq_norms_by_block, self.sketches, self.sketches_by_block)
 
     @property
     def sketch_dim(self) -> int | None:
@@ -150,13 +160,14 @@ class Measurement(TokenQuantities):
     def select(self, index: np.ndarray | Sequence[int] | slice) -> Measurement:
         """Return the sequences at the given positions, in that order."""
         rows = np.arange(len(self))[index]
-        gradients = WeightedGradients(self.sq_norms_by_block, self.sketches).select(rows)
+        gradients = self.gradients.select(rows)
         per_sequence = self.per_token_fields() | self.heavy_fields()
         return replace(
             self,
             rollouts=self.rollouts.select(rows),
             sq_norms_by_block=gradients.sq_norms_by_block,
             sketches=gradients.sketches,
+            sketches_by_block=gradients.sketches_by_block,
             **{name: [values[row] for row in rows] for name, values in per_sequence.items()},
             weighted={name: gradients.select(rows) for name, gradients in self.weighted.items()},
         )

@@ -50,6 +50,8 @@ def save_measurement(
         tensors[f"{prefix}sq_norms_by_block"] = gradients.sq_norms_by_block.to_numpy(dtype=np.float64)
         if gradients.sketches is not None:
             tensors[f"{prefix}sketches"] = gradients.sketches
+        if gradients.sketches_by_block is not None:
+            tensors[f"{prefix}sketches_by_block"] = gradients.sketches_by_block
     # safetensors writes an array's memory as it is laid out: a transposed array would be read back scrambled.
     tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     with atomic_path(folder, replace_folder=True) as partial:
@@ -161,7 +163,7 @@ def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:
 def _measurement(described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], rollouts: Rollouts) -> Measurement:
     def gradients(prefix: str) -> WeightedGradients:
         norms = pd.DataFrame(tensors[f"{prefix}sq_norms_by_block"], columns=described["block_names"])
-        return WeightedGradients(norms, tensors.get(f"{prefix}sketches"))
+        return WeightedGradients(norms, tensors.get(f"{prefix}sketches"), tensors.get(f"{prefix}sketches_by_block"))
 
     lengths = [len(tokens) for tokens in rollouts.frame["completion_tokens"]]
     measured = gradients("")
@@ -174,6 +176,7 @@ def _measurement(described: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
         **_rows(tensors, [name for name in HEAVY_FIELDS if name in tensors], tensors.get("heavy_counts", ())),
         weighted={name: gradients(f"weighted/{name}/") for name in described.get("weighted", ())},
         metadata=described["metadata"],
+        sketches_by_block=measured.sketches_by_block,
     )
 
 
@@ -189,8 +192,7 @@ def _listed(cell: Any) -> Any:
 
 def _by_prefix(measured: Measurement) -> dict[str, WeightedGradients]:
     """Return the gradients of a measurement by the prefix of their tensors' names."""
-    plain = WeightedGradients(measured.sq_norms_by_block, measured.sketches)
-    return {"": plain} | {f"weighted/{name}/": gradients for name, gradients in measured.weighted.items()}
+    return {"": measured.gradients} | {f"weighted/{name}/": gradients for name, gradients in measured.weighted.items()}
 
 
 def _rows(

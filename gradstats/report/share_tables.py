@@ -1,4 +1,4 @@
-"""Tables of gradients by success rate, and of noise at an equal number of tokens."""
+"""Tables of gradients by success rate and by block of parameters, and of noise at an equal number of tokens."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ SUCCESS_HEADINGS = {
     "kept_share": "groups kept",
     "spread_share": "groups with spread",
 }
+BLOCK_HEADINGS = {"trace_cov": "variance", "ratio": "ratio"}
 ALLOCATION_HEADINGS = {
     "noise_to_signal": "noise to signal",
     "relative_noise": "relative noise",
@@ -41,6 +42,21 @@ def success_table(frame: pd.DataFrame) -> Table:
     ]
     columns = columns_of(frame, SUCCESS_HEADINGS)
     return Table(caption, "estimator, success rate", tuple(rows), columns, frame, label="tab:success")
+
+
+def block_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``VarianceByBlock.to_frame()``."""
+    caption = (
+        "Variance of the gradient with respect to each block of parameters, and its ratio to that of "
+        f"{frame.attrs['reference']} on the same block, {_level(frame)}intervals over prompts."
+    )
+    several = frame["group_size"].nunique() > 1
+    rows = [
+        f"{row['block']}, {row['estimator']}{', N={:g}'.format(row['group_size']) if several else ''}"
+        for row in frame.to_dict("records")
+    ]
+    columns = columns_of(frame, BLOCK_HEADINGS)
+    return Table(caption, "block, estimator", tuple(rows), columns, frame, label="tab:blocks")
 
 
 def allocation_table(frame: pd.DataFrame) -> Table:

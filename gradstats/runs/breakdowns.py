@@ -87,16 +87,42 @@ def length_bins(
         f"{one.label} is a batch-level estimator, which is not split by length" if one.across_groups else reason
         for one, reason in zip(chosen, reasons_against(measured, chosen, section.target), strict=True)
     ]
-    left_out = list(dict.fromkeys(reason for reason in reasons if reason is not None))
-    allowed = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
-    if not allowed:
-        raise ValueError("; ".join(left_out))
+    allowed, left_out = _allowed(chosen, reasons)
     found = variances_by_length(
         measured, allowed, n_bins=n_bins, group_size=group_size, rng=section.seed, target=section.target
     )
     frame = pd.concat([one.to_frame(section.confidence_level) for one in found], ignore_index=True)
     frame.attrs["confidence_level"] = section.confidence_level
     return frame, list(dict.fromkeys([*left_out, *(note for one in found for note in one.comparison.notes)]))
+
+
+def block_variances(measured: Measurement, section: VarianceSection) -> tuple[pd.DataFrame, list[str]]:
+    """Return the variance table block by block of the parameters, and the notes on it.
+
+    Args:
+        measured: the completions, with sketches by block.
+        section: as for :func:`gradstats.compare`; estimators that are not measured are left out.
+
+    Raises:
+        ValueError: as :func:`gradstats.compare`; where none of the estimators can be compared.
+    """
+    chosen = [estimators.get(label) for label in section.estimators]
+    allowed, left_out = _allowed(chosen, reasons_against(measured, chosen, section.target))
+    found = compare(measured, **section.arguments(estimators=allowed), blocks=True)
+    return found.to_frame(section.confidence_level), [*left_out, *found.notes]
+
+
+def _allowed(chosen: list[Weighting], reasons: list[str | None]) -> tuple[list[Weighting], list[str]]:
+    """Return the estimators that nothing speaks against, and what speaks against the others.
+
+    Raises:
+        ValueError: where there are none.
+    """
+    left_out = list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    allowed = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
+    if not allowed:
+        raise ValueError("; ".join(left_out))
+    return allowed, left_out
 
 
 def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:

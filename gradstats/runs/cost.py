@@ -11,7 +11,7 @@ import torch
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.metrics import adam_section
-from gradstats.gradients.blocks import ParameterSelection, select_parameters
+from gradstats.gradients.blocks import ParameterSelection, n_block_sketches, select_parameters
 from gradstats.gradients.chunking import default_memory_gib, plan_chunks
 from gradstats.gradients.engines.layers import supported_layers
 from gradstats.gradients.engines.registry import ENGINES
@@ -137,12 +137,16 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     )
     per_token = _seconds_per_token(experiment, engine, policy, selection, longest, chunks, measured)
     tokens = plan.n_completions * cap
-    memory = _memory_gib(plan, experiment.measurement.sketch_dim, engine, selection, max(map(len, chunks)))
+    n_blocks = n_block_sketches(policy, experiment.measurement)
+    sketched = experiment.measurement.sketch_dim  # numbers of a sequence that the engine adds to
+    if sketched is not None:
+        sketched *= max(1, n_blocks)
+    memory = _memory_gib(plan, sketched, engine, selection, max(map(len, chunks)))
     if experiment.reference_policy:  # its weights are held as well
         memory += sum(one.numel() * one.element_size() for one in policy.model.parameters()) / GIB
     continuations = experiment.values.monte_carlo * plan.n_completions / experiment.values.batch_size
-    disk = bytes_of_sequences(cap, plan.n_completions, experiment.measurement)
-    disk += measured * plan.n_completions * 4 * (experiment.measurement.sketch_dim or 0)
+    disk = bytes_of_sequences(cap, plan.n_completions, experiment.measurement, n_blocks)
+    disk += measured * plan.n_completions * 4 * (experiment.measurement.sketch_dim or 0) * (1 + n_blocks)
     return CostEstimate(
         len(plan.problems),
         plan.n_completions,
@@ -245,7 +249,7 @@ def _seconds_per_token(
     weightings = [[np.ones(length)] * len(frame)] * n_weightings
     chunk = make_chunk(Rollouts(frame), np.arange(len(frame)), policy.device, policy.dtype, weightings)
     section = experiment.measurement
-    sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim)
+    sketch = None if section.sketch_dim is None else CountSketch(section.sketch_dim, by_block=section.block_sketches)
     run = ENGINES[engine]
     memory = default_memory_gib(policy.device) if section.memory_gib is None else section.memory_gib
     heavy = math.ceil(section.token_exact * length) if 0 < section.token_exact < 1 else int(section.token_exact)

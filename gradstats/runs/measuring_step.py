@@ -146,6 +146,7 @@ def _measure(
         with run.alone():
             tables, section = with_estimated_moments(run, tables, progress)
     unmeasured = Rollouts.concatenate([tables[number] for number in missing])
+    # Sketches by block are not counted: how many blocks there are is known only where the model is.
     require_space(run.measurement, measured_bytes(unmeasured, section))
     # Shards of one measurement hold the same weightings and sketches: those of the first that was finished.
     done = next(iter(shards.finished(len(tables))), None)

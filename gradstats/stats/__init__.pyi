@@ -37,6 +37,7 @@ from .tokens.surprise_along import surprise_along as surprise_along
 from .tokens.token_profile import TokenProfile as TokenProfile
 from .variance.allocation import Allocation as Allocation
 from .variance.allocation import allocate as allocate
+from .variance.by_block import VarianceByBlock as VarianceByBlock
 from .variance.comparison import compare as compare
 from .variance.equivalent_group_size import EquivalentGroupSize as EquivalentGroupSize
 from .variance.equivalent_group_size import equivalent_group_size as equivalent_group_size

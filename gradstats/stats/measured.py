@@ -151,6 +151,16 @@ class MeasuredGradients(MeasuredRollouts, Protocol):
 
 
 @runtime_checkable
+class MeasuredBlockGradients(MeasuredGradients, MeasuredBlocks, Protocol):
+    """The same for each block of parameters."""
+
+    @property
+    def sketches_by_block(self) -> np.ndarray | None:
+        """(N, blocks, D) random projections, which sum to those of the S_i."""
+        ...
+
+
+@runtime_checkable
 class MeasuredProfile(MeasuredNorms, MeasuredPolicy, Protocol):
     """What a policy's profile needs: scores of whole completions and the scored distribution at every token."""
 

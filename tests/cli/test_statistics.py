@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from command_line import run
+from comparison_batches import quiet_compare
 
 import gradstats
 from gradstats import data
@@ -130,6 +131,28 @@ def test_bias_by_length_of_every_estimator(monkeypatch, capsys, measured, tmp_pa
     code, _, err = run(monkeypatch, capsys, "variance", measured, "--by-length", "0")
     assert code == 1
     assert "n_bins=0 must be at least 1" in err
+
+
+def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
+    words = ("--estimators", "rloo", "group_mean", "otb", "--blocks", "--out", tmp_path / "blocks.csv")
+    code, _, err = run(monkeypatch, capsys, "variance", measured, *words)
+    assert code == 1
+    assert "holds no sketches by block: measure with block_sketches=True" in err
+    known = gradstats.read_measurement(measured)
+    parts = np.stack([np.sqrt(share) * known.sketches for share in (0.25, 0.75)], axis=1)
+    replace(known, sketches_by_block=parts).save(tmp_path / "m")
+    code, out, err = run(monkeypatch, capsys, "variance", tmp_path / "m", *words)
+    assert code == 0
+    assert "otb weights each token" in err
+    for row in ("attention, rloo", "attention, group_mean", "mlp, rloo", "mlp, group_mean"):
+        assert row in out
+    frame = pd.read_csv(tmp_path / "blocks.csv")
+    assert frame["block"].tolist() == ["attention", "attention", "mlp", "mlp"]
+    whole = quiet_compare(known, ["rloo", "group_mean"]).to_frame()["trace_cov"].to_numpy()
+    np.testing.assert_allclose(frame["trace_cov"], np.concatenate([0.25 * whole, 0.75 * whole]), rtol=1e-9)
+    code, _, err = run(monkeypatch, capsys, "variance", measured, "--blocks", "--by-length", 2)
+    assert code == 1
+    assert "--by-length and --blocks are different tables: give one of them" in err
 
 
 def test_the_questions(monkeypatch, capsys, measured):

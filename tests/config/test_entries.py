@@ -46,6 +46,7 @@ ONLY_IN_PYTHON = {
     (PolicySection, "sharded"): "a file says in how many parts: execution.ranks_per_worker",
     (PromptsSection, "rng"): "a file calls it seed: it holds numbers only",
     (SamplingSection, "rng"): "a file calls it seed: it holds numbers only",
+    (VarianceSection, "blocks"): "another table; gradstats variance has it as --blocks",
     (VarianceSection, "rng"): "a file calls it seed: it holds numbers only",
     (SamplingSection, "policy"): "the policy has its own section",
     (SamplingSection, "problems"): "the problems have their own section",
@@ -231,6 +232,7 @@ def called(monkeypatch, tmp_path):
     monkeypatch.setattr("gradstats.measurement.storage.read_measurement", lambda path, **_: None)
     monkeypatch.setattr("gradstats.runs.points.load_points", lambda path, **_: {})
     monkeypatch.setattr("gradstats.measurement.disk_size.measured_bytes", lambda *_: 0)
+    monkeypatch.setattr("gradstats.gradients.blocks.n_block_sketches", lambda *_: 0)
     monkeypatch.setattr("gradstats.report.saved_results.read_results", lambda path: None)
     monkeypatch.setattr("gradstats.report.figures.refuse_foreign_figures", lambda *_: None)
 

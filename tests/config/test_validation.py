@@ -41,6 +41,11 @@ from gradstats.config.validation import WrongSettingsError
             {"sketch_dim": 0},
             "sketch_dim is 0: it must be an integer in [1, 16777216], or None (dim",
         ),
+        (
+            MeasurementSection,
+            {"sketch_dim": None, "block_sketches": True},
+            "block_sketches is True, and sketch_dim is None: give a dimension of the sketches",
+        ),
         (MeasurementSection, {"memory_gib": -1}, "memory_gib is -1: it must be a number above 0, or None (most memory"),
         (MeasurementSection, {"token_exact": 1.0}, "token_exact is 1.0, neither a share below 1 nor a whole number"),
         (MeasurementSection, {"token_exact": 2.5}, "token_exact is 2.5: give a number of tokens, or a share"),

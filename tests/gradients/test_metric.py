@@ -22,23 +22,31 @@ DIM = 64
 
 
 def assert_exact(model, rollouts, metric, engines=("ghost",), rtol=1e-8, temperature=0.7, **options):
-    """Norms of P·S for every parameter, with sketches and without, and the sketches themselves."""
+    """Norms of P·S for every parameter, with sketches and without, and the sketches themselves, by parameter too."""
     expected = metric_oracle(model, rollouts, metric, temperature)
     chosen = gradients.select_parameters(model, options.get("params")).parameters
     sketch = CountSketch(DIM, 0, 1)
-    sketches = torch.zeros(len(rollouts), DIM, dtype=torch.float64)
+    parts = torch.zeros(len(rollouts), len(chosen), DIM, dtype=torch.float64)
     for row, gradient in enumerate(scaled_gradients(model, rollouts, metric, temperature)):
-        for name in chosen:
-            sketch.add(sketches[row : row + 1], name, gradient[name][None])
+        for number, name in enumerate(chosen):
+            sketch.add(parts[row, number][None], name, gradient[name][None])
     common = {"blocks": "parameter", "metric": metric, "progress": False} | options
     for engine in engines:
         for sketch_dim in (None, DIM) if engine == "ghost" else (DIM,):
             measured = gradients.measure(
-                Policy(model, temperature=temperature), rollouts, engine=engine, sketch_dim=sketch_dim, **common
+                Policy(model, temperature=temperature),
+                rollouts,
+                engine=engine,
+                sketch_dim=sketch_dim,
+                block_sketches=sketch_dim is not None,
+                **common,
             )
             for name, values in measured.sq_norms_by_block.items():
                 np.testing.assert_allclose(values, expected[name], rtol=rtol, atol=1e-18, err_msg=f"{engine} {name}")
-        np.testing.assert_allclose(measured.sketches, sketches.numpy(), rtol=rtol, atol=1e-8 * sketches.abs().max())
+        sketches, atol = parts.sum(dim=1).numpy(), max(rtol, 1e-8) * parts.abs().max()
+        np.testing.assert_allclose(measured.sketches, sketches, rtol=rtol, atol=atol)
+        assert list(measured.sq_norms_by_block) == list(chosen)
+        np.testing.assert_allclose(measured.sketches_by_block, parts.numpy(), rtol=rtol, atol=atol)
     return measured
 
 

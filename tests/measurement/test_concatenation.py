@@ -39,6 +39,14 @@ def test_measurements_of_different_weightings_or_references_are_not_joined():
         Measurement.concatenate([plain, replace(plain, ref_logprobs=plain.logprobs)])
 
 
+def test_sketches_by_block_are_joined_and_not_with_measurements_without():
+    measured = measured_by_hand()
+    joined = Measurement.concatenate([measured.select([0, 1]), measured.select([2, 3, 4])])
+    assert_identical(replace(joined, metadata=measured.metadata), measured)
+    with pytest.raises(ValueError, match="measurements differ in sketches by block"):
+        Measurement.concatenate([measured, replace(measured, sketches_by_block=None)])
+
+
 @pytest.mark.parametrize(("setting", "values"), [("sketch_seed", (0, 1)), ("sketch_version", (1, 2))])
 def test_measurements_of_different_sketches_are_not_joined(setting, values):
     common = {"sketch_dim": 8, "progress": False}

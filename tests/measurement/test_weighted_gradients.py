@@ -42,6 +42,17 @@ def test_norms_are_summed_over_blocks_and_rows_selected_with_their_sketches():
     assert WeightedGradients(norms, None).select(np.array([1])).sketches is None
 
 
+def test_one_block_alone():
+    measured = measured_by_hand()
+    block = measured.gradients.of_block("layer 1")
+    assert block.sq_norms.tolist() == measured.sq_norms_by_block["layer 1"].tolist()
+    np.testing.assert_array_equal(block.sketches, measured.sketches_by_block[:, 1])
+    whole = WeightedGradients.concatenate([measured.gradients.select(np.array(rows)) for rows in ([0, 1], [2, 3, 4])])
+    np.testing.assert_array_equal(whole.sketches_by_block, measured.sketches_by_block)
+    with pytest.raises(ValueError, match="holds no sketches by block: measure with block_sketches=True"):
+        WeightedGradients(measured.sq_norms_by_block, measured.sketches).of_block("layer 1")
+
+
 def test_inner_products_of_sketches_in_half_precision_are_summed_in_float64():
     sketches = np.full((2, 70_000), 2.0, dtype=np.float16)
     assert sketched_gram(sketches, np.array([1.0, 4.0])).tolist() == [[1, 280_000], [280_000, 4]]

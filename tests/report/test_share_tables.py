@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from comparison_batches import correlated_batch
+from comparison_batches import correlated_batch, quiet_compare
 
 from gradstats.plots.shares import bin_label
 from gradstats.report.share_tables import (
     ALLOCATION_HEADINGS,
+    BLOCK_HEADINGS,
     SUCCESS_HEADINGS,
     allocation_table,
+    block_table,
     success_table,
 )
-from gradstats.stats import allocate, variance_by_success
+from gradstats.stats import VarianceByBlock, allocate, variance_by_success
 
 
 def test_one_row_for_each_estimator_and_bin():
@@ -26,6 +28,18 @@ def test_one_row_for_each_estimator_and_bin():
     given = variance_by_success(batch, ["rloo"], scores, success=[0.5] * 240, bins=1).to_frame()
     assert "(as given), groups of 8 completions" in success_table(given).caption
     assert success_table(given).rows == ("rloo, 0.5 (n = 30)",)
+
+
+def test_one_row_for_each_block_and_estimator():
+    batch, scores = correlated_batch(n_prompts=30, size=8)
+    of_size = {sizes: quiet_compare(batch, ["rloo", "grpo"], scores, group_size=sizes) for sizes in (4, (2, 4))}
+    found = VarianceByBlock({"attention": of_size[4], "mlp": of_size[4]})
+    table = block_table(found.to_frame(0.9))
+    assert table.rows == ("attention, rloo", "attention, grpo", "mlp, rloo", "mlp, grpo")
+    assert list(table.columns) == list(BLOCK_HEADINGS.values())
+    assert table.columns["ratio"][0] == (1.0, 1.0, 1.0)
+    assert "to that of rloo on the same block, 90% intervals" in table.caption
+    assert block_table(VarianceByBlock({"mlp": of_size[2, 4]}).to_frame()).rows[0] == "mlp, rloo, N=2"
 
 
 def test_allocations():

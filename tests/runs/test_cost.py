@@ -9,6 +9,7 @@ import pytest
 
 import gradstats
 from gradstats.config.experiment import Experiment
+from gradstats.gradients.blocks import select_parameters
 from gradstats.runs.cost import estimate_cost
 
 mpl.use("Agg")
@@ -45,6 +46,11 @@ def test_cost_estimates_follow_the_settings(policy_folder, tmp_path):
     scaled = cost({"metric": "adam", "second_moments": "embedded"})
     assert scaled.preconditioner_gib * 1024**3 == pytest.approx(4 * few.n_parameters)
     assert scaled.memory_gib == pytest.approx(few.memory_gib + scaled.preconditioner_gib)
+    blocks = cost({"block_sketches": True})
+    n_blocks = len(select_parameters(gradstats.load_policy(policy_folder).model).block_names)
+    assert (blocks.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(20 * 4 * 1000 * n_blocks)
+    n_at_once = (blocks.memory_gib - few.memory_gib) * 1024**3 / (4 * 1000 * (n_blocks - 1))
+    assert 1 <= round(n_at_once) == pytest.approx(n_at_once)
     # Two weightings for each clip, shared by the recipes of the same clip, where the sampler's temperature differs.
     recipes = {"estimators": ["rloo", "recipe:grpo", "recipe:dr_grpo", "recipe:dapo"]}
     assert (few.n_weightings, few.off_policy) == (0, False)

@@ -110,11 +110,12 @@ class LayerReduction:
         preconditioner = reduction.preconditioner_of(name)
         columns = term.right.shape[2]
         size = term.left.shape[2] * columns
+        sketches = reduction.sketches_of(name)
         for first, product in term.products(reduction.dtype, preconditioner):
             flat = product.flatten(start_dim=1)
             reduction.add_sq_norms(name, sq_norms(flat))
-            if reduction.sketch is not None and reduction.sketches is not None:
-                reduction.sketch.add_slice(reduction.sketches, name, size, first * columns, flat)
+            if reduction.sketch is not None and sketches is not None:
+                reduction.sketch.add_slice(sketches, name, size, first * columns, flat)
 
     def _reduce_rows(self, name: str, terms: list[EmbeddingRows]) -> None:
         reduction = self._reduction
@@ -138,9 +139,10 @@ class LayerReduction:
             products = torch.bmm(inputs.to(reduction.dtype), values.transpose(1, 2))
             total += 2 * products.mul_(gathered).sum(dim=(1, 2)).double()
         reduction.add_sq_norms(name, total)
-        if reduction.sketch is not None and reduction.sketches is not None:
+        sketches = reduction.sketches_of(name)
+        if reduction.sketch is not None and sketches is not None:
             size = reduction.size_of(name)
-            reduction.sketch.add_rows(reduction.sketches, name, size, keys // n_rows, keys % n_rows, rows)
+            reduction.sketch.add_rows(sketches, name, size, keys // n_rows, keys % n_rows, rows)
 
 
 def _place(tensor: Tensor) -> Place:

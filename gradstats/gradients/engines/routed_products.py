@@ -81,9 +81,9 @@ class RoutedProducts:
         """Add the gradients of one expert, formed slice by slice, to sketches; return their squared norms."""
         term, preconditioner = self._products(pairs, valid), reduction.preconditioner_of(name)
         norms = torch.zeros(len(sequences), dtype=torch.float64, device=sequences.device)
-        sketches = None
-        if reduction.sketches is not None:
-            sketches = reduction.sketches.new_zeros(len(sequences), reduction.sketches.shape[1])
+        of_batch, sketches = reduction.sketches_of(name), None
+        if of_batch is not None:
+            sketches = of_batch.new_zeros(len(sequences), of_batch.shape[1])
         of_expert = None if preconditioner is None else preconditioner[expert]
         for first, product in term.products(reduction.dtype, of_expert):
             flat = product.flatten(start_dim=1)
@@ -92,8 +92,8 @@ class RoutedProducts:
             if reduction.sketch is not None and sketches is not None:
                 begin = expert * term.size + first * term.right.shape[2]
                 reduction.sketch.add_slice(sketches, name, reduction.size_of(name), begin, flat)
-        if reduction.sketches is not None and sketches is not None:
-            reduction.sketches.index_add_(0, sequences, sketches)
+        if of_batch is not None and sketches is not None:
+            of_batch.index_add_(0, sequences, sketches)
         return norms
 
     def _products(self, pairs: Tensor, valid: Tensor) -> OuterProducts:

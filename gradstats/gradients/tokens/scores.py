@@ -175,8 +175,12 @@ def _with_exact_tokens(
     if not len(one_hot) or engine is ghost_engine:
         both = engine(policy, extended, selection, sketch)
         given = slice(len(chunk.weights))
-        sketches = None if both.sketches is None else both.sketches[given]
-        return replace(both, chunk=chunk, sq_norms_by_block=both.sq_norms_by_block[given], sketches=sketches), both
+        projected = {
+            name: values[given]
+            for name in ("sketches", "sketches_by_block")
+            if (values := getattr(both, name)) is not None
+        }
+        return replace(both, chunk=chunk, sq_norms_by_block=both.sq_norms_by_block[given], **projected), both
     # The vmap engine would hold a whole gradient for each token.
     return engine(policy, chunk, selection, sketch), loop_engine(policy, extended, selection, sketch)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
 from operator import index
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,17 +20,57 @@ from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
 from gradstats.measurement.metric import metric_sentence
-from gradstats.stats.measured import MeasuredGradients
+from gradstats.measurement.weighted_gradients import NO_BLOCK_SKETCHES, WeightedGradients
+from gradstats.stats.measured import MeasuredBlockGradients, MeasuredGradients
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
+from gradstats.stats.variance.by_block import VarianceByBlock
 from gradstats.stats.variance.comparison_inputs import ComparisonInputs
 from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.notes import remarks_about, warnings_about
+from gradstats.stats.variance.notes import notes_of_each, remarks_about, warnings_about
 from gradstats.stats.variance.pooled_completions import PooledCompletions
 from gradstats.stats.variance.prepared_inputs import prepared_inputs
 from gradstats.stats.variance.reduced_coordinates import rotated_once
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.target import TargetChoice, target_of
 from gradstats.stats.variance.variance_comparison import GroupSplit, VarianceComparison
+
+
+@overload
+def compare(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[str | Weighting],
+    scores: ArrayLike | None = None,
+    group_size: int | Sequence[int] | None = None,
+    reference: str | Weighting = "rloo",
+    prompts_per_batch: int | None = None,
+    n_resamples: int | None = None,
+    rng: int | np.random.Generator | None = 0,
+    *,
+    max_grad_norm: float | None = None,
+    target: AskedTarget = "auto",
+    scores_are_sketches: bool | None = None,
+    blocks: Literal[False] = False,
+    **fields: ArrayLike | None,
+) -> VarianceComparison: ...
+
+
+@overload
+def compare(
+    measured_or_batch: MeasuredBlockGradients,
+    estimators: Sequence[str | Weighting],
+    scores: None = None,
+    group_size: int | Sequence[int] | None = None,
+    reference: str | Weighting = "rloo",
+    prompts_per_batch: int | None = None,
+    n_resamples: int | None = None,
+    rng: int | np.random.Generator | None = 0,
+    *,
+    max_grad_norm: None = None,
+    target: AskedTarget = "auto",
+    scores_are_sketches: bool | None = None,
+    blocks: Literal[True],
+    **fields: ArrayLike | None,
+) -> VarianceByBlock: ...
 
 
 def compare(
@@ -44,8 +86,9 @@ def compare(
     max_grad_norm: float | None = None,
     target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
+    blocks: bool = False,
     **fields: ArrayLike | None,
-) -> VarianceComparison:
+) -> VarianceComparison | VarianceByBlock:
     r"""Compare the variance of policy-gradient estimators on the same rollouts, with paired intervals.
 
     With :math:`g_m = \sum_{i \in m} w_i S_i` the gradient of a group of completions of prompt m, each row holds
@@ -103,6 +146,10 @@ def compare(
     is B times that of the batch gradient, and so comparable with the others'
     (:class:`gradstats.stats.variance.batch_moments.DealtDifferences`).
 
+    **Blocks.** With ``blocks=True`` the gradient with respect to each block of parameters is compared alone, from the
+    sketches of a measurement with ``block_sketches=True``: which blocks' noise an estimator reduces. Completions keep
+    the weights that they have in the whole gradient, so that trace_cov adds up over blocks.
+
     Args:
         measured_or_batch: a measurement, or a :class:`gradstats.estimators.Batch` (then ``scores`` is needed).
         estimators: labels of estimators, with parameters as in ``"length_weighted(alpha=0.8, loo=True)"``; or
@@ -127,17 +174,21 @@ def compare(
         target: what cosine and bias are judged against; ``"auto"``, ``"on_policy"`` or ``"importance"``.
         scores_are_sketches: whether ``scores`` are a random projection; by default True for a
             measurement's sketches and False for ``scores`` given here.
+        blocks: compare on each block of parameters alone; sequence-level estimators, and recipes whose weightings were
+            measured.
         **fields: further fields of the measurement's :class:`gradstats.estimators.Batch`, such as ``values`` for
             ``gae`` (one array per completion or (N, T)) or ``greedy_rewards`` for ``remax``.
 
     Returns:
-        A :class:`gradstats.stats.VarianceComparison`.
+        A :class:`gradstats.stats.VarianceComparison`; with ``blocks=True`` a :class:`gradstats.stats.VarianceByBlock`,
+        whose frame has one row per block and estimator.
 
     Raises:
         TypeError: for a Batch without scores, or further fields given with a Batch.
         ValueError: for fewer than 2 prompts, a group size larger than the number of completions, scores of a wrong
             shape, a token-level estimator without token scores, an estimator whose inputs are missing or whose
-            ratios overflow, batches too large, or fewer than one prompt a batch or one resample.
+            ratios overflow, batches too large, or fewer than one prompt a batch or one resample; with ``blocks=True``
+            for a measurement without sketches by block, scores, or a max_grad_norm.
 
     Example:
         >>> import numpy as np
@@ -150,6 +201,19 @@ def compare(
         >>> frame = table.to_frame()
         >>> frame[["estimator", "ratio", "matched_ratio"]].round(3).to_numpy().tolist()
         [['rloo', 1.0, 1.0], ['group_mean', 0.563, 1.0], ['reinforce', 2.448, 2.448]]
+
+        By block, of what ``gs.measure(…, block_sketches=True)`` returns:
+
+        >>> import pandas as pd
+        >>> parts = np.stack([scores, scores + rng.normal(size=(400, 8))], axis=1)
+        >>> norms = pd.DataFrame((parts**2).sum(axis=2), columns=["attention", "mlp"])
+        >>> completions, prompts = [[2] * length for length in lengths], batch.groups.astype(str).tolist()
+        >>> rollouts = gs.Rollouts.from_sequences([[1]] * 400, completions, rewards, prompts)
+        >>> logprobs = [np.zeros(length) for length in lengths]
+        >>> measured = gs.Measurement(rollouts, norms, parts.sum(axis=1), *[logprobs] * 4, sketches_by_block=parts)
+        >>> frame = gs.compare(measured, ["reinforce"], blocks=True, scores_are_sketches=False).to_frame()
+        >>> frame[["block", "estimator", "ratio"]].round(3).to_numpy().tolist()
+        [['attention', 'reinforce', 2.448], ['mlp', 'reinforce', 2.435]]
     """
     VarianceSection(
         prompts_per_batch=prompts_per_batch, max_grad_norm=max_grad_norm, n_resamples=n_resamples, target=target
@@ -167,35 +231,86 @@ def compare(
     inputs, (*chosen, base), judged = prepared_inputs(
         measured_or_batch, [*chosen, base], scores, scores_are_sketches, target, fields
     )
+    by_name = {"": inputs}
+    if blocks:
+        by_name = _inputs_by_block(measured_or_batch, inputs, [*chosen, base], scores, max_grad_norm)
+    in_metric = metric_sentence(getattr(measured_or_batch, "metadata", {}))
+    found: dict[str, VarianceComparison] = {}
+    warned: list[list[str]] = []
+    # Every block is dealt the same batches; the caller's generator has been used once.
+    streams = [*(deepcopy(generator) for _ in range(len(by_name) - 1)), generator]
+    for (name, of_one), stream in zip(by_name.items(), streams, strict=True):
+        comparison, warned_of_one = _compared_at_sizes(
+            of_one, chosen, base, judged, sizes, stream, prompts_per_batch, n_resamples, max_grad_norm
+        )
+        remarks = [*filter(None, [in_metric, judged.remark]), *comparison.notes]
+        warned.append([*filter(None, [judged.missing]), *warned_of_one])
+        found[name] = replace(comparison, notes=(*warned[-1], *remarks))
+    for note in notes_of_each(warned, list(found)):
+        warnings.warn(note, UserWarning, stacklevel=2)
+    return VarianceByBlock(found) if blocks else found[""]
+
+
+def _inputs_by_block(
+    measured: Batch | MeasuredGradients,
+    inputs: ComparisonInputs,
+    estimators: Sequence[Weighting],
+    scores: ArrayLike | None,
+    max_grad_norm: float | None,
+) -> dict[str, ComparisonInputs]:
+    """Return the inputs of a comparison on each block alone.
+
+    Raises:
+        ValueError: for what has no such parts.
+    """
+    if scores is not None or isinstance(measured, Batch):
+        raise ValueError("blocks=True takes the sketches of a measurement, which scores have not: leave blocks out")
+    if max_grad_norm is not None:
+        raise ValueError("max_grad_norm clips whole gradients, which blocks=True divides: leave one of them out")
+    if not isinstance(measured, MeasuredBlockGradients):
+        raise ValueError(NO_BLOCK_SKETCHES)
+    gradients = WeightedGradients(measured.sq_norms_by_block, measured.sketches, measured.sketches_by_block)
+    return {block: inputs.of_block(gradients, block, estimators) for block in gradients.sq_norms_by_block}
+
+
+def _compared_at_sizes(
+    inputs: ComparisonInputs,
+    estimators: Sequence[Weighting],
+    reference: Weighting,
+    judged: TargetChoice,
+    sizes: Sequence[int | None],
+    generator: np.random.Generator,
+    prompts_per_batch: int | None,
+    n_resamples: int | None,
+    max_grad_norm: float | None,
+) -> tuple[VarianceComparison, list[str]]:
+    """Compare at each group size; return the comparison, with what is to be remarked on it, and what to warn of."""
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
     by_size: list[_OfOneSize] = []
     with rotated_once():
         for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
             groups = split_into_groups(prompts, inputs.order, size)
             pool = replace(
-                pooled(inputs, groups, [*chosen, base], stream, prompts_per_batch, n_resamples, judged),
+                pooled(inputs, groups, [*estimators, reference], stream, prompts_per_batch, n_resamples, judged),
                 max_grad_norm=max_grad_norm,
             )
-            by_size.append(compared(pool, chosen, base, judged))
+            by_size.append(compared(pool, estimators, reference, judged))
     splits, rows, warned, remarks, differences, labels = zip(*by_size, strict=True)
-    warned = [*filter(None, [judged.missing]), *_of_each_size(warned, sizes)]
-    in_metric = metric_sentence(getattr(measured_or_batch, "metadata", {}))
-    remarks = [*filter(None, [in_metric, judged.remark]), *_of_each_size(remarks, sizes)]
-    for note in warned:
-        warnings.warn(note, UserWarning, stacklevel=2)
-    return VarianceComparison(
+    names = [f"group_size={size}" for size in sizes]
+    comparison = VarianceComparison(
         rows=tuple(chain.from_iterable(rows)),
         splits=splits,
-        reference=base.label,
+        reference=reference.label,
         prompts_per_batch=pool.error_prompts if max_grad_norm is None else pool.batch_prompts,
         max_grad_norm=max_grad_norm,
         metric=inputs.metric,
         sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
         target=judged,
-        notes=(*warned, *remarks),
+        notes=tuple(notes_of_each(remarks, names)),
         differences=differences,
         prompt_labels=labels,
     )
+    return comparison, notes_of_each(warned, names)
 
 
 def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
@@ -270,17 +385,3 @@ def compared(
     )
     warned, remarks = warnings_about(pool, rows, estimators), remarks_about(pool, rows)
     return split, rows, warned, remarks, pairwise_differences(matched), pool.prompt_labels
-
-
-def _of_each_size(notes: Sequence[Sequence[str]], sizes: Sequence[int | None]) -> list[str]:
-    """Return the notes of all group sizes, each with its size where there are several; common ones only once."""
-    if len(sizes) == 1:
-        return list(notes[0])
-    common = [note for note in notes[0] if all(note in others for others in notes)]
-    of_one_size = [
-        f"group_size={size}: {note}"
-        for size, remarks in zip(sizes, notes, strict=True)
-        for note in remarks
-        if note not in common
-    ]
-    return [*of_one_size, *common]

@@ -48,6 +48,8 @@ class ComparisonInputs:
         combined: the names of those that estimators of the comparison combine.
         measured_batch: the completions of a measurement, with the ratios that weightings were measured with.
         metric: label of the metric that gradients were measured in.
+        sq_norms: (N,) exact squared norms of what ``scores`` project; by default those of ``batch``, which estimators
+            may weight by. Both differ where the scores are those of one block.
     """
 
     batch: Batch
@@ -59,6 +61,7 @@ class ComparisonInputs:
     combined: tuple[str, ...] = ()
     measured_batch: Batch | None = None
     metric: str = EUCLIDEAN
+    sq_norms: Float[np.ndarray, " n"] | None = None
 
     def with_combined(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
         """Return inputs and estimators, with recipes whose weightings were measured as combinations of these."""
@@ -111,9 +114,41 @@ class ComparisonInputs:
                 self.batch.require(one.needs, one.label)
                 raise ValueError(_unknown_token_scores(one, self.batch))
 
+    @property
+    def _squares(self) -> Float[np.ndarray, " n"] | None:
+        return self.batch.sq_norms if self.sq_norms is None else self.sq_norms
+
+    def of_block(
+        self, gradients: WeightedGradients, block: str, estimators: Sequence[Weighting] = ()
+    ) -> ComparisonInputs:
+        """Return the gradients with respect to one block; the estimators' weights remain those of the whole.
+
+        Args:
+            gradients: the whole, with sketches by block.
+            block: the name of the block.
+            estimators: what is compared.
+
+        Raises:
+            ValueError: without sketches by block, or for an estimator that weights single tokens.
+        """
+        for one in estimators:
+            if one.level == "token" and not isinstance(one, ByWeightings):
+                raise ValueError(
+                    f"{one.label} weights each token, whose scores are not kept by block: leave it out of a comparison "
+                    "by block"
+                )
+        of_block = gradients.of_block(block)
+        return replace(
+            self,
+            scores=np.asarray(of_block.sketches),
+            sq_norms=of_block.sq_norms,
+            probed=None,
+            weighted={name: self.weighted[name].of_block(block) for name in self.combined},
+        )
+
     def prepared(self, rows: Int[np.ndarray, " kept"]) -> Scores:
         """Return the scores of some completions, in that order."""
-        scores = prepare_scores(self.scores, self.batch.mask, rows, self.sketched, self.batch.sq_norms, self.probed)
+        scores = prepare_scores(self.scores, self.batch.mask, rows, self.sketched, self._squares, self.probed)
         return replace(scores, combined=self._combined_scores(rows, scores.signs)) if self.combined else scores
 
     def _combined_scores(
@@ -148,7 +183,7 @@ class ComparisonInputs:
         spanned = shared_coordinates(self.scores) if of_completions else None
         if spanned is None:
             return in_fewer_coordinates(self.prepared(rows), sketch_error)
-        scores = prepare_scores(spanned.coordinates, self.batch.mask, rows, self.sketched, self.batch.sq_norms)
+        scores = prepare_scores(spanned.coordinates, self.batch.mask, rows, self.sketched, self._squares)
         return with_directions(scores, spanned, sketch_error)
 
     def with_coordinates(self, groups: Groups, rng: np.random.Generator) -> tuple[Batch, Scores, SketchError | None]:

@@ -292,3 +292,14 @@ def _listed(labels: Sequence[str]) -> str:
     if len(labels) > MOST_NAMED:
         return f"{', '.join(labels[:2])}, … and {labels[-1]} ({len(labels)} rows)"
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+
+
+def notes_of_each(notes: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:
+    """Return the notes of several comparisons, each after the name of its own; common ones only once, at the end."""
+    if len(names) == 1:
+        return list(notes[0])
+    common = [note for note in notes[0] if all(note in others for others in notes)]
+    of_one = [
+        f"{name}: {note}" for name, remarks in zip(names, notes, strict=True) for note in remarks if note not in common
+    ]
+    return [*of_one, *common]

@@ -41,11 +41,27 @@ def test_sketches_are_linear_in_the_gradients_and_add_up_over_parameters():
     np.testing.assert_allclose(reduce_gradients(doubled, SELECTION, sketch)[1], -2 * whole, rtol=1e-12)
 
 
+def test_the_sketches_of_blocks_are_those_of_their_parameters_and_sum_to_the_whole():
+    gradients = random_gradients()
+    _, parts = reduce_gradients(gradients, SELECTION, CountSketch(16, 3, by_block=True))
+    assert parts.shape == (2, 2, 16)
+    for number, names in enumerate(("ac", "b")):
+        of_block = {name: gradients[name] for name in names}
+        np.testing.assert_array_equal(parts[:, number], reduce_gradients(of_block, SELECTION, CountSketch(16, 3))[1])
+    np.testing.assert_allclose(
+        parts.sum(axis=1), reduce_gradients(gradients, SELECTION, CountSketch(16, 3))[1], rtol=1e-12, atol=1e-12
+    )
+    row = Reduction(SELECTION, CountSketch(16, 3, by_block=True), 2, torch.float64, torch.device("cpu"))
+    row.add_row("b", 1, gradients["b"][1])
+    np.testing.assert_array_equal(row.result()[1][1, 1], parts[1, 1])
+    assert not row.result()[1][:, 0].any()
+
+
 def test_half_precision_is_accumulated_in_float32():
     values = torch.full((1, 70_000), 2.0, dtype=torch.float16)  # the sum of squares, 280000, is above float16's largest
     np.testing.assert_allclose(sq_norms(values), 280_000, rtol=1e-6)
     reduction = Reduction(SELECTION, CountSketch(8, 0), 1, torch.float16, torch.device("cpu"))
-    assert reduction.dtype == reduction.sketches.dtype == torch.float32
+    assert reduction.dtype == reduction.sketches_of("a").dtype == torch.float32
     assert reduction.size_of("a") == 12
 
 
@@ -58,3 +74,8 @@ def test_weightings_are_stacked_in_front():
     np.testing.assert_array_equal(result.sq_norms_by_block, [first[0], second[0]])
     np.testing.assert_array_equal(result.sketches, [first[1], second[1]])
     assert stack_weightings(chunk, [(first[0], None)], statistics).sketches is None
+    assert result.sketches_by_block is None
+    _, parts = reduce_gradients(random_gradients(), SELECTION, CountSketch(8, 0, by_block=True))
+    by_block = stack_weightings(chunk, [(first[0], parts)], statistics)
+    np.testing.assert_array_equal(by_block.sketches_by_block, [parts])
+    np.testing.assert_allclose(by_block.sketches, [first[1]], rtol=1e-12, atol=1e-12)
