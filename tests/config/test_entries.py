@@ -5,7 +5,10 @@ They agree on names and defaults, and what a docstring says of an argument begin
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
+import pkgutil
 import re
 
 import numpy as np
@@ -222,8 +225,17 @@ def recorded(monkeypatch, capsys, tmp_path, target, command, *words):
     return seen
 
 
+@pytest.fixture(scope="module")
+def imported():
+    """Modules that import what `called` replaces, which would keep the replacement if they were first imported then."""
+    for one in pkgutil.walk_packages(gradstats.__path__, "gradstats."):
+        if not one.name.startswith(("gradstats.integrations", "gradstats.__main__")):
+            with contextlib.suppress(ImportError):  # an extra that is not installed
+                importlib.import_module(one.name)
+
+
 @pytest.fixture
-def called(monkeypatch, tmp_path):
+def called(imported, monkeypatch, tmp_path):
     """Runs a command up to the function that does the work; returns what that was called with."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gradstats.load_policy", lambda *_, **__: None)

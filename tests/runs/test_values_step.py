@@ -12,6 +12,7 @@ from command_line import run as command
 from killed_runs import contents, kill_and_resume
 
 from gradstats.config.experiment import Experiment
+from gradstats.config.sections import ExecutionSection
 from gradstats.measurement.state_values import FITTED, read_state_values
 from gradstats.measurement.storage import read_measurement
 from gradstats.report.saved_frames import added_tables
@@ -118,6 +119,20 @@ def test_what_was_made_from_other_values_is_removed(run, monkeypatch, capsys):
 def test_a_run_keeps_its_reference_and_its_sampler(run):
     with pytest.raises(ValueError, match=r"was made with reference_policy\.revision='step-1000', not None"):
         RunDirectory.open(run, experiment(reference_policy={}))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_workers_of_ray_make_the_values_of_one_process(finished, run):
+    pytest.importorskip("ray")
+    made = sorted((run / "values").glob("shard-*.parquet"))
+    assert len(made) > 1
+    for path in made:
+        path.unlink()
+    section = ExecutionSection(executor="ray", workers=2)
+    run_experiment(experiment().model_copy(update={"execution": section}), run, progress=False)
+    assert contents(run) == contents(finished[0])
+    assert RunDirectory(run, experiment()).read_manifest()["execution"]["executor"] == "ray"
 
 
 @pytest.mark.slow
