@@ -46,11 +46,12 @@ test-all: $(VENV)/.dev  ## run the test suite including the slow tests, with sha
 	@$(BROWSER); $(PYTEST) $(CHECKED) -m "not slow$$browser"
 	@$(PYTEST) --dist load -m slow
 
-# verl pins other versions than constraints.txt; that of torch is kept, since others come with gigabytes of CUDA.
+# verl pins other versions than constraints.txt; that of torch is kept, since others come with gigabytes of CUDA. The last
+# three are imported by verl's trainer, and not among its requirements.
 .venv-verl/.verl: pyproject.toml
 	@echo "installing verl into .venv-verl …"
 	@$(PYTHON) -m venv .venv-verl
-	@.venv-verl/bin/pip --disable-pip-version-check install --quiet --editable '.[verl]' "$$(grep ^torch== constraints.txt)" 'pytest>=8.2' 'pytest-timeout>=2.3'
+	@.venv-verl/bin/pip --disable-pip-version-check install --quiet --editable '.[verl]' "$$(grep ^torch== constraints.txt)" 'pytest>=8.2' 'pytest-timeout>=2.3' cachetools fastapi uvicorn
 	@touch $@
 
 test-verl: .venv-verl/.verl  ## run the tests of the integration with verl, in .venv-verl, since verl pins other versions

@@ -57,7 +57,7 @@ class WeightedGradients:
         if self.sketches_by_block is None:
             raise ValueError(NO_BLOCK_SKETCHES)
         place = list(self.sq_norms_by_block).index(block)
-        return WeightedGradients(self.sq_norms_by_block[[block]], self.sketches_by_block[:, place])
+        return WeightedGradients(self.sq_norms_by_block.filter(items=[block]), self.sketches_by_block[:, place])
 
     @classmethod
     def concatenate(cls, shards: Sequence[WeightedGradients]) -> WeightedGradients:

@@ -50,7 +50,7 @@ def block_table(frame: pd.DataFrame) -> Table:
         "Variance of the gradient with respect to each block of parameters, and its ratio to that of "
         f"{frame.attrs['reference']} on the same block, {_level(frame)}intervals over prompts."
     )
-    several = frame["group_size"].nunique() > 1
+    several = len(set(frame["group_size"])) > 1
     rows = [
         f"{row['block']}, {row['estimator']}{', N={:g}'.format(row['group_size']) if several else ''}"
         for row in frame.to_dict("records")

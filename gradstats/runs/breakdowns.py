@@ -82,7 +82,9 @@ def length_bins(
     Raises:
         ValueError: as :func:`gradstats.variance_by_length`; where none of the estimators can be split.
     """
-    chosen = [estimators.get(label) for label in dict.fromkeys([section.reference, *section.estimators])]
+    chosen: list[Weighting] = [
+        estimators.get(label) for label in dict.fromkeys([section.reference, *section.estimators])
+    ]
     reasons = [
         f"{one.label} is a batch-level estimator, which is not split by length" if one.across_groups else reason
         for one, reason in zip(chosen, reasons_against(measured, chosen, section.target), strict=True)
@@ -106,7 +108,7 @@ def block_variances(measured: Measurement, section: VarianceSection) -> tuple[pd
     Raises:
         ValueError: as :func:`gradstats.compare`; where none of the estimators can be compared.
     """
-    chosen = [estimators.get(label) for label in section.estimators]
+    chosen: list[Weighting] = [estimators.get(label) for label in section.estimators]
     allowed, left_out = _allowed(chosen, reasons_against(measured, chosen, section.target))
     found = compare(measured, **section.arguments(estimators=allowed), blocks=True)
     return found.to_frame(section.confidence_level), [*left_out, *found.notes]
