@@ -126,7 +126,7 @@ def show_part(result: PartResult) -> None:
     """Print what a part of a run has made, and what comes next.
 
     Raises:
-        SystemExit: with `UNFINISHED` when its shards could not be measured yet, so that launchers repeat it.
+        SystemExit: with ``UNFINISHED`` when its shards could not be measured yet, so that launchers repeat it.
     """
     if result.n_awaited:
         what = (

@@ -149,6 +149,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         ),
         *each(_LENGTH, {"alpha": "exponent α of the run"}),
     ),
+    "variance_by_block": (*of(f"{_VARIANCE}/by_block.py", block="block of parameters"), *_ROW),
     "equivalent_group_size": (
         *_ESTIMATOR,
         *of(f"{_VARIANCE}/equivalent_group_size.py", **EQUIVALENT_GROUP_SIZE),

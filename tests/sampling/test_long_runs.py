@@ -114,7 +114,7 @@ def test_ctrl_c_finishes_the_current_shard(experiment, tmp_path, monkeypatch, ca
         "shard-00000.parquet",
         "shard-00001.parquet",
     ]
-    assert "stopping when the current shard is finished; Ctrl-C again stops immediately" in capfd.readouterr().err
+    assert "stopping when the current batch is finished; Ctrl-C again stops immediately" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.setattr(SamplingPlan, "draw", draw)
     sample_shards(run, progress=False)

@@ -11,6 +11,7 @@ import pandas as pd
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.notes import notes_of_each
+from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.variance_comparison import VarianceComparison
 
 
@@ -26,7 +27,7 @@ class VarianceByBlock(Printed):
         comparisons: block → the comparison of the estimators on it, in the order of the measurement's blocks.
     """
 
-    printed_columns: ClassVar[tuple[str, ...]] = ("block", "estimator", "trace_cov", "ratio", "matched_ratio", "cosine")
+    printed_columns: ClassVar[tuple[str, ...]] = ("block", "estimator", "trace_cov", "ratio", JUDGED.name, "cosine")
 
     comparisons: Mapping[str, VarianceComparison]
 
