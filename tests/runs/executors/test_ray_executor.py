@@ -7,6 +7,7 @@ import signal
 import warnings
 
 import pytest
+import yaml
 from killed_runs import contents
 from parts_of_work import Dies, Fails, KillingExecutor, PressesCtrlC, Tens, Times
 
@@ -15,6 +16,8 @@ from gradstats.config.validation import WrongSettingsError
 from gradstats.runs.executors import ray_executor
 from gradstats.runs.executors.ray_executor import RayExecutor
 from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.sweep import run_sweep
+from gradstats.system.files import read_json
 from gradstats.system.progress import ProgressReport, progress_bar
 
 pytest.importorskip("ray")
@@ -126,6 +129,22 @@ def test_a_run_with_killed_workers_leaves_the_files_of_one_process(connected, ex
     assert execution["deaths"] == 2
     assert (execution["workers"], execution["threads"]) == (2, 1)
     assert result.run.remarks == finished.run.remarks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sweep_by_workers_of_ray_leaves_the_files_of_one_process(connected, experiment, tmp_path):
+    data = experiment.model_dump() | {"name": "tiny sweep", "vary": {"sampling.temperature": [0.7, 1.0]}}
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    one = run_sweep(path, out=tmp_path / "one", progress=False)
+    by_ray = ["execution.executor=ray", "execution.workers=2"]
+    run_sweep(path, by_ray, out=tmp_path / "several", progress=False)
+    assert contents(tmp_path / "several") == contents(tmp_path / "one")
+    for cell in one.settings:
+        manifest = read_json(tmp_path / "several" / cell / "manifest.json")
+        assert manifest["execution"]["executor"] == "ray"
+        assert sum(manifest["execution"]["parts_by_host"].values()) > 0
 
 
 def test_more_gpus_than_there_are_is_an_error(connected, monkeypatch, tmp_path):
