@@ -8,8 +8,9 @@ from __future__ import annotations
 #: Word → what it means; in the order of the alphabet.
 TERMS: dict[str, str] = {
     "all ratios": (
-        "Intervals of the ratio that hold for all rows of a table at once with the stated probability. They are "
-        "wider than the intervals beside single ratios; use them where rows are compared with one another."
+        "Intervals of the ratio, or of the matched ratio, that hold for all rows of a table at once with the stated "
+        "probability. They are wider than the intervals beside single ratios; use them where rows are compared with "
+        "one another."
     ),
     "baseline": (
         "What is subtracted from the reward before it weights the score of a completion, such as the mean reward "
@@ -129,4 +130,21 @@ TERMS: dict[str, str] = {
         "The variance of the importance ratios. Near 0, sampler and scorer count as one policy; above 0.01, bias "
         "is judged with importance weights."
     ),
+}
+
+#: Column of the variance table, as it is saved → the word that defines it.
+TERM_OF_COLUMN: dict[str, str] = {
+    "estimator": "estimator",
+    "matched_ratio": "matched ratio",
+    "matched_ratio_simultaneous": "all ratios",
+    "in_best_set": "best set",
+    "trace_cov": "tr Cov",
+    "signal_sq": "signal, ‖E ĝ‖²",
+    "noise_to_signal": "noise-to-signal",
+    "ratio": "ratio",
+    "ratio_simultaneous": "all ratios",
+    "cosine": "cosine",
+    "bias_share": "bias, matched bias",
+    "matched_bias_share": "bias, matched bias",
+    "kept_share": "kept share",
 }

@@ -9,51 +9,20 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.glossary import TERMS
-from gradstats.report.numbers import common_exponent, number_with_interval
+from gradstats.report.numbers import number_with_interval
+from gradstats.report.page_table import variance_on_page
 from gradstats.report.run_folder import refuse_inside_run, writing_into
 from gradstats.report.saved_results import SavedAlpha, SavedResults, read_results
-from gradstats.report.variance_columns import BEST_SET, TOGETHER, best_set_marks, variance_columns
-from gradstats.stats.variance.quantities import JUDGED, shown_in
-from gradstats.stats.variance.winner import best_rows
+from gradstats.report.sentence_links import FIGURE_WORDS, linked, of_section
+from gradstats.report.variance_columns import TOGETHER
 from gradstats.system.files import atomic_path, read_json, to_json
 from gradstats.system.outputs import is_marked, refuse_foreign, refuse_links
 
 # What the inks of each theme become on the page, so that figures follow its dark mode: text, paper, grid.
 _PAGE_INKS = ("currentColor", "var(--paper)", "var(--rule)")
-
-
-class _Cell(TypedDict):
-    """One number of the table: its text, what sorts it, whether it is bold."""
-
-    html: str
-    key: str
-    bold: bool
-
-
-class _Row(TypedDict):
-    """One estimator of the table."""
-
-    name: str
-    html: str
-    cells: list[_Cell]
-
-
-class _VarianceTable(TypedDict):
-    """What the template shows of the variance comparison."""
-
-    columns: list[str]
-    rows: list[_Row]
-    level: str
-    n_prompts: int | None
-    reference: str | None
-    notes: list[str]
-    together: list[str]
-    has_best_set: bool
 
 
 def write_report(
@@ -150,6 +119,9 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
     """Return the page as text, with the figures given as SVG, or drawn here where None are."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    figures = _figures(run, svgs)
+    drawn = [figure["name"] for figure in figures]
+    variance = variance_on_page(run.variance)
     environment = Environment(
         loader=PackageLoader("gradstats.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -158,13 +130,17 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         description=run.settings.get("description", ""),
         measured=_what_was_measured(run),
         alpha=_alpha(run),
-        sentences=[] if run.alpha is None else run.alpha.get("sentences", []),
-        variance=_variance(run),
+        sentences=linked([] if run.alpha is None else run.alpha.get("sentences", []), drawn),
+        variance=variance,
+        notes=linked([] if variance is None else variance["notes"], drawn),
         together=TOGETHER,
         terms=TERMS,
-        figures=_figures(run, svgs),
+        figures=figures,
+        figure_words=FIGURE_WORDS,
+        alpha_figures=of_section(("length_scaling",), drawn),
+        variance_figures=of_section(("variance", "variance_bias"), drawn),
         commands=_commands(run),
-        remarks=run.manifest.get("remarks", []),
+        remarks=linked(run.manifest.get("remarks", []), drawn),
         settings=run.settings,
         experiment=_text(run.path / "experiment.yaml"),
         manifest=to_json(run.manifest) if run.manifest else "",
@@ -256,51 +232,6 @@ def _alpha_within(saved: SavedAlpha) -> str:
     return f"{number_with_interval(alpha, low, high)} [{low:.3f}, {high:.3f}]"
 
 
-def _variance(run: SavedResults) -> _VarianceTable | None:
-    frame = run.variance
-    if frame is None:
-        return None
-    about = frame.attrs
-    shown = [name for name in shown_in("page") if name in frame]
-    best = best_rows(frame)
-    columns: list[str] = []
-    rows: list[_Row] = [
-        {"name": str(name), "html": _breakable(display_name(str(name))), "cells": []} for name in frame["estimator"]
-    ]
-    together = []
-    for column in variance_columns(frame, shown, "page"):
-        exponent = common_exponent(column.triples)
-        columns.append(column.heading + (f" (×10^{exponent})" if exponent else ""))
-        judged = column.quantity == JUDGED.name
-        if column.together:
-            together.append(column.heading)
-        for at, (row, (value, low, high)) in enumerate(zip(rows, column.triples, strict=True)):
-            key = value if math.isfinite(value) else low
-            row["cells"].append(
-                {
-                    "html": number_with_interval(value, low, high, exponent=exponent, markup="html"),
-                    "key": repr(float(key)) if math.isfinite(key) else "",
-                    "bold": judged and not column.together and at in best,
-                }
-            )
-    marks = best_set_marks(frame)
-    if marks is not None:
-        columns.append(BEST_SET)
-        for row, mark in zip(rows, marks, strict=True):
-            key = {"yes": "0", "no": "1"}.get(mark, "")
-            row["cells"].append({"html": mark, "key": key, "bold": False})
-    return {
-        "columns": columns,
-        "rows": rows,
-        "level": f"{about['confidence_level']:.0%}" if "confidence_level" in about else "",
-        "n_prompts": about.get("n_prompts"),
-        "reference": about.get("reference"),
-        "notes": about.get("notes", []),
-        "together": together,
-        "has_best_set": marks is not None,
-    }
-
-
 def _commands(run: SavedResults) -> list[tuple[str, str]]:
     folder = shlex.quote(run.path.name)
     return [
@@ -315,8 +246,3 @@ def _commands(run: SavedResults) -> list[tuple[str, str]]:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def _breakable(name: str) -> str:
-    """Return a name that a narrow column may break where its words and parameters end."""
-    return re.sub(r"([_(,=])", r"\1<wbr>", html.escape(name))
