@@ -62,6 +62,19 @@ def adam_section(metric: str | None) -> AdamSection | None:
     return AdamSection(**options)
 
 
+def refuse_correction(adam: AdamSection) -> None:
+    """Refuse a number of steps for second moments that are estimated, which start from no moments of 0.
+
+    Raises:
+        ValueError: where a step is given.
+    """
+    if adam.step is not None:
+        raise ValueError(
+            f"step of the metric is {adam.step}, and second moments that are estimated need no correction: leave step "
+            "out"
+        )
+
+
 def estimate_section(second_moments: str | None) -> EstimateSection | None:
     """Return the options of ``"estimate(…)"``; None where the second moments come from a file.
 

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, ValidationInfo, field_validator
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL, MOST_MEMORY_GIB, PROMPTS_PER_BATCH, TOKEN_BUDGET
-from gradstats.config.metrics import adam_section, estimate_section
+from gradstats.config.metrics import adam_section, estimate_section, refuse_correction
 from gradstats.config.validation import Section
 
 DEFAULT_ESTIMATORS = (
@@ -218,7 +218,9 @@ class MeasurementSection(Section):
                 raise ValueError(f", and metric is {info.data['metric']!r}: give a file of second moments, or estimate")
             raise ValueError(", which only a metric uses: give metric adam as well")
         try:
-            estimate_section(second_moments)
+            estimate = estimate_section(second_moments)
+            if estimate is not None and (adam := adam_section(info.data.get("metric"))) is not None:
+                refuse_correction(adam)
         except ValueError as error:
             raise ValueError(f": {error}") from error
         return second_moments

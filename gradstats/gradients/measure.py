@@ -108,6 +108,7 @@ def measure(
 
     Raises:
         SelfCheckError: when the self-check fails.
+        TypeError: for a metric that is neither a label nor an :class:`gradstats.AdamMetric`.
         PolicyMismatchError: when another policy drew the rollouts, as far as both have digests (a ValueError).
         UnsupportedModuleError: when the chosen engine does not know a module, which is named.
         ValueError: for an unknown engine, a pattern that matches no parameter, dropout that is on, token settings out
@@ -122,6 +123,11 @@ def measure(
         >>> measured.metadata["engine"], measured.sq_norms.shape, measured.sketches.shape
         ('ghost', (4,), (4, 256))
     """
+    if not (metric is None or isinstance(metric, str | AdamMetric)):
+        given_as = metric.__name__ if isinstance(metric, type) else f"a {type(metric).__name__}"
+        raise TypeError(
+            f"metric is {given_as}: give the label of one, such as 'adam', or a gradstats.AdamMetric(second_moments)"
+        )
     options: dict[str, Any] = {
         "engine": engine,
         "params": params,

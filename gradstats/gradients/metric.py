@@ -21,7 +21,7 @@ from gradstats.rollouts.table import Rollouts
 _DIGITS = 12
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AdamMetric:
     r"""Adam's geometry: norms and inner products of :math:`P \circ S`, :math:`P = 1/(\hat v^{p} + \varepsilon)`.
 
@@ -46,6 +46,7 @@ class AdamMetric:
             these is refused, since their gradients would be divided by their own size.
 
     Raises:
+        TypeError: for second moments that are no mapping of tensors.
         ValueError: for settings out of range, and for second moments that are negative or not finite, with the name of
             the parameter.
 
@@ -70,9 +71,14 @@ class AdamMetric:
             raise ValueError(f"step of the metric is {self.step}: it must be a number of steps of at least 1, or None")
         if not 0 < self.beta2 < 1:
             raise ValueError(f"beta2 of the metric is {self.beta2}: it must lie between 0 and 1")
+        if not isinstance(self.second_moments, Mapping):
+            raise TypeError(
+                f"second_moments of the metric are a {type(self.second_moments).__name__}: give parameter name → "
+                "tensor; a file is read by AdamMetric.read(path, model)"
+            )
         if not self.second_moments:
             raise ValueError("second_moments are empty: give a tensor for each parameter, by name")
-        moments = {str(name): torch.as_tensor(values).detach() for name, values in self.second_moments.items()}
+        moments = {str(name): _as_tensor(str(name), values) for name, values in self.second_moments.items()}
         for name, values in moments.items():
             if not values.is_floating_point():
                 raise ValueError(
@@ -88,6 +94,12 @@ class AdamMetric:
                     "of gradients, not first moments"
                 )
         object.__setattr__(self, "second_moments", moments)
+
+    def __repr__(self) -> str:
+        return (
+            f"AdamMetric(second_moments of {len(self.second_moments)} parameters, eps={self.eps}, power={self.power}, "
+            f"step={self.step}, beta2={self.beta2}, source={self.source!r}, moments={self.digest()!r})"
+        )
 
     @classmethod
     def read(
@@ -152,20 +164,28 @@ class AdamMetric:
             like: whose device and dtype P gets, at least float32; those of the second moments by default.
 
         Raises:
-            ValueError: where P is infinite.
+            ValueError: where P is infinite, or 0.
         """
         moments = self.second_moments[name]
-        dtype = moments.dtype if like is None else like.dtype
-        moments = moments.to(moments.device if like is None else like.device, torch.promote_types(dtype, torch.float32))
+        dtype = torch.promote_types(moments.dtype if like is None else like.dtype, torch.float32)
+        # Powers are taken in the moments' own precision, in which they are finite.
+        moments = moments.to(moments.device if like is None else like.device, torch.promote_types(moments.dtype, dtype))
         corrected = moments if self.step is None else moments / (1 - self.beta2**self.step)
         # A power of 1/2 by the square root, as Adam takes it: the two differ in the last digit.
         root = corrected.sqrt() if self.power == 0.5 else corrected.pow(self.power)
-        preconditioner = root.add(self.eps).reciprocal()
+        preconditioner = root.add(self.eps).reciprocal().to(dtype)
+        formula = f"P = 1/(v̂^{self.power:g} + {self.eps:g})"
         n_infinite = int((~torch.isfinite(preconditioner)).sum())
         if n_infinite:
             raise ValueError(
-                f"P = 1/(v̂^{self.power:g} + {self.eps:g}) is infinite at {n_infinite} coordinates of {name}, whose "
-                "second moments are 0 or too small: give the metric an eps above 0, such as Adam's 1e-8"
+                f"{formula} is infinite at {n_infinite} coordinates of {name}, whose second moments are 0 or too "
+                "small: give the metric an eps above 0, such as Adam's 1e-8"
+            )
+        n_zero = int((preconditioner == 0).sum())
+        if n_zero:
+            raise ValueError(
+                f"{formula} is 0 at {n_zero} coordinates of {name}, whose second moments are too large for {dtype}: "
+                "check where they come from, and the power"
             )
         return preconditioner
 
@@ -245,6 +265,13 @@ class AdamMetric:
             ValueError: naming the first of these prompts.
         """
         refuse_estimated_from(self.prompts, rollouts)
+
+
+def _as_tensor(name: str, values: Tensor) -> Tensor:
+    try:
+        return torch.as_tensor(values).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"the second moments of {name} are no tensor: {error}") from error
 
 
 def refuse_estimated_from(prompts: frozenset[str], rollouts: Rollouts) -> None:

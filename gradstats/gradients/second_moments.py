@@ -68,8 +68,9 @@ def read_adam_metric(
     if file.suffix == ".safetensors":
         metric = _from_safetensors(file, model)
     else:
-        if step is not None:
-            raise ValueError(f"step is {step}, but {file} records its own number of steps: leave step out")
+        for name, given in (("step", step), ("beta2", beta2)):
+            if given is not None:
+                raise ValueError(f"{name} is {given}, but {file} records its own {name}: leave {name} out")
         metric = _from_state(_unpickled(file), model, str(file.name))
     return AdamMetric(
         metric.second_moments,
@@ -182,8 +183,10 @@ def _unpickled(file: Path) -> Mapping[str, Any]:
             f"{file} holds more than tensors and numbers, and is not read since that could run code: save the "
             "state_dict of the optimizer alone, or its second moments as safetensors"
         ) from error
-    except (RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{file} cannot be read ({str(error).splitlines()[0]}): save it again") from error
+    except (RuntimeError, EOFError, OSError, LookupError, ValueError, AttributeError) as error:
+        # What torch raises for a file of another kind depends on its first bytes; some errors have no text.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{file} cannot be read ({reason}): save it again") from error
     for key in ("optimizer", "optimizer_state_dict", "optim"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]

@@ -316,7 +316,7 @@ class MeasuringSession:
         if token_results:
             finite &= np.concatenate([result.finite for result in token_results])
         if not finite.all():
-            _report_non_finite(rollouts, rows[~finite])
+            _report_non_finite(rollouts, rows[~finite], bool(self.selection.preconditioner))
         kept = np.argsort(rows, kind="stable")
         kept = kept[finite[kept]]
         names = list(self.selection.block_names)
@@ -385,10 +385,11 @@ def _check_vocabulary(policy: Policy, rollouts: Rollouts) -> None:
             )
 
 
-def _report_non_finite(rollouts: Rollouts, rows: np.ndarray) -> None:
+def _report_non_finite(rollouts: Rollouts, rows: np.ndarray, in_metric: bool) -> None:
     named = ", ".join(f"{rollouts.prompt_id[row]}/{rollouts.sample_id[row]}" for row in rows[:5])
     more = " …" if len(rows) > 5 else ""
-    message = f"{len(rows)} of {len(rollouts)} sequences have a gradient that is not finite ({named}{more})"
+    where, advice = (" in this metric", "give it a larger eps") if in_metric else ("", 'try dtype="float32"')
+    message = f"{len(rows)} of {len(rollouts)} sequences have a gradient that is not finite{where} ({named}{more})"
     if len(rows) == len(rollouts):
-        raise ValueError(f'{message}: none is left to measure; try dtype="float32"')
+        raise ValueError(f"{message}: none is left to measure; {advice}")
     warnings.warn(f"{message}; they are left out", RuntimeWarning, stacklevel=4)

@@ -9,7 +9,7 @@ from jaxtyping import Bool
 
 from gradstats import estimators
 from gradstats.config.defaults import TOKEN_BUDGET
-from gradstats.config.metrics import adam_section, estimate_section
+from gradstats.config.metrics import adam_section, estimate_section, refuse_correction
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.estimator import Weighting
 from gradstats.gradients.mean_squares import mean_square_gradients
@@ -60,8 +60,8 @@ def estimate_second_moments(
         The metric, which knows the prompts that it was estimated from.
 
     Raises:
-        ValueError: for fewer prompts than a batch holds, an estimator that needs a measurement, or a gradient that is
-            not finite.
+        ValueError: for fewer prompts than a batch holds, an estimator that needs a measurement, a metric with a step,
+            or a gradient that is not finite.
 
     Example:
         >>> import gradstats as gs
@@ -72,6 +72,10 @@ def estimate_second_moments(
         >>> gs.measure(policy, rest, metric=first, sketch_dim=None, progress=False).metadata["metric"]["source"]
         'the mean square of 2 batch gradients of 2 prompts under rloo'
     """
+    adam = adam_section(metric)
+    if adam is None:
+        raise ValueError(f"metric is {metric!r}, which has no second moments: give the label of Adam's, such as 'adam'")
+    refuse_correction(adam)
     chosen = estimators.get(estimator)
     batches = _batches(rollouts, prompts_per_batch)
     section = MeasurementSection(
@@ -94,9 +98,6 @@ def estimate_second_moments(
             memory_gib=memory_gib,
             finished=report.chunk,
         )
-    adam = adam_section(metric)
-    if adam is None:
-        raise ValueError(f"metric is {metric!r}, which has no second moments: give the label of Adam's, such as 'adam'")
     options = {name: value for name, value in adam.model_dump().items() if value is not None}
     digests = prompt_digests(rollouts)
     return AdamMetric(

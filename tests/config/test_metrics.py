@@ -9,10 +9,8 @@ from gradstats.config.sections import MeasurementSection
 
 
 def test_labels_state_options():
-    section = MeasurementSection(
-        metric="adam(eps=1e-6, step=10)", second_moments="estimate(share=0.5, estimator=dr_grpo)"
-    )
-    adam, estimate = adam_section(section.metric), estimate_section(section.second_moments)
+    adam = adam_section("adam(eps=1e-6, step=10)")
+    estimate = estimate_section("estimate(share=0.5, estimator=dr_grpo)")
     assert adam is not None
     assert (adam.eps, adam.step, adam.power, adam.beta2) == (1e-6, 10, 0.5, None)
     assert estimate is not None
@@ -40,6 +38,10 @@ def test_the_euclidean_metric_has_a_name_as_well():
         ),
         ({"second_moments": "a.pt"}, r"second_moments is 'a\.pt', which only a metric uses: give metric adam"),
         ({"metric": "adam", "second_moments": "estimate(share=1)"}, r"share is 1: it must be a number in \(0, 1\)"),
+        (
+            {"metric": "adam(step=5)", "second_moments": "estimate"},
+            r"second_moments is 'estimate': step of the metric is 5, .*need no correction: leave step out",
+        ),
         ({"metric": "adam", "second_moments": "estimate(batch=1)"}, r"has no setting 'batch'"),
     ],
 )

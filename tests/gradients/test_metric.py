@@ -188,6 +188,47 @@ def test_settings_out_of_range(settings, message):
         gs.AdamMetric({})
 
 
+@pytest.mark.parametrize(
+    ("second_moments", "message"),
+    [
+        ("optimizer.pt", r"a str: give parameter name → tensor; a file is read by AdamMetric\.read\(path, model\)"),
+        ([torch.ones(1)], r"second_moments of the metric are a list: give parameter name → tensor"),
+        ({"w": None}, r"the second moments of w are no tensor: "),
+        ({"w": [1.0, "a"]}, r"the second moments of w are no tensor: "),
+    ],
+)
+def test_what_is_no_mapping_of_tensors_is_refused(second_moments, message):
+    with pytest.raises(TypeError, match=message):
+        gs.AdamMetric(second_moments)
+
+
+@pytest.mark.parametrize("metric", [{"w": torch.ones(1)}, gs.AdamMetric])
+def test_what_is_no_metric_is_not_taken_for_the_euclidean_one(metric, rollouts):
+    with pytest.raises(TypeError, match=r"metric is .*: give the label of one, such as 'adam', or a gradstats\.Adam"):
+        gradients.measure(tiny_model("qwen2"), rollouts, metric=metric, progress=False)
+
+
+def test_a_metric_prints_in_one_line():
+    metric = gs.AdamMetric({"w": torch.ones(4, 4), "b": torch.ones(4)}, eps=1e-5, source="optimizer.pt")
+    expected = f"eps=1e-05, power=0.5, step=None, beta2=0.999, source='optimizer.pt', moments={metric.digest()!r})"
+    assert repr(metric) == f"AdamMetric(second_moments of 2 parameters, {expected}"
+
+
+def test_moments_beyond_float32():
+    like = torch.ones(1)
+    wide = gs.AdamMetric({"w": torch.tensor([1e60], dtype=torch.float64)}, eps=0.0)
+    np.testing.assert_allclose(wide.of_parameter("w", like), 1e-30, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"is 0 at 1 coordinates of w, whose second moments are too large"):
+        gs.AdamMetric({"w": torch.tensor([1e100], dtype=torch.float64)}).of_parameter("w", like)
+
+
+def test_gradients_that_overflow_in_a_metric_say_so(rollouts):
+    model = tiny_model("qwen2").float()
+    moments = {name: torch.zeros(tensor.shape) for name, tensor in model.named_parameters()}
+    with pytest.raises(ValueError, match=r"not finite in this metric.*: none is left to measure; give it a larger eps"):
+        gradients.measure(model, rollouts, metric=gs.AdamMetric(moments, eps=1e-30), progress=False)
+
+
 def test_moments_of_the_measured_prompts_are_refused(rollouts):
     model = tiny_model("qwen2")
     estimated = gs.AdamMetric(

@@ -106,6 +106,14 @@ def test_states_that_do_not_fit(what, tmp_path):
         gs.AdamMetric.read(tmp_path / "optimizer.pt", model)
 
 
+@pytest.mark.parametrize(("setting", "value"), [("step", 5), ("beta2", 0.5)])
+def test_a_state_corrects_by_its_own_steps(setting, value, tmp_path):
+    model = any_model("qwen2")
+    torch.save(trained(model)[0].state_dict(), tmp_path / "optimizer.pt")
+    with pytest.raises(ValueError, match=f"{setting} is {value}, but .* records its own .*: leave {setting} out"):
+        gs.AdamMetric.read(tmp_path / "optimizer.pt", model, **{setting: value})
+
+
 def test_files_that_are_not_read(tmp_path):
     model = any_model("qwen2")
     torch.save({"state": model, "param_groups": []}, tmp_path / "code.pt")
@@ -114,6 +122,10 @@ def test_files_that_are_not_read(tmp_path):
     (tmp_path / "cut.pt").write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"cut\.pt .*: save"):
         gs.AdamMetric.read(tmp_path / "cut.pt", model)
+    for content in (b"", b"hello"):
+        (tmp_path / "other.pt").write_bytes(content)
+        with pytest.raises(ValueError, match=r"other\.pt cannot be read \(.+\): save it again"):
+            gs.AdamMetric.read(tmp_path / "other.pt", model)
     (tmp_path / "cut.safetensors").write_bytes(b"\x08")
     with pytest.raises(ValueError, match=r"cut\.safetensors cannot be read as safetensors"):
         gs.AdamMetric.read(tmp_path / "cut.safetensors", model)

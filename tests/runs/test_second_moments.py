@@ -56,6 +56,8 @@ def test_what_cannot_be_estimated():
         gs.estimate_second_moments(model, rollouts, prompts_per_batch=3, progress=False)
     with pytest.raises(ValueError, match="metric is 'euclidean', which has no second moments"):
         gs.estimate_second_moments(model, rollouts, metric="euclidean", **OPTIONS)
+    with pytest.raises(ValueError, match=r"step of the metric is 5, .*need no correction: leave step out"):
+        gs.estimate_second_moments(model, rollouts, metric="adam(step=5)", **OPTIONS)
     with pytest.raises(ValueError, match="sq_norms"):
         gs.estimate_second_moments(model, rollouts, "norm_weighted", **OPTIONS)
 
