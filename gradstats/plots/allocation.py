@@ -13,6 +13,7 @@ from gradstats.plots.appearance import estimator_appearance, variants
 from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
+from gradstats.stats.variance.quantities import in_metric
 
 
 def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -71,7 +72,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     ax.xaxis.set_minor_locator(NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completions per prompt (prompts)")
-    ax.set_ylabel("relative noise\nat equal tokens")
+    ax.set_ylabel(in_metric("relative noise\nat equal tokens", frame.attrs))
     legend_below(ax, font_size)
     return ax
 

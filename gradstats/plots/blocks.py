@@ -21,6 +21,7 @@ from gradstats.plots.forest import (
     wrap_label,
 )
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.stats.variance.quantities import in_metric
 
 VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}
 _SHORT = re.compile(r"\.weight$|^model\.")
@@ -65,7 +66,7 @@ def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
         )
     set_rows(ax, labels)
     plain_ticks(ax, logarithmic=False)
-    ax.set_xlabel(r"length exponent $\alpha$")
+    ax.set_xlabel(in_metric(r"length exponent $\alpha$", frame.attrs))
     if frame.empty:
         draw_nothing(ax, "no blocks")
     return ax

@@ -14,7 +14,7 @@ from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
-from gradstats.stats.variance.quantities import QUANTITIES
+from gradstats.stats.variance.quantities import QUANTITIES, in_metric
 
 DRAWN = tuple(QUANTITIES[name] for name in ("trace_cov", "within_prompt", "noise_to_signal"))
 
@@ -88,7 +88,8 @@ def plot_group_size(
         _draw_equivalence(ax, frame, value, equivalence)
     _ticks(ax, frame)
     ax.set_xlabel("group size (completions per prompt)")
-    ax.set_ylabel(rf"{quantity.heading} $\times$ group size" if scaled else quantity.axis_label)
+    label = rf"{quantity.heading} $\times$ group size" if scaled else quantity.axis_label
+    ax.set_ylabel(in_metric(label, frame.attrs))
     write_sentence(ax, sentence)
     legend_below(ax, font_size)
     return ax

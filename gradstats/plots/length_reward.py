@@ -14,6 +14,7 @@ from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.stats.length_reward import LengthRewardCorrelation
+from gradstats.stats.variance.quantities import in_metric
 
 
 def plot_length_reward(
@@ -131,7 +132,7 @@ def plot_length_bins(
         ax.xaxis.set_minor_locator(NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completion length (tokens), by bins")
-    ax.set_ylabel(value.replace("_", " "))
+    ax.set_ylabel(in_metric(value.replace("_", " "), frame.attrs))
     if len(lines) > 1:
         legend_below(ax, font_size)
     return ax

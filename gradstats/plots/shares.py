@@ -13,6 +13,7 @@ from gradstats.plots.forest import EDGE
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.stats.variance.gradient_shares import SHARES
+from gradstats.stats.variance.quantities import in_metric
 
 # With the markers they keep lines apart in grey.
 _STYLES = ("-", "--", ":", "-.")
@@ -66,7 +67,7 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
     ax.set_xticks(range(len(bins)), labels=[bin_label(low, high, "–\n") for low, high in bins])
     ax.set_xlim(-0.5, max(len(bins), 1) - 0.5)
     ax.set_xlabel(_AXIS_LABELS[quantity])
-    ax.set_ylabel(SHARES[value])
+    ax.set_ylabel(in_metric(SHARES[value], frame.attrs))
     legend_below(ax, font_size)
     return ax
 

@@ -26,7 +26,7 @@ from gradstats.plots.forest import (
 )
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, shown_in
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
 from gradstats.stats.variance.winner import rows_in_best_set
 
 # Beside several panels there is room for shorter lines only.
@@ -140,7 +140,8 @@ def plot_variance_panels(
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
     for ax, quantity in zip(axes, quantities, strict=True):
         plot_variance(frame, ax=ax, value=quantity.name, reference=name)
-        ax.set_xlabel(filled_in(quantity.panel_label, frame.attrs, name))
+        label = filled_in(quantity.panel_label, frame.attrs, name)
+        ax.set_xlabel(in_metric(label, frame.attrs) if ax is axes[0] else label)
         # The first panel is the widest.
         plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2)
     _name_rows(axes[0], frame, NARROW_LINE)

@@ -13,7 +13,7 @@ from gradstats.plots.forest import draw_landmark, draw_row, forest_height, fores
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.plots.variance import row_labels
-from gradstats.stats.variance.quantities import COMPONENT_LABEL, VARIANCE_COMPONENTS
+from gradstats.stats.variance.quantities import COMPONENT_LABEL, VARIANCE_COMPONENTS, in_metric
 
 
 def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -54,7 +54,7 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
             draw_row(ax, row + offset, estimate, color, marker, hollow=component is VARIANCE_COMPONENTS[1])
     set_rows(ax, labels)
     plain_ticks(ax, logarithmic=False)
-    ax.set_xlabel(COMPONENT_LABEL)
+    ax.set_xlabel(in_metric(COMPONENT_LABEL, frame.attrs))
     write_sentence(ax, sentence)
     if frame.empty:
         draw_nothing(ax, "no estimators")

@@ -14,7 +14,7 @@ from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.stats.variance.minimiser import written_interval
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric
 
 #: Quantities below each other in the figure of a run, and the share of its height that each takes.
 CURVE_PANELS = {JUDGED.name: 2.0, "cosine": 1.0, "matched_bias_share": 1.0}
@@ -89,7 +89,8 @@ def plot_variance_curve_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
     )
     for ax, name in zip(grid, CURVE_PANELS, strict=True):
         plot_variance_curve(frame, ax=ax, value=name)
-        ax.set_ylabel(filled_in(quantity_to_draw(name, COMPARED).panel_label, frame.attrs))
+        label = filled_in(quantity_to_draw(name, COMPARED).panel_label, frame.attrs)
+        ax.set_ylabel(in_metric(label, frame.attrs) if ax is grid[0] else label)
         ax.set_xlabel("")
     grid[-1].set_xlabel(_parameter(frame))
     legend_below(grid[0], font_size)

@@ -132,7 +132,7 @@ class SavedResults:
     def by_block(self) -> pd.DataFrame | None:
         """α of each block, where blocks were measured."""
         rows = None if self.alpha is None else self.alpha.get("by_block")
-        return pd.DataFrame(rows) if rows else None
+        return _in_metric(pd.DataFrame(rows), self.metric) if rows else None
 
     @property
     def metric(self) -> str:
@@ -200,7 +200,7 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
     manifest = cast(SavedManifest, _read_json(path / "manifest.json") or {})
     points = _table(path, "length_scaling")
     breakdowns = {name: table for name in BREAKDOWNS if (table := _table(path, name)) is not None}
-    return SavedResults(
+    saved = SavedResults(
         path=path,
         name=str(settings.get("name") or manifest.get("experiment") or path.resolve().name),
         settings=settings,
@@ -212,6 +212,9 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
         tokens=read_tokens(path),
         added=read_added(path),
     )
+    for frame in saved.breakdowns.values():
+        _in_metric(frame, saved.metric)
+    return saved
 
 
 def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
@@ -234,6 +237,12 @@ def run_labels(runs: list[SavedResults]) -> list[str]:
         name + (f" ({', '.join(_setting(key, values[at]) for key, values in differing.items())})" if differing else "")
         for at, name in enumerate(names)
     ]
+
+
+def _in_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Record in a table's ``.attrs``, which its file does not hold, the metric of the run."""
+    frame.attrs.setdefault("metric", metric)
+    return frame
 
 
 def _table(path: Path, name: str) -> Path | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.metrics import EUCLIDEAN
 from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval
 from gradstats.report.variance_columns import TOGETHER, VarianceColumn, variance_columns
@@ -29,7 +30,7 @@ class Table:
     """A table with its caption, ready to be written.
 
     Attributes:
-        caption: one paragraph: what, n, level, method.
+        caption: one paragraph: what, n, level, method; a metric that ``source`` has in its ``.attrs`` is added.
         heading: of the first column, which names the rows.
         rows: name of each row.
         columns: for each column its heading and, for each row, ``(value, low, high)``.
@@ -45,6 +46,12 @@ class Table:
     source: pd.DataFrame = field(repr=False)
     bold: frozenset[tuple[int, int]] = frozenset()
     label: str = "tab:gradstats"
+
+    @property
+    def full_caption(self) -> str:
+        """The caption, with the metric of the gradients where it is not Euclidean."""
+        metric = self.source.attrs.get("metric", EUCLIDEAN)
+        return self.caption if metric == EUCLIDEAN else f"{self.caption} Gradients are measured in the metric {metric}."
 
     def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
         """Return the headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""
@@ -69,7 +76,7 @@ class Table:
             [
                 r"\begin{table}",
                 r"\centering",
-                rf"\caption{{{latex_escape(self.caption)}}}",
+                rf"\caption{{{latex_escape(self.full_caption)}}}",
                 rf"\label{{{self.label}}}",
                 rf"\begin{{tabular}}{{l{'c' * len(self.columns)}}}",
                 r"\toprule",
@@ -88,7 +95,7 @@ class Table:
         headings, texts = self.cells("markdown")
         rules = [":--", *["--:"] * len(self.columns)]
         lines = ["| " + " | ".join(row) + " |" for row in (headings, rules, *texts)]
-        return "\n".join([*lines, "", markdown_escape(self.caption), ""])
+        return "\n".join([*lines, "", markdown_escape(self.full_caption), ""])
 
     def save(self, path_stem: str | os.PathLike[str], *, overwrite: bool = True) -> list[Path]:
         """Write ``.tex``, ``.md`` and ``.csv`` (every digit of every number); returns the paths.
@@ -193,6 +200,7 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
         raise ValueError("fits is empty: give at least one name and its fit")
     frame = pd.concat([fit.to_frame(confidence_level) for fit in fits.values()], ignore_index=True)
     frame.insert(0, "run", list(fits))
+    frame.attrs["metric"] = " or ".join(dict.fromkeys(fit.metric for fit in fits.values()))
     within = [fit.within_prompts() for fit in fits.values()]
     ends = [
         (math.nan,) * 3 if fit is None else (fit.alpha, *fit.confidence_interval(confidence_level)) for fit in within

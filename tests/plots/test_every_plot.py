@@ -7,10 +7,25 @@ import matplotlib.pyplot as plt
 import pytest
 from fixture_frames import CASES, SHAPES
 from legibility import assert_legible
+from matplotlib.text import Text
 
 mpl.use("Agg")
 
 pytestmark = pytest.mark.usefixtures("narrowest")
+
+# What shows numbers that depend on the metric; lengths, rewards and proxies do not.
+IN_METRIC = (
+    "variance",
+    "variance_panels",
+    "curve",
+    "curve_panels",
+    "group_size",
+    "prompt_parts",
+    "alpha_by_block",
+    "length_bins",
+    "allocation",
+    "shares",
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -22,6 +37,19 @@ def test_nothing_is_clipped_and_no_texts_overlap(name, shape):
     figure.canvas.draw()
     assert figure.get_size_inches()[0] == 2.75
     assert_legible(figure)
+
+
+@pytest.mark.parametrize("name", IN_METRIC)
+def test_a_metric_that_is_not_euclidean_is_stated(name):
+    plot, frame = CASES[name]
+    drawn = frame("ordinary")
+    for metric, stated in (("euclidean", False), ("adam(eps=1e-08, power=0.5, moments=1a)", True)):
+        drawn.attrs["metric"] = metric
+        plot(drawn)
+        figure = plt.gcf()
+        figure.canvas.draw()
+        assert any("Adam's metric" in text.get_text() for text in figure.findobj(Text)) is stated
+        assert_legible(figure)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.endswith("_panels")])

@@ -42,6 +42,11 @@ def test_summed_energies_and_blocks_are_read_where_they_were_measured(tmp_path):
     assert run.energy_fit.alpha == pytest.approx(1.0)
     assert run.by_block is not None
     assert run.by_block.to_dict("records") == [{"block": "total", "alpha": 0.5}]
+    assert {frame.attrs["metric"] for frame in (run.by_block, *run.breakdowns.values())} == {"euclidean"}
+    write_json(folder / "alpha.json", alpha | {"by_block": [{"block": "total", "alpha": 0.5}], "metric": "adam(eps=1)"})
+    run = read_results(folder)
+    assert run.by_block is not None
+    assert {frame.attrs["metric"] for frame in (run.by_block, *run.breakdowns.values())} == {"adam(eps=1)"}
 
 
 def test_the_style_of_the_figures_is_that_of_the_experiment(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -193,6 +195,14 @@ def test_alpha_table_states_n_level_and_method():
     assert "α within prompts" not in table.columns  # one completion per prompt
     with pytest.raises(ValueError, match="fits is empty"):
         alpha_table({})
+
+
+def test_captions_state_a_metric_that_is_not_euclidean():
+    fit = replace(fit_length_scaling(lengths=[1, 2, 4, 8], sq_norms=[1.0, 4.1, 15.0, 66.0]), metric="adam(eps=1e-08)")
+    table = alpha_table({"mine": fit})
+    for text in (table.to_markdown(), table.to_latex()):
+        assert "Gradients are measured in the metric adam(eps=1e-08)." in text
+    assert "metric" not in alpha_table({"mine": replace(fit, metric="euclidean")}).to_markdown()
 
 
 def test_alpha_within_prompts_stands_beside_the_pooled_one():

@@ -59,7 +59,9 @@ def length_scaling_by_block(
         row.insert(0, "block", name)
         row["share_of_sq_norm"] = sq_norms.sum() / columns["total"].sum()
         rows.append(row)
-    return pd.concat(rows, ignore_index=True)
+    frame = pd.concat(rows, ignore_index=True)
+    frame.attrs["metric"] = metric_label(getattr(measured, "metadata", {}))
+    return frame
 
 
 def fit_energy_scaling(measured: MeasuredNorms, *, method: str = "ols") -> LengthScalingFit:

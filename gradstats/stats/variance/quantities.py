@@ -177,7 +177,11 @@ def axis_label(quantity: Quantity, attrs: Mapping[Hashable, object], reference: 
         attrs: of the frame of a comparison.
         reference: as for :func:`filled_in`.
     """
-    label = filled_in(quantity.axis_label, attrs, reference)
+    return in_metric(filled_in(quantity.axis_label, attrs, reference), attrs)
+
+
+def in_metric(label: str, attrs: Mapping[Hashable, object]) -> str:
+    """Return the label of an axis with the metric that a frame's ``attrs`` record, where it is not Euclidean."""
     return label if attrs.get("metric", EUCLIDEAN) == EUCLIDEAN else f"{label}\n(Adam's metric)"
 
 
