@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.config.experiment import Experiment
+from gradstats.rollouts.table import Rollouts
 from gradstats.stats import fit_length_scaling
 from gradstats.system.files import write_json
 
@@ -71,6 +72,35 @@ def save_run(folder, name="saved <run>", seed=0, **settings):
     about = {"reference": "rloo", "confidence_level": 0.95, "n_prompts": 15, "n_groups": 15, "prompts_per_batch": 128}
     write_json(folder / "variance.json", about | {"notes": ["a note"], "lowest_beyond_doubt": ESTIMATORS[2]})
     write_json(folder / "manifest.json", {"experiment": name, "versions": {"numpy": "2"}, "remarks": ["a remark"]})
+    return folder
+
+
+#: What a model may answer: markup, the end of a script, control characters, a mark that turns all text after it.
+HOSTILE = "</div></script><img src=x onerror=alert(1)> \x1b[31mred\x00 \u202etext"
+
+
+def save_rollouts(folder, shards=1, **columns):
+    """Add to a saved run the completions of its points, with texts; some columns may be given."""
+    points = pd.read_csv(folder / "tables" / "length_scaling.csv")
+    prompts, samples = points["prompt_id"], points["sample_id"]
+    given = {
+        "prompt_text": [f"What is <{prompt}>?" for prompt in prompts],
+        "completion_text": [f"It is {prompt} {sample}." for prompt, sample in zip(prompts, samples, strict=True)],
+        "finish_reason": ["stop"] * len(points),
+    } | columns
+    rollouts = Rollouts.from_sequences(
+        [[1]] * len(points),
+        [[2] * length for length in points["length"]],
+        points["reward"],
+        prompts,
+        sample_ids=samples,
+        **{name: values for name, values in given.items() if values is not None},
+    )
+    (folder / "rollouts").mkdir(exist_ok=True)
+    for shard in range(shards):
+        # Every shard has completions of each prompt, as in a run that grew.
+        rows = np.flatnonzero(samples.to_numpy() % shards == shard)
+        rollouts.select(rows).to_parquet(folder / "rollouts" / f"shard-{shard:05}.parquet")
     return folder
 
 

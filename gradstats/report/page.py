@@ -14,6 +14,7 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.report.glossary import TERMS
 from gradstats.report.numbers import number_with_interval
 from gradstats.report.page_table import variance_on_page
+from gradstats.report.prompts_on_page import prompts_on_page
 from gradstats.report.run_folder import refuse_inside_run, writing_into
 from gradstats.report.saved_results import SavedAlpha, SavedResults, read_results
 from gradstats.report.sentence_links import FIGURE_WORDS, linked, of_section
@@ -134,10 +135,12 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         variance=variance,
         notes=linked([] if variance is None else variance["notes"], drawn),
         together=TOGETHER,
+        prompts=prompts_on_page(run),
         terms=TERMS,
         figures=figures,
         figure_words=FIGURE_WORDS,
         alpha_figures=of_section(("length_scaling",), drawn),
+        prompt_figures=of_section(("success_shares", "length_reward"), drawn),
         variance_figures=of_section(("variance", "variance_bias"), drawn),
         commands=_commands(run),
         remarks=linked(run.manifest.get("remarks", []), drawn),

@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 
 from gradstats import plots
-from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.experiment import FiguresSection
+from gradstats.report.completion_means import ENDS, completion_means
 from gradstats.report.figures import styled
 from gradstats.report.saved_results import SavedResults, differing_settings, read_results, setting_named
-from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.files import read_json, write_csv, write_json
@@ -27,7 +26,6 @@ from gradstats.system.outputs import has_columns, refuse_foreign
 LISTED = "sweep.json"
 #: The joined results.
 TABLE = "sweep.csv"
-_ENDS = ("", "_low", "_high")
 # What all cells should have in common to be read from one axis.
 _SHARED = ("reference", "target", "metric", "confidence_level")
 
@@ -79,7 +77,7 @@ class SweepResult(Printed):
             known = {
                 "cell": cell,
                 **_flat(self.settings[cell], self.varied),
-                **_of_completions(results),
+                **completion_means(results),
                 **_alpha(results),
             }
             variance = pd.DataFrame({"estimator": [None]}) if results.variance is None else results.variance
@@ -243,30 +241,8 @@ def _flat(settings: Mapping[str, object], varied: list[str]) -> dict[str, Any]:
     }
 
 
-def _of_completions(results: SavedResults) -> dict[str, float]:
-    """Return the size of a cell, and the mean length and reward of its completions with intervals."""
-    points = results.points
-    manifest = results.manifest
-    n_completions = manifest.get("n_sequences", np.nan if points is None else len(points))
-    truncated = manifest.get("n_truncated")
-    known = {
-        "n_prompts": manifest.get("n_prompts", np.nan),
-        "n_completions": n_completions,
-        "truncated_share": np.nan if truncated is None else truncated / n_completions,
-    }
-    level = float(str(results.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
-    for name, column in (("mean_length", "length"), ("mean_reward", "reward")):
-        values = (np.nan,) * 3
-        if points is not None and column in points:
-            each = np.array([rows[column].mean() for _, rows in points.groupby("prompt_id")], dtype=float)
-            if len(each) > 1:
-                values = mean_statistic(each).estimate().with_interval(level)
-        known |= dict(zip((f"{name}{end}" for end in _ENDS), values, strict=True))
-    return known
-
-
 def _alpha(results: SavedResults) -> dict[str, float]:
     """Return α with its interval; NaN where it could not be fitted."""
     alpha = results.alpha or {}
-    entries = ((f"alpha{end}", alpha.get(f"alpha{end}")) for end in _ENDS)
+    entries = ((f"alpha{end}", alpha.get(f"alpha{end}")) for end in ENDS)
     return {name: np.nan if value is None else float(str(value)) for name, value in entries}

@@ -264,7 +264,7 @@ def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rol
     """
     path = Path(path)
     if path.is_dir():
-        return Rollouts.concatenate(_read_shards(part_of_run(path, "rollouts"), partial))
+        return Rollouts.concatenate(read_rollout_shards(path, partial=partial))
     if not path.exists():
         raise FileNotFoundError(f"the rollouts file {path} does not exist")
     table = read_checked(path, "rollouts")
@@ -292,8 +292,17 @@ def _arrow(name: object, column: pd.Series, kind: pa.DataType | None) -> pa.Arra
         ) from error
 
 
-def _read_shards(folder: Path, partial: bool) -> Iterator[Rollouts]:
-    """Return the shards of a folder: those that its plan names, or all where it has none."""
+def read_rollout_shards(path: Path, *, partial: bool = False) -> Iterator[Rollouts]:
+    """Yield the shards of a folder or run one by one: those that its plan names, or all where it has none.
+
+    Args:
+        path: the folder or the run directory.
+        partial: as for :func:`read_rollouts`.
+
+    Raises:
+        FileNotFoundError, ValueError: as :func:`read_rollouts`.
+    """
+    folder = part_of_run(path, "rollouts")
     planned = planned_shards(folder, ".parquet", partial=partial)
     shards = sorted(folder.glob("*.parquet")) if planned is None else planned.paths
     if not shards:

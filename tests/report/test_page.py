@@ -12,7 +12,7 @@ import matplotlib as mpl
 import pandas as pd
 import pytest
 import yaml
-from saved_runs import ESTIMATORS, save_run
+from saved_runs import ESTIMATORS, HOSTILE, save_rollouts, save_run
 
 from gradstats.cli import commands
 from gradstats.report.page import inline_svg, write_report
@@ -24,7 +24,8 @@ mpl.use("Agg")
 
 @pytest.fixture(scope="module")
 def run_directory(tmp_path_factory):
-    return save_run(tmp_path_factory.mktemp("report") / "saved-run")
+    folder = save_run(tmp_path_factory.mktemp("report") / "saved-run")
+    return save_rollouts(folder, completion_text=[f"{HOSTILE} number {at}." for at in range(60)])
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def page(run_directory):
 class Structure(HTMLParser):
     """Ids, references and nesting of a page."""
 
-    VOID = ("meta", "link", "br", "wbr", "path", "use", "rect")
+    VOID = ("meta", "link", "br", "wbr", "path", "use", "rect", "input")
 
     def __init__(self):
         super().__init__()
@@ -203,12 +204,13 @@ def opened(browser, run_directory, page):
 
 
 def sort_by(browser, column):
-    browser.execute_script("document.querySelectorAll('thead button')[arguments[0]].click()", column)
+    browser.execute_script("document.querySelectorAll('#variance-table thead button')[arguments[0]].click()", column)
     cells = browser.execute_script(
-        "return [...document.querySelectorAll('tbody tr')].map(r => r.cells[arguments[0]].dataset.key)", column
+        "return [...document.querySelectorAll('#variance-table tbody tr')].map(r => r.cells[arguments[0]].dataset.key)",
+        column,
     )
     states = browser.execute_script(
-        "return [...document.querySelectorAll('thead th')].map(h => h.getAttribute('aria-sort'))"
+        "return [...document.querySelectorAll('#variance-table thead th')].map(h => h.getAttribute('aria-sort'))"
     )
     return cells, states
 
@@ -225,7 +227,7 @@ def test_no_console_errors_and_no_requests(opened):
 
 @pytest.mark.browser
 def test_the_table_sorts_both_ways_with_unresolved_rows_last(opened):
-    headings = [th.text for th in opened.find_elements("css selector", "thead th")]
+    headings = [th.text for th in opened.find_elements("css selector", "#variance-table thead th")]
     matched = headings.index("matched ratio")
     cells, states = sort_by(opened, matched)
     assert cells == ["0.93", "1.0", "1.3", ""]
@@ -234,13 +236,17 @@ def test_the_table_sorts_both_ways_with_unresolved_rows_last(opened):
     cells, states = sort_by(opened, matched)
     assert cells == ["1.3", "1.0", "0.93", ""]
     assert states[matched] == "descending"
-    assert opened.find_element("id", "sorted").get_attribute("textContent").startswith("sorted by matched ratio")
+    assert (
+        opened.find_element("css selector", "#variance [role=status]")
+        .get_attribute("textContent")
+        .startswith("sorted by matched ratio")
+    )
     names, _ = sort_by(opened, 0)
     assert sorted(names) == sorted(ESTIMATORS)
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("width", [360, 390, 1280])
 def test_figures_are_visible_and_nothing_is_wider_than_the_screen(opened, width):
     device = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
@@ -252,6 +258,55 @@ def test_figures_are_visible_and_nothing_is_wider_than_the_screen(opened, width)
     assert all(w > 0.7 * min(width, 400) and h > 80 and paths > 20 for w, h, paths in boxes)
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.browser
+def test_on_a_phone_the_ranking_column_is_beside_the_names(opened):
+    device = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    for table, ranking in (("variance-table", "matched ratio"), ("prompt-table", "success")):
+        heading, right, scrolls = opened.execute_script(
+            "const table = document.getElementById(arguments[0]); const head = table.tHead.rows[0].cells[1];"
+            "const box = table.closest('.scroll');"
+            "return [head.textContent, head.getBoundingClientRect().right, box.scrollWidth > box.clientWidth]",
+            table,
+        )
+        assert heading == ranking
+        assert right <= 390
+        assert scrolls or table == "prompt-table"
+    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.browser
+def test_completions_are_found_by_their_words_and_run_no_code(opened):
+    def search(words):
+        return opened.execute_script(
+            "const find = document.getElementById('find'); find.value = arguments[0];"
+            "find.dispatchEvent(new Event('input'));"
+            "const shown = [...document.querySelectorAll('details.prompt:not([hidden])')];"
+            "return [shown.length, shown.filter(one => one.open).length,"
+            "document.querySelectorAll('details.prompt:not([hidden]) .completion:not([hidden])').length,"
+            "document.getElementById('found').textContent]",
+            words,
+        )
+
+    assert search("NUMBER 17.") == [1, 1, 1, "found in 1 of 15 prompts"]
+    assert search("what is <p3>") == [1, 1, 4, "found in 1 of 15 prompts"]
+    assert search("<img src=x") == [15, 15, 60, "found in 15 of 15 prompts"]
+    assert search("nowhere") == [0, 0, 0, "found in 0 of 15 prompts"]
+    assert search("") == [15, 0, 60, ""]
+    assert opened.execute_script("return document.images.length") == 0
+    assert opened.get_log("browser") == []
+
+
+@pytest.mark.browser
+def test_a_link_from_the_table_opens_the_prompt(opened):
+    folded = "return document.getElementById('prompt-4').open"
+    assert not opened.execute_script(folded)
+    opened.execute_script("document.querySelector('#prompt-table a[href=\"#prompt-4\"]').click()")
+    deadline = time.monotonic() + 5
+    while not opened.execute_script(folded):
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.browser

@@ -1,10 +1,9 @@
 "use strict";
 (() => {
-  const table = document.getElementById("variance-table");
-  if (table) {
+  document.querySelectorAll("table.sortable").forEach((table) => {
     const body = table.tBodies[0];
     const heads = [...table.tHead.rows[0].cells];
-    const status = document.getElementById("sorted");
+    const status = table.closest(".scroll").nextElementSibling;
     heads.forEach((head, column) => {
       head.querySelector("button").addEventListener("click", () => {
         const descending = head.getAttribute("aria-sort") === "ascending";
@@ -21,6 +20,42 @@
         head.setAttribute("aria-sort", descending ? "descending" : "ascending");
         status.textContent = `sorted by ${head.textContent.trim()}, ${descending ? "descending" : "ascending"}`;
       });
+    });
+  });
+
+  // A link to a folded prompt opens it.
+  const unfold = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (target && target.tagName === "DETAILS") target.open = true;
+  };
+  window.addEventListener("hashchange", unfold);
+  unfold();
+
+  const find = document.getElementById("find");
+  if (find) {
+    document.getElementById("search").hidden = false;
+    const prompts = [...document.querySelectorAll("details.prompt")].map((prompt) => ({
+      prompt,
+      asked: (prompt.querySelector(".asked") ?? prompt.querySelector(".words")).textContent.toLowerCase(),
+      completions: [...prompt.querySelectorAll(".completion")].map((element) => ({
+        element,
+        text: element.querySelector(".text").textContent.toLowerCase(),
+      })),
+    }));
+    find.addEventListener("input", () => {
+      const words = find.value.trim().toLowerCase();
+      let nPrompts = 0;
+      prompts.forEach(({ prompt, asked, completions }) => {
+        const found = completions.filter(({ text }) => text.includes(words));
+        const whole = asked.includes(words);
+        const visible = found.length > 0 || whole;
+        completions.forEach((one) => { one.element.hidden = !whole && !found.includes(one); });
+        prompt.hidden = !visible;
+        prompt.open = visible && words !== "";
+        nPrompts += visible;
+      });
+      document.getElementById("found").textContent =
+        words === "" ? "" : `found in ${nPrompts} of ${prompts.length} prompts`;
     });
   }
 
