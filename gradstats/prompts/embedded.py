@@ -206,7 +206,10 @@ def _change(match: re.Match[str]) -> Change:
 
 
 def _step_range(steps: int | tuple[int, int] | None) -> tuple[int, int]:
-    low, high = STANDARD_STEPS if steps is None else (steps, steps) if isinstance(steps, int) else steps
+    ends = STANDARD_STEPS if steps is None else (steps, steps) if isinstance(steps, int) else tuple(steps)
+    if len(ends) != 2 or not all(isinstance(end, int) for end in ends):
+        raise ValueError(f"steps is {steps!r}: give one number, or two, the low end first")
+    low, high = ends
     if not MIN_STEPS <= low <= high <= MAX_STEPS:
         raise ValueError(f"steps must lie between {MIN_STEPS} and {MAX_STEPS}, low end first, got {steps}.")
     return low, high

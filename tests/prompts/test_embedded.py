@@ -108,6 +108,8 @@ def test_extract_answer(completion, answer):
     [
         ({"n": 0}, "n must be at least 1, got 0"),
         ({"n": 5, "steps": 1}, "steps must lie between 2 and 8, low end first, got 1"),
+        ({"n": 5, "steps": [2]}, r"steps is \[2\]: give one number, or two, the low end first"),
+        ({"n": 5, "steps": "3"}, "steps is '3': give one number, or two, the low end first"),
         ({"n": 5, "steps": (6, 4)}, "low end first, got \\(6, 4\\)"),
         ({"n": 5, "steps": 9}, "steps must lie between 2 and 8"),
     ],
