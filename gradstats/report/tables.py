@@ -13,6 +13,8 @@ import pandas as pd
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.metrics import EUCLIDEAN
 from gradstats.estimators.recipes.lookup import display_name
+from gradstats.report.latex_layout import LatexColumn, Layout, fitting, latex_table, refuse_too_wide, refuse_unknown
+from gradstats.report.latex_text import latex_escape
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval
 from gradstats.report.variance_columns import TOGETHER, VarianceColumn, variance_columns
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
@@ -23,6 +25,8 @@ from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import MARK, is_marked, refuse_foreign, refuse_other_result, write_marked
 
 VARIANCE_COLUMNS = shown_in("paper")
+# What decides, and what a reader needs to trust it, comes before what can be computed from it.
+_NARROW_FIRST = (JUDGED.name, "cosine", "matched_bias_share", "ratio", "trace_cov")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class Table:
         bold: ``(row, column)`` positions set in bold.
         source: the numbers in full, as they go into the CSV file.
         label: the label by which LaTeX refers to it.
+        names: name in the CSV file → heading, of columns that can be asked for by that name.
+        first: headings of the columns that a narrow page keeps longest; the others follow in their order.
+        about: heading → sentence of the caption that is left out together with the column.
     """
 
     caption: str
@@ -46,6 +53,9 @@ class Table:
     source: pd.DataFrame = field(repr=False)
     bold: frozenset[tuple[int, int]] = frozenset()
     label: str = "tab:gradstats"
+    names: Mapping[str, str] = field(default_factory=dict)
+    first: tuple[str, ...] = ()
+    about: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def full_caption(self) -> str:
@@ -56,8 +66,8 @@ class Table:
     def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
         """Return the headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""
         escape = {"latex": latex_escape, "markdown": markdown_escape, "plain": str}[markup]
-        named = display_name if markup == "latex" else str
-        headings, texts = [escape(self.heading)], [[escape(named(name))] for name in self.rows]
+        names = self._latex_rows() if markup == "latex" else self.rows
+        headings, texts = [escape(self.heading)], [[escape(name)] for name in names]
         for at, (heading, triples) in enumerate(self.columns.items()):
             exponent = common_exponent(triples)
             headings.append(_in_powers(escape(heading), exponent, markup))
@@ -68,8 +78,39 @@ class Table:
                 texts[row].append(text)
         return headings, texts
 
-    def to_latex(self) -> str:
-        r"""Return a ``table`` environment with booktabs rules; needs ``\usepackage{booktabs}``."""
+    def headings_at(self, layout: Layout) -> list[str]:
+        """Return the headings of the columns that a layout shows: those it asks for, or those that fit.
+
+        Raises:
+            ValueError: when it asks for columns that do not fit, or that the table lacks.
+        """
+        rows = self._latex_rows()
+        if layout.columns:
+            headings = list(dict.fromkeys(self.names.get(name, name) for name in layout.columns))
+            refuse_unknown(headings, self.columns, self.names)
+            refuse_too_wide(rows, [self._latex_column(heading) for heading in headings], layout)
+            return headings
+        ranked = list(dict.fromkeys([*self.first, *self.columns]))
+        fit = set(ranked[: fitting(rows, [self._latex_column(heading) for heading in ranked], layout)])
+        return [heading for heading in self.columns if heading in fit]
+
+    def to_latex(self, layout: Layout | None = None) -> str:
+        r"""Return a ``table`` environment with booktabs rules.
+
+        Args:
+            layout: the venue and column whose width it fits; None: as wide as it is, which needs
+                ``\usepackage{booktabs}`` alone.
+
+        Raises:
+            ValueError: as :meth:`headings_at`.
+        """
+        if layout is not None:
+            headings = self.headings_at(layout)
+            kept, caption = {self.about.get(heading) for heading in headings}, self.caption
+            for sentence in set(self.about.values()) - kept:
+                caption = caption.replace(f" {sentence}", "")
+            columns = [self._latex_column(heading) for heading in headings]
+            return latex_table(caption, self.label, self.heading, self._latex_rows(), columns, layout)
         headings, texts = self.cells("latex")
         lines = [" & ".join(row) + r" \\" for row in texts]
         return "\n".join(
@@ -90,6 +131,19 @@ class Table:
             ]
         )
 
+    def _latex_rows(self) -> list[str]:
+        return [display_name(name) for name in self.rows]
+
+    def _latex_column(self, heading: str) -> LatexColumn:
+        triples = self.columns[heading]
+        exponent, at = common_exponent(triples), list(self.columns).index(heading)
+        return LatexColumn(
+            heading,
+            _in_powers("", exponent, "latex").strip(),
+            [number_with_interval(*triple, exponent=exponent, markup="latex", narrow=True) for triple in triples],
+            [(row, at) in self.bold for row in range(len(self.rows))],
+        )
+
     def to_markdown(self) -> str:
         """Return a pipe table with its caption underneath."""
         headings, texts = self.cells("markdown")
@@ -97,15 +151,19 @@ class Table:
         lines = ["| " + " | ".join(row) + " |" for row in (headings, rules, *texts)]
         return "\n".join([*lines, "", markdown_escape(self.full_caption), ""])
 
-    def save(self, path_stem: str | os.PathLike[str], *, overwrite: bool = True) -> list[Path]:
+    def save(
+        self, path_stem: str | os.PathLike[str], *, overwrite: bool = True, layout: Layout | None = None
+    ) -> list[Path]:
         """Write ``.tex``, ``.md`` and ``.csv`` (every digit of every number); returns the paths.
 
         Args:
             path_stem: path without a suffix.
             overwrite: replace an earlier table of other numbers.
+            layout: as for :meth:`to_latex`.
 
         Raises:
             FileExistsError: when a file lies there that is not an earlier table, or is one that may not be replaced.
+            ValueError: as :meth:`headings_at`.
         """
         tex, markdown, csv = paths = table_paths(path_stem)
         refuse_foreign_tables(path_stem)
@@ -113,7 +171,7 @@ class Table:
             same = csv.read_text(encoding="utf-8") == csv_text(self.source)
             refuse_other_result(csv, None if same else "other numbers", overwrite)
         # The CSV has no mark of its own: it is written last, so that one without its LaTeX is never ours.
-        write_marked(tex, f"% {MARK}\n{self.to_latex()}", "a table")
+        write_marked(tex, f"% {MARK}\n{self.to_latex(layout)}", "a table")
         write_marked(markdown, f"{self.to_markdown()}\n<!-- {MARK} -->\n", "a table")
         write_csv(csv, self.source)
         return paths
@@ -174,15 +232,19 @@ def variance_table(
         rows = best_rows(frame, None if paired is None else frame_of(paired, confidence_level))
         at = next(at for at, column in enumerate(shown) if column.quantity == JUDGED.name)
         bold = frozenset((row, at) for row in rows)
-    about = frame.attrs
+    sentences = _column_sentences(frame.attrs, shown, _bold_sentence(frame, paired is None, bool(bold)))
+    headings = {column.quantity: column.heading for column in shown if not column.together}
     return Table(
-        caption=_variance_caption(about, shown, _bold_sentence(frame, paired is None, bool(bold))),
+        caption=" ".join([_variance_caption(frame.attrs), *dict.fromkeys(sentences.values())]),
         heading="estimator",
         rows=tuple(_row_names(frame)),
         columns={column.heading: column.triples for column in shown},
         source=frame,
         bold=bold,
         label="tab:variance",
+        names=headings | {f"{column.quantity}_simultaneous": column.heading for column in shown if column.together},
+        first=tuple(headings[name] for name in _NARROW_FIRST if name in headings),
+        about=sentences,
     )
 
 
@@ -261,20 +323,6 @@ def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: fl
     )
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "α": r"$\alpha$", "∝": r"$\propto$", "∇": r"$\nabla$",
-    "‖": r"$\Vert$", "π": r"$\pi$", "δ": r"$\delta$", "τ": r"$\tau$", "γ": r"$\gamma$", "λ": r"$\lambda$",
-    "²": r"$^2$", "·": r"$\cdot$", "×": r"$\times$", "−": r"$-$", "–": "--", "|": r"$|$", "<": r"$<$", ">": r"$>$",
-    "ε": r"$\varepsilon$", "ĝ": r"$\hat g$",
-}  # fmt: skip
-
-
-def latex_escape(text: str) -> str:
-    """Escape a text for LaTeX."""
-    return "".join(_LATEX.get(character, character) for character in text)
-
-
 def markdown_escape(text: str) -> str:
     """Escape a text for Markdown."""
     return "".join("\\" + character if character in r"\`*_{}[]<>|#" else character for character in text)
@@ -308,26 +356,35 @@ def _bold_sentence(frame: pd.DataFrame, decided: bool, has_bold: bool) -> str:
     return f"No row is bold: the paired intervals leave a tie for the lowest {heading}."
 
 
-def _variance_caption(about: Mapping[Hashable, object], shown: Sequence[VarianceColumn], bold_sentence: str) -> str:
+def _variance_caption(about: Mapping[Hashable, object]) -> str:
     level = f"{about['confidence_level']:.0%} " if "confidence_level" in about else ""
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
     groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
-    sentences = [
+    caption = (
         f"Variance of one prompt group's gradient, {level}intervals{n}{groups}; ratios "
         f"to {about.get('reference', 'the reference')} are paired."
-    ]
-    columns = {column.quantity for column in shown}
-    if {"bias_share", "matched_bias_share"} & columns and "prompts_per_batch" in about:
-        sentences.append(f"The share of bias is that of a batch of {about['prompts_per_batch']} prompts.")
+    )
     if about.get("target") == "importance":
-        sentences.append(
-            f"Cosine and bias are judged against the {TARGETS['importance']} gradient of the scored policy; effective "
+        caption += (
+            f" Cosine and bias are judged against the {TARGETS['importance']} gradient of the scored policy; effective "
             f"sample size {about['effective_sample_size']:.0f}."
         )
-    sentences += [f"{column.heading.capitalize()}: {TOGETHER}." for column in shown if column.together]
-    if JUDGED.name in columns:
-        sentences.append(bold_sentence)
-    return " ".join(sentences)
+    return caption
+
+
+def _column_sentences(
+    about: Mapping[Hashable, object], shown: Sequence[VarianceColumn], bold_sentence: str
+) -> dict[str, str]:
+    """Return what the caption says of single columns: heading → sentence."""
+    sentences = {}
+    for column in shown:
+        if column.together:
+            sentences[column.heading] = f"{column.heading.capitalize()}: {TOGETHER}."
+        elif column.quantity in ("bias_share", "matched_bias_share") and "prompts_per_batch" in about:
+            sentences[column.heading] = f"The share of bias is that of a batch of {about['prompts_per_batch']} prompts."
+        elif column.quantity == JUDGED.name:
+            sentences[column.heading] = bold_sentence
+    return sentences
 
 
 def _in_powers(heading: str, exponent: int, markup: str) -> str:

@@ -186,6 +186,7 @@ def distance_of_sampler(run: RunDirectory, measured: Measurement) -> SamplerGap 
 
 def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> AlphaReport:
     """Write ``alpha.json``, the points behind the fit, and its table."""
+    from gradstats.report.latex_layout import layout_of
     from gradstats.report.tables import alpha_table
     from gradstats.stats import alpha_report
     from gradstats.stats.tokens.token_sums import has_token_energies, summed_energy
@@ -201,7 +202,7 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
     write_csv(run.path / "tables" / "length_scaling.csv", points)
     paths += [run.path / "alpha.json", run.path / "tables" / "length_scaling.csv"]
     paths += alpha_table({run.experiment.name: report.fit}, confidence_level=report.confidence_level).save(
-        run.path / "tables" / "alpha"
+        run.path / "tables" / "alpha", layout=layout_of(run.experiment.figures)
     )
     return report
 
@@ -218,6 +219,7 @@ def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Pat
 
 def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: list[Path]) -> pd.DataFrame:
     """Write the files of a comparison, and return its frame."""
+    from gradstats.report.latex_layout import layout_of
     from gradstats.report.tables import variance_table
 
     run.remarks += comparison.notes
@@ -225,12 +227,13 @@ def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: li
     write_csv(run.path / "variance.csv", frame)
     write_json(run.path / "variance.json", {str(name): value for name, value in frame.attrs.items()})
     paths += [run.path / "variance.csv", run.path / "variance.json"]
-    paths += variance_table(frame).save(run.path / "tables" / "variance")
+    paths += variance_table(frame).save(run.path / "tables" / "variance", layout=layout_of(run.experiment.figures))
     return frame
 
 
 def describe_ratios(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
     """Write the importance ratios of the scored policy to the sampler, and how much of them recipes clip."""
+    from gradstats.report.latex_layout import layout_of
     from gradstats.report.ratio_tables import clipping_table, ratio_table
     from gradstats.stats import ratio_diagnostics
 
@@ -239,7 +242,7 @@ def describe_ratios(run: RunDirectory, measured: Measurement, paths: list[Path])
     frames = {"ratios": found.to_frame(level), "ratio_clipping": found.clipping_frame(level)}
     for name, make in (("ratios", ratio_table), ("ratio_clipping", clipping_table)):
         if len(frames[name]):
-            paths += make(frames[name]).save(run.path / "tables" / name)
+            paths += make(frames[name]).save(run.path / "tables" / name, layout=layout_of(run.experiment.figures))
 
 
 def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:

@@ -1,6 +1,16 @@
 """Tables for papers, under their public name; :mod:`gradstats.report.tables` builds them."""
 
+from gradstats.report.latex_layout import Layout
 from gradstats.report.tables import Table, alpha_table, latex_escape, markdown_escape, variance_table
 from gradstats.stats.variance.winner import clear_winner, lowest
 
-__all__ = ["Table", "alpha_table", "clear_winner", "latex_escape", "lowest", "markdown_escape", "variance_table"]
+__all__ = [
+    "Layout",
+    "Table",
+    "alpha_table",
+    "clear_winner",
+    "latex_escape",
+    "lowest",
+    "markdown_escape",
+    "variance_table",
+]

@@ -64,6 +64,44 @@ def test_rounding_does_not_put_an_estimate_outside_of_its_interval():
     assert number_with_interval(1.01, 0.9, 1.0) == "> 0.9"
 
 
+def test_bounds_are_rounded_outwards():
+    """A cosine whose interval starts at 0.9998 is not above 1."""
+    assert number_with_interval(1.2, 0.9998, 1.0) == "> 0.999"
+    assert number_with_interval(NAN, NAN, 0.12301) == "< 0.124"
+    assert number_with_interval(NAN, NAN, 0.1 + 0.2) == "< 0.3"  # not 0.301
+    assert number_with_interval(NAN, -0.12301, INF) == "> −0.124"
+    assert number_with_interval(NAN, 57.7, INF) == "> 57.7"
+    assert number_with_interval(NAN, 1235.6, INF) == "> 1230"
+
+
+def test_rounding_of_float32_is_not_printed_as_an_interval():
+    assert number_with_interval(0.99999994, 0.999999938, 0.99999995) == "1"
+    assert number_with_interval(1.0, 0.962, 1.0 + 1e-12, markup="latex") == "$1.000^{+0}_{-0.038}$"
+    assert number_with_interval(0.002, 0.002 - 3e-5, 0.002 + 3e-5) == "0.002000 ± 0.000030"  # a measured one stays
+
+
+@pytest.mark.parametrize(
+    ("triple", "wide", "narrow"),
+    [
+        ((0.7887, 0.475, 1.102), r"$0.79 \pm 0.31$", r"$0.79_{\pm 0.31}$"),
+        ((1.305, 1.067, 1.596), r"$1.30^{+0.29}_{-0.24}$", r"$1.30^{+0.29}_{-0.24}$"),
+        ((NAN, 0.2, 1.0), r"$0.20$ to $1.00$", r"$[0.20, 1.00]$"),
+        ((4.79e-6, NAN, NAN), r"$4.79 \cdot 10^{-6}$", r"$4.79 \cdot 10^{-6}$"),
+        ((1e-6, NAN, NAN), "$10^{-6}$", "$10^{-6}$"),
+        ((1.81e-4, 1.65e-4, 1.97e-4), r"$(1.81 \pm 0.16) \cdot 10^{-4}$", r"$1.81_{\pm 0.16} \cdot 10^{-4}$"),
+        ((NAN, 2e-5, 6e-5), r"$[2.0, 6.0] \cdot 10^{-5}$", r"$[2.0, 6.0] \cdot 10^{-5}$"),
+        ((NAN, NAN, 1e-9), "$< 10^{-9}$", "$< 10^{-9}$"),
+        ((NAN, 3.21e7, INF), r"$> 3.21 \cdot 10^{7}$", r"$> 3.21 \cdot 10^{7}$"),
+        ((0.0004, 0.0001, 0.0015), r"$0.0004^{+0.0011}_{-0.0003}$", r"$0.0004^{+0.0011}_{-0.0003}$"),
+        ((0.0, 0.0, 0.0), "$0$", "$0$"),
+        ((NAN, NAN, NAN), "--", "--"),
+    ],
+)
+def test_latex_saves_space_and_writes_no_number_with_an_e(triple, wide, narrow):
+    assert number_with_interval(*triple, markup="latex") == wide
+    assert number_with_interval(*triple, markup="latex", narrow=True) == narrow
+
+
 def test_a_range_without_a_value():
     assert number_with_interval(math.nan, -1.0, 1.0) == "−1.0 to 1.0"
     assert number_with_interval(math.nan, 0.2, 1.0, markup="latex") == "$0.20$ to $1.00$"
