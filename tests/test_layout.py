@@ -1,4 +1,4 @@
-"""The layout that CONTRIBUTING.md describes: imports between packages, what a package holds, lengths of files."""
+"""The layout that docs/design.md describes: imports between packages, what a package holds, lengths of files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "gradstats"
 TESTS = Path(__file__).parent
 
-CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
+DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
 
 
 def contract(text: str) -> dict[str, set[str]]:
-    """Package → the packages that it may import, from the lines of CONTRIBUTING.md.
+    """Package → the packages that it may import, from the lines of docs/design.md.
 
     A line lists packages and after a colon what they may import; a star adds whatever that one may import. The public
     names of ``gradstats`` itself are the package ``""``.
@@ -35,7 +35,7 @@ def contract(text: str) -> dict[str, set[str]]:
     return allowed
 
 
-MAY_IMPORT = contract(CONTRIBUTING.read_text(encoding="utf-8"))
+MAY_IMPORT = contract(DESIGN.read_text(encoding="utf-8"))
 #: Packages that never load torch or transformers.
 LIGHT = ("config", "rollouts", "measurement", "estimators", "stats", "plots", "report", "data", "tables")
 

@@ -13,8 +13,8 @@ class Venue(NamedTuple):
     family: str
 
 
-# Widths are \columnwidth and \textwidth of the venues' own style files; half of a one-column page is half its
-# width.
+#: Venue → widths in inches and text sizes. Widths are \columnwidth and \textwidth of the venues' own style files; half
+#: of a one-column page is half its width.
 VENUES = {
     "icml": Venue(half=3.25, full=6.75, columns=2, font_size=8.0, family="STIXGeneral"),
     "neurips": Venue(half=2.75, full=5.5, columns=1, font_size=8.0, family="STIXGeneral"),

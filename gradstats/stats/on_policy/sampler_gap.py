@@ -37,7 +37,7 @@ class SamplerGap(Printed):
 
     Attributes:
         gaps: for each completion, log π − log q of its counted tokens, in nats; NaN where q is not known.
-        mean_abs_gap: mean of |log π − log q| over tokens.
+        mean_abs_gap: mean of :math:`|\log π - \log q|` over tokens.
         token_kl: KL(q‖π) per token.
         token_distance: total variation distance per token; 0 when on-policy.
         mean_token_ratio: mean of ρ: 1 where q can draw every token; its shortfall is the share of π's mass that

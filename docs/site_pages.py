@@ -1,0 +1,166 @@
+"""Write the pages of the site that say what the code says already: every public name, every command, every figure.
+
+``make docs`` writes them to docs/generated, which is not kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
+
+import yaml
+
+import gradstats
+from gradstats.cli.commands import COMMANDS, main
+from gradstats.report.run_figures import FIGURES
+from gradstats.system.files import read_json
+
+ROOT = Path(__file__).parents[1]
+GENERATED = ROOT / "docs" / "generated"
+#: Columns of the help of commands, which fits the width of a page.
+WIDTH = 96
+#: What made the folders of figures that are neither a run's nor a benchmark's.
+OTHER_COMMANDS = {
+    "training": "python experiments/training_curves.py",
+    "training_monitor": "python experiments/train_with_estimators.py",
+    "zoo": "make figures",
+}
+
+
+def api_groups() -> dict[str, list[str]]:
+    """Return heading → public names, in the order and under the comments of ``gradstats/__init__.pyi``.
+
+    A module among them is a group of its own, of the names in its ``__all__``.
+    """
+    stub = (ROOT / "gradstats" / "__init__.pyi").read_text(encoding="utf-8")
+    headings = {number: line[2:] for number, line in enumerate(stub.splitlines(), start=1) if line.startswith("# ")}
+    groups: dict[str, list[str]] = {}
+    modules: list[str] = []
+    for node in ast.parse(stub).body:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        name = node.names[0].name
+        above = [heading for number, heading in headings.items() if number < node.lineno]
+        if inspect.ismodule(getattr(gradstats, name)):
+            modules.append(name)
+        elif not name.startswith("__"):
+            groups.setdefault(above[-1].capitalize(), []).append(f"gradstats.{name}")
+    for name in modules:
+        module = getattr(gradstats, name)
+        names = [one for one in module.__all__ if not inspect.ismodule(getattr(module, one))]
+        groups[f"`{module.__name__}`"] = [documented_as(module, one) for one in names]
+    return groups
+
+
+def documented_as(module: ModuleType, name: str) -> str:
+    """Return the name under which Sphinx finds the documentation of a public name: a constant's is where it is set."""
+    if callable(getattr(module, name)):
+        return f"{module.__name__}.{name}"
+    imports = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ImportFrom))
+    source = next((node.module for node in imports if name in {alias.name for alias in node.names}), module.__name__)
+    return f"{source}.{name}"
+
+
+def api_page() -> str:
+    """Return the page that lists every public name, each with a page of its own."""
+    parts = ["# Python\n\nEvery public name; `import gradstats as gs` is meant throughout.\n"]
+    for heading, names in api_groups().items():
+        parts.append(f"## {heading}\n")
+        if heading.startswith("`"):
+            parts.append((inspect.getdoc(importlib.import_module(heading.strip("`"))) or "").split("\n")[0] + "\n")
+        listed = "\n".join(f"   {name}" for name in names)
+        parts.append(f"```{{eval-rst}}\n.. autosummary::\n   :toctree: api\n   :nosignatures:\n\n{listed}\n```\n")
+    return "\n".join(parts)
+
+
+def commands_page() -> str:
+    """Return the page with the help of every command."""
+    helps = [f"## gradstats {name}\n\n```text\n{help_of(name)}\n```\n" for name in COMMANDS]
+    return "\n".join(["# Commands\n\n`gradstats COMMAND --help` prints what follows.\n", *helps])
+
+
+def help_of(command: str) -> str:
+    """Return what ``gradstats COMMAND --help`` prints.
+
+    Raises:
+        RuntimeError: when the command ends with an error.
+    """
+    printed = io.StringIO()
+    environment = patch.dict(os.environ, {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"})
+    with environment, patch.object(sys, "argv", ["gradstats", command, "--help"]), redirect_stdout(printed):
+        try:
+            main()
+        except SystemExit as ended:
+            if ended.code:
+                raise RuntimeError(f"gradstats {command} --help ended with {ended.code}") from ended
+    return printed.getvalue().strip()
+
+
+def gallery_page() -> str:
+    """Return the page with every committed figure and the command that makes it."""
+    captions = {figure.name: figure.caption for figure in FIGURES}
+    parts = [
+        "# Gallery\n\nEvery figure of the repository, and the command that makes it. `make figures` redraws them from "
+        "the numbers beside them, which are linked below each.\n"
+    ]
+    for folder, command, description in drawn_folders():
+        parts.append(f"## {folder.name}\n\n{description}\n\n```bash\n{command}\n```\n")
+        for picture in sorted(folder.glob("*.png")):
+            caption = captions.get(picture.stem, picture.stem.replace("_", " "))
+            path = f"../../figures/{folder.name}/{picture.stem}"
+            numbers = f" [Numbers]({path}.csv)." if picture.with_suffix(".csv").exists() else ""
+            parts.append(f"![{caption}]({path}.png)\n\n*{picture.stem}*: {caption}{numbers}\n")
+    return "\n".join(parts)
+
+
+def drawn_folders() -> Iterator[tuple[Path, str, str]]:
+    """Yield each folder of figures, the command that makes it, and what it shows.
+
+    Raises:
+        LookupError: for a folder of which nothing says what made it.
+    """
+    for folder in sorted({path.parent for path in (ROOT / "figures").glob("*/*.png")}):
+        for kind, place in (("run", "experiments"), ("sweep", "experiments/sweeps")):
+            file = ROOT / place / f"{folder.name}.yaml"
+            if file.exists():
+                yield folder, f"gradstats {kind} {folder.name}", yaml.safe_load(file.read_text("utf-8"))["description"]
+                break
+        else:
+            made_by = read_json(folder / "manifest.json").get("benchmark")
+            script = made_by or OTHER_COMMANDS.get(folder.name, "").split(" ")[-1]
+            if not script:
+                raise LookupError(f"nothing says what made {folder}: name the command in OTHER_COMMANDS")
+            yield folder, OTHER_COMMANDS.get(folder.name, f"python {script}"), first_line(ROOT / script)
+
+
+def first_line(script: Path) -> str:
+    """Return the first line of the docstring of a script, empty for what is none."""
+    if script.suffix != ".py":
+        return ""
+    return (ast.get_docstring(ast.parse(script.read_text("utf-8"))) or "").split("\n")[0]
+
+
+def write() -> None:
+    """Write the pages; files that say the same already are left alone, so that only what changed is built again."""
+    GENERATED.mkdir(exist_ok=True)
+    for name, page in (("python", api_page()), ("commands", commands_page()), ("gallery", gallery_page())):
+        file = GENERATED / f"{name}.md"
+        if not file.exists() or file.read_text("utf-8") != page:
+            file.write_text(page, "utf-8")
+    listed = {name for names in api_groups().values() for name in names}
+    for page_of_name in GENERATED.glob("api/*.rst"):  # a name that is gone has no page
+        if page_of_name.stem not in listed:
+            page_of_name.unlink()
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,84 @@
+"""What the documentation site says of names, commands and figures is what there is."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import gradstats as gs
+from gradstats.cli.commands import COMMANDS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_pages", DOCS / "site_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_public_name_is_listed_once_and_found(pages):
+    groups = pages.api_groups()
+    listed = [name for names in groups.values() for name in names]
+    assert len(listed) == len(set(listed))
+    for name in listed:
+        module, attribute = name.rsplit(".", 1)
+        assert hasattr(importlib.import_module(module), attribute)
+    own = {name for name in gs.__all__ if not name.startswith("__") and not inspect.ismodule(getattr(gs, name))}
+    assert own == {name.split(".")[1] for name in listed if name.count(".") == 1}
+    assert {f"`gradstats.{name}`" for name in ("estimators", "plots", "tables", "data", "reference")} <= set(groups)
+    assert "gradstats.plots.style.VENUES" in listed  # a constant is documented where it is set
+
+
+def test_the_help_of_every_command_is_printed(pages):
+    page = pages.commands_page()
+    assert [line[13:] for line in page.splitlines() if line.startswith("## gradstats ")] == list(COMMANDS)
+    assert "usage: gradstats by-success" in page
+    assert "\x1b" not in page
+
+
+def test_every_figure_is_shown_with_its_command(pages):
+    page = pages.gallery_page()
+    for picture in DOCS.parent.glob("figures/*/*.png"):
+        assert f"figures/{picture.parent.name}/{picture.name})" in page
+    assert "gradstats run embedded\n" in page
+    assert "gradstats sweep embedded_cap\n" in page
+    assert "python benchmarks/engines.py\n" in page
+
+
+def test_figures_of_unknown_origin_are_an_error(pages, monkeypatch):
+    monkeypatch.setattr(pages, "OTHER_COMMANDS", {})
+    with pytest.raises(LookupError, match="nothing says what made .*training"):
+        list(pages.drawn_folders())
+
+
+def test_pages_are_written_when_they_change_and_gone_names_lose_theirs(pages, monkeypatch, tmp_path):
+    monkeypatch.setattr(pages, "GENERATED", tmp_path / "generated")
+    for name in ("commands_page", "gallery_page"):
+        monkeypatch.setattr(pages, name, lambda: "# Page\n")
+    pages.write()
+    before = (tmp_path / "generated" / "gallery.md").stat().st_mtime_ns
+    (tmp_path / "generated" / "api").mkdir()
+    for name in ("gradstats.measure", "gradstats.gone"):
+        (tmp_path / "generated" / "api" / f"{name}.rst").touch()
+    pages.write()
+    assert (tmp_path / "generated" / "gallery.md").stat().st_mtime_ns == before
+    assert [path.stem for path in tmp_path.glob("generated/api/*")] == ["gradstats.measure"]
+
+
+def test_pages_of_the_site_are_those_that_its_index_lists():
+    listed = {line.strip() for line in (DOCS / "index.md").read_text("utf-8").splitlines() if line.strip()}
+    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} <= listed
+    assert {f"../notebooks/{path.stem}" for path in DOCS.parent.glob("notebooks/*.ipynb")} <= listed
+
+
+def test_every_script_that_writes_a_page_is_documented():
+    for script in DOCS.glob("*_page*.py"):
+        assert ast.get_docstring(ast.parse(script.read_text("utf-8"))).startswith("Write ")
