@@ -85,20 +85,32 @@ def _redraw_sweep(folder: Path, out: Path | None, figure_style: FiguresSection) 
     return paths
 
 
-def report(run: Positional[Path], out: Path | None = None) -> None:
-    """Write one self-contained HTML page on a run: verdict, α, variance table, figures, commands, manifest.
+def report(
+    runs: Positional[Annotated[tuple[Path, ...], one_or_more("RUN")]],
+    gallery: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Write one self-contained HTML page on a run: α, variance table, figures, completions, commands, manifest.
 
     Args:
-        run: a run directory.
-        out: the file; RUN/report.html by default.
+        runs: a run directory; with --gallery several, or folders of sweeps, whose finished runs are listed.
+        gallery: write a page that compares the runs: α and the ratios of all, with links to the page of each.
+        out: the file; RUN/report.html by default, gallery.html for several runs.
     """
+    from gradstats.report.gallery import write_gallery
     from gradstats.report.page import write_report
     from gradstats.report.sweeps import is_sweep, read_sweep_list
 
+    if gallery:
+        terminal.console.print(str(write_gallery(runs, out or Path("gallery.html"))))
+        return
+    if len(runs) != 1:
+        raise ValueError("name one run directory, or compare several on one page: gradstats report --gallery RUN RUN …")
+    run = runs[0]
     if is_sweep(run):
         cell = next(reversed(read_sweep_list(run).settings), "CELL")
         raise ValueError(
-            f"{run} is the folder of a sweep: name one of its runs, as in gradstats report {run / cell}, or draw all "
-            f"with gradstats figures {run}"
+            f"{run} is the folder of a sweep: name one of its runs, as in gradstats report {run / cell}, compare all "
+            f"with gradstats report --gallery {run}, or draw them with gradstats figures {run}"
         )
     terminal.console.print(str(write_report(run, out)))

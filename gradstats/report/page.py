@@ -15,11 +15,12 @@ from gradstats.report.glossary import TERMS
 from gradstats.report.numbers import number_with_interval
 from gradstats.report.page_table import variance_on_page
 from gradstats.report.prompts_on_page import prompts_on_page
+from gradstats.report.rendered_page import rendered, write_page
 from gradstats.report.run_folder import refuse_inside_run, writing_into
 from gradstats.report.saved_results import SavedAlpha, SavedResults, read_results
 from gradstats.report.sentence_links import FIGURE_WORDS, linked, of_section
 from gradstats.report.variance_columns import TOGETHER
-from gradstats.system.files import atomic_path, read_json, to_json
+from gradstats.system.files import read_json, to_json
 from gradstats.system.outputs import is_marked, refuse_foreign, refuse_links
 
 # What the inks of each theme become on the page, so that figures follow its dark mode: text, paper, grid.
@@ -61,24 +62,13 @@ def write_report(
         refuse_foreign(target, "a report", is_marked)
         page = report_page(read_results(path), svgs)
         refuse_foreign(target, "a report", is_marked)  # drawing takes seconds
-        return _write(page, target)
+        return write_page(page, target)
 
 
 def write_page_of_run(path: Path, svgs: Mapping[str, str] | None = None) -> Path:
     """Write ``report.html`` into a run directory, whose lock the caller holds; otherwise as :func:`write_report`."""
     refuse_foreign_page(path)
-    return _write(report_page(read_results(path), svgs), path / "report.html")
-
-
-def _write(page: str, target: Path) -> Path:
-    try:
-        with atomic_path(target) as partial:
-            partial.write_text(page, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise OSError(
-            f"the report cannot be written to {target} ({error.strerror or error}): choose another with --out"
-        ) from error
-    return target
+    return write_page(report_page(read_results(path), svgs), path / "report.html")
 
 
 def refuse_foreign_page(run: Path) -> None:
@@ -118,15 +108,11 @@ def _is_of_0_1(run: Path) -> bool:
 
 def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str:
     """Return the page as text, with the figures given as SVG, or drawn here where None are."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     figures = _figures(run, svgs)
     drawn = [figure["name"] for figure in figures]
     variance = variance_on_page(run.variance)
-    environment = Environment(
-        loader=PackageLoader("gradstats.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("report.html.j2").render(
+    return rendered(
+        "report.html.j2",
         name=run.name,
         description=run.settings.get("description", ""),
         measured=_what_was_measured(run),

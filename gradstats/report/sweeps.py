@@ -78,7 +78,7 @@ class SweepResult(Printed):
                 "cell": cell,
                 **_flat(self.settings[cell], self.varied),
                 **completion_means(results),
-                **_alpha(results),
+                **alpha_of(results),
             }
             variance = pd.DataFrame({"estimator": [None]}) if results.variance is None else results.variance
             table = variance.drop(columns=[name for name in known if name in variance]).reset_index(drop=True)
@@ -241,7 +241,7 @@ def _flat(settings: Mapping[str, object], varied: list[str]) -> dict[str, Any]:
     }
 
 
-def _alpha(results: SavedResults) -> dict[str, float]:
+def alpha_of(results: SavedResults) -> dict[str, float]:
     """Return α with its interval; NaN where it could not be fitted."""
     alpha = results.alpha or {}
     entries = ((f"alpha{end}", alpha.get(f"alpha{end}")) for end in ENDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from command_line import run
-from saved_runs import save_run
+from saved_runs import save_run, saved_sweep
 
 
 def test_figures_need_a_run(monkeypatch, capsys):
@@ -28,3 +28,14 @@ def test_the_report_is_one_page(monkeypatch, capsys, tmp_path):
     assert code == 0, err
     assert out.strip() == str(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_sweep_is_compared_in_a_gallery(monkeypatch, capsys, tmp_path):
+    sweep = saved_sweep(tmp_path / "sweep")
+    code, _, err = run(monkeypatch, capsys, "report", sweep)
+    assert code == 1
+    assert "gradstats report --gallery" in " ".join(err.split())
+    code, out, err = run(monkeypatch, capsys, "report", "--gallery", sweep, "--out", tmp_path / "gallery.html")
+    assert code == 0, err
+    assert out.strip() == str(tmp_path / "gallery.html")
+    assert "2 runs side by side" in (tmp_path / "gallery.html").read_text()
