@@ -10,8 +10,10 @@ from pydantic_core import PydanticUndefined
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from gradstats.config.experiment import with_settings
+from gradstats.config.labels import read_display_names
 from gradstats.config.sections import (
     BlockNames,
+    DisplayNames,
     ExecutionSection,
     ExecutorName,
     FreeOptions,
@@ -144,6 +146,14 @@ def _words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
             nargs="*",
             metavar="[NAME=VALUE ...]",
             instance_from_str=lambda words: with_settings({}, words),
+            is_instance=lambda value: isinstance(value, dict),
+            str_from_instance=lambda value: [f"{key}={entry}" for key, entry in value.items()] or ["none"],
+        )
+    if info.type == DisplayNames:
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="[LABEL=NAME ...]",
+            instance_from_str=read_display_names,
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=lambda value: [f"{key}={entry}" for key, entry in value.items()] or ["none"],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -29,6 +30,31 @@ def read_label(label: str) -> tuple[str, dict[str, Any]]:
     except (SyntaxError, TypeError, ValueError):
         raise ValueError(f"cannot read {label!r}: write it as name(parameter=value, …)") from None
     return name.strip(), parameters
+
+
+def read_display_names(words: Iterable[str]) -> dict[str, str]:
+    """Read names that are given as ``label=name``; the label ends at the first ``=`` outside its brackets.
+
+    Example:
+        >>> read_display_names(["length_weighted(alpha=0.8)=ours, at $x = 1$"])
+        {'length_weighted(alpha=0.8)': 'ours, at $x = 1$'}
+
+    Raises:
+        ValueError: for a word without a label, an ``=`` or a name.
+    """
+    found = {}
+    for word in words:
+        depth, at = 0, -1
+        for place, character in enumerate(word):
+            depth += {"(": 1, ")": -1}.get(character, 0)
+            if character == "=" and depth == 0:
+                at = place
+                break
+        label, name = word[: max(at, 0)].strip(), word[at + 1 :].strip()
+        if at < 0 or not label or not name:
+            raise ValueError(f"cannot read {word!r}: write it as label=name, as in 'rloo=leave-one-out'")
+        found[label] = name
+    return found
 
 
 def _literal(node: ast.expr) -> Any:

@@ -46,6 +46,8 @@ _MOST_SKETCH_DIM, _MOST_TOKEN_PROBES = 2**24, 2**16
 ExecutorName = Literal["local", "ray"]
 #: Libraries that log a run.
 Tracker = Literal["none", "trackio", "wandb"]
+#: Label of an estimator, or name of a run → what figures call it.
+DisplayNames = dict[str, str]
 #: Options of something that is chosen by name elsewhere: a data source, a sampler, a chat template.
 FreeOptions = dict[str, Any]
 #: One reward, several as "name=weight", several as name → weight, or the problem set's own.
@@ -388,3 +390,9 @@ class FiguresSection(Section):
     formats: list[Literal["pdf", "svg", "png", "pgf"]] = Field(
         default_factory=lambda: ["pdf", "png"], description="file formats of each figure."
     )
+    labels: DisplayNames = Field(
+        default_factory=dict,
+        description="names of estimators or runs in figures, as in 'otb=OTB'; in words by default.",
+    )
+    estimators: list[str] = Field(default_factory=list, description="estimators to draw; all compared ones by default.")
+    order: Literal["value", "listed"] = Field(default="value", description="rows by value, or as they are listed.")

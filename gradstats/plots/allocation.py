@@ -8,11 +8,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from gradstats.estimators.recipes.lookup import display_name
 from gradstats.plots.appearance import estimator_appearance, variants
 from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.names import names_in
 from gradstats.stats.variance.quantities import in_metric
 
 
@@ -39,7 +39,8 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
         frame, ["estimator", "group_size", "n_prompts", "extrapolated", *ends], "draw what allocate() gives"
     )
     lines = _distinct(frame)
-    labels = [", ".join(map(display_name, names)) for names in lines]
+    shown = names_in(frame)
+    labels = [", ".join(shown[name] for name in names) for names in lines]
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]

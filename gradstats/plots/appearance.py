@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import seaborn as sns
 
+from gradstats.estimators.display_names import uses_own_sample
+
 # Left- and right-pointing triangles are left out: they mark intervals that run off an axis.
 MARKERS = "osD^vPXp*h"
 # Order is appearance: a name keeps its place, and new names are added at the end.
@@ -54,9 +56,12 @@ KNOWN = (
 RESERVED = 40
 
 
-# Estimators of one name in a figure, in turn: their lines, and how their markers are filled.
-_LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))
-_FILLS = ("full", "bottom", "left", "top")
+# Estimators of one name in a figure, in turn: their lines, and how their markers are filled. Those whose baseline
+# includes the completion itself have lines and fillings of their own.
+_LINES = ("-", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2)))
+_FILLS = ("full", "left", "top", "right")
+_OWN_LINES = ("--", (0, (1, 1)), (0, (4, 1, 4, 3)), (0, (2, 3)))
+OWN_FILL = "bottom"
 
 
 class Variant(NamedTuple):
@@ -96,15 +101,22 @@ def estimator_appearance(label: str) -> Appearance:
 def variants(labels: Sequence[str]) -> list[Variant]:
     """Return how estimators in one figure are drawn, so that those of one name differ without colour.
 
-    The first of a name has a solid line and a full marker.
+    The first of a name has a solid line and a full marker. An estimator whose baseline includes the completion's own
+    reward has a broken line and a marker whose upper half is empty, everywhere.
 
     Args:
         labels: of the estimators, in the order of the figure.
     """
-    found, seen = [], Counter[str]()
+    found, seen = [], Counter[tuple[str, bool]]()
     for label in labels:
         name = label.partition("(")[0].strip()
-        at = seen[name] % len(_LINES)
-        seen[name] += 1
-        found.append(Variant(_LINES[at], _FILLS[at]))
+        own = uses_own_sample(label)
+        at = seen[name, own] % len(_LINES)
+        seen[name, own] += 1
+        found.append(Variant(_OWN_LINES[at], OWN_FILL) if own else Variant(_LINES[at], _FILLS[at]))
     return found
+
+
+def estimator_fill(label: str) -> str:
+    """Return how the marker of an estimator is filled in a row of its own: half where it uses its own sample."""
+    return OWN_FILL if uses_own_sample(label) else _FILLS[0]

@@ -11,13 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.typing import ColorType
 
+from gradstats.plots.names import in_mathematics, wrapped
+
 # Inches per row at 8-point text.
 ROW_HEIGHT = 0.2
 TWO_LINE_ROW_HEIGHT = 0.29
 AXIS_HEIGHT = 0.5
 # A label longer than this breaks before its parenthesis, and, where it still is, between its parameters.
 WRAP_BEYOND = 20
-LONGEST_LINE = 30
+# Characters of a line of a label, at 8-point text, in half a page's width and in more than that.
+LONGEST_LINE, LONGEST_LINE_OF_WIDE = 26, 40
+_WIDE = 4.0
 # Positions of ticks on a log axis of less than a decade.
 FINE = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 # A star's points leave it smaller than other markers of the same size.
@@ -46,28 +50,37 @@ def rows_of_own_height(labels: Sequence[str]) -> tuple[Float[np.ndarray, " rows"
     return centres - (centres[0] if len(centres) else 0.0), height
 
 
-def wrap_label(label: str, longest: int = LONGEST_LINE) -> str:
-    """Break a long label into several lines, before its parameters and between them."""
+def longest_line() -> int:
+    """Return how many characters a line of a row's label may have at the width of figures."""
+    inches = plt.rcParams["figure.figsize"][0] * 8.0 / plt.rcParams["font.size"]
+    return LONGEST_LINE if inches < _WIDE else LONGEST_LINE_OF_WIDE
+
+
+def wrap_label(label: str, longest: int | None = None) -> str:
+    """Break a long label into several lines: a name in words at its spaces, another before and in its parameters."""
+    longest = longest_line() if longest is None else longest
     if len(label) <= WRAP_BEYOND:
         return label
+    if ", " in label.partition("(")[0] or "$" in label:
+        return "\n".join(wrapped(label, longest))
     name, opened, parameters = label.partition("(")
     lines = [name, opened + parameters] if opened else [label]
-    wrapped = []
+    broken = []
     for line in lines:
         while len(line) > longest:
             at_space = line.rfind(" ", 1, longest)
             marks = (" ",) if at_space > 0 else ("_", "/", "·", ".")
             cut = max(line.rfind(mark, 0, longest) for mark in marks) + 1 or longest
-            wrapped.append(line[:cut].rstrip())
+            broken.append(line[:cut].rstrip())
             line = line[cut:]
-        wrapped.append(line)
-    return "\n".join(wrapped)
+        broken.append(line)
+    return "\n".join(broken)
 
 
 def set_rows(ax: Axes, labels: Sequence[str], places: Float[np.ndarray, " rows"] | None = None) -> None:
     """Label the rows, the first on top, and hide ticks and spine, which a forest does not need."""
     places = np.arange(len(labels), dtype=float) if places is None else places
-    ax.set_yticks(places, labels=list(labels), linespacing=1.05)
+    ax.set_yticks(places, labels=list(map(in_mathematics, labels)), linespacing=1.05)
     ax.set_ylim((places[-1] if len(places) else -1.0) + 0.6, -0.6)
     _without_ticks(ax)
 
@@ -79,7 +92,7 @@ def set_shared_rows(ax: Axes, labels: Sequence[str], letters: Sequence[Sequence[
     centres = first + (np.array(sizes) - 1) / 2.0
     ax.yaxis.remove_overlapping_locs = False  # the letter of a group's only row lies at the height of its name
     ax.set_yticks(range(sum(sizes)), labels=[letter for group in letters for letter in group], minor=True)
-    ax.set_yticks(centres, labels=list(labels), linespacing=1.05)
+    ax.set_yticks(centres, labels=list(map(in_mathematics, labels)), linespacing=1.05)
     ax.set_ylim(sum(sizes) - 0.4, -0.6)
     _without_ticks(ax)
     ax.tick_params(axis="y", which="major", pad=2.0 * plt.rcParams["font.size"])
@@ -121,6 +134,7 @@ def draw_row(
     marker: str,
     *,
     hollow: bool = False,
+    fill: str = "full",
     unknown: str = "not resolved",
 ) -> None:
     """Draw a value with its interval; an end that is unknown becomes an arrow, an unknown row a text."""
@@ -161,7 +175,10 @@ def draw_row(
         if start < stop:
             ax.plot([start], [row], marker="|", color=color, zorder=3)
         return
-    face = {"markerfacecolor": ax.get_facecolor(), "markeredgecolor": color, "markeredgewidth": 1.0} if hollow else EDGE
+    if hollow:
+        face = {"markerfacecolor": ax.get_facecolor(), "markeredgecolor": color, "markeredgewidth": 1.0}
+    else:
+        face = {"fillstyle": fill, "markerfacecoloralt": ax.get_facecolor(), **EDGE}
     size = plt.rcParams["lines.markersize"] * (STAR if marker == "*" else 1.0)
     ax.plot([centre], [row], marker=marker, color=color, markersize=size, linestyle="none", zorder=4, **face)
 

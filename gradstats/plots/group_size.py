@@ -8,11 +8,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from gradstats.estimators.recipes.lookup import display_name
 from gradstats.plots.appearance import estimator_appearance, variants
 from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.names import names_in
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.stats.variance.quantities import QUANTITIES, in_metric
 
@@ -60,7 +60,7 @@ def plot_group_size(
             "per_completion=True"
         )
     estimators = list(dict.fromkeys(map(str, frame["estimator"])))
-    labels = _labels(estimators, equivalence)
+    labels = _labels(frame, equivalence)
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
@@ -95,9 +95,9 @@ def plot_group_size(
     return ax
 
 
-def _labels(estimators: list[str], equivalence: pd.DataFrame | None) -> dict[str, str]:
+def _labels(frame: pd.DataFrame, equivalence: pd.DataFrame | None) -> dict[str, str]:
     """Name each estimator for the legend, with the equivalent group size of RLOO where that is known."""
-    labels = {name: display_name(name) for name in estimators}
+    labels = names_in(frame)
     if equivalence is not None:
         require_columns(
             equivalence, ["estimator", "group_size", "equivalent_group_size"], "draw what equivalent_group_size() gives"

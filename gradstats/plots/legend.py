@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from matplotlib.axes import Axes
+
+from gradstats.plots.names import in_mathematics, wrapped
 
 # Inches at 7-point text: the width of a character and of a handle, and the height of a row.
 _CHARACTER, _HANDLE, ROW = 0.058, 0.4, 0.125
@@ -16,7 +16,7 @@ def legend_text(label: str, width: float, font_size: float) -> str:
     if len(label) <= longest:
         return label
     name, opened, parameters = label.partition("(")
-    lines = [line for part in (name, opened + parameters) for line in textwrap.wrap(part, longest)]
+    lines = [line for part in (name, opened + parameters) for line in wrapped(part, longest)]
     return "\n".join(lines)
 
 
@@ -45,7 +45,7 @@ def legend_below(ax: Axes, font_size: float) -> None:
     handles = ax.get_legend_handles_labels()[0]
     figure.legend(
         handles,
-        [legend_text(label, width, font_size) for label in labels],
+        [in_mathematics(legend_text(label, width, font_size)) for label in labels],
         loc="outside lower center",
         ncols=legend_columns(labels, width, font_size),
         fontsize=font_size,

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from gradstats.estimators.recipes.lookup import display_name
 from gradstats.plots.appearance import estimator_appearance
 from gradstats.plots.forest import EDGE
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.names import names_in
 from gradstats.stats.variance.gradient_shares import SHARES
 from gradstats.stats.variance.quantities import in_metric
 
@@ -45,9 +45,8 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
     ends = [value, f"{value}_low", f"{value}_high"]
     require_columns(frame, ["estimator", *edges, *ends], "draw what variance_by_success() gives")
     lines = [(str(name), rows[ends].to_numpy(dtype=float)) for name, rows in frame.groupby("estimator", sort=False)]
-    labels = [
-        display_name(name) + ("" if np.isfinite(numbers[:, 0]).any() else " (not resolved)") for name, numbers in lines
-    ]
+    names = names_in(frame)
+    labels = [names[name] + ("" if np.isfinite(numbers[:, 0]).any() else " (not resolved)") for name, numbers in lines]
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]

@@ -15,11 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.markers import CARETUP
 from matplotlib.ticker import NullLocator
 
-from gradstats.estimators.recipes.lookup import display_name
 from gradstats.plots.appearance import Appearance, estimator_appearance, variants
 from gradstats.plots.forest import EDGE, draw_landmark, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, require_columns
 from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.names import in_mathematics, names_in, reference_name
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
 
 #: What is drawn of a cell, and its axis label.
@@ -115,7 +115,8 @@ def plot_sweep(
     rows = -(-(len(panels) + len(ratios)) // columns)
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     width, _ = plt.rcParams["figure.figsize"]
-    entries = [*(display_name(name) for name in drawn), *(label for label, _ in lines if label)]
+    names = names_in(frame)
+    entries = [*(names[name] for name in drawn), *(label for label, _ in lines if label)]
     height = rows * _ROW_INCHES + legend_height(entries, width, font_size)
     _, grid = plt.subplots(rows, columns, figsize=(width, height), squeeze=False)
     axes = list(grid.ravel())
@@ -131,7 +132,7 @@ def plot_sweep(
         if label:
             axes[0].plot([], [], color=_CELL.color, linestyle=style, linewidth=1.0, label=label)
     for label, look in zip(drawn, _looks(drawn), strict=True):
-        axes[0].plot([], [], linewidth=1.0, label=display_name(label), **look, **EDGE)
+        axes[0].plot([], [], linewidth=1.0, label=names[label], **look, **EDGE)
     legend_below(axes[0], font_size)
     return axes[: len(panels) + len(ratios)]
 
@@ -257,8 +258,8 @@ def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
     ax.set_xlabel(axis.label)
     margin = 0.12 * (np.ptp(axis.places) or 1.0) if axis.numeric else 0.5
     ax.set_xlim(axis.places[0] - margin, axis.places[-1] + margin)
-    reference = str(frame.attrs.get("reference", "the reference"))
+    reference = reference_name(frame)
     label = OF_CELLS.get(name) or filled_in(QUANTITIES[name].panel_label, frame.attrs, reference).replace("\n", " ")
     if name in OF_REFERENCE:
-        label = f"{label} of {display_name(reference)}"
-    ax.set_title(label, loc="left", fontsize="small")
+        label = f"{label} of {reference}"
+    ax.set_title(in_mathematics(label), loc="left", fontsize="small")

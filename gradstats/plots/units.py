@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 
 import matplotlib.pyplot as plt
@@ -10,7 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from gradstats.estimators.estimator import SEQUENCE_SUM
-from gradstats.estimators.recipes.lookup import display_name, unit_of_label
+from gradstats.estimators.recipes.lookup import unit_of_label
+from gradstats.plots.names import in_mathematics, names_in, wrapped
 from gradstats.stats.variance.quantities import Quantity
 
 # Inches that a character takes at 8-point text, and a line its height.
@@ -53,8 +53,9 @@ def rows_of_one_unit(frame: pd.DataFrame, quantities: Iterable[Quantity]) -> tup
         common = units[0]
     kept = frame.loc[[unit == common for unit in units]]
     kept.attrs = frame.attrs
+    names = names_in(frame)
     others = dict.fromkeys(label for label, unit in zip(labels, units, strict=True) if unit != common)
-    return kept, f"Left out, in another unit: {', '.join(map(display_name, others))}." if others else ""
+    return kept, f"Left out, in another unit: {', '.join(names[label] for label in others)}." if others else ""
 
 
 def sentence_height(sentence: str) -> float:
@@ -65,9 +66,9 @@ def sentence_height(sentence: str) -> float:
 def write_sentence(ax: Axes, sentence: str) -> None:
     """Write a sentence above axes, over the full width of the figure; an empty one changes nothing."""
     if sentence:
-        ax.set_title("\n".join(_lines(sentence)), loc="right", fontsize="small")
+        ax.set_title(in_mathematics("\n".join(_lines(sentence))), loc="right", fontsize="small")
 
 
 def _lines(sentence: str) -> list[str]:
     inches = plt.rcParams["figure.figsize"][0] * 8.0 / plt.rcParams["font.size"]
-    return textwrap.wrap(sentence, int(inches / _CHARACTER))
+    return wrapped(sentence, int(inches / _CHARACTER))

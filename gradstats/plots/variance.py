@@ -10,10 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from gradstats.estimators.recipes.lookup import display_name
-from gradstats.plots.appearance import estimator_appearance
+from gradstats.plots.appearance import estimator_appearance, estimator_fill
 from gradstats.plots.forest import (
-    LONGEST_LINE,
     draw_landmark,
     draw_row,
     forest_height,
@@ -25,12 +23,15 @@ from gradstats.plots.forest import (
     wrap_label,
 )
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
+from gradstats.plots.names import in_mathematics, names_in, reference_name, wrapped, wrapped_to_axis
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
 from gradstats.stats.variance.winner import rows_in_best_set
 
 # Beside several panels there is room for shorter lines only.
 NARROW_LINE = 22
+# A line under the first of several panels.
+NARROW_AXIS = 18
 PANELS = shown_in("panels")
 
 
@@ -75,7 +76,7 @@ def plot_variance(
         >>> scores = rewards[:, None] + rng.normal(size=(400, 8))
         >>> ax = gs.plot_variance(gs.compare(batch, ["rloo", "reinforce"], scores))
         >>> [label.get_text() for label in ax.get_yticklabels()]
-        ['rloo', 'reinforce']
+        ['RLOO', 'REINFORCE']
     """
     frame = as_frame(table)
     quantity = quantity_to_draw(value, COMPARED)
@@ -92,7 +93,7 @@ def plot_variance(
         _mark_best_set(ax, frame)
     if frame.empty:
         draw_nothing(ax, "no estimators")
-    ax.set_xlabel(axis_label(quantity, frame.attrs, reference))
+    _name_axis(ax, frame, quantity, reference)
     write_sentence(ax, sentence)
     return ax
 
@@ -128,7 +129,6 @@ def plot_variance_panels(
     require_columns(frame, ["estimator"], "draw what compare() gives")
     quantities = [quantity_to_draw(value, COMPARED) for value in values]
     frame, sentence = rows_of_one_unit(frame, quantities)
-    name = _reference(frame, reference)
     if sort and values and values[0] in frame:
         frame = sorted_rows(frame, values[0])
     if axes is None:
@@ -139,8 +139,9 @@ def plot_variance_panels(
     if len(axes) != len(values):
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
     for ax, quantity in zip(axes, quantities, strict=True):
-        plot_variance(frame, ax=ax, value=quantity.name, reference=name)
-        label = filled_in(quantity.panel_label, frame.attrs, name)
+        plot_variance(frame, ax=ax, value=quantity.name, reference=reference)
+        name = "\n".join(wrapped(reference_name(frame, reference), NARROW_AXIS))
+        label = in_mathematics(filled_in(quantity.panel_label, frame.attrs, name))
         ax.set_xlabel(in_metric(label, frame.attrs) if ax is axes[0] else label)
         # The first panel is the widest.
         plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2)
@@ -183,7 +184,6 @@ def plot_variance_of_runs(
     quantity = quantity_to_draw(value, COMPARED)
     columns = ["estimator", "run", value, f"{value}_low", f"{value}_high"]
     require_columns(frame, columns, "draw the tables of several runs, one under the other")
-    attrs = frame.attrs
     frame, sentence = rows_of_one_unit(frame, [quantity])
     key = [name for name in ("estimator", "group_size") if name in frame]
     rows = pd.DataFrame(frame[key]).drop_duplicates()
@@ -200,7 +200,7 @@ def plot_variance_of_runs(
         _draw(ax, panel, quantity, frame, places)
         set_rows(ax, labels, places)
         ax.set_title(wrap_label(str(run)), fontsize="medium")
-        ax.set_xlabel(axis_label(quantity, attrs, reference))
+        _name_axis(ax, frame, quantity, reference)
     if quantity is JUDGED:
         best = [set(rows_in_best_set(panel)) for panel in panels if "in_best_set" in panel]
         for row in set.intersection(*best) if best else ():
@@ -219,15 +219,16 @@ def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     return ordered
 
 
-def row_labels(frame: pd.DataFrame, longest: int = LONGEST_LINE) -> list[str]:
+def row_labels(frame: pd.DataFrame, longest: int | None = None) -> list[str]:
     """Name each row by its estimator, with its group size where those differ."""
-    labels = [display_name(str(label)) for label in frame["estimator"]]
+    names = names_in(frame)
+    labels = [names[str(label)] for label in frame["estimator"]]
     if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
         labels = [f"{label}, N={size:g}" for label, size in zip(labels, frame["group_size"], strict=True)]
     return [wrap_label(label, longest) for label in labels]
 
 
-def _name_rows(ax: Axes, frame: pd.DataFrame, longest: int = LONGEST_LINE) -> None:
+def _name_rows(ax: Axes, frame: pd.DataFrame, longest: int | None = None) -> None:
     labels, letters = row_labels(frame, longest), _letters_of_runs(frame)
     if letters:
         set_shared_rows(ax, [label for label, _ in groupby(labels)], _grouped(labels, letters))
@@ -235,7 +236,7 @@ def _name_rows(ax: Axes, frame: pd.DataFrame, longest: int = LONGEST_LINE) -> No
         set_rows(ax, labels)
 
 
-def _height(frame: pd.DataFrame, longest: int = LONGEST_LINE) -> float:
+def _height(frame: pd.DataFrame, longest: int | None = None) -> float:
     labels, letters = row_labels(frame, longest), _letters_of_runs(frame)
     if not letters:
         return forest_height(labels)
@@ -274,8 +275,11 @@ def _draw(
     for row, (label, estimate) in enumerate(zip(frame["estimator"], estimates, strict=True)):
         color, marker = estimator_appearance(str(label))
         colors.append(color)
+        fill = estimator_fill(str(label))
         unknown = "not resolved" if measured[row] else "not measured"
-        draw_row(ax, float(places[row]), (estimate[0], estimate[1], estimate[2]), color, marker, unknown=unknown)
+        draw_row(
+            ax, float(places[row]), (estimate[0], estimate[1], estimate[2]), color, marker, fill=fill, unknown=unknown
+        )
     known = np.flatnonzero(~np.isnan(together).any(axis=1))
     low, high = np.clip(together[known], *ax.get_xlim()).T
     ax.hlines(places[known], low, high, colors=[colors[row] for row in known], linewidth=0.6, zorder=1.5)
@@ -309,8 +313,9 @@ def _mark_best_set(ax: Axes, frame: pd.DataFrame) -> None:
             labels[row].set_fontweight("bold")
 
 
-def _reference(frame: pd.DataFrame, reference: str | None) -> str:
-    return str(frame.attrs.get("reference", "the reference")) if reference is None else reference
+def _name_axis(ax: Axes, frame: pd.DataFrame, quantity: Quantity, reference: str | None) -> None:
+    label = axis_label(quantity, frame.attrs, reference_name(frame, reference))
+    ax.set_xlabel(in_mathematics(wrapped_to_axis(label)))
 
 
 def _widths(n: int) -> list[float]:

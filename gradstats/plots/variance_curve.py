@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from gradstats.estimators.recipes.lookup import display_name
+from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.names import LABELS, in_mathematics, reference_name
 from gradstats.stats.variance.minimiser import written_interval
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric
 
@@ -89,8 +90,8 @@ def plot_variance_curve_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
     )
     for ax, name in zip(grid, CURVE_PANELS, strict=True):
         plot_variance_curve(frame, ax=ax, value=name)
-        label = filled_in(quantity_to_draw(name, COMPARED).panel_label, frame.attrs)
-        ax.set_ylabel(in_metric(label, frame.attrs) if ax is grid[0] else label)
+        label = filled_in(quantity_to_draw(name, COMPARED).panel_label, frame.attrs, reference_name(frame))
+        ax.set_ylabel(in_mathematics(in_metric(label, frame.attrs) if ax is grid[0] else label))
         ax.set_xlabel("")
     grid[-1].set_xlabel(_parameter(frame))
     legend_below(grid[0], font_size)
@@ -120,7 +121,7 @@ def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
     if quantity.landmark is not None and len(frame):
         ax.axhline(quantity.landmark, color="0.5", linewidth=0.6, linestyle="--", zorder=1)
     plain_ticks(ax, logarithmic, most=4, vertical=True)
-    ax.set_ylabel(axis_label(quantity, frame.attrs))
+    ax.set_ylabel(in_mathematics(axis_label(quantity, frame.attrs, reference_name(frame))))
 
 
 def _draw_parameters(ax: Axes, frame: pd.DataFrame) -> None:
@@ -146,7 +147,8 @@ def _draw_parameters(ax: Axes, frame: pd.DataFrame) -> None:
 
 def _labels(frame: pd.DataFrame) -> dict[str, str]:
     """Return the entries of the legend, by what they stand for."""
-    labels = {"matched": display_name(str(frame.attrs.get("curve", "the estimator"))), "raw": "without matching"}
+    curve = str(frame.attrs.get("curve", "the estimator"))
+    labels = {"matched": distinct_names([curve], frame.attrs.get(LABELS))[curve], "raw": "without matching"}
     lowest, low, high = (frame.attrs.get(f"minimiser{end}") for end in ("", "_low", "_high"))
     if lowest is not None and low is not None and high is not None and np.isfinite([lowest, low, high]).all():
         labels["lowest"] = f"lowest: {lowest:.2g} {written_interval(low, high, _range(frame), digits=2)}"

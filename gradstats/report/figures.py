@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
+from gradstats.plots.names import LABELS
 from gradstats.plots.save import DETERMINISTIC, METADATA, refuse_foreign_figure
 from gradstats.report.curves import curve_caption, draw_curve
-from gradstats.report.run_figures import FIGURES, RunFigure
+from gradstats.report.run_figures import FIGURES, ORDER, RunFigure
 from gradstats.report.saved_frames import CRITIC, OPTIMAL_BASELINES
 from gradstats.report.saved_results import SavedResults
 
@@ -100,11 +101,47 @@ def added_figure(name: str, frame: pd.DataFrame) -> RunFigure:
     return RunFigure(name, curve_caption(frame), lambda run: run.added.get(name), lambda run, table: draw_curve(table))
 
 
+def chosen_rows(table: pd.DataFrame, figure_style: FiguresSection) -> pd.DataFrame | None:
+    """Return the rows of the estimators to draw, in their order, with the names that they are given.
+
+    Args:
+        table: behind a figure; one without estimators is returned as it is.
+        figure_style: ``estimators``, ``order`` and ``labels``.
+
+    Returns:
+        The rows with ``.attrs`` of the names and of the order; None where no estimator to draw has a row.
+    """
+    if "estimator" not in table:
+        return table
+    attrs = table.attrs | {LABELS: figure_style.labels, ORDER: figure_style.order}
+    if figure_style.estimators:
+        place = {label: at for at, label in enumerate(figure_style.estimators)}
+        rows = table.loc[table["estimator"].isin(list(place))]
+        table = rows.sort_values("estimator", key=lambda labels: labels.map(place), kind="stable", ignore_index=True)
+    else:
+        table = table.copy()
+    table.attrs = attrs
+    return None if table.empty else table
+
+
+def refuse_unknown_estimators(runs: Sequence[SavedResults], figure_style: FiguresSection) -> None:
+    """Refuse to draw an estimator that none of the runs compared.
+
+    Raises:
+        ValueError: naming it, and those that there are.
+    """
+    known = dict.fromkeys(str(label) for run in runs if run.variance is not None for label in run.variance["estimator"])
+    for label in figure_style.estimators:
+        if label not in known:
+            raise ValueError(f"estimators: no run has a row of {label!r}: choose from {', '.join(known)}")
+
+
 def _drawn(
     run: SavedResults, figures: Sequence[RunFigure], figure_style: FiguresSection
 ) -> Iterator[tuple[RunFigure, Figure, pd.DataFrame]]:
     for listed in figures:
         table = listed.needs(run)
+        table = None if table is None else chosen_rows(table, figure_style)
         if table is not None:
             with styled(figure_style) as current_figure:
                 listed.draw(run, table)
@@ -128,6 +165,7 @@ def styled(figure_style: FiguresSection) -> Iterator[Callable[[], Figure]]:
 
 def _draw(run: SavedResults, folder: Path, figure_style: FiguresSection, svg: bool) -> DrawnFigures:
     drawn = DrawnFigures([], {})
+    refuse_unknown_estimators([run], figure_style)
     refuse_foreign_figures(run, folder, figure_style)
     for listed, figure, table in run_figures(run, figure_style):
         drawn.paths.extend(plots.save_figure(figure, folder / listed.name, figure_style.formats, source=table))

@@ -10,7 +10,7 @@ import seaborn as sns
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
-from gradstats.report.figures import styled
+from gradstats.report.figures import chosen_rows, refuse_unknown_estimators, styled
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -42,7 +42,8 @@ def draw_overlay(
             f"the runs were measured in different metrics ({', '.join(metrics)}), whose norms have different "
             "units: draw those of one metric together"
         )
-    labels = labels or run_labels(runs)
+    refuse_unknown_estimators(runs, figure_style)
+    labels = labels or _run_names(runs, figure_style)
     for setting, values in differing_settings(runs).items():
         values_by_run = ", ".join(f"{run.path.name}: {value}" for run, value in zip(runs, values, strict=True))
         warnings.warn(
@@ -67,7 +68,7 @@ def draw_overlay(
             paths += plots.save_figure(current_figure(), folder / "length_scaling", figure_style.formats, source=points)
     tables = [run.variance for run in runs]
     if all(table is not None for table in tables):
-        frame = _stacked(runs, labels)
+        frame = _stacked(runs, labels, figure_style)
         with styled(figure_style) as current_figure:
             if len(set(frame["estimator"])) > MOST_ROWS and len(runs) <= MOST_PANELS:
                 plots.plot_variance_of_runs(frame)
@@ -87,7 +88,16 @@ def draw_overlay(
     return paths
 
 
-def _stacked(runs: list[SavedResults], labels: list[str]) -> pd.DataFrame:
+def _run_names(runs: list[SavedResults], figure_style: FiguresSection) -> list[str]:
+    """Return what the user calls each run, by its name or that of its folder; otherwise its label."""
+    chosen = figure_style.labels
+    return [
+        chosen.get(run.path.resolve().name) or chosen.get(run.name) or label
+        for run, label in zip(runs, run_labels(runs), strict=True)
+    ]
+
+
+def _stacked(runs: list[SavedResults], labels: list[str], figure_style: FiguresSection) -> pd.DataFrame:
     """Return the variance tables one under the other, estimator by estimator."""
     references = [
         str((run.variance if run.variance is not None else pd.DataFrame()).attrs.get("reference")) for run in runs
@@ -104,4 +114,5 @@ def _stacked(runs: list[SavedResults], labels: list[str]) -> pd.DataFrame:
     order = list(dict.fromkeys(frame["estimator"]))
     frame = frame.sort_values("estimator", key=lambda names: names.map(order.index), kind="stable", ignore_index=True)
     frame.attrs = {"reference": references[0], "metric": runs[0].metric}
-    return frame
+    chosen = chosen_rows(frame, figure_style)
+    return frame if chosen is None else chosen  # the estimators to draw are known to have rows

@@ -17,6 +17,9 @@ from gradstats.report.saved_results import SavedResults
 from gradstats.stats import LengthRewardCorrelation, length_reward_correlation
 from gradstats.stats.variance.quantities import JUDGED
 
+#: Entry of the ``.attrs`` of a table: whether its rows are sorted by ``value``, or stand as ``listed``.
+ORDER = "order"
+
 
 @dataclass(frozen=True)
 class RunFigure:
@@ -33,6 +36,10 @@ class RunFigure:
     caption: str
     needs: Callable[[SavedResults], pd.DataFrame | None]
     draw: Callable[[SavedResults, pd.DataFrame], object]
+
+
+def _by_value(table: pd.DataFrame) -> bool:
+    return table.attrs.get(ORDER) != "listed"
 
 
 def _fitted_points(run: SavedResults) -> pd.DataFrame | None:
@@ -185,9 +192,10 @@ FIGURES = (
     RunFigure(
         "variance",
         "Variance of each estimator relative to the reference, at matched signal. Wide bars: intervals of single rows; "
-        "thin bars: intervals that hold together. Bold: the best set, which holds the lowest at this level.",
+        "thin bars: intervals that hold together. Bold: the best set, which holds the lowest at this level. "
+        "Half-filled markers: the baseline includes the completion itself.",
         lambda run: run.variance,
-        lambda run, table: plots.plot_variance(table, sort=True),
+        lambda run, table: plots.plot_variance(table, sort=_by_value(table)),
     ),
     RunFigure(
         "length_scaling",
@@ -199,12 +207,12 @@ FIGURES = (
         "variance_bias",
         "Variance at matched signal, next to cosine and share of bias, with the lowest at the top.",
         _resolved_variance,
-        lambda run, table: plots.plot_variance_panels(table),
+        lambda run, table: plots.plot_variance_panels(table, sort=_by_value(table)),
     ),
     RunFigure(
         "group_sizes",
         "Variance at an equal total of completions against the group size; dotted lines end at the group size of RLOO "
-        "with the same variance.",
+        "with the same variance. Broken lines, half-filled markers: the baseline includes the completion itself.",
         _group_sizes,
         _draw_group_sizes,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.config.labels import read_label, written
+from gradstats.config.labels import read_display_names, read_label, written
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,17 @@ def test_what_cannot_be_read_is_refused(label):
 def test_a_written_value_is_read_back(value, text):
     assert written(value) == text
     assert read_label(f"f(x={text})")[1]["x"] == pytest.approx(value) if isinstance(value, float) else value
+
+
+def test_display_names_end_their_label_outside_its_brackets():
+    words = ["length_weighted(alpha=0.8, loo=True)=ours, $\\alpha = 0.8$", "rloo = RLOO"]
+    assert read_display_names(words) == {
+        "length_weighted(alpha=0.8, loo=True)": "ours, $\\alpha = 0.8$",
+        "rloo": "RLOO",
+    }
+
+
+@pytest.mark.parametrize("word", ["rloo", "=RLOO", "rloo=", "otb(loo=True)"])
+def test_display_names_without_a_label_or_a_name_are_refused(word):
+    with pytest.raises(ValueError, match="write it as label=name"):
+        read_display_names([word])

@@ -36,7 +36,10 @@ def test_it_is_fixed_for_good():
 def test_estimators_of_one_name_differ_without_colour():
     labels = ["gae", "rloo", "gae(lam=0.95)", "token_mean", "gae(lam=0.5)", "gae(lam=0.1)"]
     found = variants(labels)
-    assert [one.linestyle for one in found[:4]] == ["-", "-", "--", "-"]
-    assert [one.fillstyle for one in found[:4]] == ["full", "full", "bottom", "full"]
+    assert [one.linestyle for one in found[:4]] == ["-", "-", "-.", "--"]
+    assert [one.fillstyle for one in found[:4]] == ["full", "full", "left", "bottom"]
+    two = variants(["token_mean(loo=True)", "token_mean"])  # leave-one-out and own sample
+    assert [one.fillstyle for one in two] == ["full", "bottom"]
+    assert two[0].linestyle != two[1].linestyle
     of_gae = [one for one, label in zip(found, labels, strict=True) if label.startswith("gae")]
     assert len({one.linestyle for one in of_gae}) == len({one.fillstyle for one in of_gae}) == 4

@@ -7,10 +7,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
+from gradstats.plots import style
 from gradstats.plots.forest import (
     draw_row,
     forest_height,
     forest_limits,
+    longest_line,
     plain_ticks,
     rows_of_own_height,
     set_rows,
@@ -69,11 +71,22 @@ def test_labels_break_before_and_between_their_parameters():
     assert wrap_label("group_mean(loo=True)") == "group_mean(loo=True)"
     assert wrap_label("length_weighted(alpha=0.8)") == "length_weighted\n(alpha=0.8)"
     assert (
-        wrap_label("norm_weighted(loo=True, off_policy=True, k=1)")
+        wrap_label("norm_weighted(loo=True, off_policy=True, k=1)", 30)
         == "norm_weighted\n(loo=True, off_policy=True,\nk=1)"
     )
-    long = wrap_label("mine(first_parameter=0.123456, second_parameter=0.654321)")
+    long = wrap_label("mine(first_parameter=0.123456, second_parameter=0.654321)", 30)
     assert long.split("\n") == ["mine", "(first_parameter=0.123456,", "second_parameter=0.654321)"]
+    assert wrap_label("norm-weighted, α = 0.8, leave-one-out", 26) == "norm-weighted, α = 0.8,\nleave-one-out"
+    assert longest_line() == 26
+    with mpl.rc_context(style("icml", "full")):
+        assert longest_line() == 40
+
+
+def test_a_half_filled_marker_has_an_empty_half():
+    _, ax = plt.subplots()
+    draw_row(ax, 0.0, (0.5, 0.4, 0.6), "k", "o", fill="bottom")
+    assert [line.get_fillstyle() for line in ax.lines if line.get_marker() == "o"] == ["bottom"]
+    assert ax.lines[-1].get_markerfacecoloralt() == ax.get_facecolor()
 
 
 def test_rows_stand_from_top_to_bottom_and_lines_of_labels_take_height():

@@ -34,11 +34,11 @@ def test_equivalence_is_a_line_to_the_size_of_rloo():
     dotted = [line for line in ax.lines if line.get_linestyle() == ":"]
     assert [list(line.get_xdata()) for line in dotted] == [[4, 5.5]]
     legend = {text.get_text() for text in ax.get_figure().legends[0].get_texts()}
-    assert "reinforce (at 4: RLOO at 5.5)" in legend
+    assert "REINFORCE (at 4: RLOO at 5.5)" in legend
     unbounded = pd.DataFrame([row | {"equivalent_group_size": np.inf}])
     ax = plots.plot_group_size(frame, value="within_prompt", equivalence=unbounded)
     assert not [line for line in ax.lines if line.get_linestyle() == ":"]
-    assert "reinforce (at 4: RLOO at $\\infty$)" in {text.get_text() for text in ax.get_figure().legends[0].get_texts()}
+    assert "REINFORCE (at 4: RLOO at $\\infty$)" in {text.get_text() for text in ax.get_figure().legends[0].get_texts()}
     with pytest.raises(ValueError, match="equivalence compares within-prompt variance at equal completions"):
         plots.plot_group_size(group_sizes("ordinary"), equivalence=pd.DataFrame([row]))
 

@@ -28,7 +28,7 @@ def test_each_bin_has_its_share_and_lines_differ_in_grey():
 
 def test_an_estimator_without_shares_says_so():
     ax = plots.plot_shares(shares("ordinary"))
-    assert ax.get_legend_handles_labels()[1] == ["rloo", "reinforce", "group_mean (not resolved)"]
+    assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean (not resolved)"]
 
 
 def test_bins_of_length():

@@ -48,7 +48,7 @@ def test_panels_stand_at_the_values_of_the_setting():
     frame = frame_of([{"sampling.temperature": 1.0}, {"sampling.temperature": 0.6}])
     axes = plot_sweep(frame, "sampling.temperature", varied=["sampling.temperature"])
     assert [ax.get_title(loc="left") for ax in axes] == [
-        "α", "mean length (tokens)", "mean reward", "ratio to rloo", "matched ratio to rloo"
+        r"$\alpha$", "mean length (tokens)", "mean reward", "ratio to RLOO", "matched ratio to RLOO"
     ]  # fmt: skip
     assert heights(axes[0]) == [[1.5, 0.5]]  # from the lower temperature to the higher
     assert heights(axes[3]) == [[1.3, 1.2]]  # the reference is not drawn
@@ -69,7 +69,7 @@ def test_further_settings_are_lines_of_their_own():
     axes = plot_sweep(frame_of(cells), "a.x", varied=["a.x", "b.y"])
     assert heights(axes[0]) == [[0.5, 2.5], [1.5, 3.5]]
     (legend,) = axes[0].get_figure().legends
-    assert [text.get_text() for text in legend.get_texts()] == ["b y p", "b y q", "grpo"]
+    assert [text.get_text() for text in legend.get_texts()] == ["b y p", "b y q", "GRPO advantage"]
 
 
 def test_settings_without_numbers_stand_side_by_side():
@@ -87,7 +87,7 @@ def test_a_setting_that_another_one_decides_is_none_of_its_own():
     assert varying_settings(frame, ["moments", "metric"]) == ["metric"]
     axes = plot_sweep(frame, "metric", varied=["moments", "metric"])
     (legend,) = axes[0].get_figure().legends
-    assert [text.get_text() for text in legend.get_texts()] == ["grpo"]
+    assert [text.get_text() for text in legend.get_texts()] == ["GRPO advantage"]
     grid = frame_of([{"a.x": x, "b.y": y} for x in (1, 2) for y in (1, 2)])
     assert varying_settings(grid, ["a.x", "b.y"]) == ["a.x", "b.y"]
 
@@ -120,11 +120,11 @@ def test_checkpoints_stand_at_their_training_steps():
         frame[f"noise_to_signal{end}"] = np.where(frame["estimator"] == "rloo", 40.0, 50.0)
     frame.loc[frame["cell"] == "c1", ["noise_to_signal", "noise_to_signal_high"]] = [np.nan, np.inf]  # not resolved
     axes = plot_sweep(frame, "policy.revision", varied=["policy.revision"])
-    assert axes[3].get_title(loc="left") == "tr Cov of rloo"
+    assert axes[3].get_title(loc="left") == "tr Cov of RLOO"
     (line,) = [line for line in axes[0].get_lines() if len(line.get_xdata()) == 8]
     assert line.get_xdata().tolist() == list(range(0, 800, 100))  # linear, from the first to the last
     assert heights(axes[3]) == [[3.0] * 8]  # of the reference alone
-    assert axes[4].get_title(loc="left") == "noise to signal of rloo"
+    assert axes[4].get_title(loc="left") == "noise to signal of RLOO"
     (critical, below) = [heights for heights in heights(axes[4]) if heights]
     np.testing.assert_array_equal(critical, [40.0, np.nan, *[40.0] * 6])
     assert below == [40.0]  # a caret at the lower end

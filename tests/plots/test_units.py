@@ -11,6 +11,7 @@ import pytest
 from fixture_frames import LONG, group_sizes, prompt_parts, variance
 
 from gradstats import plots
+from gradstats.estimators.display_names import in_words
 from gradstats.plots import estimator_unit, style
 from gradstats.plots.units import rows_of_one_unit
 from gradstats.stats.variance.quantities import QUANTITIES
@@ -43,11 +44,11 @@ def test_units_come_from_the_registry():
 def test_rows_in_another_unit_are_left_out_with_a_sentence(value):
     frame = variance("ordinary")
     frame.loc[1, "estimator"] = RECIPE
-    kept = [name for name in frame["estimator"] if name not in (RECIPE, "grpo")]
+    kept = [in_words(name) for name in frame["estimator"] if name not in (RECIPE, "grpo")]
     ax = plots.plot_variance(frame, value=value)
     assert rows(ax) == kept
     sentence = " ".join(ax.get_title(loc="right").split())
-    assert sentence == f"Left out, in another unit: {RECIPE}, grpo."
+    assert sentence == f"Left out, in another unit: {RECIPE}, GRPO advantage."
     assert len(rows(plots.plot_variance(frame, value="noise_to_signal"))) == len(frame)
 
 
@@ -55,16 +56,16 @@ def test_every_row_is_kept_where_units_agree():
     frame = variance("ordinary")
     frame = frame[frame["estimator"] != "grpo"]
     ax = plots.plot_variance(frame, value="ratio")
-    assert rows(ax) == list(frame["estimator"])
+    assert rows(ax) == list(map(in_words, frame["estimator"]))
     assert ax.get_title(loc="right") == ""
 
 
 def test_the_reference_decides_which_unit_is_drawn():
     frame = variance("ordinary")
     frame.attrs["reference"] = "grpo"
-    assert rows(plots.plot_variance(frame, value="ratio")) == ["grpo"]
+    assert rows(plots.plot_variance(frame, value="ratio")) == ["GRPO advantage"]
     del frame.attrs["reference"]
-    assert "grpo" not in rows(plots.plot_variance(frame, value="ratio"))
+    assert "GRPO advantage" not in rows(plots.plot_variance(frame, value="ratio"))
 
 
 def test_a_recorded_unit_goes_before_the_label():
@@ -74,19 +75,19 @@ def test_a_recorded_unit_goes_before_the_label():
     assert sentence == ""
     frame.loc[2, "unit"] = "sequence_sum"
     _, sentence = rows_of_one_unit(frame, [QUANTITIES["ratio"]])
-    assert sentence == f"Left out, in another unit: {frame['estimator'][2]}."
+    assert sentence == f"Left out, in another unit: {in_words(frame['estimator'][2])}."
 
 
 def test_panels_group_sizes_and_components_leave_the_same_rows_out():
     axes = plots.plot_variance_panels(variance("ordinary"), values=("ratio", "cosine"))
-    assert "grpo" not in rows(axes[0])
-    assert axes[-1].get_title(loc="right") == "Left out, in another unit: grpo."
+    assert "GRPO advantage" not in rows(axes[0])
+    assert axes[-1].get_title(loc="right") == "Left out, in another unit: GRPO advantage."
     ax = plots.plot_group_size(group_sizes("ordinary"))
-    assert "grpo" not in [text.get_text() for text in ax.get_figure().legends[0].get_texts()]
-    assert ax.get_title(loc="right") == "Left out, in another unit: grpo."
+    assert "GRPO advantage" not in [text.get_text() for text in ax.get_figure().legends[0].get_texts()]
+    assert ax.get_title(loc="right") == "Left out, in another unit: GRPO advantage."
     ax = plots.plot_prompt_parts(prompt_parts("ordinary"))
-    assert "grpo" not in rows(ax)
-    assert ax.get_title(loc="right") == "Left out, in another unit: grpo."
+    assert "GRPO advantage" not in rows(ax)
+    assert ax.get_title(loc="right") == "Left out, in another unit: GRPO advantage."
 
 
 @pytest.mark.parametrize("column", ["half", "full"])

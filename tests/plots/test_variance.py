@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from fixture_frames import variance
 
+from gradstats.estimators.display_names import in_words
 from gradstats.plots import (
     estimator_appearance,
     plot_variance,
@@ -16,9 +17,15 @@ from gradstats.plots import (
     plot_variance_panels,
     style,
 )
+from gradstats.plots.names import in_mathematics
 from gradstats.stats.variance.quantities import COMPARED, QUANTITIES
 
 VALUES = tuple(quantity.name for quantity in COMPARED)
+
+
+def words(frame):
+    """The names of the rows as they are written in a figure."""
+    return [in_mathematics(in_words(label)) for label in frame["estimator"]]
 
 
 def table(n=4, reference="rloo"):
@@ -53,7 +60,7 @@ def row_labels(ax):
 def test_every_row_in_order_with_its_interval(value):
     frame = table()
     ax = plot_variance(frame, value=value)
-    assert [label.replace("\n", "") for label in row_labels(ax)] == list(frame["estimator"])
+    assert [label.replace("\n", " ") for label in row_labels(ax)] == words(frame)
     assert ax.get_ylim()[0] > ax.get_ylim()[1]
     bars = [line for line in ax.lines if len(line.get_xdata()) == 2 and len(set(line.get_ydata())) == 1]
     np.testing.assert_allclose([bar.get_xdata() for bar in bars], frame[[f"{value}_low", f"{value}_high"]])
@@ -66,7 +73,7 @@ def test_every_row_in_order_with_its_interval(value):
 
 def test_reference_line_and_label():
     ax = plot_variance(table(reference="dr_grpo"), value="ratio")
-    assert ax.get_xlabel() == "variance relative to dr_grpo"
+    assert ax.get_xlabel() == "variance relative to Dr. GRPO\nbaseline"
     assert any(list(line.get_xdata()) == [1.0, 1.0] for line in ax.lines)
     assert plot_variance(table(), value="ratio", reference="OPO").get_xlabel() == "variance relative to OPO"
 
@@ -74,7 +81,7 @@ def test_reference_line_and_label():
 def test_at_matched_signal_unless_asked_otherwise():
     frame = table()
     ax = plot_variance(frame)
-    assert ax.get_xlabel() == "variance relative to rloo,\nat matched signal"
+    assert ax.get_xlabel() == "variance relative to RLOO,\nat matched signal"
     points = [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "None"]
     np.testing.assert_array_equal(points, frame["matched_ratio"])
 
@@ -121,7 +128,7 @@ def test_takes_a_result():
         def to_frame(self):
             return table(2)
 
-    assert row_labels(plot_variance(Result())) == ["rloo", "reinforce"]
+    assert row_labels(plot_variance(Result())) == ["RLOO", "REINFORCE"]
 
 
 def test_unresolved_and_one_sided_rows_are_drawn():
@@ -144,7 +151,7 @@ def test_unbounded_below():
 
 def test_group_sizes_are_told_apart():
     frame = pd.concat([table(1), table(1).assign(group_size=8)])
-    assert row_labels(plot_variance(frame)) == ["rloo, N=4", "rloo, N=8"]
+    assert row_labels(plot_variance(frame)) == ["RLOO, N=4", "RLOO, N=8"]
 
 
 @pytest.mark.parametrize("n", [0, 1, 4, 30])
@@ -190,7 +197,7 @@ def test_panels_are_sorted_alike_and_labelled_once():
     frame = variance("ordinary")
     axes = plot_variance_panels(frame)
     shown = [label.get_text() for label in axes[0].get_yticklabels()]
-    assert shown == list(frame.sort_values("matched_ratio")["estimator"])
+    assert shown == words(frame.sort_values("matched_ratio"))
     cosines = [line.get_xdata()[0] for line in axes[1].lines if line.get_linestyle() == "None"]
     np.testing.assert_array_equal(cosines, frame.sort_values("matched_ratio")["cosine"])
     with pytest.raises(ValueError, match="axes holds 1 axes for 3 values"):
@@ -201,7 +208,7 @@ def test_sorting_puts_unresolved_rows_last():
     frame = variance("ordinary")
     frame.loc[0, "matched_ratio"] = np.nan
     ax = plot_variance(frame, sort=True)
-    assert ax.get_yticklabels()[-1].get_text() == frame["estimator"][0]
+    assert ax.get_yticklabels()[-1].get_text() == words(frame)[0]
 
 
 def two_runs():
@@ -224,7 +231,7 @@ def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
     axes = plot_variance_panels(frame, sort=False)
     for ax in (plot_variance(frame), axes[0]):
         names = [label.get_text() for label in ax.get_yticklabels()]
-        assert [name.partition("\n")[0] for name in names] == ["length_weighted", "reinforce", "rloo"]
+        assert [name.partition(",")[0] for name in names] == ["length-weighted", "REINFORCE", "RLOO"]
         assert list(ax.get_yticks()) == [0.5, 2.5, 4.5]
         letters = ax.get_yticklabels(minor=True)
         assert [letter.get_text() for letter in letters] == ["a", "b"] * 3
@@ -241,7 +248,7 @@ def test_runs_side_by_side_share_names_and_axis():
     assert first.get_xlim() == second.get_xlim()
     assert first.get_ylim() == second.get_ylim()
     names = first.get_yticklabels()
-    assert [name.get_text().partition("\n")[0] for name in names] == ["length_weighted", "reinforce", "rloo"]
+    assert [name.get_text().partition(",")[0] for name in names] == ["length-weighted", "REINFORCE", "RLOO"]
     assert [name.get_fontweight() == "bold" for name in names] == [True, False, False]
     assert not any(label.get_visible() for label in second.get_yticklabels())
     assert [[text.get_text() for text in ax.texts] for ax in (first, second)] == [[], ["not measured"]]

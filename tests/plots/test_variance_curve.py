@@ -20,7 +20,7 @@ def test_the_line_the_bands_and_the_marks_are_those_of_the_frame():
     frame = curves("ordinary")
     ax = plots.plot_variance_curve(frame)
     by_label = {line.get_label(): line for line in ax.lines}
-    curve = by_label["length_weighted(loo=True)"]
+    curve = by_label["length-weighted, leave-one-out"]
     np.testing.assert_allclose(curve.get_xydata(), frame[["value", "matched_ratio"]])
     heights = [tuple(line.get_ydata()) for line in ax.lines]
     for end in ("low", "high"):
@@ -54,7 +54,7 @@ def test_everything_is_grey_and_lines_differ_in_dashes():
 
 def test_the_panels_share_the_parameter_and_one_legend():
     axes = plots.plot_variance_curve_panels(curves("ordinary"))
-    assert [ax.get_ylabel() for ax in axes] == ["matched\nratio to\nrloo", "cosine\n(on-policy)", "matched\nbias"]
+    assert [ax.get_ylabel() for ax in axes] == ["matched\nratio to\nRLOO", "cosine\n(on-policy)", "matched\nbias"]
     assert axes[-1].get_xlabel() == r"exponent $\alpha$"
     (legend,) = plt.gcf().legends
     assert len(legend.get_texts()) == 6

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import matplotlib as mpl
+import pandas as pd
 import pytest
 from saved_runs import save_run
 
@@ -127,7 +128,7 @@ def test_the_first_figure_of_estimators_is_at_matched_signal(runs):
     run = read_results(runs[0])
     listed, figure, _ = next(drawn for drawn in run_figures(run, run.figure_style) if drawn[0].name == "variance")
     (ax,) = figure.axes
-    assert ax.get_xlabel() == "variance relative to rloo,\nat matched signal"
+    assert ax.get_xlabel() == "variance relative to RLOO,\nat matched signal"
     assert "at matched signal" in listed.caption
 
 
@@ -142,5 +143,24 @@ def test_a_run_without_recorded_units_leaves_other_units_out_by_label(tmp_path):
     titles = {
         listed.name: figure.axes[0].get_title(loc="right") for listed, figure, _ in run_figures(run, run.figure_style)
     }
-    assert titles["group_sizes"] == titles["prompt_parts"] == "Left out, in another unit: grpo."
+    assert titles["group_sizes"] == titles["prompt_parts"] == "Left out, in another unit: GRPO advantage."
     assert titles["variance"] == titles["variance_bias"] == ""
+
+
+def test_estimators_their_order_and_their_names_are_chosen(runs, monkeypatch, capsys, tmp_path):
+    words = (runs[0], "--out", tmp_path, "--formats", "svg", "--estimators", "reinforce", "rloo", "--order", "listed")
+    code, _, err = command(monkeypatch, capsys, *words, "--labels", "reinforce=no baseline, $b = 0$")
+    assert (code, err) == (0, "")
+    assert list(pd.read_csv(tmp_path / "variance.csv")["estimator"]) == ["reinforce", "rloo"]
+    code, _, err = command(monkeypatch, capsys, *words[:-4], "rlo")
+    assert code != 0
+    assert "estimators: no run has a row of 'rlo': choose from rloo, reinforce" in " ".join(err.split())
+
+
+def test_chosen_names_are_drawn_in_the_order_of_the_list_or_by_value(runs):
+    run = read_results(runs[0])
+    chosen = {"estimators": ["reinforce", "rloo"], "labels": {"reinforce": "no baseline"}}
+    for order, rows in (("listed", ["no baseline", "RLOO"]), ("value", ["RLOO", "no baseline"])):
+        style = FiguresSection.model_validate(chosen | {"order": order})
+        figure = next(figure for listed, figure, _ in run_figures(run, style) if listed.name == "variance")
+        assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == rows

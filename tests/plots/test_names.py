@@ -1,0 +1,33 @@
+"""Names and mathematics in the texts of a figure."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from gradstats.plots.names import in_mathematics, names_in, reference_name, wrapped, wrapped_to_axis
+
+
+def test_names_are_words_or_what_the_user_says():
+    frame = pd.DataFrame({"estimator": ["gae", "token_mean(loo=True)"]})
+    frame.attrs |= {"reference": "rloo", "labels": {"gae": "ours"}}
+    assert names_in(frame) == {"gae": "ours", "token_mean(loo=True)": "token mean, leave-one-out", "rloo": "RLOO"}
+    assert reference_name(frame) == "RLOO"
+    assert reference_name(frame, "gae") == "ours"
+    assert reference_name(pd.DataFrame({"estimator": ["rloo"]})) == "the reference"
+
+
+def test_greek_letters_are_mathematics_outside_of_formulas():
+    assert in_mathematics("α = 0.8, $α$, $x$ ε") == r"$\alpha$ = 0.8, $α$, $x$ $\varepsilon$"
+    assert in_mathematics("ΔL") == r"$\Delta$L"
+
+
+def test_a_value_stays_with_its_parameter_and_a_formula_whole():
+    assert wrapped("length-weighted, α = 0.8, leave-one-out", 20) == ["length-weighted,", "α = 0.8,", "leave-one-out"]
+    assert wrapped("ours $x = y + z$", 8) == ["ours", "$x = y + z$"]
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_long_axis_labels_are_broken():
+    text = wrapped_to_axis("variance relative to norm-weighted, leave-one-out,\nat matched signal")
+    assert text == "variance relative to\nnorm-weighted, leave-one-out,\nat matched signal"
