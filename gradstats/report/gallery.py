@@ -30,6 +30,7 @@ class RunRow(TypedDict):
     """One run of the first table."""
 
     name: str
+    html: str
     link: str
     policy: str
     cells: list[Cell]
@@ -80,6 +81,7 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
     rows: list[RunRow] = [
         {
             "name": name,
+            "html": breakable(name),
             "link": _link(run, folder),
             "policy": Path(str(run.settings.get("policy.name") or "")).name,
             "cells": _cells_of_run(run),

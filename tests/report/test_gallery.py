@@ -29,7 +29,7 @@ def test_every_run_has_its_alpha_and_every_estimator_its_ratios(folders, tmp_pat
         assert f'<td data-key="{numbers[0]!r}">{number_with_interval(*numbers, markup="html")}</td>' in page
     assert page.count('0.93 <span class="sides"><span>+0.28</span> <span>−0.19</span></span>') == 4
     assert page.count("<strong>") == 2
-    assert "&lt;<wbr>" not in page
+    assert '<button type="button">one</button>' in page
     assert "&lt;a model with a long name&gt;" in page
     assert "&lt;b&gt;mine&lt;/b&gt;" in page
     assert "The runs differ in policy.name (one: models/p, two: models/&lt;a model with a long name&gt;)." in page
@@ -60,6 +60,9 @@ def test_other_references_and_shared_names_are_said(folders, tmp_path):
     assert "Ratios are to different references and do not compare across runs (one: rloo, two: reinforce)." in page
     twice = gallery_page([runs[0], read_results(save_run(tmp_path / "elsewhere", name="one"))], tmp_path)
     assert 'data-key="elsewhere"' in twice
+    hostile = gallery_page([read_results(save_run(tmp_path / "hostile", name="<b>a_b"))], tmp_path)
+    assert hostile.count("&lt;b&gt;a_<wbr>b") == 3
+    assert "<b>" not in hostile
 
 
 def test_the_runs_of_a_sweep_are_listed(tmp_path, monkeypatch, capsys):
