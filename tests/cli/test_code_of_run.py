@@ -108,8 +108,15 @@ PLACES = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("label", LABELS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "label"),
+    [
+        # Drawing takes long: of those that draw, the label of the user's own module stands for the others.
+        pytest.param(place, label, marks=[pytest.mark.slow] if drawing and "of_mine" not in label else [])
+        for place, drawing in ((place, place in ("figures", "report")) for place in PLACES)
+        for label in LABELS
+    ],
+)
 def test_every_label_works_in_every_place(run, place, label, monkeypatch, capsys):
     PLACES[place](run, label, monkeypatch, capsys)
 

@@ -53,7 +53,8 @@ def test_a_part_that_could_not_measure_yet_is_to_be_repeated(capsys, tmp_path, n
 
 
 def test_run_with_other_settings_names_the_setting(monkeypatch, capsys, run_directory):
-    run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", "--out", run_directory / "run", "--no-progress")
+    words = ("--out", run_directory / "run", "--no-progress", "--set", "figures.formats=[]")
+    run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", *words)
     text = (run_directory / "tiny.yaml").read_text().replace("sketch_dim: 128", "sketch_dim: 64")
     (run_directory / "other.yaml").write_text(text)
     code, _, err = run(monkeypatch, capsys, "run", run_directory / "other.yaml", "--out", run_directory / "run")

@@ -238,6 +238,7 @@ def test_a_second_process_on_a_sweep_is_refused(file, tmp_path):
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_adapters_of_a_training_run_are_checkpoints_in_the_order_of_their_steps(drawing, tmp_path):
     experiment = drawing
