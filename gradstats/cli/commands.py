@@ -17,7 +17,7 @@ from gradstats.cli.installation import check, env, list_things
 from gradstats.cli.options import REGISTRY
 from gradstats.cli.profiling import profile
 from gradstats.cli.ratios import ratios
-from gradstats.cli.reporting import figures, report
+from gradstats.cli.reporting import figures, report, tables
 from gradstats.cli.running import measure, regrade, run, sample
 from gradstats.cli.starting import init
 from gradstats.cli.statistics import alpha, group_size, length_reward, plan, shift, tokens, variance
@@ -49,6 +49,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "length-reward": length_reward,
     "profile": profile,
     "figures": figures,
+    "tables": tables,
     "report": report,
     "check": check,
     "list": list_things,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from gradstats.cli import terminal
-from gradstats.cli.options import OptionsOf, Positional, one_or_more
+from gradstats.cli.options import OptionsOf, Positional, described_by, one_or_more
 from gradstats.config.sections import FiguresSection
 
 
@@ -114,3 +114,45 @@ def report(
             f"with gradstats report --gallery {run}, or draw them with gradstats figures {run}"
         )
     terminal.console.print(str(write_report(run, out)))
+
+
+def tables(
+    run: Positional[Path],
+    venue: Annotated[str | None, described_by(FiguresSection, "venue", "that of the experiment")] = None,
+    column: Annotated[str | None, described_by(FiguresSection, "column", "that of the experiment")] = None,
+    columns: tuple[str, ...] = (),
+    siunitx: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Write every table of a run as LaTeX at a venue's width, from saved numbers and without the model.
+
+    Args:
+        run: a run directory.
+        columns: columns to show, by their names in the CSV or by their headings, in the tables that have them; by
+            default those for which there is room.
+        siunitx: align numbers at the decimal point, with the LaTeX package siunitx.
+        out: the folder; RUN/tables by default.
+    """
+    from gradstats.report.latex_layout import Layout
+    from gradstats.report.recorded_tables import record_tables
+    from gradstats.report.run_folder import refuse_inside_run, writing_into
+    from gradstats.report.run_tables import layout_for, left_out, run_tables, write_run_tables
+    from gradstats.report.saved_results import read_results
+
+    folder = out or run / "tables"
+    if out is not None:
+        refuse_inside_run(out, source=run)
+    results = read_results(run)
+    style = results.figure_style
+    # Without a venue both are the experiment's; a width of its own belongs to the venue that it names.
+    layout = Layout(venue or style.venue, column or (style.column if venue is None else None), columns, siunitx)
+    found = run_tables(results)
+    with writing_into(folder):
+        paths = write_run_tables(found, folder, layout)
+        if out is None:
+            record_tables(run, paths)
+    for path, (name, table) in zip(paths, found.items(), strict=True):
+        terminal.console.print(str(path))
+        narrow = left_out(table, layout_for(table, layout))
+        if narrow and not layout.columns:
+            terminal.note(f"{name}: {layout.place} has no room for {', '.join(narrow)}; --columns chooses")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from gradstats.report.numbers import Triple
 from gradstats.report.tables import Table
 
+#: Squared deviations of ratios below this are those of float32.
+_ROUNDING = 1e-9
 _KINDS = {"token": "token", "product": "completion", "geometric_mean": "geometric mean"}
 #: Headings of the columns, by name.
 RATIO_HEADINGS = {
@@ -34,7 +38,14 @@ def ratio_table(frame: pd.DataFrame) -> Table:
         f"Importance ratios of the scored to the sampling policy, with {level:.0%} intervals over prompts; "
         "χ² is the mean of (ρ − 1)²."
     )
-    return Table(caption, "ratio", tuple(rows), columns_of(frame, RATIO_HEADINGS), frame, label="tab:ratios")
+    columns = columns_of(frame, RATIO_HEADINGS)
+    for name in ("variance", "chi_squared"):
+        triples = columns[RATIO_HEADINGS[name]]
+        # Sampler and scorer are one policy: what is left is the rounding of log-probabilities.
+        columns[RATIO_HEADINGS[name]] = [
+            (math.nan, math.nan, _ROUNDING) if high < _ROUNDING else (value, low, high) for value, low, high in triples
+        ]
+    return Table(caption, "ratio", tuple(rows), columns, frame, label="tab:ratios")
 
 
 def clipping_table(frame: pd.DataFrame) -> Table:

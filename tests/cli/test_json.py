@@ -11,7 +11,7 @@ from command_line import run
 from gradstats.cli.commands import COMMANDS
 
 #: Commands whose answer is a file or a folder, or which print JSON in any case.
-WITHOUT = {"init", "run", "sample", "measure", "regrade", "figures", "report", "env"}
+WITHOUT = {"init", "run", "sample", "measure", "regrade", "figures", "tables", "report", "env"}
 
 
 def test_every_command_that_answers_has_the_option():

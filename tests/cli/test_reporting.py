@@ -39,3 +39,28 @@ def test_a_sweep_is_compared_in_a_gallery(monkeypatch, capsys, tmp_path):
     assert code == 0, err
     assert out.strip() == str(tmp_path / "gallery.html")
     assert "2 runs side by side" in (tmp_path / "gallery.html").read_text()
+
+
+def test_tables_fit_the_venue_and_say_what_they_leave_out(monkeypatch, capsys, tmp_path):
+    save_run(tmp_path / "run")
+    words = ("--venue", "neurips", "--column", "half", "--out", tmp_path / "tex")
+    code, out, err = run(monkeypatch, capsys, "tables", tmp_path / "run", *words)
+    assert code == 0, err
+    written = {path.name for path in (tmp_path / "tex").iterdir()}
+    assert {"variance.tex", "alpha.tex", "group_sizes.tex"} <= written
+    assert all(str(tmp_path / "tex" / name) in out for name in written)
+    assert r"\begin{minipage}{2.75in}" in (tmp_path / "tex" / "variance.tex").read_text()
+    assert "variance: neurips's half column has no room for" in " ".join(err.split())
+
+
+def test_columns_of_tables_are_chosen_and_a_misspelt_one_is_refused(monkeypatch, capsys, tmp_path):
+    save_run(tmp_path / "run")
+    code, _, err = run(monkeypatch, capsys, "tables", tmp_path / "run", "--columns", "cosine", "--siunitx")
+    assert code == 0, err
+    text = (tmp_path / "run" / "tables" / "variance.tex").read_text()
+    assert "{cosine}" in text
+    assert "{tr Cov}" not in text
+    assert "S[table-format=" in text
+    code, _, err = run(monkeypatch, capsys, "tables", tmp_path / "run", "--columns", "cosin")
+    assert code == 1
+    assert "--columns cosin: no table of the run has such a column, only" in " ".join(err.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,8 @@ import pytest
 
 from gradstats.plots.style import VENUES
 from gradstats.report.latex_layout import Layout, layout_of
+from gradstats.report.run_tables import run_tables
+from gradstats.report.saved_results import read_results
 from gradstats.report.tables import Table, variance_table
 
 NAMES = (
@@ -75,6 +78,16 @@ needs_latex = pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdfla
 def test_tables_fit_every_venue_at_both_widths(tmp_path):
     tables = [(variance_table(comparison(reference)), at) for at in LAYOUTS for reference in ("rloo", NAMES[2])]
     assert set_by_latex(tables, tmp_path) == []
+
+
+@needs_latex
+def test_every_table_of_a_run_fits(tmp_path):
+    figures = Path(__file__).parents[2] / "figures"
+    runs = [read_results(figures / name) for name in ("embedded", "embedded_values")]
+    every = [table for run in runs for table in run_tables(run).values()]
+    assert len(every) > 20
+    layouts = [Layout("icml", "half"), Layout("neurips", "half"), Layout("icml", "full")]
+    assert set_by_latex([(table, at) for table in every for at in layouts], tmp_path) == []
 
 
 @needs_latex
