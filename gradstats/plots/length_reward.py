@@ -13,6 +13,7 @@ from gradstats.plots.appearance import estimator_appearance
 from gradstats.plots.forest import EDGE, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.names import names_in
 from gradstats.stats.length_reward import LengthRewardCorrelation
 from gradstats.stats.variance.quantities import in_metric
 
@@ -75,7 +76,7 @@ def plot_length_reward(
 def plot_length_bins(
     table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = "noise_to_signal"
 ) -> Axes:
-    """Draw a quantity by bins of completion length, with intervals; one line per estimator where there are several.
+    """Draw a quantity by bins of completion length, with intervals; one line per estimator, which the legend names.
 
     Args:
         table: a frame with ``length_low`` and ``length_high`` of each bin, ``value`` with its ``_low`` and ``_high``,
@@ -97,10 +98,11 @@ def plot_length_bins(
         if "estimator" not in frame
         else [(str(name), rows) for name, rows in frame.groupby("estimator", sort=False)]
     )
+    names = names_in(frame)
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        extra = legend_height([name for name, _ in lines], width, font_size) if len(lines) > 1 else 0.0
+        extra = legend_height([names.get(name, name) for name, _ in lines], width, font_size) if names else 0.0
         _, ax = plt.subplots(figsize=(width, height + extra))
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -114,7 +116,7 @@ def plot_length_bins(
         # Side by side within a bin, however many they are.
         at = middle * 2.0 ** (min(0.08, 0.5 / len(lines)) * (place - (len(lines) - 1) / 2.0))
         centre, low, high = (rows[column].to_numpy(dtype=float) for column in ends)
-        ax.plot(at, centre, color=color, marker=marker, linewidth=1.0, label=name or None, zorder=3, **EDGE)
+        ax.plot(at, centre, color=color, marker=marker, linewidth=1.0, label=names.get(name), zorder=3, **EDGE)
         ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=color, linewidth=1.0, zorder=2)
         # Known from below alone: an upward triangle at the bound.
         bounded = np.isnan(centre) & np.isfinite(low)
@@ -133,7 +135,7 @@ def plot_length_bins(
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completion length (tokens), by bins")
     ax.set_ylabel(in_metric(value.replace("_", " "), frame.attrs))
-    if len(lines) > 1:
+    if names:
         legend_below(ax, font_size)
     return ax
 

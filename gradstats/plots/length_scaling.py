@@ -89,7 +89,7 @@ def plot_length_scaling(
     scaled = "" if fit.metric == EUCLIDEAN else r"P\circ"
     ax.set_ylabel(rf"$\Vert {scaled}\nabla_\theta \log\pi(y\,|\,x)\Vert^2$")
     plain_ticks(ax, logarithmic=True)
-    _leave_room(ax, fit, len(ax.get_legend_handles_labels()[1]))
+    leave_room(ax, fit, len(ax.get_legend_handles_labels()[1]))
     ax.legend(loc="upper left")
     return ax
 
@@ -126,8 +126,8 @@ def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType) -> None:
         )
 
 
-def _leave_room(ax: Axes, fit: LengthScalingFit, n_entries: int) -> None:
-    """Raise the upper end of the axis so that the legend stands above the points."""
+def leave_room(ax: Axes, fit: LengthScalingFit, n_entries: int) -> None:
+    """Raise the upper end of the axis so that a legend of so many entries stands above the points."""
     low, high = ax.dataLim.intervaly
     tallest = max(high, float(fit.sq_norms.max()))
     lowest = min(low, float(fit.sq_norms.min()))

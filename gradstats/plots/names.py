@@ -21,7 +21,7 @@ _FORMULA = re.compile(r"(?<!\\)(\$[^$]*\$)")
 _KEPT = re.compile(r"(?<=\S) = (?=\S)|\$[^$]*\$")
 _JOINED = "\u00a0"
 # Inches that a character takes at 8-point text.
-_CHARACTER = 0.06
+CHARACTER = 0.06
 
 
 def names_in(frame: pd.DataFrame) -> dict[str, str]:
@@ -69,4 +69,4 @@ def wrapped(text: str, longest: int) -> list[str]:
 def wrapped_to_axis(text: str, share: float = 0.7) -> str:
     """Break each line of an axis label that is longer than a share of the figure's width."""
     inches = plt.rcParams["figure.figsize"][0] * 8.0 / plt.rcParams["font.size"]
-    return "\n".join(line for part in text.split("\n") for line in wrapped(part, int(share * inches / _CHARACTER)))
+    return "\n".join(line for part in text.split("\n") for line in wrapped(part, int(share * inches / CHARACTER)))

@@ -5,13 +5,20 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
+from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.length_scaling import leave_room
+from gradstats.plots.names import CHARACTER, in_mathematics, wrapped
 from gradstats.report.figures import chosen_rows, refuse_unknown_estimators, styled
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
+from gradstats.stats import LengthScalingFit
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 #: More estimators than these are drawn in a panel for each run, up to so many runs.
@@ -64,6 +71,7 @@ def draw_overlay(
                 ax = plots.plot_length_scaling(
                     fit, ax=ax, label=labels[at], color=palette[at % len(palette)], published=published
                 )
+            _legend_of_fits(ax, fits[-1])
             points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]
             paths += plots.save_figure(current_figure(), folder / "length_scaling", figure_style.formats, source=points)
     tables = [run.variance for run in runs]
@@ -74,18 +82,41 @@ def draw_overlay(
                 plots.plot_variance_of_runs(frame)
                 figure = current_figure()
             else:
-                ax = plots.plot_variance(frame)
-                letters = [f"{LETTERS[at]}: {label}" for at, label in enumerate(labels)]
-                ax.set_xlabel("\n".join([ax.get_xlabel(), *letters]))
+                plots.plot_variance(frame)
                 figure = current_figure()
-                size = figure.get_size_inches()
-                figure.set_size_inches(size[0], size[1] + 0.14 * len(labels))
+                _explain_letters(figure, labels)
             paths += plots.save_figure(figure, folder / "variance", figure_style.formats, source=frame)
     if not paths:
         raise ValueError(
             f"no figure's numbers are in all of {', '.join(str(run.path) for run in runs)}: `gradstats run` makes them"
         )
     return paths
+
+
+def _legend_of_fits(ax: Axes | None, fit: LengthScalingFit | None) -> None:
+    """Put the names of runs with their α below the axes, where long ones have the width of the figure."""
+    assert ax is not None
+    assert fit is not None
+    inside = ax.get_legend()
+    if inside is not None:
+        inside.remove()
+    leave_room(ax, fit, 0)
+    font_size = plt.rcParams["legend.fontsize"]
+    width, height = plt.rcParams["figure.figsize"]
+    figure = ax.get_figure()
+    assert isinstance(figure, Figure)
+    figure.set_size_inches(width, height + legend_height(ax.get_legend_handles_labels()[1], width, font_size))
+    legend_below(ax, font_size)
+
+
+def _explain_letters(figure: Figure, labels: list[str]) -> None:
+    """Write below a figure which run each letter stands for, over the full width."""
+    font_size = plt.rcParams["legend.fontsize"]
+    width, height = figure.get_size_inches()
+    longest = int(0.95 * width / CHARACTER * 8.0 / font_size)
+    lines = [line for at, label in enumerate(labels) for line in wrapped(f"{LETTERS[at]}: {label}", longest)]
+    figure.set_size_inches(width, height + (0.135 * len(lines) + 0.06) * font_size / 7.0)
+    figure.supxlabel(in_mathematics("\n".join(lines)), x=0.02, ha="left", fontsize=font_size)
 
 
 def _run_names(runs: list[SavedResults], figure_style: FiguresSection) -> list[str]:

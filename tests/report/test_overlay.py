@@ -7,6 +7,7 @@ import sys
 import matplotlib as mpl
 import pandas as pd
 import pytest
+from legibility import assert_legible
 from saved_runs import save_run
 
 from gradstats import plots
@@ -83,3 +84,26 @@ def test_many_estimators_are_drawn_in_a_panel_for_each_run(runs, tmp_path, monke
     )
     assert [ax.get_title() for ax in drawn] == ["warm", "cool"]
     assert tmp_path / "variance.png" in paths
+
+
+@pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
+@pytest.mark.parametrize("column", ["half", "full"])
+def test_long_names_of_models_fit_below_the_axes(runs, tmp_path, monkeypatch, column):
+    names = ["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B (temperature 1)", "Qwen/Qwen2.5-Math-1.5B-Instruct (step 200)"]
+    figures = {}
+    monkeypatch.setattr(
+        plots, "save_figure", lambda figure, stem, *_, **__: figures.setdefault(stem.name, figure) and [stem]
+    )
+    monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
+    style = FiguresSection(venue="neurips", column=column, formats=["png"])
+    draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
+    for figure in figures.values():
+        figure.canvas.draw()
+        assert_legible(figure)
+        assert figure.axes[0].get_position().width > 0.4
+        assert figure.axes[0].get_window_extent().height / figure.dpi > 0.5
+    (legend,) = figures["length_scaling"].legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert len([text for text in texts if r"$\alpha$" in text]) == 2
+    written = figures["variance"].get_supxlabel().replace("\n", " ")
+    assert written == f"a: {names[0]} b: {names[1]}"
