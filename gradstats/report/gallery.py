@@ -129,7 +129,9 @@ def _cells_of_run(run: SavedResults) -> list[Cell]:
         _cell((means["n_completions"], math.nan, math.nan)),
         _cell(_triple(means, "mean_reward")),
         _cell(_triple(means, "mean_length")),
-        {"html": f"{share:.1%}", "key": repr(share), "bold": False} if math.isfinite(share) else _cell((share,) * 3),
+        {"html": f"{share:.1%}", "key": repr(share), "bold": False}
+        if math.isfinite(share)
+        else _cell((share, share, share)),
     ]
 
 

@@ -241,8 +241,12 @@ def _cell(column: LatexColumn, at: int, layout: Layout) -> str:
 
 def _aligned(column: LatexColumn) -> list[tuple[str, str, str]]:
     """Return what stands before and behind the decimal point, and the interval, of cells that begin with a number."""
-    found = [match.groups() for cell in column.cells if (match := _NUMBER.fullmatch(cell))]
-    return [(*number.partition(".")[::2], interval) for number, interval in found]
+    aligned = []
+    for match in filter(None, map(_NUMBER.fullmatch, column.cells)):
+        number, interval = match.groups()
+        before, _, behind = number.partition(".")
+        aligned.append((before, behind, interval))
+    return aligned
 
 
 def _aligned_width(column: LatexColumn) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Hashable, Mapping
+from typing import Any, TypedDict
 
 import numpy as np
 import pandas as pd
@@ -89,7 +90,7 @@ def prompts_on_page(run: SavedResults) -> PromptsOnPage | None:
             "cut": str(int(row["n_truncated"])),
             "shown": shown.get(str(row["prompt_id"])),
         }
-        for _, row in table[table["prompt_id"].isin(set(listed))].iterrows()
+        for row in table[table["prompt_id"].isin(listed)].to_dict("records")
     ]
     every = len(listed) == len(table)
     spread = "evenly spaced from the lowest to the highest mean reward"
@@ -128,16 +129,17 @@ def _sentence(run: SavedResults, table: pd.DataFrame) -> str:
     ends = f"[{means['mean_reward_low']:.3f}, {means['mean_reward_high']:.3f}]"
     known = np.isfinite(means["mean_reward"])
     reward = f"Mean reward {mean} ({level:.0%} interval over prompts {ends}), " if known else ""
-    equal = table["lowest"] == table["highest"]
+    highest, n = table["highest"].to_numpy(dtype=float), table["n"].to_numpy(dtype=int)
+    equal = table["lowest"].to_numpy(dtype=float) == highest
     of_n = f"{len(table)} prompts" if len(table) != 1 else "1 prompt"
-    best = int((equal & (table["highest"] == table["highest"].max())).sum())
+    best = np.count_nonzero(equal & (highest == highest.max()))
     return (
-        f"{reward}{int(table['n'].sum())} completions of {of_n}. On {int(equal.sum())} of them all completions have "
+        f"{reward}{n.sum()} completions of {of_n}. On {np.count_nonzero(equal)} of them all completions have "
         f"the same reward ({best} of these the highest of the run)."
     )
 
 
-def _success(row: pd.Series, binary: bool) -> str:
+def _success(row: Mapping[Hashable, Any], binary: bool) -> str:
     """Return how many completions of a prompt are right, or their mean reward where it is not a matter of yes or no."""
     if binary:
         return f"{round(float(row['mean_reward']) * int(row['n']))} of {int(row['n'])}"

@@ -109,7 +109,7 @@ def _with_attrs(run: SavedResults, frame: pd.DataFrame, **attrs: object) -> pd.D
 
 def _allocation(run: SavedResults, frame: pd.DataFrame) -> Table:
     measured = frame.loc[~frame["extrapolated"].astype(bool)]
-    tokens = np.nan if run.points is None else float(run.points["length"].sum())
+    tokens = np.nan if run.points is None else float(np.sum(run.points["length"].to_numpy(dtype=float)))
     return allocation_table(
         _with_attrs(run, frame, tokens=tokens, reference="rloo", reference_size=f"{measured['group_size'].max():g}")
     )

@@ -80,7 +80,7 @@ def read_completions(run: Path, prompts: Collection[str]) -> dict[str, ShownProm
         warnings.filterwarnings("ignore", message="these files were written by an earlier version")
         for shard in read_rollout_shards(run / "rollouts"):
             frame = shard.frame.assign(length=shard.lengths, truncated=shard.truncated)
-            kept.append(frame.loc[frame["prompt_id"].isin(set(prompts)), [name for name in _SHOWN if name in frame]])
+            kept.append(frame.loc[frame["prompt_id"].isin(list(prompts)), [name for name in _SHOWN if name in frame]])
     rows = pd.concat(kept, ignore_index=True)
     if "completion_text" not in rows:
         return {}
