@@ -90,7 +90,7 @@ def prompts_on_page(run: SavedResults) -> PromptsOnPage | None:
             "cut": str(int(row["n_truncated"])),
             "shown": shown.get(str(row["prompt_id"])),
         }
-        for row in table[table["prompt_id"].isin(listed)].to_dict("records")
+        for row in table.loc[table["prompt_id"].isin(listed)].to_dict("records")
     ]
     every = len(listed) == len(table)
     spread = "evenly spaced from the lowest to the highest mean reward"
