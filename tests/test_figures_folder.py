@@ -106,6 +106,7 @@ def test_an_unfinished_sweep_is_not_taken(figures, tmp_path):
         figures.take(sweep, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_figure_older_than_its_numbers_is_named(figures, run_directory, tmp_path):
     folder = figures.take(run_directory, tmp_path)
     figures.redraw(folder)

@@ -141,7 +141,7 @@ def tables(
 
     folder = out or run / "tables"
     if out is not None:
-        refuse_inside_run(out, source=run)
+        refuse_inside_run(out)
     results = read_results(run)
     style = results.figure_style
     # Without a venue both are the experiment's; a width of its own belongs to the venue that it names.

@@ -77,6 +77,7 @@ def test_what_a_command_added_survives_a_repeated_run(with_curve, drawing):
     assert not [remark for remark in result.run.remarks if CURVE in remark]
 
 
+@pytest.mark.slow
 def test_what_a_command_added_goes_with_the_rewards_that_it_was_made_from(with_curve):
     (with_curve / "tables" / "curve_mine.csv").write_text("value\n1\n")  # not listed in the manifest
     result = regrade_run(with_curve, "small_runs:consonants", progress=False)
@@ -85,6 +86,7 @@ def test_what_a_command_added_goes_with_the_rewards_that_it_was_made_from(with_c
     assert (with_curve / "tables" / "curve_mine.csv").read_text() == "value\n1\n"
 
 
+@pytest.mark.slow
 def test_what_a_command_added_goes_when_the_run_grows(with_curve, experiment):
     size = {"group_size": experiment.sampling.group_size + 2}
     larger = experiment.model_copy(update={"sampling": experiment.sampling.model_copy(update=size)})

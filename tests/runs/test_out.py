@@ -30,12 +30,13 @@ CASES = {
     "profile": ["profile", "RUN"],
     "figures": ["figures", "RUN", "--formats", "svg"],
     "report": ["report", "RUN"],
+    "tables": ["tables", "RUN"],
 }
 GIVEN = {"POLICY": "policy", "PROBLEMS": "problems.jsonl", "SWEEP": "sweep.yaml"}
 #: Commands that write to a folder of the user's, in which only files of the same names are in their way.
-INTO_FOLDERS = {"figures", "curve", "optimal-baselines", "critic", "tokens"}
+INTO_FOLDERS = {"figures", "tables", "curve", "optimal-baselines", "critic", "tokens"}
 #: Those among them whose folder may be the run itself.
-INTO_THEIR_RUN = INTO_FOLDERS - {"figures"}
+INTO_THEIR_RUN = INTO_FOLDERS - {"figures", "tables"}
 #: What computes: nothing of it is called where the target is refused.
 WORK = (
     "gradstats.runs.profiles.read_measurement",
@@ -130,6 +131,7 @@ EARLIER = {
     "profile": ("p", ["--confidence-level", "0.5"]),
     "figures": ("f", None),
     "report": ("r.html", None),
+    "tables": ("t", None),
 }
 #: Others: their other settings are refused without a way to overwrite them, or their tests have a run of their own.
 ELSEWHERE = {
@@ -174,6 +176,7 @@ INTO_THE_RUN = {
     "curve": (["curve", "RUN", "asymmetric(loo=True)", "delta=-0.5,0"], "tables/curve_asymmetric_loo_true_delta.csv"),
     "optimal-baselines": (["optimal-baselines", "RUN"], "tables/optimal_baselines.json"),
     "critic": (["critic", "RUN"], "tables/critic.csv"),
+    "tables": (["tables", "RUN"], "tables/variance.tex"),
 }
 #: Commands that write nothing, or only where --out says.
 WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "by-success", "allocate", "ratios", "profile"}

@@ -64,7 +64,9 @@ def test_its_numbers_are_those_of_the_public_functions(finished, experiment):
     np.testing.assert_allclose(written_table["ratio_high"], table["ratio_high"], rtol=1e-2)
 
 
-@pytest.mark.parametrize("moment", [0, 3, 4, 7])
+@pytest.mark.parametrize(
+    "moment", [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow), 7]
+)
 def test_an_interrupted_run_ends_with_the_same_numbers(drawing, drawn, tmp_path, monkeypatch, moment):
     """Four batches are sampled and four shards measured; the run is stopped during each and then resumed."""
     calls = {"left": moment}

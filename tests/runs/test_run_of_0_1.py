@@ -80,7 +80,7 @@ def test_its_variance_is_the_same(path, monkeypatch, capsys):
         np.testing.assert_allclose(frame[column][known], saved[column][known], rtol=1e-5, atol=1e-9, err_msg=column)
 
 
-@pytest.mark.parametrize("command", ["figures", "report"])
+@pytest.mark.parametrize("command", [pytest.param("figures", marks=pytest.mark.slow), "report"])
 def test_its_figures_and_its_page_are_drawn_from_saved_numbers(path, monkeypatch, capsys, command):
     for step in ("rollouts", "measurement"):
         shutil.rmtree(path / step)

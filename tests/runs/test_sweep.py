@@ -165,6 +165,7 @@ def edited(file, **changes):
     file.write_text(yaml.safe_dump(data, sort_keys=False))
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_added_never_takes_completions_of_other_settings(file, tmp_path):
     edited(file, **{"measurement.sketch_dim": [64]})
     gs.run_sweep(file, out=tmp_path / "out", progress=False)
@@ -199,6 +200,7 @@ def test_shards_of_a_sibling_are_foreign(file, tmp_path):
         gs.read_measurement(second)
 
 
+@pytest.mark.slow
 def test_a_cell_in_the_wrong_place_is_named(file, tmp_path):
     result = gs.run_sweep(file, out=tmp_path / "out", progress=False)
     one, _, other, _ = result.settings
@@ -208,6 +210,7 @@ def test_a_cell_in_the_wrong_place_is_named(file, tmp_path):
         gs.read_sweep(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_remains_of_a_killed_sweep_are_no_foreign_folder(file, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".sweep.json.host.1.abc.partial").write_text("{")

@@ -128,7 +128,7 @@ class TestLogged:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 class TestFailures:
-    @pytest.mark.parametrize("moment", [0, 6, 13])
+    @pytest.mark.parametrize("moment", [0, pytest.param(6, marks=pytest.mark.slow), 13])
     def test_a_tracker_that_fails_never_stops_the_run(self, tracked, finished, installed_tracker, tmp_path, moment):
         module = installed_tracker(fails_at=moment)
         with warnings.catch_warnings(record=True) as caught:

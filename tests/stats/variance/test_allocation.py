@@ -74,6 +74,7 @@ def test_sketches_in_few_coordinates_and_in_all():
     assert (frames[0]["relative_noise_low"] <= frames[0]["relative_noise"]).all()
 
 
+@pytest.mark.slow
 def test_token_level_estimators_from_probes():
     batch, _, tokens = MANY_DIRECTIONS.sample(800, 4, rng=0)
     measured = probed(batch, tokens, 16, 2, np.random.default_rng(0))
