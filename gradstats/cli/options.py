@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -147,7 +147,7 @@ def _words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
             metavar="[NAME=VALUE ...]",
             instance_from_str=lambda words: with_settings({}, words),
             is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=lambda value: [f"{key}={entry}" for key, entry in value.items()] or ["none"],
+            str_from_instance=_as_words,
         )
     if info.type == DisplayNames:
         return PrimitiveConstructorSpec(
@@ -155,7 +155,7 @@ def _words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
             metavar="[LABEL=NAME ...]",
             instance_from_str=read_display_names,
             is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=lambda value: [f"{key}={entry}" for key, entry in value.items()] or ["none"],
+            str_from_instance=_as_words,
         )
     if info.type == SettingWords:
         return PrimitiveConstructorSpec(
@@ -190,6 +190,11 @@ def _words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
             str_from_instance=lambda value: list(map(str, value if isinstance(value, list) else [value])),
         )
     return None
+
+
+def _as_words(pairs: Mapping[str, object]) -> list[str]:
+    """Return the words with which such pairs are given: ``NAME=VALUE``, or ``none``."""
+    return [f"{key}={entry}" for key, entry in pairs.items()] or ["none"]
 
 
 def _group_sizes(words: list[str]) -> int | list[int] | None:

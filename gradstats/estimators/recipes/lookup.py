@@ -216,7 +216,9 @@ def _ratio_unit(label: str) -> str:
 
 
 def display_name(label: str) -> str:
-    """Name an estimator for a figure: a published method by its own name, any other by its label.
+    """Name an estimator in a table, by what a user would type: a label, and of a published method its own name.
+
+    Figures name it in words, see :func:`gradstats.estimators.display_names.in_words`.
 
     >>> display_name("recipe:dapo(loo=True)"), display_name("rloo")
     ('DAPO(loo=True)', 'rloo')
