@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-# Two workers with one thread each: the tests use many small models, which run slower with more threads.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+# Two workers with one thread each: the tests use many small models, which run slower with more threads. Files come in the
+# order of their names: xdist would begin with those of many tests, and leave a few long ones to one worker at the end.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Every call is checked against the shapes and types of its annotations, which takes half as long again.
 CHECKED = --jaxtyping-packages=gradstats,beartype.beartype
 # The examples in docstrings, in a process of their own: modules are imported as users import them.
