@@ -13,7 +13,8 @@ from gradstats.cli.code_of_run import with_code_of_run
 from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional, Trust, described_by, one_or_more
 from gradstats.cli.statistics import refuse_unknown_estimators, save_table
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.sections import Target, VarianceSection
+from gradstats.config.option_types import Target
+from gradstats.config.sections import VarianceSection
 
 if TYPE_CHECKING:
     import pandas as pd

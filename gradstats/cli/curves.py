@@ -13,7 +13,8 @@ from gradstats.cli.added_results import refuse_foreign_result, save_result
 from gradstats.cli.code_of_run import with_code_of_run
 from gradstats.cli.options import AsJson, Level, Overwrite, Partial, Positional, Trust, described_by
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.sections import Target, VarianceSection
+from gradstats.config.option_types import Target
+from gradstats.config.sections import VarianceSection
 from gradstats.system.files import to_json
 
 

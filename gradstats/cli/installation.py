@@ -20,7 +20,8 @@ from gradstats.cli.options import (
     policy_section,
 )
 from gradstats.config.defaults import CHECKED_TYPES
-from gradstats.config.sections import MeasurementSection, WeightType
+from gradstats.config.measurement import MeasurementSection
+from gradstats.config.option_types import WeightType
 from gradstats.system.files import to_json
 
 

@@ -11,16 +11,18 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from gradstats.config.experiment import with_settings
 from gradstats.config.labels import read_display_names
-from gradstats.config.sections import (
+from gradstats.config.option_types import (
     BlockNames,
     DisplayNames,
-    ExecutionSection,
     ExecutorName,
     FreeOptions,
     GroupSizes,
+    RewardNames,
+)
+from gradstats.config.sections import (
+    ExecutionSection,
     PolicySection,
     PromptsSection,
-    RewardNames,
     VarianceSection,
 )
 from gradstats.config.template import as_yaml

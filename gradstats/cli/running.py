@@ -38,7 +38,9 @@ from gradstats.cli.options import (
     with_execution,
 )
 from gradstats.config.experiment import with_settings
-from gradstats.config.sections import MeasurementSection, RewardNames, SamplingSection
+from gradstats.config.measurement import MeasurementSection
+from gradstats.config.option_types import RewardNames
+from gradstats.config.sections import SamplingSection
 
 if TYPE_CHECKING:
     from gradstats.runs.pipeline import PartResult

@@ -10,7 +10,8 @@ from gradstats.cli import terminal
 from gradstats.cli.code_of_run import with_code_of_run
 from gradstats.cli.options import AsJson, Level, OptionsOf, Overwrite, Partial, Positional, Trust, described_by
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.sections import FitMethod, IntervalMethod, Target, VarianceSection
+from gradstats.config.option_types import FitMethod, IntervalMethod, Target
+from gradstats.config.sections import VarianceSection
 from gradstats.system.files import to_json
 
 if TYPE_CHECKING:

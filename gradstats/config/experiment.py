@@ -12,16 +12,15 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import Field, PrivateAttr, field_validator
 
+from gradstats.config.measurement import MeasurementSection
+from gradstats.config.option_types import FreeOptions, Tracker
 from gradstats.config.sections import (
     ExecutionSection,
     FiguresSection,
-    FreeOptions,
     LengthScalingSection,
-    MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,
-    Tracker,
     ValuesSection,
     VarianceSection,
 )

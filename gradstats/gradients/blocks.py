@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from gradstats.config.sections import MeasurementSection
+from gradstats.config.measurement import MeasurementSection
 from gradstats.measurement.layers import split_layer
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import reshard

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradstats.config.defaults import TOKEN_BUDGET
-from gradstats.config.sections import MeasurementSection
+from gradstats.config.measurement import MeasurementSection
 from gradstats.gradients.blocks import Blocks
 from gradstats.gradients.metric import AdamMetric
 from gradstats.gradients.session import MeasuringSession

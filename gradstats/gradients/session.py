@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from gradstats.config.sections import MeasurementSection
+from gradstats.config.measurement import MeasurementSection
 from gradstats.gradients.attention import warn_of_other_attention
 from gradstats.gradients.blocks import ParameterSelection, select_parameters
 from gradstats.gradients.checks.plain_pass import plain_tokens

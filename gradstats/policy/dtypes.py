@@ -6,7 +6,7 @@ from typing import get_args
 
 import torch
 
-from gradstats.config.sections import WeightType
+from gradstats.config.option_types import WeightType
 
 #: Name → type, in the order in which messages list them.
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(WeightType)}

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
-from gradstats.config.sections import Target
+from gradstats.config.option_types import Target
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, chi_squared
 from gradstats.estimators.recipes.weightings import weighting_names, weightings_by_name

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradstats.config.experiment import Experiment
-from gradstats.config.sections import MeasurementSection
+from gradstats.config.measurement import MeasurementSection
 from gradstats.measurement.concatenation import shared_entry
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.measurement.measurement import Measurement

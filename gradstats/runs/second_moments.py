@@ -9,8 +9,8 @@ from jaxtyping import Bool
 
 from gradstats import estimators
 from gradstats.config.defaults import TOKEN_BUDGET
+from gradstats.config.measurement import MeasurementSection
 from gradstats.config.metrics import adam_section, estimate_section, refuse_correction
-from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.estimator import Weighting
 from gradstats.gradients.mean_squares import mean_square_gradients
 from gradstats.gradients.metric import AdamMetric, prompt_digests

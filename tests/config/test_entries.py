@@ -18,13 +18,12 @@ from pydantic_core import PydanticUndefined
 
 import gradstats
 from gradstats.config.experiment import Experiment, experiment_schema, load_experiment
+from gradstats.config.measurement import MeasurementSection
+from gradstats.config.option_types import FitMethod, IntervalMethod
 from gradstats.config.sections import (
     ExecutionSection,
     FiguresSection,
-    FitMethod,
-    IntervalMethod,
     LengthScalingSection,
-    MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,

@@ -7,11 +7,11 @@ from typing import get_args
 import pytest
 
 from gradstats import estimators
+from gradstats.config.measurement import MeasurementSection
 from gradstats.config.sections import (
     DEFAULT_ESTIMATORS,
     FiguresSection,
     LengthScalingSection,
-    MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,
@@ -55,11 +55,6 @@ def test_fixed_sets_of_names_are_those_of_the_registries():
     assert get_args(names(FiguresSection, "formats")[0]) == FORMATS
 
 
-def test_a_share_stays_a_share_and_a_number_a_number():
-    assert isinstance(MeasurementSection(token_exact=2).token_exact, int)
-    assert isinstance(MeasurementSection(token_exact=0.5).token_exact, float)
-
-
 @pytest.mark.parametrize("section", SECTIONS)
 def test_defaults_pass_their_own_validation(section):
     defaults = section(**REQUIRED.get(section, {}))
@@ -81,26 +76,3 @@ def test_the_estimators_compared_by_default_are_labels():
         label for label in DEFAULT_ESTIMATORS if label != "constant(b=optimal)"
     ]
     assert estimators.get("constant(b=optimal)") == estimators.constant()
-
-
-@pytest.mark.parametrize("token_exact", [0, 1, 7, 0.25, 3.0])
-def test_tokens_measured_exactly_are_a_number_or_a_share(token_exact):
-    assert MeasurementSection(token_exact=token_exact).token_exact == token_exact
-
-
-@pytest.mark.parametrize(
-    ("token_exact", "message"),
-    [
-        (1.0, "token_exact is 1.0, neither a share below 1 nor a whole number of tokens: give 1 for one token"),
-        (2.5, "token_exact is 2.5: give a number of tokens, or a share of the proxy between 0 and 1"),
-        (-1, "token_exact is -1: it must be an integer of at least 0"),
-    ],
-)
-def test_other_numbers_of_tokens_are_refused(token_exact, message):
-    with pytest.raises(WrongSettingsError, match=f"^{message}"):
-        MeasurementSection(token_exact=token_exact)
-
-
-def test_the_token_budget_of_a_run_of_version_0_1_is_the_default():
-    assert MeasurementSection(token_budget=None) == MeasurementSection()
-    assert MeasurementSection(token_budget=99) != MeasurementSection()

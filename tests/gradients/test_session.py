@@ -11,7 +11,7 @@ from conftest import ragged_rollouts, tiny_model
 from gradient_models import assert_same, changed
 
 import gradstats.gradients as gradients
-from gradstats.config.sections import MeasurementSection
+from gradstats.config.measurement import MeasurementSection
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.rollouts.table import Rollouts
 

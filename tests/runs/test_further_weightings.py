@@ -9,7 +9,7 @@ import pytest
 
 import gradstats as gs
 from gradstats.config.experiment import Experiment
-from gradstats.config.sections import MeasurementSection
+from gradstats.config.measurement import MeasurementSection
 from gradstats.estimators import recipes, token_weightings
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.weightings import weighting_names

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradstats.config.sections import MeasurementSection
+from gradstats.config.measurement import MeasurementSection
 from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.engines.loop import loop_engine

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradstats import estimators as families
-from gradstats.config.sections import MeasurementSection
+from gradstats.config.measurement import MeasurementSection
 from gradstats.estimators.batch import Batch, how_to_get
 from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe

@@ -16,9 +16,9 @@ import torch
 from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.experiment import Experiment
+from gradstats.config.measurement import MeasurementSection
 from gradstats.config.sections import (
     DEFAULT_ESTIMATORS,
-    MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gradstats.config.sections import Target as AskedTarget
+from gradstats.config.option_types import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.by_label import get_all

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.config.sections import Target as AskedTarget
+from gradstats.config.option_types import Target as AskedTarget
 from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all

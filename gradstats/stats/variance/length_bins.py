@@ -12,7 +12,7 @@ from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.sections import Target as AskedTarget
+from gradstats.config.option_types import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Level, Weighting, unit_of

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.sections import Target as AskedTarget
+from gradstats.config.option_types import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.measured import MeasuredGradients

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from gradstats import estimators as families
-from gradstats.config.sections import Target as AskedTarget
+from gradstats.config.option_types import Target as AskedTarget
 from gradstats.estimators import Batch, recipes
 from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.ratios import LARGEST_LOG_RATIO, NEGLIGIBLE_CHI_SQUARED, sequence_log_ratios

@@ -11,7 +11,7 @@ from metrics import random_metric, unit_metric
 from token_gradients import directions, flat, token_gradients
 
 import gradstats.gradients as gradients
-from gradstats.config.sections import MeasurementSection
+from gradstats.config.measurement import MeasurementSection
 from gradstats.gradients.tokens import projections
 from gradstats.gradients.tokens.tangents import Tangents
 from gradstats.measurement.measurement import Measurement
