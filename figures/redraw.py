@@ -25,6 +25,7 @@ import tyro
 from gradstats.config.sections import FiguresSection
 from gradstats.plots import save_figure
 from gradstats.plots.blocks import plot_alpha_by_block
+from gradstats.plots.sample_size import sample_size_of, write_sample_size
 from gradstats.report.figures import draw_run, styled
 from gradstats.report.overlay import draw_overlay
 from gradstats.report.saved_frames import added_tables
@@ -156,6 +157,7 @@ def draw_blocks(folder: Path, drawn: Path, venue: str = "icml") -> list[Path]:
             named = [name if name == "total" else text for name, text in zip(rows["block"], shares, strict=True)]
             plot_alpha_by_block(rows.assign(block=named), ax=ax)
             ax.set_title(f"{varied.rpartition('.')[2]} {value}", fontsize="medium")
+        write_sample_size(current_figure(), sample_size_of(pd.read_csv(folder / TABLE)))
         return save_figure(current_figure(), drawn / "alpha_by_block", style.formats, source=frame)
 
 

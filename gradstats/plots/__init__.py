@@ -7,6 +7,7 @@ from gradstats.plots.critic import plot_critic
 from gradstats.plots.group_size import plot_group_size
 from gradstats.plots.length_reward import plot_length_bins, plot_length_reward
 from gradstats.plots.length_scaling import plot_length_scaling
+from gradstats.plots.sample_size import write_sample_size
 from gradstats.plots.save import save_figure
 from gradstats.plots.shares import plot_shares
 from gradstats.plots.style import VENUES, style
@@ -25,4 +26,5 @@ __all__ = [
     "plot_proxy", "plot_shares", "plot_sweep", "plot_token_correlation", "plot_token_energy",
     "plot_variance", "plot_variance_curve", "plot_variance_curve_panels", "plot_variance_of_runs",
     "plot_variance_panels", "save_figure", "style", "varying_settings",
+    "write_sample_size",
 ]  # fmt: skip

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from gradstats.plots.names import in_mathematics, wrapped
 
@@ -34,15 +37,15 @@ def legend_height(labels: list[str], width: float, font_size: float) -> float:
     return (rows + broken) * ROW * font_size / 7.0
 
 
-def legend_below(ax: Axes, font_size: float) -> None:
-    """Put the legend of what was labelled under the axes, in as many columns as fit the figure."""
-    labels = ax.get_legend_handles_labels()[1]
+def legend_below(ax: Axes, font_size: float, more: Sequence[Line2D] = ()) -> None:
+    """Put the legend of what was labelled, and of more lines, under the axes, in as many columns as fit the figure."""
+    handles = [*ax.get_legend_handles_labels()[0], *more]
+    labels = [*ax.get_legend_handles_labels()[1], *(str(line.get_label()) for line in more)]
     if not labels:
         return
     figure = ax.get_figure()
     assert figure is not None
     width = figure.bbox.width / figure.dpi
-    handles = ax.get_legend_handles_labels()[0]
     figure.legend(
         handles,
         [in_mathematics(legend_text(label, width, font_size)) for label in labels],

@@ -185,7 +185,7 @@ def plot_variance_of_runs(
     columns = ["estimator", "run", value, f"{value}_low", f"{value}_high"]
     require_columns(frame, columns, "draw the tables of several runs, one under the other")
     frame, sentence = rows_of_one_unit(frame, [quantity])
-    key = [name for name in ("estimator", "group_size") if name in frame]
+    key = ["estimator", "group_size"] if _sizes_differ(frame) else ["estimator"]
     rows = pd.DataFrame(frame[key]).drop_duplicates()
     runs = list(dict.fromkeys(frame["run"]))
     panels = [rows.merge(frame[frame["run"] == run], "left", key) for run in runs]
@@ -220,12 +220,20 @@ def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def row_labels(frame: pd.DataFrame, longest: int | None = None) -> list[str]:
-    """Name each row by its estimator, with its group size where those differ."""
+    """Name each row by its estimator, with its group size where a run has several."""
     names = names_in(frame)
     labels = [names[str(label)] for label in frame["estimator"]]
-    if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
+    if _sizes_differ(frame):
         labels = [f"{label}, N={size:g}" for label, size in zip(labels, frame["group_size"], strict=True)]
     return [wrap_label(label, longest) for label in labels]
+
+
+def _sizes_differ(frame: pd.DataFrame) -> bool:
+    """Whether the rows of one run have several group sizes; the size of each run is stated with its name."""
+    if "group_size" not in frame:
+        return False
+    runs = [frame] if "run" not in frame else [rows for _, rows in frame.groupby("run")]
+    return any(len(set(rows["group_size"].dropna())) > 1 for rows in runs)
 
 
 def _name_rows(ax: Axes, frame: pd.DataFrame, longest: int | None = None) -> None:

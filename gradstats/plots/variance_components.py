@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from gradstats.plots.appearance import estimator_appearance
 from gradstats.plots.forest import draw_landmark, draw_row, forest_height, forest_limits, plain_ticks, set_rows
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.plots.variance import row_labels
 from gradstats.stats.variance.quantities import COMPONENT_LABEL, VARIANCE_COMPONENTS, in_metric
@@ -37,9 +38,12 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     require_columns(frame, ["estimator", *columns], "draw what .variance_components() gives")
     frame, sentence = rows_of_one_unit(frame, VARIANCE_COMPONENTS)
     labels = row_labels(frame)
+    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    keys = [component.panel_label.replace("\n", " ") for component in VARIANCE_COMPONENTS]
     if ax is None:
-        height = forest_height(labels) * 1.15 + 0.15 + sentence_height(sentence)
-        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height))
+        width = plt.rcParams["figure.figsize"][0]
+        height = forest_height(labels) * 1.15 + sentence_height(sentence) + legend_height(keys, width, font_size)
+        _, ax = plt.subplots(figsize=(width, height))
     ax.set_xlim(*forest_limits(frame[columns].to_numpy(dtype=float).ravel(), False, 0.0))
     if len(frame):
         draw_landmark(ax, 0.0)
@@ -60,12 +64,9 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
         draw_nothing(ax, "no estimators")
         return ax
     ink = plt.rcParams["text.color"]
-    within, between = (component.panel_label.replace("\n", " ") for component in VARIANCE_COMPONENTS)
-    keys = [
-        Line2D([], [], color=ink, marker="o", linestyle="none", label=within),
-        Line2D([], [], color=ink, marker="o", linestyle="none", label=between, markerfacecolor="none"),
+    drawn = [
+        Line2D([], [], color=ink, marker="o", linestyle="none", label=label, markerfacecolor=face)
+        for label, face in zip(keys, (ink, "none"), strict=True)
     ]
-    figure = ax.get_figure()
-    assert figure is not None
-    figure.legend(handles=keys, loc="outside upper center", ncols=2, borderaxespad=0.2)
+    legend_below(ax, font_size, drawn)
     return ax

@@ -11,8 +11,9 @@ import pandas as pd
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
 from gradstats.measurement.state_values import digest_of_state_values
+from gradstats.plots.sample_size import write_sample_size
 from gradstats.plots.save import figure_paths, refuse_foreign_figure
-from gradstats.report.figures import added_figure, styled
+from gradstats.report.figures import added_figure, sample_size_of_run, styled
 from gradstats.report.recorded_tables import record_tables
 from gradstats.report.saved_frames import STATE_VALUES, frame_paths, make_room, refuse_foreign_frame, save_frame
 from gradstats.report.saved_results import SavedResults, read_results
@@ -59,7 +60,8 @@ def save_added(
     Raises:
         FileExistsError: when another file lies there, or a table that may not be replaced.
     """
-    style = _style(folder)
+    run = read_results(folder) if _is_run(folder) else SavedResults(folder, name, {}, {}, None, None, None)
+    style = run.figure_style
     if uses_values and (values := digest_of_state_values(folder / "values")) is not None:
         frame.attrs[STATE_VALUES] = values
     table, figure = folder / "tables" / name, folder / "figures" / name
@@ -72,7 +74,8 @@ def save_added(
     paths = save_frame(frame, table, overwrite=overwrite)
     listed = added_figure(name, frame)
     with styled(style) as current_figure:
-        listed.draw(SavedResults(folder, name, {}, {}, None, None, None), frame)
+        listed.draw(run, frame)
+        write_sample_size(current_figure(), sample_size_of_run(run, frame))
         return paths + plots.save_figure(current_figure(), figure, style.formats, source=frame)
 
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
 from gradstats.plots.names import LABELS
+from gradstats.plots.sample_size import sample_size, sample_size_of, write_sample_size
 from gradstats.plots.save import DETERMINISTIC, METADATA, refuse_foreign_figure
 from gradstats.report.curves import curve_caption, draw_curve
 from gradstats.report.run_figures import FIGURES, ORDER, RunFigure
@@ -101,6 +102,22 @@ def added_figure(name: str, frame: pd.DataFrame) -> RunFigure:
     return RunFigure(name, curve_caption(frame), lambda run: run.added.get(name), lambda run, table: draw_curve(table))
 
 
+def sample_size_of_run(run: SavedResults, table: pd.DataFrame | None = None) -> str:
+    """Return how many prompts and completions a table of a run rests on, in words; "" where neither is known.
+
+    Args:
+        run: the run.
+        table: a comparison; None, or any other table, rests on all completions that were measured.
+    """
+    stated = next((text for one in (table, run.variance) if one is not None and (text := sample_size_of(one))), "")
+    if stated:
+        return stated
+    if run.alpha is not None:
+        return sample_size(run.alpha["n_prompts"], run.alpha["n"])
+    n_prompts, n = run.manifest.get("n_prompts"), run.manifest.get("n_sequences")
+    return "" if n_prompts is None or n is None else sample_size(n_prompts, n)
+
+
 def chosen_rows(table: pd.DataFrame, figure_style: FiguresSection) -> pd.DataFrame | None:
     """Return the rows of the estimators to draw, in their order, with the names that they are given.
 
@@ -145,6 +162,7 @@ def _drawn(
         if table is not None:
             with styled(figure_style) as current_figure:
                 listed.draw(run, table)
+                write_sample_size(current_figure(), sample_size_of_run(run, table))
                 yield listed, current_figure(), table
 
 

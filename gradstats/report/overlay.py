@@ -16,13 +16,16 @@ from gradstats.config.experiment import FiguresSection
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.length_scaling import leave_room
 from gradstats.plots.names import CHARACTER, in_mathematics, wrapped
-from gradstats.report.figures import chosen_rows, refuse_unknown_estimators, styled
+from gradstats.plots.sample_size import write_sample_size
+from gradstats.report.figures import chosen_rows, refuse_unknown_estimators, sample_size_of_run, styled
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
 from gradstats.stats import LengthScalingFit
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 #: More estimators than these are drawn in a panel for each run, up to so many runs.
 MOST_ROWS, MOST_PANELS = 12, 3
+# Settings that a name need not state, since the figure states prompts × completions.
+_IN_SAMPLE_SIZE = ("sampling.group_size", "variance.group_size")
 
 
 def draw_overlay(
@@ -50,7 +53,7 @@ def draw_overlay(
             "units: draw those of one metric together"
         )
     refuse_unknown_estimators(runs, figure_style)
-    labels = labels or _run_names(runs, figure_style)
+    labels, n = _with_sample_sizes(runs, labels or _run_names(runs, figure_style))
     for setting, values in differing_settings(runs).items():
         values_by_run = ", ".join(f"{run.path.name}: {value}" for run, value in zip(runs, values, strict=True))
         warnings.warn(
@@ -72,6 +75,7 @@ def draw_overlay(
                     fit, ax=ax, label=labels[at], color=palette[at % len(palette)], published=published
                 )
             _legend_of_fits(ax, fits[-1])
+            write_sample_size(current_figure(), n)
             points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]
             paths += plots.save_figure(current_figure(), folder / "length_scaling", figure_style.formats, source=points)
     tables = [run.variance for run in runs]
@@ -85,6 +89,7 @@ def draw_overlay(
                 plots.plot_variance(frame)
                 figure = current_figure()
                 _explain_letters(figure, labels)
+            write_sample_size(figure, n)
             paths += plots.save_figure(figure, folder / "variance", figure_style.formats, source=frame)
     if not paths:
         raise ValueError(
@@ -119,12 +124,20 @@ def _explain_letters(figure: Figure, labels: list[str]) -> None:
     figure.supxlabel(in_mathematics("\n".join(lines)), x=0.02, ha="left", fontsize=font_size)
 
 
+def _with_sample_sizes(runs: list[SavedResults], labels: list[str]) -> tuple[list[str], str]:
+    """Return the names of runs, with prompts × completions of each where these differ; and those of all of them."""
+    sizes = [sample_size_of_run(run) for run in runs]
+    if len(set(sizes)) == 1:
+        return labels, sizes[0]
+    return [f"{label}, {size}" if size else label for label, size in zip(labels, sizes, strict=True)], ""
+
+
 def _run_names(runs: list[SavedResults], figure_style: FiguresSection) -> list[str]:
     """Return what the user calls each run, by its name or that of its folder; otherwise its label."""
     chosen = figure_style.labels
     return [
         chosen.get(run.path.resolve().name) or chosen.get(run.name) or label
-        for run, label in zip(runs, run_labels(runs), strict=True)
+        for run, label in zip(runs, run_labels(runs, without=_IN_SAMPLE_SIZE), strict=True)
     ]
 
 

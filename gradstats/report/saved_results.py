@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -227,12 +227,17 @@ def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
     return differing
 
 
-def run_labels(runs: list[SavedResults]) -> list[str]:
-    """Name each run for a legend, with the settings in which it differs from the others."""
+def run_labels(runs: list[SavedResults], without: Collection[str] = ()) -> list[str]:
+    """Name each run for a legend, with the settings in which it differs from the others.
+
+    Args:
+        runs: the runs.
+        without: settings that are stated elsewhere.
+    """
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [run.path.resolve().name for run in runs]
-    differing = differing_settings(runs)
+    differing = {name: values for name, values in differing_settings(runs).items() if name not in without}
     return [
         name + (f" ({', '.join(_setting(key, values[at]) for key, values in differing.items())})" if differing else "")
         for at, name in enumerate(names)

@@ -14,6 +14,7 @@ import pandas as pd
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
+from gradstats.plots.sample_size import sample_size_of, write_sample_size
 from gradstats.report.completion_means import ENDS, completion_means
 from gradstats.report.figures import styled
 from gradstats.report.saved_results import SavedResults, differing_settings, read_results, setting_named
@@ -228,6 +229,7 @@ def draw_sweep(frame: pd.DataFrame, varied: Sequence[str], folder: Path, figure_
     for setting in plots.varying_settings(frame, varied):
         with styled(figure_style) as current_figure:
             plots.plot_sweep(frame, setting, varied=varied)
+            write_sample_size(current_figure(), sample_size_of(frame))
             name = setting.replace(".", "_")
             paths += plots.save_figure(current_figure(), folder / name, figure_style.formats, source=frame)
     return paths

@@ -15,7 +15,14 @@ from saved_runs import save_run
 
 from gradstats.cli import commands
 from gradstats.config.experiment import FiguresSection
-from gradstats.report.figures import FIGURES, draw_run, draw_run_for_report, figures_as_svg, run_figures
+from gradstats.report.figures import (
+    FIGURES,
+    draw_run,
+    draw_run_for_report,
+    figures_as_svg,
+    run_figures,
+    sample_size_of_run,
+)
 from gradstats.report.page import report_page
 from gradstats.report.saved_results import read_results
 
@@ -164,3 +171,20 @@ def test_chosen_names_are_drawn_in_the_order_of_the_list_or_by_value(runs):
         style = FiguresSection.model_validate(chosen | {"order": order})
         figure = next(figure for listed, figure, _ in run_figures(run, style) if listed.name == "variance")
         assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == rows
+
+
+def test_every_figure_states_prompts_and_completions(runs):
+    for listed, figure, _ in run_figures(read_results(runs[0]), FiguresSection()):
+        assert figure.get_suptitle() == "15 prompts × 4 completions", listed.name
+
+
+def test_a_comparison_of_fewer_prompts_states_their_number(runs):
+    run = read_results(runs[0])
+    assert run.variance is not None
+    run.variance.attrs |= {"n_prompts": 14, "n_groups": 14}
+    assert sample_size_of_run(run, run.variance) == "14 prompts × 4 completions"
+    unknown = replace(run, alpha=None, variance=None, manifest={})
+    assert sample_size_of_run(unknown) == ""
+    assert (
+        sample_size_of_run(replace(unknown, manifest={"n_prompts": 2, "n_sequences": 6})) == "2 prompts × 3 completions"
+    )

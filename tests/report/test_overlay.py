@@ -107,3 +107,36 @@ def test_long_names_of_models_fit_below_the_axes(runs, tmp_path, monkeypatch, co
     assert len([text for text in texts if r"$\alpha$" in text]) == 2
     written = figures["variance"].get_supxlabel().replace("\n", " ")
     assert written == f"a: {names[0]} b: {names[1]}"
+
+
+def test_each_run_states_its_own_size_where_sizes_differ(runs, tmp_path, monkeypatch):
+    smaller = save_run(tmp_path / "smaller", name="smaller", sampling={"group_size": 2})
+    about = read_json(smaller / "alpha.json") | {"n": 120}
+    write_json(smaller / "alpha.json", about)
+    table = pd.read_csv(smaller / "variance.csv").assign(group_size=8)
+    table.to_csv(smaller / "variance.csv", index=False)
+    figures = {}
+    monkeypatch.setattr(
+        plots, "save_figure", lambda figure, stem, *_, **__: figures.setdefault(stem.name, figure) and [stem]
+    )
+    monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
+    style = FiguresSection(venue="neurips", column="half")
+    with pytest.warns(UserWarning, match=r"the runs differ in sampling\.group_size"):
+        draw_overlay([read_results(runs[0]), read_results(smaller)], tmp_path / "out", style)
+    for figure in figures.values():
+        figure.canvas.draw()
+        assert_legible(figure)
+        assert figure.get_suptitle() == ""
+    figure = figures["variance"]
+    written = figure.get_supxlabel().replace("\n", " ")
+    assert written == "a: warm, 15 prompts × 4 completions b: smaller, 15 prompts × 8 completions"
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()][:2] == ["RLOO", "REINFORCE"]
+
+
+def test_the_size_of_all_runs_is_stated_once(runs, tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(
+        plots, "save_figure", lambda figure, stem, *_, **__: sizes.append(figure.get_suptitle()) or [stem]
+    )
+    draw_overlay([read_results(runs[0])] * 2, tmp_path, FiguresSection(), ["one", "two"])
+    assert sizes == ["15 prompts × 4 completions"] * 2
