@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from gradstats.cli import terminal
-from gradstats.cli.options import OptionsOf, Positional, described_by, one_or_more
+from gradstats.cli.options import OptionsOf, Positional, SettingWords, described_by, one_or_more
+from gradstats.config.labels import read_display_names
 from gradstats.config.sections import FiguresSection
 
 
@@ -122,6 +123,9 @@ def tables(
     column: Annotated[str | None, described_by(FiguresSection, "column", "that of the experiment")] = None,
     columns: tuple[str, ...] = (),
     siunitx: bool = False,
+    labels: Annotated[SettingWords, described_by(FiguresSection, "labels", "those of the experiment")] = (),
+    estimators: Annotated[tuple[str, ...], described_by(FiguresSection, "estimators", "those of its figures")] = (),
+    order: Literal["value", "listed"] = "listed",
     out: Path | None = None,
 ) -> None:
     """Write every table of a run as LaTeX at a venue's width, from saved numbers and without the model.
@@ -131,8 +135,10 @@ def tables(
         columns: columns to show, by their names in the CSV or by their headings, in the tables that have them; by
             default those for which there is room.
         siunitx: align numbers at the decimal point, with the LaTeX package siunitx.
+        order: rows of the comparison as they are listed, or by matched ratio.
         out: the folder; RUN/tables by default.
     """
+    from gradstats.report.figures import refuse_unknown_estimators
     from gradstats.report.latex_layout import Layout
     from gradstats.report.recorded_tables import record_tables
     from gradstats.report.run_folder import refuse_inside_run, writing_into
@@ -146,7 +152,14 @@ def tables(
     style = results.figure_style
     # Without a venue both are the experiment's; a width of its own belongs to the venue that it names.
     layout = Layout(venue or style.venue, column or (style.column if venue is None else None), columns, siunitx)
-    found = run_tables(results)
+    style = style.model_copy(
+        update={
+            "labels": style.labels | read_display_names(labels),
+            "estimators": list(estimators) or style.estimators,
+        }
+    )
+    refuse_unknown_estimators([results], style)
+    found = run_tables(results, style, by_value=order == "value")
     with writing_into(folder):
         paths = write_run_tables(found, folder, layout)
         if out is None:

@@ -7,36 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from gradstats.config.labels import read_label
 from gradstats.config.trust import names_code
+from gradstats.estimators import registry
 from gradstats.estimators.recipes.named import RECIPES
 from gradstats.estimators.recipes.recipe import PREFIX
 
-#: Registered name → words. A published method as a whole has its words in its recipe.
-WORDS = {
-    "reinforce": "REINFORCE",
-    "constant": "constant",
-    "batch_mean": "batch mean",
-    "group_mean": "group mean",
-    "rloo": "RLOO",
-    "dr_grpo": "Dr. GRPO baseline",
-    "asymmetric": "asymmetric",
-    "token_mean": "token mean",
-    "length_weighted": "length-weighted",
-    "norm_weighted": "norm-weighted",
-    "grpo": "GRPO advantage",
-    "pass_at_k": "pass@k",
-    "kimi": "Kimi baseline",
-    "max_rl": "MaxRL",
-    "james_stein": "James–Stein",
-    "reinforce_pp": "REINFORCE++",
-    "reinforce_pp_baseline": "REINFORCE++ baseline",
-    "discounted": "discounted",
-    "remax": "ReMax",
-    "otb": "OTB",
-    "otb_turns": "OTB by turns",
-    "causal_optimal": "causal optimal",
-    "gae": "GAE",
-    "vine": "VinePPO values",
-}
 #: Names of parameters that are written as a letter.
 GREEK = {"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "tau": "τ", "lam": "λ", "eps": "ε"}
 
@@ -54,8 +28,8 @@ def in_words(label: str) -> str:
     except ValueError:
         return label
     method = RECIPES.get(base, {}).get("display") if label.startswith(PREFIX) else None
-    name = method or WORDS.get(base)
-    if name is None:
+    name = method or (registry.DEFINITIONS[base].display if base in registry.DEFINITIONS else "")
+    if not name:
         return label
     return ", ".join([name, *(_parameter(key, value) for key, value in parameters.items())])
 
@@ -81,9 +55,6 @@ def uses_own_sample(label: str) -> bool:
 
     False for a published method as a whole, for the user's own code, and for a label under which nothing is registered.
     """
-    # Imported here: the registry imports every baseline, and names alone do not need them.
-    from gradstats.estimators import registry
-
     if names_code(label):
         return False
     try:

@@ -37,6 +37,7 @@ class Definition:
         checked: whether values are checked against :data:`gradstats.estimators.parameters.RULES`.
         unit: what the gradient is measured in, given the parameters: ``"sequence_sum"``, followed by what the
             advantages are divided by, as in ``"sequence_sum / group_std"``.
+        display: what figures and tables of a paper call it; empty: its label.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Definition:
     expected_scale: Callable[[int, Parameters], float | None]
     checked: bool
     unit: Callable[[Parameters], str] = lambda parameters: SEQUENCE_SUM
+    display: str = ""
 
 
 class Estimator(Parametrised[Definition]):

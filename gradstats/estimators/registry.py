@@ -28,6 +28,7 @@ ALIASES: dict[str, str] = {}
 def estimator(
     name: str,
     *,
+    display: str,
     baseline: str,
     bias: str,
     source: str,
@@ -55,6 +56,7 @@ def estimator(
             expected_scale=expected_scale,
             checked=True,
             unit=_as_function(unit),
+            display=display,
         )
         _add(definition)
         ALIASES.update(dict.fromkeys(aliases, name))
@@ -82,6 +84,7 @@ def register(
     bias: str = "not stated",
     source: str = "user's own",
     unit: str = SEQUENCE_SUM,
+    display: str = "",
 ) -> Callable[[F], F]:
     """Register an estimator of your own: a decorator for a function ``Batch → advantages``.
 
@@ -103,6 +106,7 @@ def register(
         unit: what the gradient is measured in. Leave the default where advantages have the unit of the rewards;
             otherwise name what they are divided by, as in ``"sequence_sum / group_std"``. Figures of variances show one
             unit.
+        display: what figures and tables of a paper call it; its label by default.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -142,6 +146,7 @@ def register(
                 ),
                 checked=False,
                 unit=_as_function(unit),
+                display=display,
             )
         )
         return function

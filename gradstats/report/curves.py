@@ -54,7 +54,8 @@ def baselines_table(frame: pd.DataFrame) -> Table:
     for heading, name in (("over oracle", "ratio"), ("over best learned", "ratio_to_learned")):
         ends = frame[[name, f"{name}_simultaneous_low", f"{name}_simultaneous_high"]].to_numpy(dtype=float)
         columns[heading] = [(value, low, high) for value, low, high in ends.tolist()]
-    rows = zip(frame["estimator"], frame["kind"], frame["parameters"], strict=True)
+    # A text that is empty is missing in a file.
+    rows = zip(frame["estimator"], frame["kind"], frame["parameters"].fillna(""), strict=True)
     return Table(
         caption=(
             f"Variance of leave-one-out baselines over that of {about.get('reference')} and over that of the "

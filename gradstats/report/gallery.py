@@ -10,10 +10,10 @@ from typing import TypedDict
 from urllib.parse import quote
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.estimators.recipes.lookup import display_name
+from gradstats.estimators.display_names import distinct_names, in_words
 from gradstats.report.completion_means import ENDS, completion_means
 from gradstats.report.numbers import Triple, number_with_interval
-from gradstats.report.page_table import Cell, Definition, Row, breakable, column_definition
+from gradstats.report.page_table import Cell, Definition, Row, breakable, column_definition, named_row
 from gradstats.report.rendered_page import rendered, write_page
 from gradstats.report.run_folder import refuse_inside_run, writing_into
 from gradstats.report.saved_results import SavedResults, differing_settings, read_results
@@ -139,14 +139,12 @@ def _ratios(runs: Sequence[SavedResults], quantity: str) -> RatioTable:
     estimators = dict.fromkeys(
         str(name) for run in runs if run.variance is not None for name in run.variance["estimator"]
     )
-    rows: list[Row] = [
-        {
-            "name": estimator,
-            "html": breakable(display_name(estimator)),
-            "cells": [_ratio(run, estimator, quantity) for run in runs],
-        }
-        for estimator in estimators
-    ]
+    rows: list[Row] = []
+    chosen = {label: name for run in runs for label, name in run.figure_style.labels.items()}
+    for estimator, name in distinct_names(estimators, chosen).items():
+        row = named_row(name, estimator)
+        row["cells"] += [_ratio(run, estimator, quantity) for run in runs]
+        rows.append(row)
     heading = QUANTITIES[quantity].heading.format(reference="the reference")
     return {"name": quantity, "definition": column_definition(quantity, heading), "rows": rows}
 
@@ -190,10 +188,10 @@ def _remarks(runs: Sequence[SavedResults], names: Sequence[str]) -> list[str]:
     ]
     references = [str((run.variance.attrs if run.variance is not None else {}).get("reference", "–")) for run in runs]
     if len(set(references)) > 1:
-        of_runs = ", ".join(f"{name}: {one}" for name, one in zip(names, references, strict=True))
+        of_runs = ", ".join(f"{name}: {in_words(one)}" for name, one in zip(names, references, strict=True))
         remarks.append(f"Ratios are to different references and do not compare across runs ({of_runs}).")
     else:
-        remarks.append(f"Ratios are to {display_name(references[0])}, on the completions of the same run.")
+        remarks.append(f"Ratios are to {in_words(references[0])}, on the completions of the same run.")
     metrics = list(dict.fromkeys(run.metric for run in runs))
     if len(metrics) > 1:
         remarks.append(f"Runs were measured in different metrics ({', '.join(metrics)}), which do not compare.")

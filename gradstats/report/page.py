@@ -110,7 +110,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
     """Return the page as text, with the figures given as SVG, or drawn here where None are."""
     figures = _figures(run, svgs)
     drawn = [figure["name"] for figure in figures]
-    variance = variance_on_page(run.variance)
+    variance = variance_on_page(run.variance, run.figure_style.labels)
     return rendered(
         "report.html.j2",
         name=run.name,

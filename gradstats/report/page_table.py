@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 import math
 import re
+from collections.abc import Mapping
 from typing import TypedDict
 
 import pandas as pd
 
-from gradstats.estimators.recipes.lookup import display_name
+from gradstats.plots.names import LABELS
 from gradstats.report.columns import INDEX
+from gradstats.report.frame_in_words import frame_in_words
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.numbers import common_exponent, number_with_interval
 from gradstats.report.variance_columns import BEST_SET, VarianceColumn, best_set_marks, variance_columns
@@ -36,10 +38,11 @@ class Cell(TypedDict):
 
 
 class Row(TypedDict):
-    """One estimator of the table."""
+    """One estimator of the table: its name in words, as a page shows it, and the label that files and commands use."""
 
     name: str
     html: str
+    label: str
     cells: list[Cell]
 
 
@@ -56,24 +59,28 @@ class VarianceOnPage(TypedDict):
     has_best_set: bool
 
 
-def variance_on_page(frame: pd.DataFrame | None) -> VarianceOnPage | None:
+def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | None = None) -> VarianceOnPage | None:
     """Return the table of a comparison for the page, or None where there is none.
 
     The matched ratio, by which estimators are ranked, comes first, so that it is beside the names on a narrow screen.
 
     Args:
         frame: of the comparison, with its ``.attrs``.
+        labels: label of an estimator → name that the user gives it; the others are named in words.
     """
     if frame is None:
         return None
+    saved = frame.copy()
+    saved.attrs = frame.attrs | {LABELS: dict(labels or {})}
+    frame = frame_in_words(saved)
     about = frame.attrs
     shown = [name for name in shown_in("page") if name in frame]
     columns: list[Definition] = [column_definition("estimator", "estimator")]
     rows: list[Row] = [
-        {"name": str(name), "html": breakable(display_name(str(name))), "cells": []} for name in frame["estimator"]
+        named_row(str(name), str(label)) for name, label in zip(frame["estimator"], saved["estimator"], strict=True)
     ]
     together = []
-    best = best_rows(frame)
+    best = best_rows(saved)
     marks = best_set_marks(frame)
     listed = variance_columns(frame, shown, "page")
     judged = [column for column in listed if column.quantity == JUDGED.name]
@@ -112,9 +119,18 @@ def column_definition(name: str, heading: str) -> Definition:
     return {"name": name, "heading": heading, "meaning": TERMS[TERM_OF_COLUMN[name]], "file": f"gradstats/{file}"}
 
 
+def named_row(name: str, label: str) -> Row:
+    """Return the row of an estimator, as yet without cells."""
+    return {"name": name, "html": breakable(name), "label": label, "cells": []}
+
+
 def breakable(name: str) -> str:
-    """Return a name, escaped, that a narrow column may break where its words and parameters end."""
-    return re.sub(r"([_(,=])", r"\1<wbr>", html.escape(name))
+    """Return a name, escaped, that a narrow column may break where its words and parameters end.
+
+    A value in words stays on the line of its parameter: the spaces of ``α = 0.8`` do not break.
+    """
+    kept = re.sub(r"(?<=\S) = (?=\S)", "\u00a0=\u00a0", html.escape(name))
+    return re.sub(r"([_(,]|=(?!\u00a0))", r"\1<wbr>", kept)
 
 
 def _name(column: VarianceColumn) -> str:

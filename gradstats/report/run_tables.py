@@ -10,48 +10,64 @@ import numpy as np
 import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.sections import FiguresSection
 from gradstats.report.critic_table import critic_table
 from gradstats.report.curves import baselines_table, curve_table
+from gradstats.report.figures import chosen_rows
+from gradstats.report.frame_in_words import frame_in_words
 from gradstats.report.latex_layout import Layout
 from gradstats.report.length_table import LENGTH_HEADINGS, length_table
 from gradstats.report.ratio_tables import CLIPPING_HEADINGS, RATIO_HEADINGS, clipping_table, columns_of, ratio_table
 from gradstats.report.saved_frames import CRITIC, OPTIMAL_BASELINES
 from gradstats.report.saved_results import SavedResults
 from gradstats.report.share_tables import ALLOCATION_HEADINGS, SUCCESS_HEADINGS, allocation_table, success_table
-from gradstats.report.tables import VARIANCE_COLUMNS, Table, alpha_table, variance_table
+from gradstats.report.tables import Table, alpha_table
+from gradstats.report.variance_table import COMPARED_ROWS, VARIANCE_COLUMNS, variance_table
 from gradstats.stats.tokens.proxy_quality import PROXY_QUANTITIES
+from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.outputs import MARK, is_marked, refuse_foreign, write_marked
 
 _EQUIVALENT = {"equivalent_group_size": "equivalent group size", "tokens_saved": "tokens saved"}
 _BLOCKS = {"alpha": "α", "share_of_sq_norm": "share of squared norm"}
 
 
-def run_tables(run: SavedResults) -> dict[str, Table]:
+def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_value: bool = False) -> dict[str, Table]:
     """Return every table that a run has the numbers for: name of its file → table.
 
-    Those whose columns an earlier version did not estimate are left out.
+    Those whose columns an earlier version did not estimate are left out. Estimators are named as in figures.
+
+    Args:
+        run: the run.
+        style: which estimators are listed, and under which names; the experiment's figures by default.
+        by_value: sort the comparison by its matched ratio, lowest first.
     """
+    style = run.figure_style if style is None else style
     tables: dict[str, Table] = {}
-    if run.variance is not None and len(run.variance):
-        tables["variance"] = variance_table(run.variance)
+    if run.variance is not None and (frame := _chosen(run.variance, style)) is not None:
+        if by_value and JUDGED.name in frame:
+            frame = frame.sort_values(JUDGED.name, kind="stable", ignore_index=True)
+        frame.attrs[COMPARED_ROWS] = len(run.variance)
+        tables["variance"] = variance_table(frame)
     if run.fit is not None:
-        tables["alpha"] = alpha_table({run.name: run.fit}, confidence_level=_level(run))
+        tables["alpha"] = alpha_table({style.labels.get(run.name, run.name): run.fit}, confidence_level=_level(run))
     for name, (needed, make) in _BREAKDOWNS.items():
         frame = run.breakdowns.get(name)
-        if frame is not None and len(frame) and _has(frame, needed):
-            tables[name] = replace(make(run, frame), names=needed)
+        if frame is not None and _has(frame, needed) and (frame := _chosen(frame, style)) is not None:
+            tables[name] = replace(make(run, frame), names=needed, source=frame)
     sizes = run.breakdowns.get("group_sizes")
-    if sizes is not None and len(sizes):
-        frame = sizes.copy()
+    if sizes is not None and (sizes := _chosen(sizes, style)) is not None:
         about = {} if run.variance is None else run.variance.attrs
-        frame.attrs |= {name: value for name, value in about.items() if name not in ("n_groups", "lowest_beyond_doubt")}
-        known = [name for name in VARIANCE_COLUMNS if _has(frame, {name: name})]
-        tables["group_sizes"] = replace(variance_table(frame, columns=known), label="tab:group-sizes")
+        sizes.attrs |= {name: value for name, value in about.items() if name not in ("n_groups", "lowest_beyond_doubt")}
+        known = [name for name in VARIANCE_COLUMNS if _has(sizes, {name: name})]
+        tables["group_sizes"] = replace(variance_table(sizes, columns=known), label="tab:group-sizes")
     if run.by_block is not None:
         tables["alpha_by_block"] = _block_table(run, run.by_block)
     if run.tokens is not None:
         tables["proxy_quality"] = _proxy_table(run, run.tokens.proxies)
-    return tables | {name: _added_table(name, frame) for name, frame in run.added.items()}
+    for name, frame in run.added.items():
+        if (chosen := _chosen(frame, style)) is not None:
+            tables[name] = _added_table(name, chosen)
+    return tables
 
 
 def left_out(table: Table, layout: Layout) -> list[str]:
@@ -96,15 +112,21 @@ def _level(run: SavedResults) -> float:
     return float(str(run.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
 
 
+def _chosen(frame: pd.DataFrame, style: FiguresSection) -> pd.DataFrame | None:
+    """Return the rows of the estimators to list, with the names that they are given; None where there are none."""
+    chosen = chosen_rows(frame, style)
+    return None if chosen is None or chosen.empty else chosen
+
+
 def _has(frame: pd.DataFrame, names: Mapping[str, str]) -> bool:
     return all(f"{name}{end}" in frame for name in names for end in ("", "_low", "_high"))
 
 
 def _with_attrs(run: SavedResults, frame: pd.DataFrame, **attrs: object) -> pd.DataFrame:
-    """Return a table read from CSV with the attributes that it was made with."""
+    """Return a table read from CSV with the attributes that it was made with, and with estimators in words."""
     frame = frame.copy()
     frame.attrs |= {"confidence_level": _level(run), **attrs}
-    return frame
+    return frame_in_words(frame)
 
 
 def _allocation(run: SavedResults, frame: pd.DataFrame) -> Table:
@@ -125,7 +147,7 @@ def _equivalent(run: SavedResults, frame: pd.DataFrame) -> Table:
         f"Group size at which RLOO has the same noise, and share of tokens saved against RLOO in groups of the same "
         f"size, {_level(run):.0%} intervals over prompts."
     )
-    rows = _labelled(frame, "estimator", "group_size", ", N={:g}")
+    rows = _labelled(frame_in_words(frame), "estimator", "group_size", ", N = {:g}")
     return Table(caption, "estimator", rows, columns_of(frame, _EQUIVALENT), frame, label="tab:equivalent")
 
 
@@ -140,7 +162,7 @@ def _block_table(run: SavedResults, frame: pd.DataFrame) -> Table:
         f"{frame['n'].iloc[0]} completions of {frame['n_prompts'].iloc[0]} prompts."
     )
     rows = tuple(map(str, frame["block"]))
-    return Table(caption, "block", rows, columns, frame, label="tab:blocks", names=_BLOCKS)
+    return Table(caption, "block", rows, columns, frame, label="tab:alpha-by-block", names=_BLOCKS)
 
 
 def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:
@@ -151,9 +173,12 @@ def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:
 
 
 def _added_table(name: str, frame: pd.DataFrame) -> Table:
+    named = frame_in_words(frame)
     if name == OPTIMAL_BASELINES:
-        return baselines_table(frame)
-    return critic_table(frame) if name == CRITIC else curve_table(frame)
+        table = baselines_table(named)
+    else:
+        table = critic_table(named) if name == CRITIC else curve_table(named)
+    return replace(table, source=frame)
 
 
 def _labelled(frame: pd.DataFrame, label: str, size: str, form: str) -> tuple[str, ...]:

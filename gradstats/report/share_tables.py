@@ -56,7 +56,7 @@ def block_table(frame: pd.DataFrame) -> Table:
         for row in frame.to_dict("records")
     ]
     columns = columns_of(frame, BLOCK_HEADINGS)
-    return Table(caption, "block, estimator", tuple(rows), columns, frame, label="tab:blocks")
+    return Table(caption, "block, estimator", tuple(rows), columns, frame, label="tab:variance-by-block")
 
 
 def allocation_table(frame: pd.DataFrame) -> Table:

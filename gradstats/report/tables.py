@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,21 +12,13 @@ import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.metrics import EUCLIDEAN
-from gradstats.estimators.recipes.lookup import display_name
 from gradstats.report.latex_layout import LatexColumn, Layout, fitting, latex_table, refuse_too_wide, refuse_unknown
 from gradstats.report.latex_text import latex_escape
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval
-from gradstats.report.variance_columns import TOGETHER, VarianceColumn, variance_columns
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
-from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
-from gradstats.stats.variance.winner import Comparison, best_rows, frame_of, lowest
 from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import MARK, is_marked, refuse_foreign, refuse_other_result, write_marked
-
-VARIANCE_COLUMNS = shown_in("paper")
-# What decides, and what a reader needs to trust it, comes before what can be computed from it.
-_NARROW_FIRST = (JUDGED.name, "cosine", "matched_bias_share", "ratio", "trace_cov")
 
 
 @dataclass(frozen=True)
@@ -66,8 +58,7 @@ class Table:
     def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
         """Return the headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""
         escape = {"latex": latex_escape, "markdown": markdown_escape, "plain": str}[markup]
-        names = self._latex_rows() if markup == "latex" else self.rows
-        headings, texts = [escape(self.heading)], [[escape(name)] for name in names]
+        headings, texts = [escape(self.heading)], [[escape(name)] for name in self.rows]
         for at, (heading, triples) in enumerate(self.columns.items()):
             exponent = common_exponent(triples)
             headings.append(_in_powers(escape(heading), exponent, markup))
@@ -84,14 +75,13 @@ class Table:
         Raises:
             ValueError: when it asks for columns that do not fit, or that the table lacks.
         """
-        rows = self._latex_rows()
         if layout.columns:
             headings = list(dict.fromkeys(self.names.get(name, name) for name in layout.columns))
             refuse_unknown(headings, self.columns, self.names)
-            refuse_too_wide(rows, [self._latex_column(heading) for heading in headings], layout)
+            refuse_too_wide(self.rows, [self._latex_column(heading) for heading in headings], layout)
             return headings
         ranked = list(dict.fromkeys([*self.first, *self.columns]))
-        fit = set(ranked[: fitting(rows, [self._latex_column(heading) for heading in ranked], layout)])
+        fit = set(ranked[: fitting(self.rows, [self._latex_column(heading) for heading in ranked], layout)])
         return [heading for heading in self.columns if heading in fit]
 
     def to_latex(self, layout: Layout | None = None) -> str:
@@ -110,7 +100,7 @@ class Table:
             for sentence in set(self.about.values()) - kept:
                 caption = caption.replace(f" {sentence}", "")
             columns = [self._latex_column(heading) for heading in headings]
-            return latex_table(caption, self.label, self.heading, self._latex_rows(), columns, layout)
+            return latex_table(caption, self.label, self.heading, self.rows, columns, layout)
         headings, texts = self.cells("latex")
         lines = [" & ".join(row) + r" \\" for row in texts]
         return "\n".join(
@@ -130,9 +120,6 @@ class Table:
                 "",
             ]
         )
-
-    def _latex_rows(self) -> list[str]:
-        return [display_name(name) for name in self.rows]
 
     def _latex_column(self, heading: str) -> LatexColumn:
         triples = self.columns[heading]
@@ -196,56 +183,6 @@ def refuse_foreign_tables(path_stem: str | os.PathLike[str]) -> None:
     for path in (tex, markdown):
         refuse_foreign(path, "a table", is_marked)
     refuse_foreign(csv, "a table", lambda _: is_marked(tex))
-
-
-def variance_table(
-    comparison: Comparison | pd.DataFrame,
-    *,
-    columns: Sequence[str] = VARIANCE_COLUMNS,
-    paired: Comparison | pd.DataFrame | None = None,
-    confidence_level: float | None = None,
-) -> Table:
-    """Return the variance of estimators, one row each, in the comparison's order.
-
-    The best set is bold: the estimators that may have the lowest matched ratio, as the comparison decides pair by pair
-    (its column ``in_best_set``). In a frame without that column the lowest is bold where it is known to be the lowest.
-
-    Args:
-        comparison: a :class:`gradstats.stats.VarianceComparison` or its frame.
-        columns: quantities to show, each with its ``_low`` and ``_high``.
-        paired: for a frame without that entry, the comparison whose reference is ``lowest(comparison)``, or its frame;
-            without it the lowest is bold only where it is the reference, or in a table of two rows.
-        confidence_level: of the intervals, for a :class:`gradstats.stats.VarianceComparison`; a frame has its own.
-
-    Raises:
-        ValueError: when the frame lacks a column, or ``paired`` has another reference or other rows.
-        KeyError: for a column that is not an estimated quantity.
-    """
-    frame = frame_of(comparison, confidence_level)
-    needed = ["estimator", *(f"{name}{end}" for name in columns for end in ("", "_low", "_high"))]
-    missing = [name for name in needed if name not in frame]
-    if missing:
-        raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: give what compare() returns")
-    bold: frozenset[tuple[int, int]] = frozenset()
-    shown = variance_columns(frame, columns, "paper")
-    if JUDGED.name in columns:
-        rows = best_rows(frame, None if paired is None else frame_of(paired, confidence_level))
-        at = next(at for at, column in enumerate(shown) if column.quantity == JUDGED.name)
-        bold = frozenset((row, at) for row in rows)
-    sentences = _column_sentences(frame.attrs, shown, _bold_sentence(frame, paired is None, bool(bold)))
-    headings = {column.quantity: column.heading for column in shown if not column.together}
-    return Table(
-        caption=" ".join([_variance_caption(frame.attrs), *dict.fromkeys(sentences.values())]),
-        heading="estimator",
-        rows=tuple(_row_names(frame)),
-        columns={column.heading: column.triples for column in shown},
-        source=frame,
-        bold=bold,
-        label="tab:variance",
-        names=headings | {f"{column.quantity}_simultaneous": column.heading for column in shown if column.together},
-        first=tuple(headings[name] for name in _NARROW_FIRST if name in headings),
-        about=sentences,
-    )
 
 
 def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
@@ -328,63 +265,9 @@ def markdown_escape(text: str) -> str:
     return "".join("\\" + character if character in r"\`*_{}[]<>|#" else character for character in text)
 
 
-def _row_names(frame: pd.DataFrame) -> list[str]:
-    names = [str(name) for name in frame["estimator"]]
-    if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
-        return [f"{name}, N={size:g}" for name, size in zip(names, frame["group_size"], strict=True)]
-    return names
-
-
 def _triples(frame: pd.DataFrame, name: str) -> list[Triple]:
     values = frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
     return [(float(value), float(low), float(high)) for value, low, high in values]
-
-
-def _bold_sentence(frame: pd.DataFrame, decided: bool, has_bold: bool) -> str:
-    heading = JUDGED.heading
-    if lowest(frame) is None:
-        return f"No {heading} is resolved."
-    if decided and "in_best_set" in frame:
-        if pd.isna(frame["in_best_set"].to_numpy()).any():
-            return (
-                f"Bold: the best set, which holds the lowest {heading} of the rows that have one at this level (all "
-                "pairs of these compared); the others are not judged."
-            )
-        return f"Bold: the best set, which holds the lowest {heading} at this level (all pairs of rows compared)."
-    if has_bold:
-        return f"Bold: lowest {heading}, where the paired interval against every other row excludes a tie."
-    return f"No row is bold: the paired intervals leave a tie for the lowest {heading}."
-
-
-def _variance_caption(about: Mapping[Hashable, object]) -> str:
-    level = f"{about['confidence_level']:.0%} " if "confidence_level" in about else ""
-    n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
-    groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
-    caption = (
-        f"Variance of one prompt group's gradient, {level}intervals{n}{groups}; ratios "
-        f"to {about.get('reference', 'the reference')} are paired."
-    )
-    if about.get("target") == "importance":
-        caption += (
-            f" Cosine and bias are judged against the {TARGETS['importance']} gradient of the scored policy; effective "
-            f"sample size {about['effective_sample_size']:.0f}."
-        )
-    return caption
-
-
-def _column_sentences(
-    about: Mapping[Hashable, object], shown: Sequence[VarianceColumn], bold_sentence: str
-) -> dict[str, str]:
-    """Return what the caption says of single columns: heading → sentence."""
-    sentences = {}
-    for column in shown:
-        if column.together:
-            sentences[column.heading] = f"{column.heading.capitalize()}: {TOGETHER}."
-        elif column.quantity in ("bias_share", "matched_bias_share") and "prompts_per_batch" in about:
-            sentences[column.heading] = f"The share of bias is that of a batch of {about['prompts_per_batch']} prompts."
-        elif column.quantity == JUDGED.name:
-            sentences[column.heading] = bold_sentence
-    return sentences
 
 
 def _in_powers(heading: str, exponent: int, markup: str) -> str:

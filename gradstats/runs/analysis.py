@@ -219,15 +219,19 @@ def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Pat
 
 def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: list[Path]) -> pd.DataFrame:
     """Write the files of a comparison, and return its frame."""
+    from gradstats.plots.names import LABELS
     from gradstats.report.latex_layout import layout_of
-    from gradstats.report.tables import variance_table
+    from gradstats.report.variance_table import variance_table
 
     run.remarks += comparison.notes
     frame = comparison.to_frame(run.experiment.variance.confidence_level)
     write_csv(run.path / "variance.csv", frame)
     write_json(run.path / "variance.json", {str(name): value for name, value in frame.attrs.items()})
     paths += [run.path / "variance.csv", run.path / "variance.json"]
-    paths += variance_table(frame).save(run.path / "tables" / "variance", layout=layout_of(run.experiment.figures))
+    figures = run.experiment.figures
+    named = frame.copy()
+    named.attrs = frame.attrs | {LABELS: figures.labels}
+    paths += variance_table(named).save(run.path / "tables" / "variance", layout=layout_of(figures))
     return frame
 
 

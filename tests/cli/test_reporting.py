@@ -5,6 +5,8 @@ from __future__ import annotations
 from command_line import run
 from saved_runs import save_run, saved_sweep
 
+from gradstats.report.saved_results import read_results
+
 
 def test_figures_need_a_run(monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, "figures")
@@ -64,3 +66,16 @@ def test_columns_of_tables_are_chosen_and_a_misspelt_one_is_refused(monkeypatch,
     code, _, err = run(monkeypatch, capsys, "tables", tmp_path / "run", "--columns", "cosin")
     assert code == 1
     assert "--columns cosin: no table of the run has such a column, only" in " ".join(err.split())
+
+
+def test_rows_of_tables_are_chosen_ordered_and_named(monkeypatch, capsys, tmp_path):
+    labels = list(read_results(save_run(tmp_path / "run")).variance["estimator"])
+    words = ("--estimators", labels[1], labels[0], "--labels", f"{labels[1]}=ours, at $x_1$", "--columns", "cosine")
+    code, _, err = run(monkeypatch, capsys, "tables", tmp_path / "run", *words, "--out", tmp_path / "tex")
+    assert code == 0, err
+    rows = (tmp_path / "tex" / "variance.tex").read_text().split(r"\midrule")[1].split(r"\bottomrule")[0]
+    assert rows.strip().startswith("ours, at $x_1$ & ")
+    assert rows.count("&") == 2
+    code, _, err = run(monkeypatch, capsys, "tables", tmp_path / "run", "--estimators", "rlo")
+    assert code == 1
+    assert "no run has a row of 'rlo': choose from" in " ".join(err.split())

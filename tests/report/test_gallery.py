@@ -33,7 +33,7 @@ def test_every_run_has_its_alpha_and_every_estimator_its_ratios(folders, tmp_pat
     assert "&lt;a model with a long name&gt;" in page
     assert "&lt;b&gt;mine&lt;/b&gt;" in page
     assert "The runs differ in policy.name (one: models/p, two: models/&lt;a model with a long name&gt;)." in page
-    assert "Ratios are to rloo, on the completions of the same run." in page
+    assert "Ratios are to RLOO, on the completions of the same run." in page
     assert "Intervals are at the level of 95%" in page
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
 
@@ -57,7 +57,7 @@ def test_other_references_and_shared_names_are_said(folders, tmp_path):
     write_json(folders[1] / "variance.json", read_json(folders[1] / "variance.json") | {"reference": "reinforce"})
     runs = [read_results(folder) for folder in folders]
     page = gallery_page(runs, tmp_path)
-    assert "Ratios are to different references and do not compare across runs (one: rloo, two: reinforce)." in page
+    assert "Ratios are to different references and do not compare across runs (one: RLOO, two: REINFORCE)." in page
     twice = gallery_page([runs[0], read_results(save_run(tmp_path / "elsewhere", name="one"))], tmp_path)
     assert 'data-key="elsewhere"' in twice
     hostile = gallery_page([read_results(save_run(tmp_path / "hostile", name="<b>a_b"))], tmp_path)

@@ -15,7 +15,8 @@ from gradstats.plots.style import VENUES
 from gradstats.report.latex_layout import Layout, layout_of
 from gradstats.report.run_tables import run_tables
 from gradstats.report.saved_results import read_results
-from gradstats.report.tables import Table, variance_table
+from gradstats.report.tables import Table
+from gradstats.report.variance_table import variance_table
 
 NAMES = (
     "rloo",

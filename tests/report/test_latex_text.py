@@ -20,6 +20,18 @@ def test_long_labels_may_break_after_punctuation_and_short_words_may_not():
     assert breakable("length_weighted(alpha=0.8)").count(r"\allowbreak{}") == 3
 
 
+def test_a_value_stays_beside_its_parameter_and_a_formula_whole():
+    assert breakable("length-weighted, α = 0.8, own") == r"length-weighted, $\alpha$~=~0.8, own"
+    assert unbreakable("by $x_1 + y_{long}$, n = 30") == ["by", "$x_1 + y_{long}$,", "n\u00a0=\u00a030"]
+    assert breakable("50% of $x_1 + y_{long}$") == r"50\% of $x_1 + y_{long}$"
+
+
+@pytest.mark.parametrize("text", [r"$\input{secrets}$", "$\\write18{ls}$", "$x", "costs $5_{"])
+def test_what_figures_do_not_set_as_a_formula_is_escaped(text):
+    assert latex_escape(text).count(r"\$") == text.count("$")
+    assert "\\input" not in latex_escape(text)
+
+
 def test_headings_are_wrapped_to_a_width():
     assert wrapped("all matched ratios", text_width("all matched")) == ["all matched", "ratios"]
     assert wrapped("cosine", 0.1) == ["cosine"]

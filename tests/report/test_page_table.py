@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from saved_runs import save_run
 
+from gradstats.estimators.display_names import in_words
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.page_table import breakable, column_definition, variance_on_page
 from gradstats.report.saved_results import read_results
@@ -43,11 +44,20 @@ def test_every_column_is_defined_in_the_words_of_the_glossary_with_its_file(fram
     definitions = {column["name"]: column for column in variance_on_page(frame)["columns"]}
     assert definitions["matched_ratio"]["meaning"] == TERMS["matched ratio"]
     assert definitions["matched_ratio"]["file"] == "gradstats/stats/variance/matched_ratio.py"
-    assert definitions["ratio"]["heading"] == "ratio to rloo"
+    assert definitions["ratio"]["heading"] == "ratio to RLOO"
     assert set(TERM_OF_COLUMN.values()) <= set(TERMS)
     for quantity in COMPARED:
         assert column_definition(quantity.name, quantity.heading)["meaning"].endswith(".")
 
 
 def test_names_are_escaped_and_break_where_words_end():
+    assert breakable("α = 0.8, b") == "α\u00a0=\u00a00.8,<wbr> b"
     assert breakable("<b>(a=1, b)") == "&lt;b&gt;(<wbr>a=<wbr>1,<wbr> b)"
+
+
+def test_rows_are_named_in_words_and_keep_their_labels(frame):
+    labels = frame["estimator"].tolist()
+    table = variance_on_page(frame, {labels[1]: "<ours>"})
+    assert [row["label"] for row in table["rows"]] == labels
+    assert [table["rows"][0]["name"], table["rows"][1]["html"]] == [in_words(labels[0]), "&lt;ours&gt;"]
+    assert table["reference"] == "RLOO"

@@ -28,7 +28,8 @@ def test_a_run_has_a_table_of_each_result(tables):
     }  # fmt: skip
     added = run_tables(read_results(COMMITTED / "embedded"))
     assert {"equivalent_group_size", "optimal_baselines", "curve_length_weighted_loo_true_alpha"} <= set(added)
-    assert len({table.label for table in tables.values()} - {"tab:blocks"}) == len(tables) - 1
+    assert len({table.label for table in tables.values()}) == len(tables)
+    assert tables["alpha_by_block"].label == "tab:alpha-by-block"
 
 
 def test_numbers_are_those_of_the_csv(tables):
@@ -74,7 +75,7 @@ def test_tables_without_the_columns_of_this_version_are_left_out(tmp_path):
     assert {"variance", "alpha", "group_sizes"} <= set(found)
     assert not {"length_bins", "equivalent_group_size"} & set(found)
     assert all(isinstance(table, Table) for table in found.values())
-    assert any(", N=2" in name for name in found["group_sizes"].rows)
+    assert any(", N = 2" in name for name in found["group_sizes"].rows)
 
 
 def test_ratios_of_one_policy_are_not_rounding_errors(tables):
@@ -82,3 +83,25 @@ def test_ratios_of_one_policy_are_not_rounding_errors(tables):
     everything = rows[0][headings.index("variance ($\\times 10^{-9}$)")]
     assert everything == "$< 1$"
     assert rows[0][headings.index("mean")] == "$1$"
+
+
+def test_rows_are_those_of_the_estimators_asked_for_under_their_names(tables):
+    run = read_results(COMMITTED / "embedded_values")
+    labels = run.variance["estimator"].tolist()
+    style = run.figure_style.model_copy(update={"estimators": [labels[3], labels[0]], "labels": {labels[3]: "ours"}})
+    found = run_tables(run, style)
+    assert found["variance"].rows[0] == "ours"
+    assert len(found["variance"].rows) == 2
+    assert found["variance"].source["estimator"].tolist() == [labels[3], labels[0]]
+    assert all(not row.startswith("recipe:") for row in tables["ratio_clipping"].rows)
+    matched = [value for value, _, _ in run_tables(run, by_value=True)["variance"].columns["matched ratio"]]
+    known = [value for value in matched if value == value]
+    assert known == sorted(known)
+    assert len(known) > 2
+    assert matched[: len(known)] == known
+
+
+def test_a_learned_baseline_and_a_published_one_are_told_apart():
+    rows = run_tables(read_results(COMMITTED / "embedded"))["optimal_baselines"].rows
+    assert "RLOO (published)" in rows
+    assert rows[0].startswith("learned exponent: α 0.43 [−0.0713")

@@ -1,4 +1,4 @@
-"""Tables: digits, intervals, bold only where a tie is excluded, captions, escaping."""
+"""Tables: digits, intervals, captions, escaping."""
 
 from __future__ import annotations
 
@@ -7,134 +7,25 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from compared_frames import compared as frame
 
 from gradstats.estimators import Batch
 from gradstats.report.numbers import number_with_interval
-from gradstats.report.tables import alpha_table, latex_escape, profile_table, variance_table
+from gradstats.report.tables import alpha_table, latex_escape, profile_table
+from gradstats.report.variance_table import variance_table
 from gradstats.stats import compare, fit_length_scaling
 from gradstats.stats.profile import PROFILE_QUANTITIES, PolicyProfile
-from gradstats.stats.variance.winner import clear_winner, lowest
-
-
-def frame(matched, low, high, reference="rloo", names=("rloo", "reinforce", "mine")):
-    table = pd.DataFrame({"estimator": names[: len(matched)], "group_size": 4})
-    for column in ("trace_cov", "ratio", "matched_ratio", "cosine", "matched_bias_share", "kept_share"):
-        table[column], table[f"{column}_low"], table[f"{column}_high"] = matched, low, high
-    table.attrs |= {
-        "reference": reference,
-        "confidence_level": 0.9,
-        "n_prompts": 30,
-        "n_groups": 60,
-        "prompts_per_batch": 128,
-    }
-    return table
-
-
-def bold_rows(table):
-    return [line for line in table.to_latex().splitlines() if "textbf" in line]
-
-
-def test_the_reference_is_bold_where_every_other_interval_lies_above_it():
-    clear = frame([1.0, 1.3, 1.5], [1.0, 1.1, 1.2], [1.0, 1.5, 1.9])
-    assert [line.split(" &")[0] for line in bold_rows(variance_table(clear))] == ["rloo"]
-    tie = frame([1.0, 1.3, 1.5], [1.0, 0.9, 1.2], [1.0, 1.5, 1.9])
-    assert bold_rows(variance_table(tie)) == []
-    assert "leave a tie" in variance_table(tie).caption
-
-
-def test_the_comparisons_decision_is_read_from_the_frame():
-    table = frame([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
-    table.attrs["lowest_beyond_doubt"] = "mine"
-    assert [line.split(" &")[0] for line in bold_rows(variance_table(table))] == ["mine"]
-    table.attrs["lowest_beyond_doubt"] = None
-    assert bold_rows(variance_table(table)) == []
-    assert "leave a tie" in variance_table(table).caption
-
-
-def test_the_best_set_is_bold_as_the_comparison_gives_it():
-    table = frame([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(in_best_set=[True, False, True])
-    found = variance_table(table)
-    assert [line.split(" &")[0] for line in bold_rows(found)] == ["rloo", "mine"]
-    assert "best set, which holds the lowest" in found.caption
-    assert "not judged" not in found.caption
-
-
-def test_rows_that_are_not_judged_are_not_claimed_to_be_higher():
-    table = frame([1.0, 1.3, np.nan], [1.0, 1.1, 0.0], [1.0, 1.5, np.inf]).assign(in_best_set=[True, False, None])
-    assert "of the rows that have one at this level" in variance_table(table).caption
-    assert "the others are not judged." in variance_table(table).caption
-
-
-def test_matched_ratios_that_hold_together_have_a_column():
-    table = frame([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(in_best_set=[True, False, True])
-    table["matched_ratio_simultaneous_low"] = [1.0, 1.05, 0.75]
-    table["matched_ratio_simultaneous_high"] = [1.0, 1.6, 1.15]
-    found = variance_table(table)
-    headings, texts = found.cells("plain")
-    assert headings.index("all matched ratios") == headings.index("matched ratio") + 1
-    column = headings.index("all matched ratios")
-    assert [row[column] for row in texts] == ["1", "1.05 to 1.60", "0.75 to 1.15"]
-    assert "All matched ratios: those of all rows lie between these ends at once." in found.caption
-    assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
-
-
-def test_another_winner_needs_intervals_paired_with_it():
-    table = frame([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
-    assert lowest(table) == "mine"
-    assert bold_rows(variance_table(table)) == []
-    against_mine = frame([1.25, 1.6, 1.0], [1.1, 1.2, 1.0], [1.4, 2.0, 1.0], reference="mine")
-    bold = bold_rows(variance_table(table, paired=against_mine))
-    assert [line.split(" &")[0] for line in bold] == ["mine"]
-    assert "excludes a tie" in variance_table(table, paired=against_mine).caption
-    against_mine.loc[0, "matched_ratio_low"] = 0.99
-    assert bold_rows(variance_table(table, paired=against_mine)) == []
-    against_mine.loc[0, "matched_ratio_low"] = np.nan
-    assert bold_rows(variance_table(table, paired=against_mine)) == []
-
-
-def test_of_two_rows_the_interval_itself_is_paired():
-    assert clear_winner(frame([1.0, 0.8], [1.0, 0.7], [1.0, 0.9])) == 1
-    assert clear_winner(frame([1.0, 0.8], [1.0, 0.7], [1.0, 1.01])) is None
-    assert clear_winner(frame([1.0, 0.8], [1.0, 0.7], [1.0, 0.9], reference="a third")) is None
-
-
-def test_a_real_comparison_bolds_the_baseline():
-    """Scores with the noise of the reward: without a baseline the variance is clearly larger."""
-    rng = np.random.default_rng(0)
-    n, size = 40, 8
-    rewards = 5.0 + rng.normal(size=n * size)
-    batch = Batch(rewards=rewards, lengths=np.full(n * size, 10), groups=np.repeat(np.arange(n), size))
-    scores = rng.normal(size=(n * size, 6))
-    with pytest.warns(UserWarning, match="not resolved"):
-        comparison = compare(batch, ["reinforce", "rloo"], scores=scores)
-    table = variance_table(comparison, confidence_level=0.99)
-    assert [line.split(" &")[0] for line in bold_rows(table)] == ["rloo"]
-    assert "99% intervals" in table.caption
-    assert "n = 40 prompts" in table.caption
-
-
-def test_paired_must_belong_to_the_table():
-    table = frame([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
-    with pytest.raises(
-        ValueError, match=r"paired has the reference 'rloo', and 'mine' is the lowest: compare again with"
-    ):
-        variance_table(table, paired=table)
-    other = frame([1.0, 1.3], [1.0, 1.1], [1.0, 1.5], reference="mine")
-    with pytest.raises(ValueError, match="paired holds other estimators"):
-        variance_table(table, paired=other)
-    with pytest.raises(ValueError, match=r"the table lacks the column\(s\) ratio_high"):
-        variance_table(table.drop(columns="ratio_high"))
 
 
 def test_latex_is_booktabs_with_everything_escaped():
-    table = frame([1.0, 1.3], [1.0, 1.1], [1.0, 1.5], names=("length_weighted(alpha=0.8)", "50%_{x}&#$~^\\"))
+    table = frame([1.0, 1.3], [1.0, 1.1], [1.0, 1.5], names=("mine:f(x=0.8)", "50%_{x}&#$~^\\"))
     text = variance_table(table).to_latex()
     assert [rule for rule in (r"\toprule", r"\midrule", r"\bottomrule") if rule in text] == [
         r"\toprule",
         r"\midrule",
         r"\bottomrule",
     ]
-    assert r"length\_weighted(alpha=0.8)" in text
+    assert "mine:f(x=0.8)" in text
     assert latex_escape("50%_{x}&#$~^\\") == r"50\%\_\{x\}\&\#\$\textasciitilde{}\textasciicircum{}\textbackslash{}"
     rows = text.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
     assert {row.replace(r"\&", "").count("&") for row in rows} == {6}

@@ -15,6 +15,7 @@ from gradstats.estimators.registry import estimator
 
 @estimator(
     "pass_at_k",
+    display="pass@k",
     baseline="best of the others, for the best alone",
     scale="– (normalize: group std + ε)",
     bias="another objective: E[ĝ] = 1/N·∇E[max R of the group]",

@@ -25,6 +25,7 @@ def _scale(group_size: int, parameters: Parameters) -> float | None:
 
 @estimator(
     "discounted",
+    display="discounted",
     baseline="γ^{T−t} times a group's",
     bias="γ < 1: biased towards late tokens; γ = 1: as the baseline's",
     source="verl's gamma, for group baselines",

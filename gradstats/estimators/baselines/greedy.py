@@ -13,6 +13,7 @@ from gradstats.estimators.registry import estimator
 
 @estimator(
     "remax",
+    display="ReMax",
     baseline="reward of the greedy completion",
     bias=TRUE_GRADIENT,
     source="Li et al. 2023, 2310.10505",

@@ -45,6 +45,7 @@ def divide_by_deviation(
 
 @estimator(
     "grpo",
+    display="GRPO advantage",
     baseline="group mean",
     scale="group std + ε",
     bias="biased: each prompt is rescaled by the spread of its rewards, also with LOO",

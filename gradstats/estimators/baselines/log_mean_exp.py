@@ -14,6 +14,7 @@ from gradstats.estimators.registry import estimator
 
 @estimator(
     "kimi",
+    display="Kimi baseline",
     baseline="τ·log mean exp(R/τ)",
     bias=WEIGHTED_BIAS,
     source="Kimi Team 2025, 2501.12599",

@@ -47,6 +47,7 @@ def of_both_signs(batch: Batch) -> Bool[np.ndarray, "groups"]:
 
 @estimator(
     "max_rl",
+    display="MaxRL",
     baseline="group mean",
     scale="group mean",
     bias="another objective: for 0/1 rewards Σ_{k≤N−2}(1−p)^k·∇p for each prompt",

@@ -13,6 +13,7 @@ from gradstats.estimators.registry import estimator
 
 @estimator(
     "reinforce",
+    display="REINFORCE",
     baseline="none",
     bias=TRUE_GRADIENT,
     source="Williams 1992",
@@ -25,6 +26,7 @@ def reinforce(batch: Batch) -> Float[np.ndarray, "n"]:
 
 @estimator(
     "constant",
+    display="constant",
     baseline="constant b, or b* = E[R‖S‖²]/E‖S‖²",
     bias='b given: E[ĝ] = ∇J; b="optimal": biased by O(1/pool)',
     source="Weaver & Tao 2001; Greensmith et al. 2004",
@@ -59,6 +61,7 @@ def constant(batch: Batch, b: float | str = "optimal", off_policy: bool = False)
 
 @estimator(
     "batch_mean",
+    display="batch mean",
     baseline="mean of the batch",
     bias="own sample: (n−1)/n·∇J for n in the batch; LOO: ∇J",
     source="common practice",
@@ -81,6 +84,7 @@ def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Floa
 
 @estimator(
     "group_mean",
+    display="group mean",
     baseline="group mean",
     bias=MEAN_BIAS,
     source="Shao et al. 2024, 2402.03300",
@@ -106,6 +110,7 @@ def group_mean(
 
 @estimator(
     "rloo",
+    display="RLOO",
     baseline="leave-one-out mean",
     bias=TRUE_GRADIENT,
     source="Ahmadian et al. 2024, 2402.14740",
@@ -134,6 +139,7 @@ def rloo(batch: Batch, loo: bool = True, singleton: str = "zero", off_policy: bo
 
 @estimator(
     "dr_grpo",
+    display="Dr. GRPO baseline",
     baseline="group mean",
     bias=MEAN_BIAS,
     source="Liu et al. 2025, 2503.20783",
@@ -155,6 +161,7 @@ def dr_grpo(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[n
 
 @estimator(
     "asymmetric",
+    display="asymmetric",
     baseline="group mean + δ",
     bias=MEAN_BIAS,
     source="Arnal et al. 2025, 2506.20520",

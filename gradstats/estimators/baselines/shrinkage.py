@@ -14,6 +14,7 @@ from gradstats.estimators.registry import estimator
 
 @estimator(
     "james_stein",
+    display="James–Stein",
     baseline="leave-one-out mean shrunk to the other prompts' mean",
     bias="LOO: E[ĝ] = ∇J; own sample: biased",
     source="2511.03710",

@@ -72,6 +72,7 @@ def _otb_advantages(
 
 @estimator(
     "otb",
+    display="OTB",
     baseline="token baseline weighted by cumulative energy",
     bias=WEIGHTED_BIAS,
     source="2602.07078",
@@ -105,6 +106,7 @@ def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool =
 
 @estimator(
     "otb_turns",
+    display="OTB by turns",
     baseline="as otb, aligned by counted token",
     bias=WEIGHTED_BIAS,
     source="2602.07078",
@@ -134,6 +136,7 @@ def otb_turns(
 
 @estimator(
     "causal_optimal",
+    display="causal optimal",
     baseline="B_t = E[R⟨s_t, S⟩]/E‖s_t‖²",
     bias=WEIGHTED_BIAS,
     source="Greensmith et al. 2004",

@@ -14,6 +14,7 @@ from gradstats.estimators.registry import estimator
 
 @estimator(
     "gae",
+    display="GAE",
     baseline="value, GAE",
     bias="γ = λ = 1: E[ĝ] = ∇J; else biased, unless V is exact and γ = 1",
     source="Schulman et al. 2015, 1506.02438",
@@ -57,6 +58,7 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
 
 @estimator(
     "vine",
+    display="VinePPO values",
     baseline="Monte-Carlo value of the step",
     bias="E[ĝ] = ∇J, since the values come from independent completions",
     source="Kazemnejad et al. 2024, 2410.01679",

@@ -18,6 +18,7 @@ RATIO_POWER = 2
 
 @estimator(
     "token_mean",
+    display="token mean",
     baseline="length-weighted group mean",
     bias=WEIGHTED_BIAS,
     source="Hao et al. 2025, 2505.23585 (OPO); CWM 2025, 2510.02387",
@@ -47,6 +48,7 @@ def token_mean(
 
 @estimator(
     "length_weighted",
+    display="length-weighted",
     baseline="group mean weighted by T^{2α}",
     bias=WEIGHTED_BIAS,
     source="Gloeckle 2026",
@@ -104,6 +106,7 @@ def length_weighted(
 
 @estimator(
     "norm_weighted",
+    display="norm-weighted",
     baseline="group mean weighted by ‖S‖²",
     bias=WEIGHTED_BIAS,
     source="Weaver & Tao 2001; Greensmith et al. 2004",

@@ -39,6 +39,7 @@ def whiten(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 @estimator(
     "reinforce_pp",
+    display="REINFORCE++",
     baseline="token mean of the batch's returns",
     scale="batch token std",
     bias="biased: mean and std of the batch include the sample",
@@ -62,6 +63,7 @@ def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
 
 @estimator(
     "reinforce_pp_baseline",
+    display="REINFORCE++ baseline",
     baseline="group mean, then token mean of the batch",
     scale="batch token std",
     bias="biased: mean and std of the batch include the sample",

@@ -215,20 +215,6 @@ def _ratio_unit(label: str) -> str:
     return f"{'token' if COMPONENTS['ratio'][name].level == 'token' else 'completion'}: {label}"
 
 
-def display_name(label: str) -> str:
-    """Name an estimator in a table, by what a user would type: a label, and of a published method its own name.
-
-    Figures name it in words, see :func:`gradstats.estimators.display_names.in_words`.
-
-    >>> display_name("recipe:dapo(loo=True)"), display_name("rloo")
-    ('DAPO(loo=True)', 'rloo')
-    """
-    if not label.startswith(PREFIX):
-        return label
-    base, bracket, inside = label.removeprefix(PREFIX).partition("(")
-    return RECIPES.get(base, {}).get("display", base) + bracket + inside
-
-
 def unit_of_label(label: str) -> str:
     """Return the unit of an estimator's gradient, from the label that tables and files give it.
 

@@ -88,7 +88,7 @@ def best_rows(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> list[i
         winner = clear_winner(frame, paired)
         return [] if winner is None else [winner]
     best = frame.attrs["lowest_beyond_doubt"]
-    return [] if best is None else [[str(name) for name in frame["estimator"]].index(best)]
+    return [at for at, name in enumerate(frame["estimator"]) if str(name) == best]
 
 
 def frame_of(comparison: Comparison | pd.DataFrame, confidence_level: float | None) -> pd.DataFrame:

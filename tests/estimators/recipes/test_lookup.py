@@ -141,11 +141,6 @@ def test_the_unit_of_a_label_imports_nothing(monkeypatch):
     assert recipes.lookup.unit_of_label("recipe:grpo(advantage='absent:f')") == "sequence_sum"
 
 
-def test_display_names():
-    shown = {name: recipes.lookup.display_name(name) for name in ("recipe:kimi_k15(tau=1)", "rloo", "recipe:otb")}
-    assert shown == {"recipe:kimi_k15(tau=1)": "Kimi k1.5(tau=1)", "rloo": "rloo", "recipe:otb": "otb"}
-
-
 def test_the_published_methods_are_labels():
     frame = recipes.published()
     for label, components in zip(frame["label"], frame["components"], strict=True):
