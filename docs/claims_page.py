@@ -6,13 +6,12 @@ every verdict of the page is computed here from those tables, or by enumeration.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
+from committed_numbers import NOT_RUN, Triple, cell, numbers, shown, table, with_interval
 
 from gradstats import data
 from gradstats import estimators as est
@@ -21,8 +20,6 @@ from gradstats.stats import fit_length_scaling
 from gradstats.stats.variance.minimiser import written_interval
 
 PAGE = Path(__file__).with_name("claims.md")
-FIGURES = PAGE.parents[1] / "figures"
-NOT_RUN = "not run"
 
 HEAD = """# Claims, and what the policies at hand say
 
@@ -47,37 +44,7 @@ class Claim(NamedTuple):
     sentence: Callable[[], str]
 
 
-def table(run: str, name: str) -> pd.DataFrame | None:
-    """Return a committed table; None where the run or the table has not been committed."""
-    path = FIGURES / run / f"{name}.csv"
-    return pd.read_csv(path) if path.exists() else None
-
-
-def cell(
-    run: str, name: str, label: str, column: str, group_size: int | None = None
-) -> tuple[float, float, float] | None:
-    """Return a value with the ends of its interval; None where it is not committed or not resolved."""
-    frame = table(run, name)
-    if frame is None or column not in frame:
-        return None
-    rows = frame[frame["estimator"] == label]
-    if group_size is not None:
-        rows = rows[rows["group_size"] == group_size]
-    if rows.empty or pd.isna(rows[column].iloc[0]):
-        return None
-    first = rows.iloc[0]
-    return float(first[column]), float(first[f"{column}_low"]), float(first[f"{column}_high"])
-
-
-def shown(triple: tuple[float, float, float] | None) -> str:
-    """Write a value with its interval."""
-    if triple is None or pd.isna(triple[0]):
-        return NOT_RUN
-    value, low, high = triple
-    return f"{value:.3g}" if low == value == high else f"{value:.3g} [{low:.3g}, {high:.3g}]"
-
-
-def against_one(triple: tuple[float, float, float] | None, below: str, above: str, neither: str) -> str:
+def against_one(triple: Triple | None, below: str, above: str, neither: str) -> str:
     """Choose a verdict by where an interval lies relative to 1."""
     if triple is None:
         return "Not decided by the committed runs."
@@ -87,12 +54,8 @@ def against_one(triple: tuple[float, float, float] | None, below: str, above: st
 
 def exponent(run: str) -> str:
     """Write α of a run."""
-    path = FIGURES / run / "alpha.json"
-    if not path.exists():
-        return NOT_RUN
-    found = json.loads(path.read_text(encoding="utf-8"))
-    text = shown((found["alpha"], found["alpha_low"], found["alpha_high"]))
-    return text
+    found = numbers(run, "alpha")
+    return NOT_RUN if found is None else shown(with_interval(found, "alpha"))
 
 
 def published_exponent() -> str:
@@ -294,31 +257,29 @@ CLAIMS = [
 
 def best_exponent() -> str:
     """Write the exponent of the length weights at which the variance is lowest, with its interval."""
-    path = FIGURES / "embedded" / "tables" / "curve_length_weighted_loo_true_alpha.json"
-    if not path.exists():
+    curve = "tables/curve_length_weighted_loo_true_alpha"
+    found, along = numbers("embedded", curve), table("embedded", curve)
+    if found is None or along is None:
         return NOT_RUN
-    found, values = json.loads(path.read_text(encoding="utf-8")), pd.read_csv(path.with_suffix(".csv"))["value"]
+    values = along["value"]
     return f"{found['minimiser']:.3g} {written_interval(found['minimiser_low'], found['minimiser_high'], values)}"
 
 
-def proxy(column: str) -> tuple[float, float, float] | None:
+def proxy(column: str) -> Triple | None:
     """Return a measure of the logit proxy."""
     frame = table("embedded_tokens", "proxy_quality")
     if frame is None:
         return None
-    first = frame[frame["proxy"] == "logit"].iloc[0]
-    return float(first[column]), float(first[f"{column}_low"]), float(first[f"{column}_high"])
+    return with_interval(frame[frame["proxy"] == "logit"].iloc[0], column)
 
 
-def critic(column: str) -> tuple[float, float, float] | None:
+def critic(column: str) -> Triple | None:
     """Return a measure of the value head over all states."""
     frame = table("embedded_values", "critic")
-    if frame is None:
-        return None
-    return float(frame[column].iloc[0]), float(frame[f"{column}_low"].iloc[0]), float(frame[f"{column}_high"].iloc[0])
+    return None if frame is None else with_interval(frame.iloc[0], column)
 
 
-def ends_of(name: str, column: str) -> list[tuple[str, tuple[float, float, float]]]:
+def ends_of(name: str, column: str) -> list[tuple[str, Triple]]:
     """Return a quantity of ``rloo`` in the first and the last cell of a sweep, each with the cell's name."""
     frame = table(name, "sweep")
     if frame is None:
@@ -346,7 +307,7 @@ def sweep_verdict(name: str, column: str, word: str) -> str:
     return f"No difference of the {word} is resolved between the ends of the sweep."
 
 
-def of_metrics(label: str, column: str) -> list[tuple[float, float, float]]:
+def of_metrics(label: str, column: str) -> list[Triple]:
     """Return a quantity of an estimator in the Euclidean metric and in Adam's; nothing where it is not committed."""
     frame = table("embedded_metric", "sweep")
     if frame is None:
@@ -417,7 +378,7 @@ def metric_sentences() -> str:
     return f"{first} {second} {third}"
 
 
-def _side(triple: tuple[float, float, float]) -> int:
+def _side(triple: Triple) -> int:
     """Return on which side of 1 an interval lies, 0 where it holds 1 or is not known."""
     return int(triple[1] > 1.0) - int(triple[2] < 1.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pandas as pd
@@ -11,14 +10,9 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture(scope="module")
-def claims():
-    spec = importlib.util.spec_from_file_location("claims_page", DOCS / "claims_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def claims(docs_module):
+    return docs_module("claims_page")
 
 
 def test_the_page_is_current(claims):
@@ -31,38 +25,35 @@ def test_the_factors_of_the_standard_deviation_are_those_of_enumeration(claims):
     assert claims.std_factor(0.5) == pytest.approx(1.74, abs=0.005)
 
 
-def test_verdicts_follow_the_intervals(claims, tmp_path, monkeypatch):
+def test_verdicts_follow_the_intervals(claims, no_figures):
     words = ("lower", "higher", "unresolved")
     assert claims.against_one((0.8, 0.7, 0.9), *words) == "lower"
     assert claims.against_one((1.2, 1.1, 1.3), *words) == "higher"
     assert claims.against_one((1.0, 0.9, 1.1), *words) == "unresolved"
     assert claims.against_one(None, *words) == "Not decided by the committed runs."
-    (tmp_path / "s").mkdir()
-    monkeypatch.setattr(claims, "FIGURES", tmp_path)
+    (no_figures / "s").mkdir()
     for values, verdict in (([1.0, 2.0], "rises"), ([2.0, 1.0], "falls"), ([1.0, 1.1], "No difference")):
         frame = pd.DataFrame({"cell": ["a", "b"], "estimator": "rloo", "alpha": values})
         frame.assign(alpha_low=frame["alpha"] - 0.2, alpha_high=frame["alpha"] + 0.2).to_csv(
-            tmp_path / "s" / "sweep.csv", index=False
+            no_figures / "s" / "sweep.csv", index=False
         )
         assert verdict in claims.sweep_verdict("s", "alpha", "exponent")
     assert claims.swept("s", "alpha", "α") == "a: α 1 [0.8, 1.2]; b: α 1.1 [0.9, 1.3]"
     assert claims.swept("absent", "alpha", "α") == claims.NOT_RUN
 
 
-def test_an_exponent_whose_interval_is_cut_is_written_as_such(claims, tmp_path, monkeypatch):
-    monkeypatch.setattr(claims, "FIGURES", tmp_path)
+def test_an_exponent_whose_interval_is_cut_is_written_as_such(claims, no_figures):
     assert claims.best_exponent() == claims.NOT_RUN
-    table = tmp_path / "embedded" / "tables" / "curve_length_weighted_loo_true_alpha.csv"
+    table = no_figures / "embedded" / "tables" / "curve_length_weighted_loo_true_alpha.csv"
     table.parent.mkdir(parents=True)
     pd.DataFrame({"value": [0.0, 1.0, 2.0]}).to_csv(table, index=False)
     table.with_suffix(".json").write_text('{"minimiser": 0.43, "minimiser_low": 0.0, "minimiser_high": 0.676}')
     assert claims.best_exponent() == "0.43 [≤ 0, 0.676]"
 
 
-def test_what_the_metric_changes_follows_its_tables(claims, tmp_path, monkeypatch):
-    monkeypatch.setattr(claims, "FIGURES", tmp_path)
+def test_what_the_metric_changes_follows_its_tables(claims, no_figures):
     assert (claims.by_metric(), claims.metric_sentences()) == (claims.NOT_RUN, "Not decided by the committed runs.")
-    folder, adam = tmp_path / "embedded_metric", claims.METRICS[1]
+    folder, adam = no_figures / "embedded_metric", claims.METRICS[1]
     folder.mkdir()
     blocks = [
         ("euclidean", "head", 0.9),

@@ -1,0 +1,58 @@
+"""Numbers of the committed runs in ``figures/``, and how the written pages state them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+FIGURES = Path(__file__).parents[1] / "figures"
+NOT_RUN = "not run"
+
+#: A number with the ends of its interval.
+Triple = tuple[float, float, float]
+
+
+def committed_path(run: str, name: str) -> Path:
+    """Return the path of a file of a committed run."""
+    return FIGURES / run / name
+
+
+def table(run: str, name: str) -> pd.DataFrame | None:
+    """Return a committed table; None where the run or the table has not been committed."""
+    path = committed_path(run, f"{name}.csv")
+    return pd.read_csv(path) if path.exists() else None
+
+
+def numbers(run: str, name: str) -> dict[str, Any] | None:
+    """Return a committed JSON file; None where the run or the file has not been committed."""
+    path = committed_path(run, f"{name}.json")
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def with_interval(row: Mapping[str, Any] | pd.Series, column: str) -> Triple | None:
+    """Return a value of a row with the ends of its interval; None where it is missing or not resolved."""
+    value = row.get(column)
+    return None if value is None or pd.isna(value) else (value, row[f"{column}_low"], row[f"{column}_high"])
+
+
+def cell(run: str, name: str, label: str, column: str, group_size: int | None = None) -> Triple | None:
+    """Return an estimator's value with the ends of its interval; None where it is not committed or not resolved."""
+    frame = table(run, name)
+    if frame is None or column not in frame:
+        return None
+    rows = frame[frame["estimator"] == label]
+    if group_size is not None:
+        rows = rows[rows["group_size"] == group_size]
+    return None if rows.empty else with_interval(rows.iloc[0], column)
+
+
+def shown(triple: Triple | None, missing: str = NOT_RUN) -> str:
+    """Write a value with its interval."""
+    if triple is None or pd.isna(triple[0]):
+        return missing
+    value, low, high = triple
+    return f"{value:.3g}" if low == value == high else f"{value:.3g} [{low:.3g}, {high:.3g}]"
