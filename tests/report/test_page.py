@@ -177,26 +177,6 @@ def test_ids_of_a_figure_are_its_own_and_its_inks_the_pages():
     assert "72pt" not in changed
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """A headless Chromium that logs its console and its network."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for flag in (
-        "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
-        "disable-component-update", "disable-sync", "disable-dev-shm-usage",
-        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):  # fmt: skip
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
-
-
 @pytest.fixture
 def opened(browser, run_directory, page):
     browser.set_window_size(1200, 900)
