@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from gradstats.cli import terminal
 from gradstats.cli.options import OptionsOf, Positional, SettingWords, described_by, one_or_more
 from gradstats.config.labels import read_display_names
 from gradstats.config.sections import FiguresSection
+
+if TYPE_CHECKING:
+    from gradstats.report.saved_results import SavedResults
 
 
 def figures(
@@ -118,7 +121,7 @@ def report(
 
 
 def tables(
-    run: Positional[Path],
+    runs: Positional[Annotated[tuple[Path, ...], one_or_more("RUN")]],
     venue: Annotated[str | None, described_by(FiguresSection, "venue", "that of the experiment")] = None,
     column: Annotated[str | None, described_by(FiguresSection, "column", "that of the experiment")] = None,
     columns: tuple[str, ...] = (),
@@ -128,44 +131,64 @@ def tables(
     order: Literal["value", "listed"] = "listed",
     out: Path | None = None,
 ) -> None:
-    """Write every table of a run as LaTeX at a venue's width, from saved numbers and without the model.
+    """Write every table of a run as LaTeX at a venue's width, or of several α and variance, from saved numbers.
 
     Args:
-        run: a run directory.
+        runs: a run directory; or several, or the folder of a sweep, whose runs are the rows of both tables.
         columns: columns to show, by their names in the CSV or by their headings, in the tables that have them; by
             default those for which there is room.
         siunitx: align numbers at the decimal point, with the LaTeX package siunitx.
         order: rows of the comparison as they are listed, or by matched ratio.
-        out: the folder; RUN/tables by default.
+        out: the folder; RUN/tables by default, and tables/NAME+NAME for several runs.
     """
     from gradstats.report.figures import refuse_unknown_estimators
     from gradstats.report.latex_layout import Layout
     from gradstats.report.recorded_tables import record_tables
     from gradstats.report.run_folder import refuse_inside_run, writing_into
     from gradstats.report.run_tables import layout_for, left_out, run_tables, write_run_tables
-    from gradstats.report.saved_results import read_results
+    from gradstats.report.several_runs import several_tables
+    from gradstats.report.sweeps import is_sweep
 
-    folder = out or run / "tables"
-    if out is not None:
-        refuse_inside_run(out)
-    results = read_results(run)
-    style = results.figure_style
+    if not runs:
+        raise ValueError("name at least one run directory: gradstats tables RUN")
+    alone = len(runs) == 1
+    folder = out or (runs[0] / "tables" if alone else Path("tables") / "+".join(run.resolve().name for run in runs))
+    if out is not None or not alone:
+        refuse_inside_run(folder)
+    results = _named_results(runs)
+    style = next(iter(results.values())).figure_style
     # Without a venue both are the experiment's; a width of its own belongs to the venue that it names.
     layout = Layout(venue or style.venue, column or (style.column if venue is None else None), columns, siunitx)
-    style = style.model_copy(
-        update={
-            "labels": style.labels | read_display_names(labels),
-            "estimators": list(estimators) or style.estimators,
-        }
-    )
-    refuse_unknown_estimators([results], style)
-    found = run_tables(results, style, by_value=order == "value")
+    chosen = {"labels": style.labels | read_display_names(labels), "estimators": list(estimators) or style.estimators}
+    style = style.model_copy(update=chosen)
+    refuse_unknown_estimators(list(results.values()), style)
+    by_value = order == "value"
+    several = not alone or is_sweep(runs[0])
+    if several:
+        found = several_tables(results, style, by_value=by_value)
+    else:
+        found = run_tables(next(iter(results.values())), style, by_value=by_value)
     with writing_into(folder):
         paths = write_run_tables(found, folder, layout)
-        if out is None:
-            record_tables(run, paths)
+        if out is None and not several:
+            record_tables(runs[0], paths)
     for path, (name, table) in zip(paths, found.items(), strict=True):
         terminal.console.print(str(path))
         narrow = left_out(table, layout_for(table, layout))
         if narrow and not layout.columns:
             terminal.note(f"{name}: {layout.place} has no room for {', '.join(narrow)}; --columns chooses")
+
+
+def _named_results(runs: tuple[Path, ...]) -> dict[str, SavedResults]:
+    """Return name → results of run directories; of the folder of a sweep, of each cell that has any."""
+    from gradstats.report.saved_results import read_results
+    from gradstats.report.several_runs import run_names
+    from gradstats.report.sweeps import is_sweep, read_sweep
+
+    if len(runs) == 1 and is_sweep(runs[0]):
+        cells = read_sweep(runs[0]).results
+        if not cells:
+            raise FileNotFoundError(f"no cell of {runs[0]} has results that can be tabulated yet")
+        return cells
+    results = [read_results(run) for run in runs]
+    return dict(zip(run_names(results), results, strict=True))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypedDict
 from urllib.parse import quote
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names, in_words
-from gradstats.report.completion_means import ENDS, completion_means
+from gradstats.report.completion_means import ENDS
 from gradstats.report.numbers import Triple, number_with_interval
 from gradstats.report.page_table import Cell, Definition, Row, breakable, column_definition, named_row
 from gradstats.report.rendered_page import rendered, write_page
 from gradstats.report.run_folder import refuse_inside_run, writing_into
 from gradstats.report.saved_results import SavedResults, differing_settings, read_results
-from gradstats.report.sweeps import alpha_of, is_sweep, read_sweep
+from gradstats.report.several_runs import levels_of, numbers_of_run, run_names
+from gradstats.report.sweeps import is_sweep, read_sweep
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
 from gradstats.stats.variance.winner import best_rows
 from gradstats.system.outputs import is_marked, refuse_foreign
@@ -77,7 +77,7 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
         runs: the runs, in the order of the page.
         folder: where the page will lie, from which its links lead.
     """
-    names = _names(runs)
+    names = run_names(runs)
     rows: list[RunRow] = [
         {
             "name": name,
@@ -102,16 +102,6 @@ def _results(path: Path) -> list[SavedResults]:
     return list(read_sweep(path).results.values()) if is_sweep(path) else [read_results(path)]
 
 
-def _names(runs: Sequence[SavedResults]) -> list[str]:
-    """Return the name of each run; those of the folders, as far as it takes, where names are shared."""
-    candidates = (
-        [run.name for run in runs],
-        [run.path.resolve().name for run in runs],
-        [str(run.path) for run in runs],
-    )
-    return next((names for names in candidates if len(set(names)) == len(names)), candidates[-1])
-
-
 def _link(run: SavedResults, folder: Path) -> str:
     """Return where the page of a run lies, seen from the gallery; nothing where it has none."""
     page = run.path.resolve() / "report.html"
@@ -119,20 +109,11 @@ def _link(run: SavedResults, folder: Path) -> str:
 
 
 def _cells_of_run(run: SavedResults) -> list[Cell]:
-    alpha, means = alpha_of(run), completion_means(run)
-    within = (run.alpha or {}).get("within_prompt") or {}
-    share = means["truncated_share"]
-    return [
-        _cell(_triple(alpha, "alpha")),
-        _cell(_triple(within, "alpha")),
-        _cell((means["n_prompts"], math.nan, math.nan)),
-        _cell((means["n_completions"], math.nan, math.nan)),
-        _cell(_triple(means, "mean_reward")),
-        _cell(_triple(means, "mean_length")),
-        {"html": f"{share:.1%}", "key": repr(share), "bold": False}
-        if math.isfinite(share)
-        else _cell((share, share, share)),
-    ]
+    numbers = numbers_of_run(run)
+    share = numbers["truncated_share"][0]
+    cells = [_cell(triple) for name, triple in numbers.items() if name != "truncated_share"]
+    percent: Cell = {"html": f"{share:.1%}", "key": repr(share), "bold": False}
+    return [*cells, percent if math.isfinite(share) else _cell((share, share, share))]
 
 
 def _ratios(runs: Sequence[SavedResults], quantity: str) -> RatioTable:
@@ -160,13 +141,6 @@ def _ratio(run: SavedResults, estimator: str, quantity: str) -> Cell:
     return _cell((value, low, high), bold=quantity == JUDGED.name and at in best_rows(frame))
 
 
-def _triple(values: Mapping[str, float | None], name: str) -> Triple:
-    """Return an estimate with the ends of its interval; NaN where they are absent."""
-    numbers = (values.get(f"{name}{end}") for end in ENDS)
-    value, low, high = (math.nan if number is None else float(number) for number in numbers)
-    return value, low, high
-
-
 def _cell(triple: Triple, bold: bool = False) -> Cell:
     value, low, _ = triple
     key = value if math.isfinite(value) else low
@@ -179,12 +153,9 @@ def _cell(triple: Triple, bold: bool = False) -> Cell:
 
 def _remarks(runs: Sequence[SavedResults], names: Sequence[str]) -> list[str]:
     """Return what to know before runs are compared: level of the intervals, references, metrics, settings."""
-    levels = {float(str(run.settings.get("variance.confidence_level", CONFIDENCE_LEVEL))) for run in runs}
-    levels |= {run.alpha.get("confidence_level", CONFIDENCE_LEVEL) for run in runs if run.alpha is not None}
     remarks = [
-        "Intervals are at the level of "
-        + " or ".join(f"{level:.0%}" for level in sorted(levels))
-        + ", with the prompt as the unit, each of its own run. None compares two runs."
+        f"Intervals are at the level of {levels_of(runs)}, with the prompt as the unit, each of its own run. None "
+        "compares two runs."
     ]
     references = [str((run.variance.attrs if run.variance is not None else {}).get("reference", "–")) for run in runs]
     if len(set(references)) > 1:

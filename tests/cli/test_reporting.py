@@ -79,3 +79,18 @@ def test_rows_of_tables_are_chosen_ordered_and_named(monkeypatch, capsys, tmp_pa
     code, _, err = run(monkeypatch, capsys, "tables", tmp_path / "run", "--estimators", "rlo")
     assert code == 1
     assert "no run has a row of 'rlo': choose from" in " ".join(err.split())
+
+
+def test_several_runs_and_sweeps_have_one_table_of_each_kind(monkeypatch, capsys, tmp_path):
+    sweep = saved_sweep(tmp_path / "sweep")
+    code, _, err = run(monkeypatch, capsys, "tables", sweep, "--column", "full")
+    assert code == 0, err
+    assert {path.name for path in (sweep / "tables").iterdir()} == {"runs.tex", "variance.tex"}
+    assert r"temperature=1.0 & $" in (sweep / "tables" / "runs.tex").read_text().replace(r"\allowbreak{}", "")
+    cells = [sweep / "temperature=0.6", sweep / "temperature=1.0"]
+    code, _, err = run(monkeypatch, capsys, "tables", *cells, "--labels", "cell 1=warm", "--out", tmp_path / "tex")
+    assert code == 0, err
+    assert "RLOO, warm & " in (tmp_path / "tex" / "variance.tex").read_text()
+    code, _, err = run(monkeypatch, capsys, "tables", saved_sweep(tmp_path / "new", missing=[c.name for c in cells]))
+    assert code == 1
+    assert "has results that can be tabulated yet" in " ".join(err.split())

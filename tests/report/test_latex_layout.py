@@ -11,10 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gradstats.config.sections import FiguresSection
 from gradstats.plots.style import VENUES
 from gradstats.report.latex_layout import Layout, layout_of
 from gradstats.report.run_tables import run_tables
 from gradstats.report.saved_results import read_results
+from gradstats.report.several_runs import several_tables
 from gradstats.report.tables import Table
 from gradstats.report.variance_table import variance_table
 
@@ -87,6 +89,9 @@ def test_every_table_of_a_run_fits(tmp_path):
     runs = [read_results(figures / name) for name in ("embedded", "embedded_values")]
     every = [table for run in runs for table in run_tables(run).values()]
     assert len(every) > 20
+    every += several_tables(
+        {"a run with a name that is long": runs[0], runs[1].name: runs[1]}, FiguresSection()
+    ).values()
     layouts = [Layout("icml", "half"), Layout("neurips", "half"), Layout("icml", "full")]
     assert set_by_latex([(table, at) for table in every for at in layouts], tmp_path) == []
 
