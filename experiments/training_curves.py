@@ -21,8 +21,9 @@ from train_with_estimators import ARMS, WATCHED
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.plots import estimator_appearance, save_figure, style
-from gradstats.plots.forest import EDGE, draw_landmark, draw_row, forest_limits, plain_ticks, set_rows, wrap_label
+from gradstats.plots.forest import draw_landmark, draw_row, forest_limits, plain_ticks, set_rows, wrap_label
 from gradstats.plots.legend import legend_below
+from gradstats.plots.theme import edge
 from gradstats.report.sweeps import is_sweep, read_sweep
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.system.environment import environment
@@ -151,7 +152,7 @@ def draw_curves(table: pd.DataFrame, start: float, stem: Path) -> list[Path]:
             rows = table.loc[table["arm"] == arm]
             look = estimator_appearance(ARMS[arm])
             at = rows["tokens"].to_numpy() / 1000.0 + 0.12 * step * (place - (len(arms) - 1) / 2.0)
-            ax.plot(at, rows["mean_reward"], linewidth=1.0, label=ARMS[arm], zorder=3, **look._asdict(), **EDGE)
+            ax.plot(at, rows["mean_reward"], linewidth=1.0, label=ARMS[arm], zorder=3, **look._asdict(), **edge())
             ax.vlines(at, rows["mean_reward_low"], rows["mean_reward_high"], color=look.color, linewidth=1.0, zorder=2)
         draw_landmark(ax, start, horizontal=True)
         ax.set(xlabel="thousand tokens drawn", ylabel="mean reward")

@@ -13,7 +13,7 @@ from gradstats.plots.shares import plot_shares
 from gradstats.plots.style import VENUES, style
 from gradstats.plots.sweep import plot_sweep, varying_settings
 from gradstats.plots.token_profiles import plot_concentration, plot_token_correlation
-from gradstats.plots.tokens import plot_proxy, plot_token_energy
+from gradstats.plots.tokens import plot_proxy, plot_token_energy, plot_token_energy_panels
 from gradstats.plots.units import estimator_unit
 from gradstats.plots.variance import plot_variance, plot_variance_of_runs, plot_variance_panels
 from gradstats.plots.variance_components import plot_prompt_parts
@@ -24,7 +24,7 @@ __all__ = [
     "plot_alpha_by_block", "plot_block_heatmap", "plot_concentration", "plot_critic", "plot_group_size",
     "plot_length_bins", "plot_length_reward", "plot_length_scaling", "plot_prompt_parts",
     "plot_proxy", "plot_shares", "plot_sweep", "plot_token_correlation", "plot_token_energy",
-    "plot_variance", "plot_variance_curve", "plot_variance_curve_panels", "plot_variance_of_runs",
-    "plot_variance_panels", "save_figure", "style", "varying_settings",
+    "plot_token_energy_panels", "plot_variance", "plot_variance_curve", "plot_variance_curve_panels",
+    "plot_variance_of_runs", "plot_variance_panels", "save_figure", "style", "varying_settings",
     "write_sample_size",
 ]  # fmt: skip

@@ -9,10 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from gradstats.plots.appearance import estimator_appearance, variants
-from gradstats.plots.forest import EDGE, plain_ticks
+from gradstats.plots.forest import plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import names_in
+from gradstats.plots.theme import edge, muted
 from gradstats.stats.variance.quantities import in_metric
 
 
@@ -40,11 +42,13 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     )
     lines = _distinct(frame)
     shown = names_in(frame)
-    labels = [", ".join(shown[name] for name in names) for names in lines]
+    labels = ["; ".join(shown[name] for name in names) for names in lines]
+    keys = interval_keys(frame[ends].to_numpy(dtype=float))
+    entries = [*labels, *(str(key.get_label()) for key in keys)]
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + 0.25 + legend_height(labels, width, font_size)))
+        _, ax = plt.subplots(figsize=(width, height + 0.25 + legend_height(entries, width, font_size)))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     kinds = variants([names[0] for names in lines])
@@ -58,14 +62,13 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
         ax.plot(at, centre, color=color, linestyle=":", linewidth=1.0, zorder=2)
         seen = ~guessed
         drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
-        ax.plot(at[seen], centre[seen], linewidth=1.0, label=label, zorder=3, **drawn, **EDGE)
+        ax.plot(at[seen], centre[seen], linewidth=1.0, label=label, zorder=3, **drawn, **edge())
         ax.plot(at[guessed], centre[guessed], color=color, marker=marker, linestyle="none", markerfacecolor="none")
-        known = np.isfinite(low) & np.isfinite(high)
-        ax.vlines(at[known], low[known], high[known], color=color, linewidth=1.0, zorder=2)
+        draw_intervals(ax, at, centre, low, high, color)
     if frame.empty:
         draw_nothing(ax, "no estimators")
     else:
-        ax.axhline(1.0, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        ax.axhline(1.0, color=muted(), linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     prompts = dict(zip(frame["group_size"], frame["n_prompts"], strict=True))
     if prompts:
         ax.set_xlim(min(prompts) / 1.4, max(prompts) * 1.4)
@@ -74,7 +77,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completions per prompt (prompts)")
     ax.set_ylabel(in_metric("relative noise\nat equal tokens", frame.attrs))
-    legend_below(ax, font_size)
+    legend_below(ax, font_size, keys)
     return ax
 
 

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import seaborn as sns
-
 from gradstats.estimators.display_names import uses_own_sample
+from gradstats.plots.theme import palette
 
 # Left- and right-pointing triangles are left out: they mark intervals that run off an axis.
-MARKERS = "osD^vPXp*h"
+MARKERS = "osD^vPXp*d"
 # Order is appearance: a name keeps its place, and new names are added at the end.
 KNOWN = (
     "rloo",
@@ -87,15 +86,14 @@ def estimator_appearance(label: str) -> Appearance:
     Args:
         label: an estimator's label or name, such as ``"length_weighted(alpha=0.8)"``.
     """
-    palette = sns.color_palette("colorblind")
+    colors = palette()
     name = label.partition("(")[0].strip()
-    pairs = len(palette) * len(MARKERS)
+    pairs = len(colors) * len(MARKERS)
     unknown = RESERVED + zlib.crc32(name.encode()) % (pairs - RESERVED)
     place = KNOWN.index(name) if name in KNOWN else unknown
     # Shifting the marker by one each round of the palette keeps every (colour, marker) pair distinct.
-    marker = MARKERS[(place + place // len(palette)) % len(MARKERS)]
-    red, green, blue = palette[place % len(palette)]
-    return Appearance(color=(red, green, blue), marker=marker)
+    marker = MARKERS[(place + place // len(colors)) % len(MARKERS)]
+    return Appearance(color=colors[place % len(colors)], marker=marker)
 
 
 def variants(labels: Sequence[str]) -> list[Variant]:

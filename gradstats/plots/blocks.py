@@ -14,13 +14,16 @@ from gradstats.measurement.layers import split_layer
 from gradstats.plots.forest import (
     draw_landmark,
     draw_row,
-    forest_height,
     forest_limits,
     plain_ticks,
+    rows_of_own_height,
     set_rows,
     wrap_label,
 )
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.plots.intervals import interval_keys
+from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.theme import ink, palette
 from gradstats.stats.variance.quantities import in_metric
 
 VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}
@@ -48,27 +51,33 @@ def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
     frame = as_frame(table)
     require_columns(frame, ["block", "alpha", "alpha_low", "alpha_high"], "draw what length_scaling_by_block() gives")
     labels = [wrap_label(_SHORT.sub("", str(name))) for name in frame["block"]]
-    if ax is None:
-        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], forest_height(labels)))
+    places, height = rows_of_own_height(labels)
     estimates = frame[["alpha", "alpha_low", "alpha_high"]].to_numpy(dtype=float)
+    keys, font_size = interval_keys(estimates, forest=True), plt.rcParams["font.size"] * 7.0 / 8.0
+    if ax is None:
+        width = plt.rcParams["figure.figsize"][0]
+        entries = [str(key.get_label()) for key in keys]
+        height += legend_height(entries, width, font_size) if entries else 0.0
+        _, ax = plt.subplots(figsize=(width, height))
     ax.set_xlim(*forest_limits(np.append(estimates.ravel(), 1.0), False, 0.5))
     for at in (0.5, 1.0) if len(frame) else ():
         draw_landmark(ax, at)
-    palette = sns.color_palette("colorblind")
+    color = palette()[0]
     for row, (name, estimate) in enumerate(zip(frame["block"], estimates, strict=True)):
         whole = name == "total"
         draw_row(
             ax,
-            float(row),
+            float(places[row]),
             (estimate[0], estimate[1], estimate[2]),
-            plt.rcParams["text.color"] if whole else palette[0],
+            ink() if whole else color,
             "D" if whole else "o",
         )
-    set_rows(ax, labels)
+    set_rows(ax, labels, places)
     plain_ticks(ax, logarithmic=False)
     ax.set_xlabel(in_metric(r"length exponent $\alpha$", frame.attrs))
     if frame.empty:
         draw_nothing(ax, "no blocks")
+    legend_below(ax, font_size, keys)
     return ax
 
 
@@ -92,7 +101,7 @@ def plot_block_heatmap(
     if value not in VALUES:
         raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(VALUES)}")
     require_columns(frame, ["block", value], "draw what length_scaling_by_block() gives")
-    frame = frame.loc[[name != "total" for name in frame["block"]]]
+    attrs, frame = frame.attrs, frame.loc[[name != "total" for name in frame["block"]]]
     width, height = plt.rcParams["figure.figsize"]
     grid = _layers_by_kinds(frame, value)
     if ax is None:
@@ -114,7 +123,7 @@ def plot_block_heatmap(
         annot_kws={"fontsize": plt.rcParams["font.size"] * 0.75},
         linewidths=0.4,
         linecolor=ax.get_facecolor(),
-        cbar_kws={"label": VALUES[value], "aspect": 15},
+        cbar_kws={"label": in_metric(VALUES[value], attrs), "aspect": 15},
     )
     # Blocks whose gradient vanishes somewhere have no exponent: grey, not white, which reads as a small value.
     ax.set_facecolor(plt.rcParams["grid.color"])

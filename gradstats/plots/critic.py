@@ -8,6 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.plots.intervals import draw_intervals, interval_keys
+from gradstats.plots.legend import legend_below
+from gradstats.plots.names import wrapped_to_axis
+from gradstats.plots.theme import ink, muted, paper
 from gradstats.stats.critic_quality import FAILED, RECOVERED
 
 _PANELS = (("bias", "bias of the head"), ("explained_variance", "explained variance"))
@@ -30,7 +34,8 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
     columns = ["states", *(f"{name}{end}" for name, _ in _PANELS for end in ("", "_low", "_high"))]
     require_columns(frame, columns, "draw what critic_quality() gives")
     width, height = plt.rcParams["figure.figsize"]
-    _, both = plt.subplots(2, 1, figsize=(width, 1.4 * height), sharex=True)
+    keys = interval_keys(*(frame[[f"{name}{end}" for end in ("", "_low", "_high")]].to_numpy() for name, _ in _PANELS))
+    _, both = plt.subplots(2, 1, figsize=(width, 1.4 * height + (0.2 if keys else 0.0)), sharex=True)
     axes = [ax for ax in np.ravel(both) if isinstance(ax, Axes)]
     drawn = frame.loc[frame["states"] != "all"].reset_index(drop=True)
     after = drawn["states"].isin(list(_AFTER))
@@ -40,12 +45,10 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
         known = np.isfinite(value)
         if not known.any():
             draw_nothing(ax, "not resolved")
-        sides = np.where(np.isfinite([low, high]), np.abs([value - low, high - value]), 0.0)
-        for some, marker, fill in ((known & ~after, "o", "0.15"), (known & after, "D", "white")):
-            ax.errorbar(
-                at[some], value[some], yerr=sides[:, some], fmt=marker, color="0.15", markerfacecolor=fill, zorder=3
-            )
-        ax.axhline(0.0, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        draw_intervals(ax, at, value, low, high, ink())
+        for some, marker, fill in ((known & ~after, "o", ink()), (known & after, "D", paper())):
+            ax.plot(at[some], value[some], marker=marker, linestyle="none", color=ink(), markerfacecolor=fill, zorder=3)
+        ax.axhline(0.0, color=muted(), linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
         ax.set_ylabel(label)
     names = [
         _AFTER.get(str(states), str(states).removeprefix("step ").replace(" and later", "+"))
@@ -55,5 +58,7 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
     for tick, turned in zip(axes[-1].get_xticklabels(), after, strict=True):
         if turned:
             tick.set(rotation=30, ha="right", rotation_mode="anchor")
-    axes[-1].set_xlabel("step that begins at the state" + (", or after a wrong step" if after.any() else ""))
+    label = "step that begins at the state" + (", or after a wrong step" if after.any() else "")
+    axes[-1].set_xlabel(wrapped_to_axis(label))
+    legend_below(axes[0], plt.rcParams["font.size"] * 7.0 / 8.0, keys)
     return axes

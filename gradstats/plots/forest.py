@@ -11,23 +11,27 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.typing import ColorType
 
-from gradstats.plots.names import in_mathematics, wrapped
+from gradstats.plots.intervals import CROSS, CROSS_SIZE, DASHES
+from gradstats.plots.names import CHARACTER, figure_inches, in_mathematics, wrapped
+from gradstats.plots.theme import REMARK, edge, muted
 
 # Inches per row at 8-point text.
 ROW_HEIGHT = 0.2
 TWO_LINE_ROW_HEIGHT = 0.29
 AXIS_HEIGHT = 0.5
+# More rows than these are lower, so that those of every published method fit a page.
+MANY_ROWS, DENSE_ROW_HEIGHT, DENSE_LINE = 20, 0.15, 0.105
 # A label longer than this breaks before its parenthesis, and, where it still is, between its parameters.
 WRAP_BEYOND = 20
 # Characters of a line of a label, at 8-point text, in half a page's width and in more than that.
 LONGEST_LINE, LONGEST_LINE_OF_WIDE = 26, 40
 _WIDE = 4.0
+# Share of the width of a narrow figure that labels may take.
+_LABELS = 0.57
 # Positions of ticks on a log axis of less than a decade.
 FINE = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 # A star's points leave it smaller than other markers of the same size.
 STAR = 1.6
-# Pale colours of the palette need an outline on white.
-EDGE = {"markeredgecolor": "0.25", "markeredgewidth": 0.4}
 
 
 def forest_height(labels: Sequence[str], rows_each: int = 1) -> float:
@@ -43,17 +47,18 @@ def rows_of_own_height(labels: Sequence[str]) -> tuple[Float[np.ndarray, " rows"
 
     Centres are in units of a row with a label of one line, and start at 0.
     """
-    line = TWO_LINE_ROW_HEIGHT - ROW_HEIGHT
-    heights = np.array([1.0 + line * label.count("\n") / ROW_HEIGHT for label in labels])
+    row = ROW_HEIGHT if len(labels) <= MANY_ROWS else DENSE_ROW_HEIGHT
+    line = TWO_LINE_ROW_HEIGHT - ROW_HEIGHT if len(labels) <= MANY_ROWS else DENSE_LINE
+    heights = np.array([1.0 + line * label.count("\n") / row for label in labels])
     centres = np.cumsum(heights) - heights / 2.0
-    height = (ROW_HEIGHT * max(heights.sum(), 1.0) + AXIS_HEIGHT) * plt.rcParams["font.size"] / 8.0
+    height = (row * max(heights.sum(), 1.0) + AXIS_HEIGHT) * plt.rcParams["font.size"] / 8.0
     return centres - (centres[0] if len(centres) else 0.0), height
 
 
 def longest_line() -> int:
     """Return how many characters a line of a row's label may have at the width of figures."""
-    inches = plt.rcParams["figure.figsize"][0] * 8.0 / plt.rcParams["font.size"]
-    return LONGEST_LINE if inches < _WIDE else LONGEST_LINE_OF_WIDE
+    inches = figure_inches()
+    return LONGEST_LINE_OF_WIDE if inches >= _WIDE else min(LONGEST_LINE, int(_LABELS * inches / CHARACTER))
 
 
 def wrap_label(label: str, longest: int | None = None) -> str:
@@ -123,7 +128,7 @@ def forest_limits(values: Float[np.ndarray, " n"], logarithmic: bool, landmark: 
 def draw_landmark(ax: Axes, at: float, *, horizontal: bool = False) -> None:
     """Draw a dashed line at a value to compare with."""
     draw = ax.axhline if horizontal else ax.axvline
-    draw(at, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    draw(at, color=muted(), linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
 
 
 def draw_row(
@@ -137,7 +142,11 @@ def draw_row(
     fill: str = "full",
     unknown: str = "not resolved",
 ) -> None:
-    """Draw a value with its interval; an end that is unknown becomes an arrow, an unknown row a text."""
+    """Draw a value with its interval; an end that is unknown becomes an arrow, an unknown row a text.
+
+    A value without any interval is a cross, an interval without a value dashed between its ends, and a value outside
+    its interval, as an unbiased one of a bounded quantity may be, is joined to it by dots.
+    """
     centre, low, high = estimate
     left, right = ax.get_xlim()
     if np.isnan(centre) and not np.isfinite(low) and not np.isfinite(high):
@@ -147,40 +156,47 @@ def draw_row(
             xycoords=("axes fraction", "data"),
             ha="center",
             va="center",
-            color="0.45",
+            color=muted(REMARK),
             style="italic",
             fontsize="small",
             bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 1.0},
         )
         return
-    # An estimate without an interval (NaN ends) is a point; one unbounded on a side runs off the axis there.
+    size = plt.rcParams["lines.markersize"]
     if np.isfinite(centre) and np.isnan(low) and np.isnan(high):
-        start = stop = centre
-    else:
-        start = float(np.clip(low, left, right)) if np.isfinite(low) else left
-        stop = float(np.clip(high, left, right)) if np.isfinite(high) else right
-        if not np.isfinite(low):
-            ax.plot([left], [row], marker="<", color=color, clip_on=False, zorder=3)
-        if not np.isfinite(high):
-            ax.plot([right], [row], marker=">", color=color, clip_on=False, zorder=3)
+        look = {"color": color, "markersize": CROSS_SIZE * size, "linestyle": "none"}
+        ax.plot([centre], [row], marker=CROSS, markeredgewidth=1.2, zorder=4, **look)
+        return
+    # One unbounded on a side runs off the axis there.
+    start = float(np.clip(low, left, right)) if np.isfinite(low) else left
+    stop = float(np.clip(high, left, right)) if np.isfinite(high) else right
+    if not np.isfinite(low):
+        ax.plot([left], [row], marker="<", color=color, clip_on=False, zorder=3)
+    if not np.isfinite(high):
+        ax.plot([right], [row], marker=">", color=color, clip_on=False, zorder=3)
     ax.plot(
         [start, stop],
         [row, row],
         color=color,
         linewidth=1.17 * plt.rcParams["lines.linewidth"],
+        linestyle="-" if np.isfinite(centre) else DASHES,
         solid_capstyle="butt",
         zorder=2,
     )
     if not np.isfinite(centre):
-        if start < stop:
-            ax.plot([start], [row], marker="|", color=color, zorder=3)
+        ends = [end for end, known in ((start, low), (stop, high)) if np.isfinite(known) and start < stop]
+        if ends:
+            ax.plot(ends, [row] * len(ends), marker="|", linestyle="none", color=color, zorder=3)
         return
+    nearest = float(np.clip(centre, start, stop))
+    if nearest != centre:
+        ax.plot([nearest, centre], [row, row], color=color, linewidth=1.0, linestyle=":", zorder=2)
     if hollow:
         face = {"markerfacecolor": ax.get_facecolor(), "markeredgecolor": color, "markeredgewidth": 1.0}
     else:
-        face = {"fillstyle": fill, "markerfacecoloralt": ax.get_facecolor(), **EDGE}
-    size = plt.rcParams["lines.markersize"] * (STAR if marker == "*" else 1.0)
-    ax.plot([centre], [row], marker=marker, color=color, markersize=size, linestyle="none", zorder=4, **face)
+        face = {"fillstyle": fill, "markerfacecoloralt": ax.get_facecolor(), **edge()}
+    drawn = size * (STAR if marker == "*" else 1.0)
+    ax.plot([centre], [row], marker=marker, color=color, markersize=drawn, linestyle="none", zorder=4, **face)
 
 
 def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5, *, vertical: bool = False) -> None:

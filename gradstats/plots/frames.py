@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import pandas as pd
 from matplotlib.axes import Axes
 
+from gradstats.plots.theme import REMARK, muted
 from gradstats.stats.variance.quantities import Quantity
 
 
@@ -57,6 +58,6 @@ def draw_nothing(ax: Axes, why: str) -> None:
         xycoords="axes fraction",
         ha="center",
         va="center",
-        color="0.45",
+        color=muted(REMARK),
         style="italic",
     )

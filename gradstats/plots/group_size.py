@@ -9,10 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gradstats.plots.appearance import estimator_appearance, variants
-from gradstats.plots.forest import EDGE, plain_ticks
+from gradstats.plots.forest import draw_landmark, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
+from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import names_in
+from gradstats.plots.theme import edge
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.stats.variance.quantities import QUANTITIES, in_metric
 
@@ -26,6 +28,7 @@ def plot_group_size(
     value: str = "trace_cov",
     per_completion: bool = True,
     equivalence: pd.DataFrame | None = None,
+    group_size_of_run: int | None = None,
 ) -> Axes:
     """Draw variance against group size on log axes, one line per estimator.
 
@@ -41,6 +44,7 @@ def plot_group_size(
         equivalence: rows of :meth:`gradstats.stats.EquivalentGroupSize.to_frame`: from each estimator a dotted line
             runs to the group size of RLOO with the same variance, which the legend states. It is about
             ``"within_prompt"`` at an equal total of completions.
+        group_size_of_run: completions per prompt that were drawn; a dashed line, and "run" below its number, mark it.
 
     Returns:
         The axes.
@@ -61,10 +65,12 @@ def plot_group_size(
         )
     estimators = list(dict.fromkeys(map(str, frame["estimator"])))
     labels = _labels(frame, equivalence)
+    keys = interval_keys(frame[list(_ends(value))].to_numpy(dtype=float))
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        height += legend_height(list(labels.values()), width, font_size) + sentence_height(sentence)
+        entries = [*labels.values(), *(str(key.get_label()) for key in keys)]
+        height += legend_height(entries, width, font_size) + sentence_height(sentence)
         _, ax = plt.subplots(figsize=(width, height))
     scaled = per_completion and quantity.has_unit
     ax.set_xscale("log", base=2)
@@ -80,18 +86,20 @@ def plot_group_size(
         # Points of different estimators stand side by side, a little apart, so that intervals do not overlap.
         at = sizes * 2.0 ** (0.12 * (place - (len(estimators) - 1) / 2.0) / max(len(estimators) / 2.0, 1.0))
         drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
-        ax.plot(at, centre, label=labels[name], linewidth=1.0, zorder=3, **drawn, **EDGE)
-        ax.vlines(at, low, high, color=color, linewidth=1.0, zorder=2)
+        ax.plot(at, centre, label=labels[name], linewidth=1.0, zorder=3, **drawn, **edge())
+        draw_intervals(ax, at, centre, low, high, color)
     if frame.empty:
         draw_nothing(ax, "no estimators")
     elif equivalence is not None:
         _draw_equivalence(ax, frame, value, equivalence)
-    _ticks(ax, frame)
+    if group_size_of_run is not None and len(frame):
+        draw_landmark(ax, group_size_of_run)
+    _ticks(ax, frame, group_size_of_run)
     ax.set_xlabel("group size (completions per prompt)")
     label = rf"{quantity.heading} $\times$ group size" if scaled else quantity.axis_label
     ax.set_ylabel(in_metric(label, frame.attrs))
     write_sentence(ax, sentence)
-    legend_below(ax, font_size)
+    legend_below(ax, font_size, keys)
     return ax
 
 
@@ -125,12 +133,13 @@ def _draw_equivalence(ax: Axes, frame: pd.DataFrame, value: str, equivalence: pd
         ax.plot([equal], [height], marker="|", color=color, zorder=4)
 
 
-def _ticks(ax: Axes, frame: pd.DataFrame) -> None:
-    sizes = sorted({float(size) for size in frame["group_size"].dropna()})
+def _ticks(ax: Axes, frame: pd.DataFrame, group_size_of_run: int | None) -> None:
+    sizes = {float(size) for size in frame["group_size"].dropna()}
     if sizes:
-        ax.set_xlim(sizes[0] / 1.3, max(sizes[-1], ax.dataLim.x1) * 1.3)
-        ax.set_xticks(sizes)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        marked = sizes if group_size_of_run is None else sizes | {float(group_size_of_run)}
+        ax.set_xlim(min(marked) / 1.3, max(*marked, ax.dataLim.x1) * 1.3)
+        ax.set_xticks(sorted(marked))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" + ("\nrun" if x == group_size_of_run else "")))
     ax.xaxis.set_minor_locator(NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
 

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from gradstats.plots.names import in_mathematics, wrapped
+from gradstats.plots.names import in_mathematics, widening, wrapped
 
 # Inches at 7-point text: the width of a character and of a handle, and the height of a row.
-_CHARACTER, _HANDLE, ROW = 0.058, 0.4, 0.125
+_CHARACTER, _HANDLE, ROW = 0.058, 0.4, 0.145
+# Inches above and below a legend.
+SPACE = 0.1
 
 
 def legend_text(label: str, width: float, font_size: float) -> str:
     """Break a label into lines that fit a width in inches."""
-    longest = int((width * 7.0 / font_size - _HANDLE) / _CHARACTER)
+    longest = int((width * 7.0 / font_size - _HANDLE) / (_CHARACTER * widening()))
     if len(label) <= longest:
         return label
     name, opened, parameters = label.partition("(")
@@ -27,14 +29,14 @@ def legend_columns(labels: list[str], width: float, font_size: float) -> int:
     """Return how many columns of entries fit a width in inches."""
     scale = font_size / 7.0
     longest = max((len(label) for label in labels), default=1)
-    return max(1, min(len(labels), int(width / (scale * (longest * _CHARACTER + _HANDLE)))))
+    return max(1, min(len(labels), int(width / (scale * (longest * _CHARACTER * widening() + _HANDLE)))))
 
 
 def legend_height(labels: list[str], width: float, font_size: float) -> float:
     """Return inches that a legend below the axes takes."""
     rows = -(-len(labels) // legend_columns(labels, width, font_size))
     broken = sum(legend_text(label, width, font_size).count("\n") for label in labels)
-    return (rows + broken) * ROW * font_size / 7.0
+    return ((rows + broken) * ROW + (SPACE if labels else 0.0)) * font_size / 7.0
 
 
 def legend_below(ax: Axes, font_size: float, more: Sequence[Line2D] = ()) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from gradstats.plots.appearance import estimator_appearance
-from gradstats.plots.forest import EDGE, plain_ticks
+from gradstats.plots.appearance import estimator_appearance, variants
+from gradstats.plots.forest import plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import names_in
+from gradstats.plots.theme import edge, muted, palette
 from gradstats.stats.length_reward import LengthRewardCorrelation
 from gradstats.stats.variance.quantities import in_metric
 
@@ -50,9 +51,9 @@ def plot_length_reward(
     x = (frame["length"] - by_prompt["length"].transform("mean")).to_numpy(dtype=float)
     y = (frame["reward"] - by_prompt["reward"].transform("mean")).to_numpy(dtype=float)
     few = len(frame) <= 100
-    color = sns.color_palette("colorblind")[0]
-    ax.axhline(0.0, color="0.5", linewidth=0.6, zorder=1)
-    ax.axvline(0.0, color="0.5", linewidth=0.6, zorder=1)
+    color = palette()[0]
+    ax.axhline(0.0, color=muted(), linewidth=0.6, zorder=1)
+    ax.axvline(0.0, color=muted(), linewidth=0.6, zorder=1)
     ax.scatter(
         x,
         y,
@@ -99,10 +100,12 @@ def plot_length_bins(
         else [(str(name), rows) for name, rows in frame.groupby("estimator", sort=False)]
     )
     names = names_in(frame)
+    keys = interval_keys(frame[list(ends)].to_numpy(dtype=float))
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        extra = legend_height([names.get(name, name) for name, _ in lines], width, font_size) if names else 0.0
+        entries = [*names.values(), *(str(key.get_label()) for key in keys)]
+        extra = legend_height(entries, width, font_size) if entries else 0.0
         _, ax = plt.subplots(figsize=(width, height + extra))
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -110,14 +113,15 @@ def plot_length_bins(
     if not np.isfinite(known).any():
         draw_nothing(ax, "no bin is resolved" if len(frame) else "no bins")
     unresolved = 0
-    for place, (name, rows) in enumerate(lines):
-        color, marker = estimator_appearance(name) if name else (sns.color_palette("colorblind")[0], "o")
+    for place, ((name, rows), kind) in enumerate(zip(lines, variants([name for name, _ in lines]), strict=True)):
+        color, marker = estimator_appearance(name) if name else (palette()[0], "o")
+        drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
         middle = np.sqrt(rows["length_low"].to_numpy(dtype=float) * rows["length_high"].to_numpy(dtype=float))
         # Side by side within a bin, however many they are.
         at = middle * 2.0 ** (min(0.08, 0.5 / len(lines)) * (place - (len(lines) - 1) / 2.0))
         centre, low, high = (rows[column].to_numpy(dtype=float) for column in ends)
-        ax.plot(at, centre, color=color, marker=marker, linewidth=1.0, label=names.get(name), zorder=3, **EDGE)
-        ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=color, linewidth=1.0, zorder=2)
+        ax.plot(at, centre, linewidth=1.0, label=names.get(name), zorder=3, **drawn, **edge())
+        draw_intervals(ax, at, centre, low, high, color)
         # Known from below alone: an upward triangle at the bound.
         bounded = np.isnan(centre) & np.isfinite(low)
         ax.plot(at[bounded], low[bounded], marker="^", color=color, linestyle="none", zorder=3, markerfacecolor="none")
@@ -135,8 +139,7 @@ def plot_length_bins(
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completion length (tokens), by bins")
     ax.set_ylabel(in_metric(value.replace("_", " "), frame.attrs))
-    if names:
-        legend_below(ax, font_size)
+    legend_below(ax, font_size, keys)
     return ax
 
 
@@ -144,7 +147,7 @@ def _apart(edges: list[float]) -> list[float]:
     """Return the first edge, and each that lies a ninth of a log axis beyond the last one taken."""
     least = (edges[-1] / edges[0]) ** (1.0 / 9.0)
     taken = edges[:1]
-    for edge in edges[1:]:
-        if edge > taken[-1] * least:
-            taken.append(edge)
+    for beyond in edges[1:]:
+        if beyond > taken[-1] * least:
+            taken.append(beyond)
     return taken

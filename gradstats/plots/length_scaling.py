@@ -3,7 +3,6 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.typing import ColorType
 
@@ -11,10 +10,13 @@ from gradstats import data
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.metrics import EUCLIDEAN
 from gradstats.plots.forest import plain_ticks
-from gradstats.stats.length_scaling.alpha import LengthScalingFit
+from gradstats.plots.theme import muted, palette
+from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 
 CURVE_POINTS = 200
 CUT_OFF = "cut off at the cap"
+# Where published points stand, in shares of the axes: at the lower right, since norms increase with length.
+INSET = (0.6, 0.1, 0.39, 0.3)
 
 
 def plot_length_scaling(
@@ -34,8 +36,9 @@ def plot_length_scaling(
     Args:
         fit: what :func:`gradstats.fit_length_scaling` returned.
         ax: where to draw; None makes a figure.
-        published: points to lay underneath in grey: the name of a data set that ships (``"gloeckle2026"``) or
-            a frame with columns ``length`` and ``sq_norm`` (its ``.attrs["label"]`` goes into the legend).
+        published: points to show in grey in an inset, since norms of another model are of another size, with the
+            line fitted to them and its α in the legend: the name of a data set that ships (``"gloeckle2026"``) or a
+            frame with columns ``length`` and ``sq_norm`` (its ``.attrs["label"]`` goes into the legend, too).
         label: put before α in the legend.
         color: of points, line and band; None takes the first of the palette, or the next on a used axis.
         confidence_level: of the band and of the interval in the legend.
@@ -57,10 +60,10 @@ def plot_length_scaling(
     if ax is None:
         _, ax = plt.subplots()
     if published is not None:
-        _draw_published(ax, data.load(published) if isinstance(published, str) else published)
+        _draw_published(ax, data.load(published) if isinstance(published, str) else published, confidence_level)
     if color is None:
-        palette = sns.color_palette("colorblind")
-        color = palette[sum(line.get_gid() == "fit" for line in ax.lines) % len(palette)]
+        colors = palette()
+        color = colors[sum(line.get_gid() == "fit" for line in ax.lines) % len(colors)]
 
     _draw_points(ax, fit, color)
     curve = fit.predict(np.geomspace(fit.lengths.min(), fit.lengths.max(), CURVE_POINTS), confidence_level)
@@ -127,26 +130,50 @@ def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType) -> None:
 
 
 def leave_room(ax: Axes, fit: LengthScalingFit, n_entries: int) -> None:
-    """Raise the upper end of the axis so that a legend of so many entries stands above the points."""
+    """Widen the axis so that a legend of so many entries stands above the points, and an inset below them."""
     low, high = ax.dataLim.intervaly
     tallest = max(high, float(fit.sq_norms.max()))
     lowest = min(low, float(fit.sq_norms.min()))
     span = np.log(tallest / lowest) or 1.0
-    ax.set_ylim(lowest * np.exp(-0.05 * span), tallest * np.exp((0.04 + 0.1 * n_entries) * span))
+    below = 0.45 if ax.child_axes else 0.05
+    ax.set_ylim(lowest * np.exp(-below * span), tallest * np.exp((0.04 + 0.1 * n_entries) * span))
 
 
-def _draw_published(ax: Axes, points: pd.DataFrame) -> None:
+def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> None:
     missing = {"length", "sq_norm"} - set(points.columns)
     if missing:
         raise ValueError(f"published lacks the column(s) {', '.join(sorted(missing))}: it needs length and sq_norm")
-    ax.scatter(
-        points["length"],
-        points["sq_norm"],
-        s=9,
+    name = str(points.attrs.get("label", "published"))
+    inset = ax.inset_axes(INSET)
+    grey = muted()
+    inset.scatter(
+        points["length"], points["sq_norm"], s=5, marker="D", facecolors="none", edgecolors=[grey], linewidths=0.5
+    )
+    inset.set_xscale("log")
+    inset.set_yscale("log")
+    try:
+        fit = fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"])
+    except ValueError:  # too few points for a line
+        fit = None
+    if fit is not None:
+        low, high = fit.confidence_interval(confidence_level)
+        name += rf": $\alpha$ = {fit.alpha:.2f} [{low:.2f}, {high:.2f}]"
+        curve = fit.predict(np.array([fit.lengths.min(), fit.lengths.max()]), confidence_level)
+        inset.plot(curve["length"], curve["sq_norm"], color=grey, linewidth=0.9)
+    small = 0.75 * plt.rcParams["font.size"]
+    plain_ticks(inset, logarithmic=True, most=2)
+    inset.set_yticks([], minor=False)
+    inset.set_yticks([], minor=True)
+    inset.tick_params(labelsize=small, pad=1.5)
+    inset.patch.set_alpha(0.0)
+    ax.plot(
+        [],
+        [],
         marker="D",
-        facecolors="none",
-        edgecolors="0.55",
-        linewidths=0.6,
-        label=points.attrs.get("label", "published"),
-        zorder=1,
+        markersize=2.5,
+        markerfacecolor="none",
+        color=grey,
+        linewidth=0.9,
+        gid="published",
+        label=name,
     )

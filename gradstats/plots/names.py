@@ -18,10 +18,11 @@ _LETTERS = {
 }  # fmt: skip
 _FORMULA = re.compile(r"(?<!\\)(\$[^$]*\$)")
 # A value stays on the line of its parameter, and a formula is not broken.
-_KEPT = re.compile(r"(?<=\S) = (?=\S)|\$[^$]*\$")
+_KEPT = re.compile(r"(?<=\S) [=×] (?=\S)|\$[^$]*\$")
 _JOINED = "\u00a0"
-# Inches that a character takes at 8-point text.
+# Inches that a character takes at 8-point text, in the serif font of papers.
 CHARACTER = 0.06
+_SERIF, _WIDER = "STIXGeneral", 1.2
 
 
 def names_in(frame: pd.DataFrame) -> dict[str, str]:
@@ -66,7 +67,17 @@ def wrapped(text: str, longest: int) -> list[str]:
     return [line.replace(_JOINED, " ") for line in lines]
 
 
+def widening() -> float:
+    """Return how much wider letters of the current font are than those of the serif font of papers."""
+    return 1.0 if plt.rcParams["font.family"][0] == _SERIF else _WIDER
+
+
+def figure_inches() -> float:
+    """Return the width of figures in inches, as if their text were 8-point in the serif font of papers."""
+    return plt.rcParams["figure.figsize"][0] * 8.0 / plt.rcParams["font.size"] / widening()
+
+
 def wrapped_to_axis(text: str, share: float = 0.7) -> str:
     """Break each line of an axis label that is longer than a share of the figure's width."""
-    inches = plt.rcParams["figure.figsize"][0] * 8.0 / plt.rcParams["font.size"]
+    inches = figure_inches()
     return "\n".join(line for part in text.split("\n") for line in wrapped(part, int(share * inches / CHARACTER)))

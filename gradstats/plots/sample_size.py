@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gradstats.plots.names import CHARACTER, wrapped
+from gradstats.plots.names import CHARACTER, widening, wrapped
 
 # Inches of a line of 7-point text, with the space that keeps it off the axes.
 _LINE = 0.125
@@ -70,9 +70,9 @@ def write_sample_size(figure: Figure, text: str) -> None:
     """
     if not text:
         return
-    font_size = plt.rcParams["legend.fontsize"]
+    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     width, height = figure.get_size_inches()
-    lines = wrapped(text, int(0.95 * width / CHARACTER * 8.0 / font_size))
+    lines = wrapped(text, int(0.95 * width / CHARACTER * 8.0 / font_size / widening()))
     figure.set_size_inches(width, height + (_LINE * len(lines) + _SPACE) * font_size / 7.0)
     figure.suptitle("\n".join(lines), x=0.99, ha="right", fontsize=font_size)
 

@@ -7,16 +7,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from gradstats.plots.appearance import estimator_appearance
-from gradstats.plots.forest import EDGE
+from gradstats.plots.appearance import estimator_appearance, variants
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import names_in
+from gradstats.plots.theme import edge, muted
 from gradstats.stats.variance.gradient_shares import SHARES
 from gradstats.stats.variance.quantities import in_metric
 
-# With the markers they keep lines apart in grey.
-_STYLES = ("-", "--", ":", "-.")
 _AXIS_LABELS = {"success": "success rate of the prompt", "length": "completion length (tokens)"}
 
 
@@ -47,27 +46,29 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
     lines = [(str(name), rows[ends].to_numpy(dtype=float)) for name, rows in frame.groupby("estimator", sort=False)]
     names = names_in(frame)
     labels = [names[name] + ("" if np.isfinite(numbers[:, 0]).any() else " (not resolved)") for name, numbers in lines]
+    keys = interval_keys(frame[ends].to_numpy(dtype=float))
+    entries = [*labels, *(str(key.get_label()) for key in keys)]
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + 0.15 + legend_height(labels, width, font_size)))
+        _, ax = plt.subplots(figsize=(width, height + 0.15 + legend_height(entries, width, font_size)))
     bins = frame[edges].drop_duplicates().to_numpy(dtype=float)
-    for place, ((name, numbers), label) in enumerate(zip(lines, labels, strict=True)):
+    kinds = variants([name for name, _ in lines])
+    for place, ((name, numbers), label, kind) in enumerate(zip(lines, labels, kinds, strict=True)):
         color, marker = estimator_appearance(name)
         at = np.arange(len(numbers)) + min(0.12, 0.6 / len(lines)) * (place - (len(lines) - 1) / 2.0)
-        style = _STYLES[place % len(_STYLES)]
-        ax.plot(at, numbers[:, 0], color=color, marker=marker, linestyle=style, label=label, zorder=3, **EDGE)
-        known = np.isfinite(numbers).all(axis=1)
-        ax.vlines(at[known], numbers[known, 1], numbers[known, 2], color=color, linewidth=1.0, zorder=2)
+        drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
+        ax.plot(at, numbers[:, 0], linewidth=1.0, label=label, zorder=3, **drawn, **edge())
+        draw_intervals(ax, at, *numbers.T, color)
     if not np.isfinite(frame[value].to_numpy(dtype=float)).any():
         draw_nothing(ax, "no share is resolved" if len(frame) else "no bins")
         ax.set_yticks([])
-    ax.axhline(0.0, color="0.5", linewidth=0.6, zorder=1)
+    ax.axhline(0.0, color=muted(), linewidth=0.6, zorder=1)
     ax.set_xticks(range(len(bins)), labels=[bin_label(low, high, "–\n") for low, high in bins])
     ax.set_xlim(-0.5, max(len(bins), 1) - 0.5)
     ax.set_xlabel(_AXIS_LABELS[quantity])
     ax.set_ylabel(in_metric(SHARES[value], frame.attrs))
-    legend_below(ax, font_size)
+    legend_below(ax, font_size, keys)
     return ax
 
 

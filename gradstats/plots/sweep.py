@@ -16,10 +16,12 @@ from matplotlib.markers import CARETUP
 from matplotlib.ticker import NullLocator
 
 from gradstats.plots.appearance import Appearance, estimator_appearance, variants
-from gradstats.plots.forest import EDGE, draw_landmark, plain_ticks
+from gradstats.plots.forest import draw_landmark, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, require_columns
+from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import in_mathematics, names_in, reference_name
+from gradstats.plots.theme import edge, ink
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
 
 #: What is drawn of a cell, and its axis label.
@@ -29,7 +31,6 @@ OF_REFERENCE = ("trace_cov", "noise_to_signal")
 #: What is drawn of each estimator.
 OF_ESTIMATORS = ("ratio", JUDGED.name)
 _STYLES = ("-", "--", ":", "-.")
-_CELL = Appearance(color=(0.15, 0.15, 0.15), marker="o")
 _ROW_INCHES = 1.35
 # The names of checkpoints of training runs: step-1000, runs/a/checkpoint-50.
 _TRAINING_STEP = re.compile(r"(?:.*[/\\])?(?:step|checkpoint)-(\d+)")
@@ -116,8 +117,10 @@ def plot_sweep(
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     width, _ = plt.rcParams["figure.figsize"]
     names = names_in(frame)
-    entries = [*(names[name] for name in drawn), *(label for label, _ in lines if label)]
-    height = rows * _ROW_INCHES + legend_height(entries, width, font_size)
+    keys = interval_keys(*(_estimates(frame, name) for name in [*panels, *ratios]))
+    labels = [*(names[name] for name in drawn), *(label for label, _ in lines if label)]
+    entries = [*labels, *(str(key.get_label()) for key in keys)]
+    height = rows * _ROW_INCHES * plt.rcParams["font.size"] / 8.0 + legend_height(entries, width, font_size)
     _, grid = plt.subplots(rows, columns, figsize=(width, height), squeeze=False)
     axes = list(grid.ravel())
     for ax in axes[len(panels) + len(ratios) :]:
@@ -130,10 +133,10 @@ def plot_sweep(
         _finish(ax, frame, axis, name)
     for style, (label, _) in zip(_styles(lines), lines, strict=True):
         if label:
-            axes[0].plot([], [], color=_CELL.color, linestyle=style, linewidth=1.0, label=label)
+            axes[0].plot([], [], color=ink(), linestyle=style, linewidth=1.0, label=label)
     for label, look in zip(drawn, _looks(drawn), strict=True):
-        axes[0].plot([], [], linewidth=1.0, label=names[label], **look, **EDGE)
-    legend_below(axes[0], font_size)
+        axes[0].plot([], [], linewidth=1.0, label=names[label], **look, **edge())
+    legend_below(axes[0], font_size, keys)
     return axes[: len(panels) + len(ratios)]
 
 
@@ -203,7 +206,7 @@ def _looks(labels: Sequence[str]) -> list[dict[str, Any]]:
     """Return colour, marker and its filling for estimators, whose label is empty where a cell has one value."""
     looks = []
     for label, kind in zip(labels, variants(labels), strict=True):
-        appearance = estimator_appearance(label) if label else _CELL
+        appearance = estimator_appearance(label) if label else Appearance(ink(), "o")
         filling = {"fillstyle": kind.fillstyle, "markerfacecoloralt": plt.rcParams["axes.facecolor"]}
         looks.append(appearance._asdict() | filling)
     return looks
@@ -213,14 +216,18 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
     if axis.numeric:
         rows = rows.sort_values(by=axis.setting)
     at = axis.places_of(rows) + 0.06 * np.ptp(axis.places) / max(len(axis.places) - 1, 1) * place
-    centre, low, high = (rows[f"{name}{end}"].to_numpy(dtype=float) for end in ("", "_low", "_high"))
-    ax.plot(at, centre, linewidth=1.0, zorder=3, **look, **EDGE)
+    centre, low, high = _estimates(rows, name).T
+    ax.plot(at, centre, linewidth=1.0, zorder=3, **look, **edge())
     if name not in OF_CELLS:  # a logarithmic axis has no room for an end at 1e-260 or 1e250
         low = np.where(low < centre / _FARTHEST, centre / _FARTHEST, low)
         high = np.where(high > centre * _FARTHEST, np.inf, high)
-    ax.vlines(at, low, np.where(np.isfinite(high), high, centre), color=look["color"], linewidth=1.0, zorder=2)
+    draw_intervals(ax, at, centre, low, high, look["color"])
     known_below = np.isnan(centre) & np.isfinite(low)
     ax.plot(at[known_below], low[known_below], linestyle="none", marker=CARETUP, color=look["color"], zorder=3)
+
+
+def _estimates(rows: pd.DataFrame, name: str) -> Float[np.ndarray, "rows 3"]:
+    return rows[[f"{name}{end}" for end in ("", "_low", "_high")]].to_numpy(dtype=float)
 
 
 def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
+from gradstats.plots.intervals import draw_intervals, interval_keys
+from gradstats.plots.legend import legend_below
+from gradstats.plots.theme import muted, palette
+from gradstats.stats.variance.quantities import in_metric
 
 
 def plot_concentration(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -31,7 +34,7 @@ def plot_concentration(table: WithFrame | pd.DataFrame, *, ax: Axes | None = Non
     ax.set_ylim(0.0, 1.02)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
     ax.set_xlabel("heaviest tokens of a completion")
-    ax.set_ylabel("share of its token energy")
+    ax.set_ylabel(in_metric("share of its token energy", frame.attrs))
     return ax
 
 
@@ -52,29 +55,30 @@ def plot_token_correlation(table: WithFrame | pd.DataFrame, *, ax: Axes | None =
     columns = ["distance_first", "distance_last", "correlation", "correlation_low", "correlation_high"]
     require_columns(frame, columns, "draw what token_correlation() gives")
     ax = _profile(frame, "distance", "correlation", ax)
-    ax.axhline(0.0, color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    ax.axhline(0.0, color=muted(), linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     ax.set_xlabel("distance (tokens)")
-    ax.set_ylabel("correlation of token scores")
+    ax.set_ylabel(in_metric("correlation of token scores", frame.attrs))
     return ax
 
 
 def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> Axes:
+    ends = [quantity, f"{quantity}_low", f"{quantity}_high"]
+    keys, font_size = interval_keys(frame[ends].to_numpy(dtype=float)), plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
-        _, ax = plt.subplots()
+        width, height = plt.rcParams["figure.figsize"]
+        _, ax = plt.subplots(figsize=(width, height + (0.2 if keys else 0.0)))
     known = frame.loc[np.isfinite(frame[quantity].to_numpy(dtype=float))]
     if known.empty:
         draw_nothing(ax, "no completions")
         return ax
     first, last = (known[f"{axis}_{end}"].to_numpy(dtype=float) for end in ("first", "last"))
     at = np.sqrt(first * last)
-    value, low, high = (known[quantity + end].to_numpy(dtype=float) for end in ("", "_low", "_high"))
-    color = sns.color_palette("colorblind")[0]
+    value, low, high = known[ends].to_numpy(dtype=float).T
+    color = palette()[0]
     ax.plot(at, value, color=color, linewidth=0.9, zorder=2)
-    # An interval of rounding errors about an exactly known value is not drawn.
-    sides = np.where(np.isfinite([low, high]), np.abs([value - low, high - value]), 0.0)
-    ax.errorbar(
-        at, value, yerr=sides, color=color, fmt="o", markersize=plt.rcParams["lines.markersize"] * 0.8, zorder=3
-    )
+    size = plt.rcParams["lines.markersize"] * 0.8
+    ax.plot(at, value, color=color, marker="o", linestyle="none", markersize=size, zorder=3)
+    draw_intervals(ax, at, value, low, high, color)
     ax.set_xscale("log", base=2)
     ax.set_xticks(at)
     labels = [f"{a:g}" if a == b else f"{a:g}–{b:g}" for a, b in zip(first, last, strict=True)]
@@ -82,4 +86,5 @@ def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> 
     step = 1 if len(labels) <= 6 else 2
     ax.set_xticklabels([label if place % step == 0 else "" for place, label in enumerate(labels)])
     ax.xaxis.set_minor_locator(NullLocator())
+    legend_below(ax, font_size, keys)
     return ax

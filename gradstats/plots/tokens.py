@@ -5,14 +5,20 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 
+from gradstats.plots.forest import plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
-from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.legend import legend_below, legend_height, legend_text
+from gradstats.plots.names import CHARACTER, figure_inches, wrapped
+from gradstats.plots.theme import muted, palette
+from gradstats.stats.variance.quantities import in_metric
 
 # Above this number of traces, a legend no longer helps.
 _MOST_NAMED = 8
+_ENERGY = r"token energy $\Vert s_t\Vert^2$"
+# Inches of a panel, and of the axis below the last one.
+_PANEL, _AXIS = 0.85, 0.35
 
 
 def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -48,33 +54,60 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
         draw_nothing(ax, "no tokens")
     else:
         ax.set_yscale("log")
-    palette = sns.color_palette("colorblind")
+    colors = palette()
     for place, (name, rows) in enumerate(traces):
         if len(positive) == 0:
             break
-        color = palette[place % len(palette)]
+        color = colors[place % len(colors)]
         rows = rows.sort_values("position")
         at, energy = rows["position"].to_numpy(dtype=float), rows["energy"].to_numpy(dtype=float)
         shade = 1.0 if len(traces) <= _MOST_NAMED else max(0.08, _MOST_NAMED / len(traces))
-        ax.plot(
-            at,
-            energy,
-            color=color,
-            alpha=shade,
-            linewidth=0.7,
-            marker="o",
-            markersize=plt.rcParams["lines.markersize"] * 0.55,
-            markeredgewidth=0.0,
-            label=name if named else None,
-        )
+        size = plt.rcParams["lines.markersize"] * 0.55
+        look = {"color": color, "marker": "o", "markersize": size, "markeredgewidth": 0.0}
+        ax.plot(at, energy, alpha=shade, linewidth=0.7, label=name if named else None, **look)
         if {"energy_low", "energy_high"} <= set(rows.columns):
             low, high = (rows[column].to_numpy(dtype=float) for column in ("energy_low", "energy_high"))
             ax.fill_between(at, np.fmax(low, float(positive.min())), high, color=color, alpha=0.2 * shade, linewidth=0)
     ax.set_xlabel("position in the completion (tokens)")
-    ax.set_ylabel(r"token energy $\Vert s_t\Vert^2$")
+    ax.set_ylabel(in_metric(_ENERGY, frame.attrs))
     if named:
         legend_below(ax, font_size)
     return ax
+
+
+def plot_token_energy_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
+    r"""Draw ‖s_t‖² along several traces below each other, a small panel with the same axes for each.
+
+    Energies change by orders of magnitude from one token to the next, so that traces on the same axes hide each other.
+
+    Args:
+        table: as for :func:`plot_token_energy`; the first traces where there are more than eight.
+
+    Returns:
+        The axes, from the top.
+
+    Raises:
+        ValueError: as :func:`plot_token_energy`.
+    """
+    frame = as_frame(table)
+    require_columns(frame, ["position", "energy"], "give one row per token")
+    by_name = frame.groupby("sequence", sort=False) if "sequence" in frame else [("", frame)]
+    traces = [(str(name), rows) for name, rows in by_name][:_MOST_NAMED]
+    width = plt.rcParams["figure.figsize"][0]
+    height = (_PANEL * max(len(traces), 1) + _AXIS) * plt.rcParams["font.size"] / 8.0
+    _, grid = plt.subplots(max(len(traces), 1), 1, figsize=(width, height), sharex=True, sharey=True, squeeze=False)
+    axes = [ax for ax in grid[:, 0] if isinstance(ax, Axes)]
+    for ax, (name, rows) in zip(axes, traces or [("", frame)], strict=True):
+        rows.attrs = frame.attrs
+        plot_token_energy(rows.drop(columns="sequence", errors="ignore"), ax=ax)
+        ax.set_title(legend_text(name, width, plt.rcParams["font.size"]), loc="left", fontsize="small")
+        ax.label_outer()
+        ax.set_ylabel("")
+        plain_ticks(ax, ax.get_yscale() == "log", most=3, vertical=True)
+    figure = axes[0].get_figure()
+    assert figure is not None
+    figure.supylabel(in_metric(_ENERGY, frame.attrs), fontsize=plt.rcParams["axes.labelsize"])
+    return axes
 
 
 def plot_proxy(
@@ -109,19 +142,20 @@ def plot_proxy(
             shown[truth],
             shown[proxy],
             s=(9 if few else 4) * (plt.rcParams["font.size"] / 8.0) ** 2,
-            color=sns.color_palette("colorblind")[0],
+            color=palette()[0],
             alpha=0.7 if few else max(0.08, 0.7 * (100 / len(shown)) ** 0.5),
             linewidths=0,
             rasterized=len(shown) > 2000,
         )
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.axline((1.0, 1.0), (2.0, 2.0), color="0.5", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        ax.axline((1.0, 1.0), (2.0, 2.0), color=muted(), linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
         left_out = len(frame) - len(shown)
         rank = frame.attrs.get("rank_correlation")
         remarks = [] if rank is None else [f"rank correlation {rank:.2f}"]
         remarks += [f"{left_out} not positive, not shown"] if left_out else []
-        ax.set_title("; ".join(remarks), loc="left", fontsize="small")
-    ax.set_xlabel(str(frame.attrs.get("truth", truth)))
+        lines = wrapped("; ".join(remarks), int(figure_inches() / CHARACTER)) if remarks else []
+        ax.set_title("\n".join(lines), loc="left", fontsize="small")
+    ax.set_xlabel(in_metric(str(frame.attrs.get("truth", truth)), frame.attrs))
     ax.set_ylabel(str(frame.attrs.get("proxy", proxy)))
     return ax

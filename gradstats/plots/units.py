@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.recipes.lookup import unit_of_label
-from gradstats.plots.names import in_mathematics, names_in, wrapped
+from gradstats.plots.names import figure_inches, in_mathematics, names_in, wrapped
 from gradstats.stats.variance.quantities import Quantity
 
 # Inches that a character takes at 8-point text, and a line its height.
@@ -55,7 +55,7 @@ def rows_of_one_unit(frame: pd.DataFrame, quantities: Iterable[Quantity]) -> tup
     kept.attrs = frame.attrs
     names = names_in(frame)
     others = dict.fromkeys(label for label, unit in zip(labels, units, strict=True) if unit != common)
-    return kept, f"Left out, in another unit: {', '.join(names[label] for label in others)}." if others else ""
+    return kept, f"Left out, in another unit: {'; '.join(names[label] for label in others)}." if others else ""
 
 
 def sentence_height(sentence: str) -> float:
@@ -70,5 +70,4 @@ def write_sentence(ax: Axes, sentence: str) -> None:
 
 
 def _lines(sentence: str) -> list[str]:
-    inches = plt.rcParams["figure.figsize"][0] * 8.0 / plt.rcParams["font.size"]
-    return wrapped(sentence, int(inches / _CHARACTER))
+    return wrapped(sentence, int(figure_inches() / _CHARACTER))

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from gradstats.plots.appearance import estimator_appearance, estimator_fill
 from gradstats.plots.forest import (
@@ -23,7 +24,18 @@ from gradstats.plots.forest import (
     wrap_label,
 )
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
-from gradstats.plots.names import in_mathematics, names_in, reference_name, wrapped, wrapped_to_axis
+from gradstats.plots.intervals import interval_keys
+from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.names import (
+    CHARACTER,
+    figure_inches,
+    in_mathematics,
+    names_in,
+    reference_name,
+    widening,
+    wrapped,
+    wrapped_to_axis,
+)
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
 from gradstats.stats.variance.winner import rows_in_best_set
@@ -33,6 +45,12 @@ NARROW_LINE = 22
 # A line under the first of several panels.
 NARROW_AXIS = 18
 PANELS = shown_in("panels")
+#: Share of the width of a figure that its axes and their labels may take.
+PANEL_SHARE = 0.7
+# Characters of a line for which a tick with its number needs the room.
+TICK = 9
+# Inches of a line of a title, or of the name of an axis.
+LINE = 0.13
 
 
 def plot_variance(
@@ -80,21 +98,17 @@ def plot_variance(
     """
     frame = as_frame(table)
     quantity = quantity_to_draw(value, COMPARED)
-    require_columns(frame, ["estimator", value, f"{value}_low", f"{value}_high"], "draw what compare() gives")
+    require_columns(frame, ["estimator", *_with_ends(quantity)], "draw what compare() gives")
     frame, sentence = rows_of_one_unit(frame, [quantity])
     if sort:
         frame = sorted_rows(frame, value)
+    keys = _keys(frame, [quantity])
     if ax is None:
-        height = _height(frame) + sentence_height(sentence)
+        height = _rows(frame)[1] + sentence_height(sentence) + _height_of(keys)
         _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height))
-    _draw(ax, frame, quantity)
-    _name_rows(ax, frame)
-    if quantity is JUDGED:
-        _mark_best_set(ax, frame)
-    if frame.empty:
-        draw_nothing(ax, "no estimators")
-    _name_axis(ax, frame, quantity, reference)
+    _draw_named(ax, frame, quantity, reference)
     write_sentence(ax, sentence)
+    legend_below(ax, _key_size(), keys)
     return ax
 
 
@@ -131,27 +145,29 @@ def plot_variance_panels(
     frame, sentence = rows_of_one_unit(frame, quantities)
     if sort and values and values[0] in frame:
         frame = sorted_rows(frame, values[0])
+    keys = _keys(frame, quantities)
     if axes is None:
-        height = _height(frame, NARROW_LINE) + 0.25 + sentence_height(sentence)
+        height = _rows(frame, int(NARROW_LINE / widening()))[1] + 0.25 + sentence_height(sentence) + _height_of(keys)
         size = (plt.rcParams["figure.figsize"][0], height)
         _, grid = plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=_widths(len(values)))
         axes = list(grid[0])
     if len(axes) != len(values):
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
     for ax, quantity in zip(axes, quantities, strict=True):
-        plot_variance(frame, ax=ax, value=quantity.name, reference=reference)
-        name = "\n".join(wrapped(reference_name(frame, reference), NARROW_AXIS))
+        require_columns(frame, _with_ends(quantity), "draw what compare() gives")
+        _draw_named(ax, frame, quantity, reference, int(NARROW_LINE / widening()))
+        name = "\n".join(wrapped(reference_name(frame, reference), int(NARROW_AXIS / widening())))
         label = in_mathematics(filled_in(quantity.panel_label, frame.attrs, name))
         ax.set_xlabel(in_metric(label, frame.attrs) if ax is axes[0] else label)
         # The first panel is the widest.
         plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2)
-    _name_rows(axes[0], frame, NARROW_LINE)
     if JUDGED in quantities:
         _mark_best_set(axes[0], frame)
     for ax in axes[1:]:
         ax.tick_params(which="both", labelleft=False)
     if axes:
         write_sentence(axes[-1], sentence)
+        legend_below(axes[0], _key_size(), keys)
     return list(axes)
 
 
@@ -191,16 +207,22 @@ def plot_variance_of_runs(
     panels = [rows.merge(frame[frame["run"] == run], "left", key) for run in runs]
     labels = row_labels(rows)
     places, height = rows_of_own_height(labels)
+    keys = _keys(frame, [quantity])
     if axes is None:
-        size = (plt.rcParams["figure.figsize"][0], height + 0.25 + sentence_height(sentence))
+        texts = [wrap_label(str(run), longest_title(len(runs))) for run in runs]
+        lines = max((text.count("\n") for text in texts), default=0)
+        lines += _axis_name(frame, quantity, reference, PANEL_SHARE / len(runs)).count("\n")
+        height += 0.25 + LINE * lines * plt.rcParams["font.size"] / 8.0
+        size = (plt.rcParams["figure.figsize"][0], height + sentence_height(sentence) + _height_of(keys))
         axes = list(plt.subplots(1, len(runs), figsize=size, squeeze=False)[1][0])
     if len(axes) != len(runs):
         raise ValueError(f"axes holds {len(axes)} axes for {len(runs)} runs: give one for each")
     for ax, run, panel in zip(axes, runs, panels, strict=True):
         _draw(ax, panel, quantity, frame, places)
         set_rows(ax, labels, places)
-        ax.set_title(wrap_label(str(run)), fontsize="medium")
-        _name_axis(ax, frame, quantity, reference)
+        ax.set_title(wrap_label(str(run), longest_title(len(runs))), fontsize="medium")
+        plain_ticks(ax, quantity.logarithmic, most=max(1, min(5, longest_title(len(runs)) // TICK)))
+        _name_axis(ax, frame, quantity, reference, PANEL_SHARE / len(runs))
     if quantity is JUDGED:
         best = [set(rows_in_best_set(panel)) for panel in panels if "in_best_set" in panel]
         for row in set.intersection(*best) if best else ():
@@ -208,7 +230,13 @@ def plot_variance_of_runs(
     for ax in axes[1:]:
         ax.tick_params(which="both", labelleft=False)
     write_sentence(axes[-1], sentence)
+    legend_below(axes[0], _key_size(), keys)
     return list(axes)
+
+
+def longest_title(n_panels: int) -> int:
+    """Return how many characters of a title fit above each of several panels, in one line."""
+    return int(PANEL_SHARE * figure_inches() / n_panels / CHARACTER)
 
 
 def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -236,19 +264,49 @@ def _sizes_differ(frame: pd.DataFrame) -> bool:
     return any(len(set(rows["group_size"].dropna())) > 1 for rows in runs)
 
 
+def _draw_named(
+    ax: Axes, frame: pd.DataFrame, quantity: Quantity, reference: str | None, longest: int | None = None
+) -> None:
+    """Draw the rows of a frame with their names, and name the axis."""
+    _draw(ax, frame, quantity, places=_rows(frame, longest)[0])
+    _name_rows(ax, frame, longest)
+    if quantity is JUDGED:
+        _mark_best_set(ax, frame)
+    if frame.empty:
+        draw_nothing(ax, "no estimators")
+    _name_axis(ax, frame, quantity, reference)
+
+
 def _name_rows(ax: Axes, frame: pd.DataFrame, longest: int | None = None) -> None:
     labels, letters = row_labels(frame, longest), _letters_of_runs(frame)
     if letters:
         set_shared_rows(ax, [label for label, _ in groupby(labels)], _grouped(labels, letters))
     else:
-        set_rows(ax, labels)
+        set_rows(ax, labels, _rows(frame, longest)[0])
 
 
-def _height(frame: pd.DataFrame, longest: int | None = None) -> float:
+def _rows(frame: pd.DataFrame, longest: int | None = None) -> tuple[np.ndarray, float]:
+    """Return where the rows stand, and the height in inches that they take."""
     labels, letters = row_labels(frame, longest), _letters_of_runs(frame)
     if not letters:
-        return forest_height(labels)
-    return forest_height([label for label, _ in groupby(labels)], max(map(len, _grouped(labels, letters))))
+        return rows_of_own_height(labels)
+    rows_each = max(map(len, _grouped(labels, letters)))
+    return np.arange(len(frame), dtype=float), forest_height([label for label, _ in groupby(labels)], rows_each)
+
+
+def _keys(frame: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Line2D]:
+    """Return the entries of a legend for estimates without interval, and the like."""
+    drawn = [_estimates(frame, quantity) for quantity in quantities if set(_with_ends(quantity)) <= set(frame)]
+    return interval_keys(*drawn, forest=True)
+
+
+def _key_size() -> float:
+    return plt.rcParams["font.size"] * 7.0 / 8.0
+
+
+def _height_of(keys: Sequence[Line2D]) -> float:
+    labels = [str(key.get_label()) for key in keys]
+    return legend_height(labels, plt.rcParams["figure.figsize"][0], _key_size()) if labels else 0.0
 
 
 def _letters_of_runs(frame: pd.DataFrame) -> list[str]:
@@ -295,7 +353,11 @@ def _draw(
 
 
 def _estimates(frame: pd.DataFrame, quantity: Quantity) -> np.ndarray:
-    return frame[[f"{quantity.name}{end}" for end in ("", "_low", "_high")]].to_numpy(dtype=float)
+    return frame[_with_ends(quantity)].to_numpy(dtype=float)
+
+
+def _with_ends(quantity: Quantity) -> list[str]:
+    return [f"{quantity.name}{end}" for end in ("", "_low", "_high")]
 
 
 def _limits(frame: pd.DataFrame, quantity: Quantity) -> tuple[float, float]:
@@ -321,9 +383,14 @@ def _mark_best_set(ax: Axes, frame: pd.DataFrame) -> None:
             labels[row].set_fontweight("bold")
 
 
-def _name_axis(ax: Axes, frame: pd.DataFrame, quantity: Quantity, reference: str | None) -> None:
-    label = axis_label(quantity, frame.attrs, reference_name(frame, reference))
-    ax.set_xlabel(in_mathematics(wrapped_to_axis(label)))
+def _name_axis(
+    ax: Axes, frame: pd.DataFrame, quantity: Quantity, reference: str | None, share: float = PANEL_SHARE
+) -> None:
+    ax.set_xlabel(in_mathematics(_axis_name(frame, quantity, reference, share)))
+
+
+def _axis_name(frame: pd.DataFrame, quantity: Quantity, reference: str | None, share: float) -> str:
+    return wrapped_to_axis(axis_label(quantity, frame.attrs, reference_name(frame, reference)), share)
 
 
 def _widths(n: int) -> list[float]:

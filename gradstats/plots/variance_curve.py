@@ -8,12 +8,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from gradstats.estimators.display_names import distinct_names
-from gradstats.plots.forest import EDGE, plain_ticks
+from gradstats.plots.forest import plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
+from gradstats.plots.intervals import interval_keys, mark_without_interval
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import LABELS, in_mathematics, reference_name
+from gradstats.plots.theme import edge, ink, muted, paper
 from gradstats.stats.variance.minimiser import written_interval
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric
 
@@ -23,7 +26,8 @@ CURVE_PANELS = {JUDGED.name: 2.0, "cosine": 1.0, "matched_bias_share": 1.0}
 RAW = "ratio"
 # Lines are told apart in grey: by dashes, and by markers where they end.
 _DASHES = ((0, (4, 1.5)), (0, (1, 1)), (0, (4, 1.5, 1, 1.5)))
-_INK, _SHADE = "0.15", "0.75"
+# Shares of the height of axes: where the minimiser stands, and what is kept free for it.
+_MINIMISER_AT, _ROOM_BELOW = 0.08, 0.14
 # Inches of a panel whose share is 1, and of the axis below.
 _PANEL, _AXIS = 0.75, 0.45
 
@@ -55,16 +59,18 @@ def plot_variance_curve(
     quantity = quantity_to_draw(value, COMPARED)
     require_columns(frame, ["value", value, f"{value}_low", f"{value}_high"], "draw what variance_curve() gives")
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
-    own = ax is None
+    own, keys = ax is None, _keys(frame, [quantity])
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        height += legend_height(list(_labels(frame).values()), width, font_size)
+        entries = [*_labels(frame).values(), *(str(key.get_label()) for key in keys)]
+        height += legend_height(entries, width, font_size)
         _, ax = plt.subplots(figsize=(width, height))
     _draw(ax, frame, quantity)
     _draw_parameters(ax, frame)
+    plain_ticks(ax, ax.get_yscale() == "log", most=4, vertical=True)
     ax.set_xlabel(_parameter(frame))
     if own:
-        legend_below(ax, font_size)
+        legend_below(ax, font_size, keys)
     return ax
 
 
@@ -84,7 +90,8 @@ def plot_variance_curve_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
     font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     width = plt.rcParams["figure.figsize"][0]
     height = (_PANEL * sum(CURVE_PANELS.values()) + _AXIS) * plt.rcParams["font.size"] / 8.0
-    height += legend_height(list(_labels(frame).values()), width, font_size)
+    keys = _keys(frame, [quantity_to_draw(name, COMPARED) for name in CURVE_PANELS])
+    height += legend_height([*_labels(frame).values(), *(str(key.get_label()) for key in keys)], width, font_size)
     _, grid = plt.subplots(
         len(CURVE_PANELS), 1, figsize=(width, height), sharex=True, height_ratios=list(CURVE_PANELS.values())
     )
@@ -94,7 +101,7 @@ def plot_variance_curve_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
         ax.set_ylabel(in_mathematics(in_metric(label, frame.attrs) if ax is grid[0] else label))
         ax.set_xlabel("")
     grid[-1].set_xlabel(_parameter(frame))
-    legend_below(grid[0], font_size)
+    legend_below(grid[0], font_size, keys)
     return list(grid)
 
 
@@ -107,20 +114,20 @@ def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
     labels = _labels(frame)
     marker = "o" if len(frame) <= 12 else ""
     label = labels["matched"] if name == JUDGED.name else None
-    ax.plot(at, centre, color=_INK, marker=marker, label=label, zorder=4)
-    ax.fill_between(at, low, high, color=_SHADE, linewidth=0, zorder=2)
+    ax.plot(at, centre, color=ink(), marker=marker, label=label, zorder=4)
+    ax.fill_between(at, low, high, color=muted(0.29), linewidth=0, zorder=2)
+    mark_without_interval(ax, at, centre, low, high)
     together = [f"{name}_simultaneous_{end}" for end in ("low", "high")]
     if set(together) <= set(frame):
         for end in together:
-            ax.plot(at, frame[end].to_numpy(dtype=float), color=_INK, linewidth=0.5, zorder=3)
+            ax.plot(at, frame[end].to_numpy(dtype=float), color=ink(), linewidth=0.5, zorder=3)
     if name == JUDGED.name and RAW in frame and not np.allclose(frame[RAW], centre, rtol=1e-9, equal_nan=True):
-        ax.plot(at, frame[RAW].to_numpy(dtype=float), color="0.35", linestyle=":", label=labels["raw"], zorder=3)
+        ax.plot(at, frame[RAW].to_numpy(dtype=float), color=muted(0.75), linestyle=":", label=labels["raw"], zorder=3)
     logarithmic = quantity.logarithmic and bool((centre > 0).any())
     if logarithmic:
         ax.set_yscale("log")
     if quantity.landmark is not None and len(frame):
-        ax.axhline(quantity.landmark, color="0.5", linewidth=0.6, linestyle="--", zorder=1)
-    plain_ticks(ax, logarithmic, most=4, vertical=True)
+        ax.axhline(quantity.landmark, color=muted(), linewidth=0.6, linestyle="--", zorder=1)
     ax.set_ylabel(in_mathematics(axis_label(quantity, frame.attrs, reference_name(frame))))
 
 
@@ -130,25 +137,42 @@ def _draw_parameters(ax: Axes, frame: pd.DataFrame) -> None:
     first = labels["matched"] in ax.get_legend_handles_labels()[1]  # of several panels one has the entries
     for dashes, fit in zip(_DASHES, _fits(frame), strict=False):
         text = labels[str(fit["fit"])] if first else None
-        ax.axvline(float(fit["value"]), color="0.4", linestyle=dashes, linewidth=0.9, label=text, zorder=1)
+        ax.axvline(float(fit["value"]), color=muted(0.7), linestyle=dashes, linewidth=0.9, label=text, zorder=1)
     if "lowest" in labels:
         lowest, low, high = (float(frame.attrs[f"minimiser{end}"]) for end in ("", "_low", "_high"))
         along = ax.get_xaxis_transform()
-        ax.plot([low, high], [0.03, 0.03], color=_INK, linewidth=2.0, transform=along, zorder=5)
+        _make_room_below(ax)
+        ax.plot([low, high], [_MINIMISER_AT, _MINIMISER_AT], color=ink(), linewidth=2.0, transform=along, zorder=5)
         start, stop = _range(frame)
         for end, marker, is_cut in ((low, "<", low <= start), (high, ">", high >= stop)):
             if is_cut:
-                ax.plot([end], [0.03], marker=marker, color=_INK, linestyle="", transform=along, zorder=5)
+                ax.plot([end], [_MINIMISER_AT], marker=marker, color=ink(), linestyle="", transform=along, zorder=5)
         ax.plot(
-            [lowest], [0.03], marker="D", linestyle="", color="white", transform=along, zorder=6,
-            label=labels["lowest"] if first else None, **{**EDGE, "markeredgewidth": 0.9},
+            [lowest], [_MINIMISER_AT], marker="D", linestyle="", color=paper(), transform=along, zorder=6,
+            label=labels["lowest"] if first else None, **{**edge(), "markeredgewidth": 0.9},
         )  # fmt: skip
+
+
+def _make_room_below(ax: Axes) -> None:
+    """Lower the end of the vertical axis, so that the minimiser stands between the axis and the curve."""
+    low, high = ax.get_ylim()
+    share = _ROOM_BELOW / (1.0 - _ROOM_BELOW)
+    ax.set_ylim(low * (low / high) ** share if ax.get_yscale() == "log" else low - share * (high - low), high)
+
+
+def _keys(frame: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Line2D]:
+    """Return the entry of a legend for values without interval, where there are any."""
+    columns = [[f"{quantity.name}{end}" for end in ("", "_low", "_high")] for quantity in quantities]
+    return interval_keys(*(frame[ends].to_numpy(dtype=float) for ends in columns if set(ends) <= set(frame)))
 
 
 def _labels(frame: pd.DataFrame) -> dict[str, str]:
     """Return the entries of the legend, by what they stand for."""
     curve = str(frame.attrs.get("curve", "the estimator"))
-    labels = {"matched": distinct_names([curve], frame.attrs.get(LABELS))[curve], "raw": "without matching"}
+    labels = {
+        "matched": distinct_names([curve], frame.attrs.get(LABELS))[curve],
+        "raw": "without matching (no interval)",
+    }
     lowest, low, high = (frame.attrs.get(f"minimiser{end}") for end in ("", "_low", "_high"))
     if lowest is not None and low is not None and high is not None and np.isfinite([lowest, low, high]).all():
         labels["lowest"] = f"lowest: {lowest:.2g} {written_interval(low, high, _range(frame), digits=2)}"

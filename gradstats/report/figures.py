@@ -160,6 +160,7 @@ def _drawn(
         table = listed.needs(run)
         table = None if table is None else chosen_rows(table, figure_style)
         if table is not None:
+            table.attrs.setdefault("metric", run.metric)  # tables of tokens do not record it
             with styled(figure_style) as current_figure:
                 listed.draw(run, table)
                 write_sample_size(current_figure(), sample_size_of_run(run, table))

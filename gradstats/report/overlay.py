@@ -7,7 +7,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -15,8 +14,10 @@ from gradstats import plots
 from gradstats.config.experiment import FiguresSection
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.length_scaling import leave_room
-from gradstats.plots.names import CHARACTER, in_mathematics, wrapped
+from gradstats.plots.names import CHARACTER, in_mathematics, widening, wrapped
 from gradstats.plots.sample_size import write_sample_size
+from gradstats.plots.theme import palette
+from gradstats.plots.variance import longest_title
 from gradstats.report.figures import chosen_rows, refuse_unknown_estimators, sample_size_of_run, styled
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
 from gradstats.stats import LengthScalingFit
@@ -65,14 +66,13 @@ def draw_overlay(
     paths: list[Path] = []
     fits = [run.fit for run in runs]
     if all(fit is not None for fit in fits):
-        palette = sns.color_palette("colorblind")
         with styled(figure_style) as current_figure:
-            ax = None
+            ax, colors = None, palette()
             for at, fit in enumerate(fits):
                 published = runs[0].published if at == 0 else None
                 assert fit is not None
                 ax = plots.plot_length_scaling(
-                    fit, ax=ax, label=labels[at], color=palette[at % len(palette)], published=published
+                    fit, ax=ax, label=labels[at], color=colors[at % len(colors)], published=published
                 )
             _legend_of_fits(ax, fits[-1])
             write_sample_size(current_figure(), n)
@@ -83,8 +83,12 @@ def draw_overlay(
         frame = _stacked(runs, labels, figure_style)
         with styled(figure_style) as current_figure:
             if len(set(frame["estimator"])) > MOST_ROWS and len(runs) <= MOST_PANELS:
-                plots.plot_variance_of_runs(frame)
+                axes = plots.plot_variance_of_runs(frame)
                 figure = current_figure()
+                if max(map(len, labels)) > 2 * longest_title(len(runs)):
+                    for ax, letter in zip(axes, LETTERS, strict=False):
+                        ax.set_title(letter, fontsize="medium")
+                    _explain_letters(figure, labels)
             else:
                 plots.plot_variance(frame)
                 figure = current_figure()
@@ -118,7 +122,7 @@ def _explain_letters(figure: Figure, labels: list[str]) -> None:
     """Write below a figure which run each letter stands for, over the full width."""
     font_size = plt.rcParams["legend.fontsize"]
     width, height = figure.get_size_inches()
-    longest = int(0.95 * width / CHARACTER * 8.0 / font_size)
+    longest = int(0.95 * width / CHARACTER * 8.0 / font_size / widening())
     lines = [line for at, label in enumerate(labels) for line in wrapped(f"{LETTERS[at]}: {label}", longest)]
     figure.set_size_inches(width, height + (0.135 * len(lines) + 0.06) * font_size / 7.0)
     figure.supxlabel(in_mathematics("\n".join(lines)), x=0.02, ha="left", fontsize=font_size)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 
 from gradstats import plots
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.plots.blocks import has_kinds
+from gradstats.plots.theme import palette
 from gradstats.report.saved_results import SavedResults
 from gradstats.stats import LengthRewardCorrelation, length_reward_correlation
-from gradstats.stats.variance.quantities import JUDGED
+from gradstats.stats.variance.quantities import JUDGED, in_metric
 
 #: Entry of the ``.attrs`` of a table: whether its rows are sorted by ``value``, or stand as ``listed``.
 ORDER = "order"
@@ -71,12 +71,20 @@ def _group_sizes(run: SavedResults) -> pd.DataFrame | None:
 
 def _draw_group_sizes(run: SavedResults, table: pd.DataFrame) -> None:
     if _with_components(table) is not table:
-        plots.plot_group_size(table)
+        plots.plot_group_size(table, group_size_of_run=_drawn_group_size(run))
         return
     equivalence = run.breakdowns.get("equivalent_group_size")
     if equivalence is not None:  # RLOO, and estimators that equal it, are equivalent to their own group size
         equivalence = equivalence.query("abs(equivalent_group_size - group_size) > 1e-6")
-    plots.plot_group_size(table, value="within_prompt", equivalence=equivalence)
+    drawn = _drawn_group_size(run)
+    plots.plot_group_size(table, value="within_prompt", equivalence=equivalence, group_size_of_run=drawn)
+
+
+def _drawn_group_size(run: SavedResults) -> int | None:
+    """Return completions per prompt where every prompt has as many."""
+    if run.alpha is None or run.alpha["n"] % max(run.alpha["n_prompts"], 1):
+        return None
+    return run.alpha["n"] // run.alpha["n_prompts"]
 
 
 def _largest_groups(run: SavedResults) -> pd.DataFrame | None:
@@ -160,10 +168,10 @@ def _points_with_energy(run: SavedResults) -> pd.DataFrame | None:
 def _draw_alpha_energy(run: SavedResults, points: pd.DataFrame) -> None:
     assert run.fit is not None
     assert run.energy_fit is not None
-    palette = sns.color_palette("colorblind")
-    ax = plots.plot_length_scaling(run.fit, label=r"$\Vert S\Vert^2$", color=palette[0])
-    plots.plot_length_scaling(run.energy_fit, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=palette[1])
-    ax.set_ylabel(r"$\Vert S\Vert^2$ and token energy")
+    first, second, *_ = palette()
+    ax = plots.plot_length_scaling(run.fit, label=r"$\Vert S\Vert^2$", color=first)
+    plots.plot_length_scaling(run.energy_fit, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=second)
+    ax.set_ylabel(in_metric(r"$\Vert S\Vert^2$ and token energy", {"metric": run.metric}))
 
 
 def _token_profile(name: str) -> Callable[[SavedResults], pd.DataFrame | None]:
@@ -212,7 +220,8 @@ FIGURES = (
     RunFigure(
         "group_sizes",
         "Variance at an equal total of completions against the group size; dotted lines end at the group size of RLOO "
-        "with the same variance. Broken lines, half-filled markers: the baseline includes the completion itself.",
+        "with the same variance; the dashed line is the group size of the run. Broken lines, half-filled markers: the "
+        "baseline includes the completion itself.",
         _group_sizes,
         _draw_group_sizes,
     ),
@@ -285,9 +294,9 @@ FIGURES = (
     ),
     RunFigure(
         "token_energy",
-        "Energy of each token along three completions of typical lengths.",
+        "Energy of each token along completions of typical lengths, a panel for each.",
         lambda run: None if run.tokens is None else run.tokens.traces,
-        lambda run, table: plots.plot_token_energy(table),
+        lambda run, table: plots.plot_token_energy_panels(table),
     ),
     RunFigure(
         "concentration",

@@ -49,7 +49,7 @@ def test_estimators_of_equal_noise_share_a_line():
     frame = allocation("ordinary")
     alike = frame.loc[frame["estimator"] == "rloo"].assign(estimator="dr_grpo")
     ax = plots.plot_allocation(pd.concat([frame, alike], ignore_index=True))
-    assert ax.get_legend_handles_labels()[1] == ["RLOO, Dr. GRPO baseline", "REINFORCE", "group mean"]
+    assert ax.get_legend_handles_labels()[1] == ["RLOO; Dr. GRPO baseline", "REINFORCE", "group mean"]
     fewer = alike.iloc[:-1].assign(estimator="grpo")
     ax = plots.plot_allocation(pd.concat([frame, fewer], ignore_index=True))
     assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean", "GRPO advantage"]

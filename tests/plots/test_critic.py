@@ -33,3 +33,10 @@ def test_what_is_not_resolved_is_said():
     assert [text.get_text() for text in explained.texts] == ["not resolved"]
     with pytest.raises(ValueError, match="lacks the column"):
         plot_critic(frame().drop(columns="bias_low"))
+
+
+def test_a_value_without_interval_is_crossed():
+    bias, explained = plot_critic(frame().assign(bias_low=np.nan, bias_high=np.nan))
+    assert [line.get_marker() for line in bias.get_lines()].count("x") == 1
+    assert [line.get_marker() for line in explained.get_lines()].count("x") == 0
+    assert [text.get_text() for text in bias.get_figure().legends[0].get_texts()] == ["without interval"]

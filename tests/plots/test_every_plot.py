@@ -25,6 +25,10 @@ IN_METRIC = (
     "length_bins",
     "allocation",
     "shares",
+    "token_energy",
+    "concentration",
+    "token_correlation",
+    "block_heatmap",
 )
 
 

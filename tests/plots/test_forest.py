@@ -46,7 +46,7 @@ def test_limits_show_every_finite_value_and_the_landmark(values, logarithmic, la
     ("estimate", "markers", "interval"),
     [
         ((0.5, 0.2, 0.7), ["o"], (0.2, 0.7)),
-        ((0.5, NAN, NAN), ["o"], (0.5, 0.5)),
+        ((NAN, 0.2, 0.4), ["|"], (0.2, 0.4)),
         ((0.5, 0.2, INF), [">", "o"], (0.2, 1.0)),
         ((0.5, -INF, 0.7), ["<", "o"], (0.0, 0.7)),
         ((NAN, 0.2, INF), [">", "|"], (0.2, 1.0)),
@@ -58,6 +58,24 @@ def test_an_interval_without_an_end_runs_off_the_axis_with_an_arrow(estimate, ma
     draw_row(ax, 0.0, estimate, "k", "o")
     assert sorted(line.get_marker() for line in ax.lines if line.get_marker() != "None") == sorted(markers)
     assert tuple(next(line for line in ax.lines if line.get_marker() == "None").get_xdata()) == interval
+
+
+def test_a_value_without_interval_is_a_cross_and_one_outside_of_it_is_joined_to_it():
+    _, ax = plt.subplots()
+    ax.set_xlim(0.0, 1.0)
+    draw_row(ax, 0.0, (0.5, NAN, NAN), "k", "o")
+    (bare,) = ax.lines
+    assert (bare.get_marker(), bare.get_linestyle()) == ("x", "None")
+    draw_row(ax, 1.0, (0.9, 0.2, 0.7), "k", "o")
+    (dots,) = [line for line in ax.lines if line.get_linestyle() == ":"]
+    assert tuple(dots.get_xdata()) == (0.7, 0.9)
+    draw_row(ax, 2.0, (NAN, 0.2, 0.4), "k", "o")
+    assert ax.lines[-2].get_linestyle() == "--"
+
+
+def test_many_rows_are_lower():
+    each = [rows_of_own_height(["a"] * count)[1] - rows_of_own_height(["a"] * (count - 1))[1] for count in (10, 30)]
+    assert each == pytest.approx(np.array([0.2, 0.15]) * plt.rcParams["font.size"] / 8.0)
 
 
 def test_what_is_not_resolved_is_said_in_words():

@@ -46,3 +46,16 @@ def test_equivalence_is_a_line_to_the_size_of_rloo():
 def test_unknown_values_are_refused():
     with pytest.raises(ValueError, match="value='spread' cannot be drawn: choose from trace_cov"):
         plots.plot_group_size(group_sizes("ordinary"), value="spread")
+
+
+def test_the_group_size_of_the_run_is_marked():
+    figure_without = plots.plot_group_size(group_sizes("ordinary"))
+    assert figure_without.get_xlim()[1] < 16
+    ax = plots.plot_group_size(group_sizes("ordinary"), group_size_of_run=16)
+    assert [list(line.get_xdata()) for line in ax.lines if line.get_linestyle() == "--"][-1] == [16, 16]
+    ax.get_figure().canvas.draw()
+    shown = [label.get_text() for label in ax.get_xticklabels()]
+    assert shown == ["2", "4", "8", "16\nrun"]
+    assert ax.get_xlim()[1] > 16
+    (legend,) = ax.get_figure().legends
+    assert legend.get_window_extent().y1 <= ax.get_window_extent().y0

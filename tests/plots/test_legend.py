@@ -6,7 +6,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 
-from gradstats.plots.legend import ROW, legend_below, legend_columns, legend_height, legend_text
+from gradstats.plots.legend import ROW, SPACE, legend_below, legend_columns, legend_height, legend_text
 
 mpl.use("Agg")
 
@@ -27,9 +27,9 @@ def test_as_many_columns_as_fit_the_width(labels, columns):
 
 
 def test_the_height_counts_rows_and_broken_lines_at_the_size_of_the_font():
-    assert legend_height(["a" * 20] * 7, 5.5, 7.0) == pytest.approx(3 * ROW)
-    assert legend_height(["length_weighted(alpha=0.8, loo=True)"], 2.0, 7.0) == pytest.approx(2 * ROW)
-    assert legend_height(["a"], 5.5, 14.0) == pytest.approx(2 * ROW)
+    assert legend_height(["a" * 20] * 7, 5.5, 7.0) == pytest.approx(3 * ROW + SPACE)
+    assert legend_height(["length_weighted(alpha=0.8, loo=True)"], 2.0, 7.0) == pytest.approx(2 * ROW + SPACE)
+    assert legend_height(["a"], 5.5, 14.0) == pytest.approx(2 * (ROW + SPACE))
 
 
 def test_the_legend_stands_below_the_axes_and_is_left_out_without_labels():

@@ -58,10 +58,20 @@ def test_completions_cut_off_at_the_cap_are_marked(fit):
     assert [len(points.get_offsets()) for points in ax.collections[:2]] == [fit.n - 5, 5]
 
 
-def test_published_points_lie_underneath(fit):
+def test_published_points_have_an_inset_with_their_line(fit):
+    alone = plot_length_scaling(fit)
     ax = plot_length_scaling(fit, published="gloeckle2026")
-    assert labels(ax)[0] == "Gloeckle (2026)"
-    assert len(ax.collections[0].get_offsets()) == 29
+    assert labels(ax)[0] == r"Gloeckle (2026): $\alpha$ = 0.79 [0.47, 1.10]"
+    (inset,) = ax.child_axes
+    assert len(inset.collections[0].get_offsets()) == 29
+    (line,) = inset.lines
+    (x0, y0), (x1, y1) = line.get_xydata()
+    assert np.log(y1 / y0) / np.log(x1 / x0) == pytest.approx(2 * 0.79, abs=0.02)
+    assert ax.get_xlim() == alone.get_xlim()  # the run's own points keep the axis
+    ax.figure.canvas.draw()
+    box = inset.get_window_extent()
+    points = ax.transData.transform(np.column_stack([fit.lengths, fit.sq_norms]))
+    assert not box.count_contains(points)
     own = pd.DataFrame({"length": [3.0], "sq_norm": [9.0]})
     assert labels(plot_length_scaling(fit, published=own))[0] == "published"
 

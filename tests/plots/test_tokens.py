@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixture_frames import proxies, tokens
+from legibility import assert_legible
 
 from gradstats import plots
 
@@ -44,3 +45,38 @@ def test_a_proxy_stands_beside_its_rank_correlation_and_the_diagonal():
     plain = plots.plot_proxy(pd.DataFrame({"proxy": [1.0, 2.0], "truth": [1.0, 3.0]}))
     assert plain.get_title(loc="left") == ""
     assert (plain.get_xlabel(), plain.get_ylabel()) == ("truth", "proxy")
+
+
+def test_each_trace_has_a_panel_of_its_own_on_common_axes():
+    frame = tokens("ordinary")
+    axes = plots.plot_token_energy_panels(frame)
+    assert [ax.get_title(loc="left") for ax in axes] == ["a", "b", "c"]
+    for name, ax in zip("abc", axes, strict=True):
+        (line,) = ax.lines
+        np.testing.assert_array_equal(line.get_ydata(), frame.loc[frame["sequence"] == name, "energy"])
+    assert len({ax.get_ylim() for ax in axes}) == len({ax.get_xlim() for ax in axes}) == 1
+    figure = axes[0].get_figure()
+    figure.canvas.draw()
+    assert_legible(figure)
+    assert [bool(ax.get_xlabel()) for ax in axes] == [False, False, True]
+    assert min(ax.get_window_extent().height for ax in axes) > 0.4 * figure.dpi
+
+
+@pytest.mark.parametrize(("shape", "panels"), [("empty", 1), ("one row", 1), ("thirty", 8), ("long names", 2)])
+def test_panels_of_few_and_many_traces(shape, panels):
+    axes = plots.plot_token_energy_panels(tokens(shape))
+    assert len(axes) == panels
+    figure = axes[0].get_figure()
+    figure.canvas.draw()
+    assert_legible(figure)
+
+
+def test_energies_state_a_metric_that_is_not_euclidean():
+    frame = tokens("ordinary")
+    frame.attrs["metric"] = "adam(eps=1e-08, power=0.5, moments=1a)"
+    assert "Adam's metric" in plots.plot_token_energy_panels(frame)[0].get_figure().get_supylabel()
+    points = proxies("ordinary")
+    points.attrs["metric"] = frame.attrs["metric"]
+    ax = plots.plot_proxy(points)
+    assert "Adam's metric" in ax.get_xlabel()
+    assert "Adam's metric" not in ax.get_ylabel()

@@ -48,7 +48,7 @@ def test_rows_in_another_unit_are_left_out_with_a_sentence(value):
     ax = plots.plot_variance(frame, value=value)
     assert rows(ax) == kept
     sentence = " ".join(ax.get_title(loc="right").split())
-    assert sentence == f"Left out, in another unit: {RECIPE}, GRPO advantage."
+    assert sentence == f"Left out, in another unit: {RECIPE}; GRPO advantage."
     assert len(rows(plots.plot_variance(frame, value="noise_to_signal"))) == len(frame)
 
 

@@ -30,7 +30,7 @@ def test_the_line_the_bands_and_the_marks_are_those_of_the_frame():
     assert band.max() == pytest.approx(frame["matched_ratio_high"].max())
     assert by_label["lowest: 0.8 [0.5, 1.3]"].get_xdata()[0] == 0.8
     assert by_label["α within prompts: 1.75"].get_xdata()[0] == 1.75
-    np.testing.assert_allclose(by_label["without matching"].get_ydata(), frame["ratio"])
+    np.testing.assert_allclose(by_label["without matching (no interval)"].get_ydata(), frame["ratio"])
 
 
 def test_an_end_of_the_interval_that_is_cut_has_an_arrow():
@@ -63,3 +63,14 @@ def test_the_panels_share_the_parameter_and_one_legend():
 def test_an_unknown_value_is_refused():
     with pytest.raises(ValueError, match="value='rewards' cannot be drawn"):
         plots.plot_variance_curve(curves("ordinary"), value="rewards")
+
+
+def test_the_minimiser_stands_between_the_axis_and_the_curve():
+    frame = curves("ordinary")
+    ax = plots.plot_variance_curve(frame)
+    ax.figure.canvas.draw()
+    (diamond,) = [line for line in ax.lines if line.get_marker() == "D"]
+    height = ax.transAxes.transform((0.0, diamond.get_ydata()[0]))[1] - ax.get_window_extent().y0
+    assert height > 0.5 * diamond.get_markersize() * ax.figure.dpi / 72
+    lowest = ax.transData.transform((0.0, frame["matched_ratio_simultaneous_low"].min()))[1] - ax.get_window_extent().y0
+    assert lowest > height

@@ -78,12 +78,34 @@ def test_runs_in_different_metrics_are_not_drawn_together(runs, tmp_path):
 def test_many_estimators_are_drawn_in_a_panel_for_each_run(runs, tmp_path, monkeypatch):
     drawn, draw = [], plots.plot_variance_of_runs
     monkeypatch.setattr("gradstats.report.overlay.MOST_ROWS", 1)
-    monkeypatch.setattr(plots, "plot_variance_of_runs", lambda frame: drawn.extend(draw(frame)))
+    monkeypatch.setattr(plots, "plot_variance_of_runs", lambda frame: drawn.extend(draw(frame)) or drawn)
     paths = draw_overlay(
         [read_results(run) for run in runs], tmp_path, FiguresSection(formats=["png"]), ["warm", "cool"]
     )
     assert [ax.get_title() for ax in drawn] == ["warm", "cool"]
     assert tmp_path / "variance.png" in paths
+
+
+@pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
+@pytest.mark.parametrize("column", ["half", "full"])
+def test_panels_of_runs_with_long_names_have_letters(runs, tmp_path, monkeypatch, column):
+    names = [
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B, after 200 steps of training",
+        "Qwen/Qwen2.5-Math-1.5B-Instruct",
+    ]
+    figures = {}
+    monkeypatch.setattr("gradstats.report.overlay.MOST_ROWS", 1)
+    monkeypatch.setattr(
+        plots, "save_figure", lambda figure, stem, *_, **__: figures.setdefault(stem.name, figure) and [stem]
+    )
+    monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
+    style = FiguresSection(venue="neurips", column=column, formats=["png"])
+    draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
+    figure = figures["variance"]
+    figure.canvas.draw()
+    assert_legible(figure)
+    assert [ax.get_title() for ax in figure.axes] == ["a", "b"]
+    assert figure.get_supxlabel().replace("\n", " ") == f"a: {names[0]} b: {names[1]}"
 
 
 @pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
