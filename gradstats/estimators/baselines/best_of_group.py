@@ -36,6 +36,12 @@ def pass_at_k(
         ddof: the divisor of that variance is N − ddof.
         eps: ε.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0], lengths=[1, 2, 3], groups=["a"] * 3)
+        >>> estimators.pass_at_k().advantages(batch)
+        array([1., 0., 0.])
     """
     index, n_groups = batch.group_index, batch.n_groups
     alone = batch.group_sizes[index] == 1

@@ -69,6 +69,12 @@ def grpo(
         loo: leave sample i out of its own mean.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan"). (verl
             gives R/(1+ε).)
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[1, 2, 3, 2], groups=["a"] * 4)
+        >>> estimators.grpo().advantages(batch).round(2)
+        array([ 0.87, -0.87, -0.87,  0.87])
     """
     advantages = weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
     alone = batch.group_sizes[batch.group_index] == 1

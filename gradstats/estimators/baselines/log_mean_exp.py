@@ -31,6 +31,12 @@ def kimi(batch: Batch, tau: float, loo: bool = False, singleton: str = "zero") -
         tau: the temperature τ; there is no default because it has the unit of the rewards.
         loo: leave sample i out of its own baseline.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[1, 2, 3, 2], groups=["a"] * 4)
+        >>> estimators.kimi(tau=1.0).advantages(batch).round(2)
+        array([ 0.38, -0.62, -0.62,  0.38])
     """
     index, n_groups = batch.group_index, batch.n_groups
     sizes = batch.group_sizes[index]

@@ -70,6 +70,12 @@ def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np
         batch: the completions.
         loo: subtract the mean of the others, which multiplies A by N/(N−1); the divisor remains R̄.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0], lengths=[1, 2, 3], groups=["a"] * 3)
+        >>> estimators.max_rl().advantages(batch)
+        array([ 2., -1., -1.])
     """
     ones = np.ones_like(batch.rewards)
     advantages = weighted_mean_advantages(batch, ones, loo, "group", "zero") / group_mean_scale(batch)

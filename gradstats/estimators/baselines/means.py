@@ -20,7 +20,14 @@ from gradstats.estimators.registry import estimator
     expected_scale=unbiased,
 )
 def reinforce(batch: Batch) -> Float[np.ndarray, "n"]:
-    r"""Return :math:`A_i = R_i`. Williams, Machine Learning 8, 1992. Unbiased: E[ĝ] = ∇J."""
+    r"""Return :math:`A_i = R_i`. Williams, Machine Learning 8, 1992. Unbiased: E[ĝ] = ∇J.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[1, 2, 3, 2], groups=["a"] * 4)
+        >>> estimators.reinforce().advantages(batch)
+        array([1., 0., 0., 1.])
+    """
     return batch.rewards
 
 
@@ -49,6 +56,12 @@ def constant(batch: Batch, b: float | str = "optimal", off_policy: bool = False)
         b: the constant, or ``"optimal"`` (the default).
         off_policy: with ``"optimal"``, weight each completion by ρ² as well, ρ = π/π_old of the whole completion: b* is
             then E[ρ²R‖S‖²]/E[ρ²‖S‖²], the optimum under the weights ρS.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[1, 2, 3, 2], groups=["a"] * 4)
+        >>> estimators.constant(b=0.5).advantages(batch)
+        array([ 0.5, -0.5, -0.5,  0.5])
     """
     if b == "optimal":
         assert batch.sq_norms is not None
@@ -78,6 +91,12 @@ def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Floa
         batch: the completions.
         loo: leave sample i out of its own baseline.
         singleton: what a batch of one completion gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 1, 1], lengths=[1, 2, 3, 2], groups=["a", "a", "b", "b"])
+        >>> estimators.batch_mean().advantages(batch)
+        array([ 0.25, -0.75,  0.25,  0.25])
     """
     return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "batch", singleton)
 
@@ -104,6 +123,12 @@ def group_mean(
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
         off_policy: weight the rewards of the mean by ρ_j = π/π_old of the whole completion: an estimate of the scored
             policy's mean reward from completions of another one.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0], lengths=[1, 2, 3], groups=["a"] * 3)
+        >>> estimators.group_mean().advantages(batch).round(2)
+        array([ 0.67, -0.33, -0.33])
     """
     return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton, int(off_policy))
 
@@ -155,6 +180,12 @@ def dr_grpo(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[n
         batch: the completions.
         loo: leave sample i out of its own baseline.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[1, 2, 3, 2], groups=["a"] * 4)
+        >>> estimators.dr_grpo().advantages(batch)
+        array([ 0.5, -0.5, -0.5,  0.5])
     """
     return weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
 
@@ -178,6 +209,12 @@ def asymmetric(batch: Batch, delta: float = -0.1, loo: bool = False, singleton: 
         delta: the shift of the baseline.
         loo: leave sample i out of its own baseline.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[1, 2, 3, 2], groups=["a"] * 4)
+        >>> estimators.asymmetric(delta=-0.1).advantages(batch)
+        array([ 0.6, -0.4, -0.4,  0.6])
     """
     advantages = weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
     alone = batch.group_sizes[batch.group_index] == 1

@@ -39,6 +39,12 @@ def james_stein(
         shrink_factor: ``False`` omits (n−1)/n, as the authors' code does.
         eps: added to v + s; the authors' code has 1e-6.
         singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 1, 1], lengths=[1, 2, 3, 2], groups=["a", "a", "b", "b"])
+        >>> estimators.james_stein().advantages(batch)
+        array([ 1.  , -1.  ,  0.25,  0.25])
     """
     index = batch.group_index
     advantages = weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", "zero")

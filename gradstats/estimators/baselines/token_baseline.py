@@ -99,6 +99,13 @@ def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool =
             (0-based) equal to the second-greatest count: verl's rule, not in the paper. Without it the
             own-sample advantage on that tail is 0.
         loo: leave sample i out of its own baseline.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch([1, 0], lengths=[2, 2], groups=["a", "a"], token_energy=[[1, 1], [3, 1]])
+        >>> estimators.otb(energy="exact").advantages(batch).round(2)
+        array([[ 0.75,  0.67],
+               [-0.25, -0.33]])
     """
     returns, energies = rewards_to_go(batch), token_energy(batch, energy)
     return _otb_advantages(batch, returns, energies, batch.mask, zero_tail, loo)
@@ -128,6 +135,15 @@ def otb_turns(
         energy: ``"logit"`` (needs ``logprobs``, ``sum_pi_squared``) or ``"exact"`` (``token_energy``).
         zero_tail: verl's rule for the tail of the longest completion.
         loo: leave sample i out of its own baseline.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(
+        ...     [1, 0], [2, 2], groups=["a", "a"], mask=[[1, 0, 1], [1, 1, 0]], token_energy=[[1, 0, 1], [3, 1, 0]]
+        ... )
+        >>> estimators.otb_turns(energy="exact").advantages(batch).round(2)
+        array([[ 0.75,  0.  ,  0.67],
+               [-0.25, -0.33,  0.  ]])
     """
     returns, energies = rewards_to_go(batch), token_energy(batch, energy)
     packed = [pack(array, batch.mask) for array in (returns, energies, batch.mask)]
@@ -163,6 +179,14 @@ def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> Flo
         batch: the completions, with ``token_energy`` and ``token_cross``.
         loo: leave sample i out of its own baseline.
         scope: sum over the group or over the whole batch.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> energy = [[1, 1], [3, 1]]
+        >>> batch = estimators.Batch([1, 0], [2, 2], ["a", "a"], token_energy=energy, token_cross=energy)
+        >>> estimators.causal_optimal().advantages(batch)
+        array([[ 0.75,  0.5 ],
+               [-0.25, -0.5 ]])
     """
     assert batch.token_energy is not None
     assert batch.token_cross is not None

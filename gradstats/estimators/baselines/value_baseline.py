@@ -41,6 +41,16 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
 
     Raises:
         ValueError: when a value is NaN.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch([1, 0], lengths=[2, 2], groups=["a", "a"], values=[[0.5, 0.75], [0.5, 0.25]])
+        >>> estimators.gae().advantages(batch)
+        array([[ 0.5 ,  0.25],
+               [-0.5 , -0.25]])
+        >>> estimators.gae(lam=0).advantages(batch)
+        array([[ 0.25,  0.25],
+               [-0.25, -0.25]])
     """
     given = batch.values if batch.fitted_values is None else batch.fitted_values
     assert given is not None
@@ -81,6 +91,14 @@ def vine(batch: Batch, k: int = 9) -> Float[np.ndarray, "n t"]:
 
     Raises:
         ValueError: when a completion's first counted token has no value, or only values of a fitted head are known.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> values = [[0.5, 0.75], [0.5, float("nan")]]
+        >>> batch = estimators.Batch([1, 0], lengths=[2, 2], groups=["a", "a"], values=values)
+        >>> estimators.vine().advantages(batch)
+        array([[ 0.25,  0.25],
+               [-0.5 , -0.5 ]])
     """
     if batch.values is None:
         raise ValueError(

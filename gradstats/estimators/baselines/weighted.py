@@ -40,6 +40,12 @@ def token_mean(
         scope: average over the group or over the whole batch.
         singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
         off_policy: weight each completion by ρ² as well, ρ = π/π_old of the whole completion.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[1, 2, 3, 2], groups=["a"] * 4)
+        >>> estimators.token_mean().advantages(batch)
+        array([ 0.625, -0.375, -0.375,  0.625])
     """
     return weighted_mean_advantages(
         batch, batch.lengths.astype(np.float64), loo, scope, singleton, RATIO_POWER * off_policy
@@ -129,6 +135,12 @@ def norm_weighted(
         scope: average over the group or over the whole batch.
         singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
         off_policy: weight each completion by ρ² as well, ρ = π/π_old of the whole completion.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch([1, 0, 0, 1], lengths=[1, 2, 3, 2], groups=["a"] * 4, sq_norms=[2, 3, 4, 1])
+        >>> estimators.norm_weighted().advantages(batch)
+        array([ 0.7, -0.3, -0.3,  0.7])
     """
     assert batch.sq_norms is not None
     return weighted_mean_advantages(batch, batch.sq_norms, loo, scope, singleton, RATIO_POWER * off_policy)

@@ -81,6 +81,12 @@ def optimal_constant(rewards: Float[np.ndarray, "n"], sq_norms: Float[np.ndarray
 
     Returns:
         b*; NaN, with a warning, when every squared norm is zero.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> import numpy as np
+        >>> estimators.optimal_constant(np.array([1.0, 0.0, 1.0]), np.array([2.0, 3.0, 1.0]))
+        0.5
     """
     total = float(np.sum(sq_norms))
     if total == 0:

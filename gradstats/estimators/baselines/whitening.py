@@ -57,6 +57,15 @@ def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
     Args:
         batch: the completions; with ``token_rewards``, G sums them, else G is R_i at every counted token.
         gamma: the discount per counted token.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 1, 1], lengths=[1, 2, 3, 2], groups=["a", "a", "b", "b"])
+        >>> estimators.reinforce_pp().advantages(batch).round(2)
+        array([[ 0.54,  0.  ,  0.  ],
+               [-1.62, -1.62,  0.  ],
+               [ 0.54,  0.54,  0.54],
+               [ 0.54,  0.54,  0.  ]])
     """
     return whiten(rewards_to_go(batch, gamma), batch.mask)
 
@@ -81,6 +90,12 @@ def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zer
         batch: the completions.
         loo: take the mean of the others before whitening.
         singleton: what a group of one gets before whitening: 0 ("zero"), R_i ("reward") or NaN ("nan").
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 1, 1], lengths=[1, 2, 3, 2], groups=["a", "a", "b", "b"])
+        >>> estimators.reinforce_pp_baseline().advantages(batch).round(2)
+        array([ 1.76, -1.37,  0.2 ,  0.2 ])
     """
     ones = np.ones_like(batch.rewards)
     return whiten(weighted_mean_advantages(batch, ones, loo, "group", singleton), batch.lengths)
