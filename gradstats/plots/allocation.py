@@ -14,7 +14,7 @@ from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_co
 from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import names_in
-from gradstats.plots.theme import edge, muted
+from gradstats.plots.theme import edge, muted, stroke
 from gradstats.stats.variance.quantities import in_metric
 
 
@@ -59,16 +59,16 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
         color, marker = estimator_appearance(names[0])
         # Side by side, so that intervals do not overlap.
         at = sizes * 2.0 ** (0.3 * (place - (len(lines) - 1) / 2.0) / max(len(lines) / 2.0, 1.0))
-        ax.plot(at, centre, color=color, linestyle=":", linewidth=1.0, zorder=2)
+        ax.plot(at, centre, color=color, linestyle=":", linewidth=stroke(1.0), zorder=2)
         seen = ~guessed
         drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
-        ax.plot(at[seen], centre[seen], linewidth=1.0, label=label, zorder=3, **drawn, **edge())
+        ax.plot(at[seen], centre[seen], linewidth=stroke(1.0), label=label, zorder=3, **drawn, **edge())
         ax.plot(at[guessed], centre[guessed], color=color, marker=marker, linestyle="none", markerfacecolor="none")
         draw_intervals(ax, at, centre, low, high, color)
     if frame.empty:
         draw_nothing(ax, "no estimators")
     else:
-        ax.axhline(1.0, color=muted(), linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        ax.axhline(1.0, color=muted(), linewidth=stroke(0.8), linestyle=(0, (4, 2)), zorder=1)
     prompts = dict(zip(frame["group_size"], frame["n_prompts"], strict=True))
     if prompts:
         ax.set_xlim(min(prompts) / 1.4, max(prompts) * 1.4)

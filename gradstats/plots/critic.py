@@ -11,7 +11,7 @@ from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_co
 from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below
 from gradstats.plots.names import wrapped_to_axis
-from gradstats.plots.theme import ink, muted, paper
+from gradstats.plots.theme import ink, muted, paper, stroke
 from gradstats.stats.critic_quality import FAILED, RECOVERED
 
 _PANELS = (("bias", "bias of the head"), ("explained_variance", "explained variance"))
@@ -35,7 +35,7 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
     require_columns(frame, columns, "draw what critic_quality() gives")
     width, height = plt.rcParams["figure.figsize"]
     keys = interval_keys(*(frame[[f"{name}{end}" for end in ("", "_low", "_high")]].to_numpy() for name, _ in _PANELS))
-    _, both = plt.subplots(2, 1, figsize=(width, 1.4 * height + (0.2 if keys else 0.0)), sharex=True)
+    _, both = plt.subplots(2, 1, figsize=(width, 1.55 * height + (0.2 if keys else 0.0)), sharex=True)
     axes = [ax for ax in np.ravel(both) if isinstance(ax, Axes)]
     drawn = frame.loc[frame["states"] != "all"].reset_index(drop=True)
     after = drawn["states"].isin(list(_AFTER))
@@ -48,7 +48,7 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
         draw_intervals(ax, at, value, low, high, ink())
         for some, marker, fill in ((known & ~after, "o", ink()), (known & after, "D", paper())):
             ax.plot(at[some], value[some], marker=marker, linestyle="none", color=ink(), markerfacecolor=fill, zorder=3)
-        ax.axhline(0.0, color=muted(), linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        ax.axhline(0.0, color=muted(), linewidth=stroke(0.8), linestyle=(0, (4, 2)), zorder=1)
         ax.set_ylabel(label)
     names = [
         _AFTER.get(str(states), str(states).removeprefix("step ").replace(" and later", "+"))
@@ -59,6 +59,6 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
         if turned:
             tick.set(rotation=30, ha="right", rotation_mode="anchor")
     label = "step that begins at the state" + (", or after a wrong step" if after.any() else "")
-    axes[-1].set_xlabel(wrapped_to_axis(label))
+    axes[-1].set_xlabel(wrapped_to_axis(label, 0.85))
     legend_below(axes[0], plt.rcParams["font.size"] * 7.0 / 8.0, keys)
     return axes

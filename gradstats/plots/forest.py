@@ -13,7 +13,7 @@ from matplotlib.typing import ColorType
 
 from gradstats.plots.intervals import CROSS, CROSS_SIZE, DASHES
 from gradstats.plots.names import CHARACTER, figure_inches, in_mathematics, wrapped
-from gradstats.plots.theme import REMARK, edge, muted
+from gradstats.plots.theme import REMARK, edge, muted, stroke
 
 # Inches per row at 8-point text.
 ROW_HEIGHT = 0.2
@@ -74,8 +74,9 @@ def wrap_label(label: str, longest: int | None = None) -> str:
     for line in lines:
         while len(line) > longest:
             at_space = line.rfind(" ", 1, longest)
-            marks = (" ",) if at_space > 0 else ("_", "/", "·", ".")
-            cut = max(line.rfind(mark, 0, longest) for mark in marks) + 1 or longest
+            marks = (" ",) if at_space > 0 else ("_", "/", "·", "-")
+            # A point may stand in a number, such as the size of a model.
+            cut = max(line.rfind(mark, 0, longest) for mark in marks) + 1 or line.rfind(".", 0, longest) + 1 or longest
             broken.append(line[:cut].rstrip())
             line = line[cut:]
         broken.append(line)
@@ -128,7 +129,7 @@ def forest_limits(values: Float[np.ndarray, " n"], logarithmic: bool, landmark: 
 def draw_landmark(ax: Axes, at: float, *, horizontal: bool = False) -> None:
     """Draw a dashed line at a value to compare with."""
     draw = ax.axhline if horizontal else ax.axvline
-    draw(at, color=muted(), linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    draw(at, color=muted(), linewidth=stroke(0.8), linestyle=(0, (4, 2)), zorder=1)
 
 
 def draw_row(
@@ -165,7 +166,7 @@ def draw_row(
     size = plt.rcParams["lines.markersize"]
     if np.isfinite(centre) and np.isnan(low) and np.isnan(high):
         look = {"color": color, "markersize": CROSS_SIZE * size, "linestyle": "none"}
-        ax.plot([centre], [row], marker=CROSS, markeredgewidth=1.2, zorder=4, **look)
+        ax.plot([centre], [row], marker=CROSS, markeredgewidth=stroke(1.2), zorder=4, **look)
         return
     # One unbounded on a side runs off the axis there.
     start = float(np.clip(low, left, right)) if np.isfinite(low) else left
@@ -190,9 +191,9 @@ def draw_row(
         return
     nearest = float(np.clip(centre, start, stop))
     if nearest != centre:
-        ax.plot([nearest, centre], [row, row], color=color, linewidth=1.0, linestyle=":", zorder=2)
+        ax.plot([nearest, centre], [row, row], color=color, linewidth=stroke(1.0), linestyle=":", zorder=2)
     if hollow:
-        face = {"markerfacecolor": ax.get_facecolor(), "markeredgecolor": color, "markeredgewidth": 1.0}
+        face = {"markerfacecolor": ax.get_facecolor(), "markeredgecolor": color, "markeredgewidth": stroke(1.0)}
     else:
         face = {"fillstyle": fill, "markerfacecoloralt": ax.get_facecolor(), **edge()}
     drawn = size * (STAR if marker == "*" else 1.0)
@@ -204,7 +205,7 @@ def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5, *, vertical: bool = 
     axis = ax.yaxis if vertical else ax.xaxis
     left, right = ax.get_ylim() if vertical else ax.get_xlim()
     if not logarithmic:
-        axis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10], min_n_ticks=min(2, most)))
         return
     decades = np.log10(right / left)
     subs = (

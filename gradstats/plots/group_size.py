@@ -14,7 +14,7 @@ from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_t
 from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import names_in
-from gradstats.plots.theme import edge
+from gradstats.plots.theme import edge, stroke
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.stats.variance.quantities import QUANTITIES, in_metric
 
@@ -86,7 +86,7 @@ def plot_group_size(
         # Points of different estimators stand side by side, a little apart, so that intervals do not overlap.
         at = sizes * 2.0 ** (0.12 * (place - (len(estimators) - 1) / 2.0) / max(len(estimators) / 2.0, 1.0))
         drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
-        ax.plot(at, centre, label=labels[name], linewidth=1.0, zorder=3, **drawn, **edge())
+        ax.plot(at, centre, label=labels[name], linewidth=stroke(1.0), zorder=3, **drawn, **edge())
         draw_intervals(ax, at, centre, low, high, color)
     if frame.empty:
         draw_nothing(ax, "no estimators")
@@ -129,7 +129,7 @@ def _draw_equivalence(ax: Axes, frame: pd.DataFrame, value: str, equivalence: pd
             continue
         height = heights[name, size]
         color = estimator_appearance(name).color
-        ax.plot([size, equal], [height, height], color=color, linestyle=":", linewidth=1.0)
+        ax.plot([size, equal], [height, height], color=color, linestyle=":", linewidth=stroke(1.0))
         ax.plot([equal], [height], marker="|", color=color, zorder=4)
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.typing import ColorType
 
-from gradstats.plots.theme import ink
+from gradstats.plots.theme import ink, stroke
 
 #: Entries of the legend.
 NO_INTERVAL = "without interval"
@@ -55,7 +55,7 @@ def interval_keys(*quantities: Float[np.ndarray, "n 3"], forest: bool = False) -
     if forest:
         signs += [
             (interval_alone, Line2D([], [], color=color, linestyle=DASHES, marker="|", label=INTERVAL_ALONE)),
-            (outside, Line2D([], [], color=color, linestyle=":", linewidth=1.0, label=OUTSIDE)),
+            (outside, Line2D([], [], color=color, linestyle=":", linewidth=stroke(1.0), label=OUTSIDE)),
         ]
     return [key for found, key in signs if any(found(*rows.T).any() for rows in quantities)]
 
@@ -70,7 +70,7 @@ def mark_without_interval(
     """Lay a cross over each value that is known without any interval."""
     bare = without_interval(centre, low, high)
     if bare.any():
-        ax.plot(at[bare], centre[bare], marker=CROSS, color=ink(), linestyle="none", markersize=6.0, zorder=5)
+        ax.plot(at[bare], centre[bare], marker=CROSS, color=ink(), linestyle="none", markersize=stroke(6.0), zorder=5)
 
 
 def draw_intervals(
@@ -84,16 +84,22 @@ def draw_intervals(
     """Draw intervals as vertical lines; an arrow stands for an end that is unknown, a cross for no interval at all."""
     start, stop = np.where(np.isfinite(low), low, centre), np.where(np.isfinite(high), high, centre)
     known = np.isfinite(start) & np.isfinite(stop)
-    ax.vlines(at[known], start[known], stop[known], color=color, linewidth=1.0, zorder=2)
+    ax.vlines(at[known], start[known], stop[known], color=color, linewidth=stroke(1.0), zorder=2)
     bare = without_interval(centre, low, high)
     for unknown, towards in ((~np.isfinite(high), 1.0), (~np.isfinite(low), -1.0)):
         for place in np.flatnonzero(np.isfinite(centre) & unknown & ~bare):
             ax.annotate(
                 "",
                 (at[place], centre[place]),
-                (0.0, towards * _ARROW_POINTS),
+                (0.0, towards * stroke(_ARROW_POINTS)),
                 textcoords="offset points",
-                arrowprops={"arrowstyle": "<-", "color": color, "linewidth": 1.0, "shrinkA": 0.0, "shrinkB": 0.0},
+                arrowprops={
+                    "arrowstyle": "<-",
+                    "color": color,
+                    "linewidth": stroke(1.0),
+                    "shrinkA": 0.0,
+                    "shrinkB": 0.0,
+                },
                 zorder=2,
             )
     mark_without_interval(ax, at, centre, low, high)

@@ -13,8 +13,8 @@ from gradstats.plots.forest import plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below, legend_height
-from gradstats.plots.names import names_in
-from gradstats.plots.theme import edge, muted, palette
+from gradstats.plots.names import names_in, wrapped_to_axis
+from gradstats.plots.theme import edge, muted, palette, stroke
 from gradstats.stats.length_reward import LengthRewardCorrelation
 from gradstats.stats.variance.quantities import in_metric
 
@@ -42,7 +42,7 @@ def plot_length_reward(
     require_columns(frame, ["prompt_id", "length", "reward"], "give one row per completion")
     if ax is None:
         _, ax = plt.subplots()
-    ax.set_xlabel("length less its prompt's mean (tokens)")
+    ax.set_xlabel(wrapped_to_axis("length less its prompt's mean (tokens)", 0.8))
     ax.set_ylabel("reward less its prompt's mean")
     if frame.empty:
         draw_nothing(ax, "no completions")
@@ -52,8 +52,8 @@ def plot_length_reward(
     y = (frame["reward"] - by_prompt["reward"].transform("mean")).to_numpy(dtype=float)
     few = len(frame) <= 100
     color = palette()[0]
-    ax.axhline(0.0, color=muted(), linewidth=0.6, zorder=1)
-    ax.axvline(0.0, color=muted(), linewidth=0.6, zorder=1)
+    ax.axhline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
+    ax.axvline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
     ax.scatter(
         x,
         y,
@@ -120,7 +120,7 @@ def plot_length_bins(
         # Side by side within a bin, however many they are.
         at = middle * 2.0 ** (min(0.08, 0.5 / len(lines)) * (place - (len(lines) - 1) / 2.0))
         centre, low, high = (rows[column].to_numpy(dtype=float) for column in ends)
-        ax.plot(at, centre, linewidth=1.0, label=names.get(name), zorder=3, **drawn, **edge())
+        ax.plot(at, centre, linewidth=stroke(1.0), label=names.get(name), zorder=3, **drawn, **edge())
         draw_intervals(ax, at, centre, low, high, color)
         # Known from below alone: an upward triangle at the bound.
         bounded = np.isnan(centre) & np.isfinite(low)

@@ -10,11 +10,13 @@ from gradstats import data
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.metrics import EUCLIDEAN
 from gradstats.plots.forest import plain_ticks
-from gradstats.plots.theme import muted, palette
+from gradstats.plots.theme import muted, palette, stroke
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 
 CURVE_POINTS = 200
 CUT_OFF = "cut off at the cap"
+# Several fits on the same axes are told apart without colour.
+MARKERS, LINES = "o^sDv", ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 # Where published points stand, in shares of the axes: at the lower right, since norms increase with length.
 INSET = (0.6, 0.1, 0.39, 0.3)
 
@@ -61,11 +63,11 @@ def plot_length_scaling(
         _, ax = plt.subplots()
     if published is not None:
         _draw_published(ax, data.load(published) if isinstance(published, str) else published, confidence_level)
-    if color is None:
-        colors = palette()
-        color = colors[sum(line.get_gid() == "fit" for line in ax.lines) % len(colors)]
+    place, colors = sum(line.get_gid() == "fit" for line in ax.lines), palette()
+    color = colors[place % len(colors)] if color is None else color
+    marker, dashes = MARKERS[place % len(MARKERS)], LINES[place % len(LINES)]
 
-    _draw_points(ax, fit, color)
+    _draw_points(ax, fit, color, marker)
     curve = fit.predict(np.geomspace(fit.lengths.min(), fit.lengths.max(), CURVE_POINTS), confidence_level)
     low, high = fit.confidence_interval(confidence_level)
     text = rf"$\alpha$ = {fit.alpha:.2f} [{low:.2f}, {high:.2f}]"
@@ -74,6 +76,7 @@ def plot_length_scaling(
         curve["sq_norm"],
         color=color,
         label=text if label is None else f"{label}: {text}",
+        linestyle=dashes,
         gid="fit",
         zorder=4,
     )
@@ -97,7 +100,7 @@ def plot_length_scaling(
     return ax
 
 
-def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType) -> None:
+def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType, marker: str) -> None:
     """Draw the points, fainter where there are many; those of completions cut off at the cap are open."""
     few = fit.n <= 100
     alpha = 0.7 if few else max(0.08, 0.7 * (100 / fit.n) ** 0.5)
@@ -108,6 +111,7 @@ def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType) -> None:
         fit.lengths[whole],
         fit.sq_norms[whole],
         s=size,
+        marker=marker,
         color=color,
         alpha=alpha,
         linewidths=0,
@@ -119,9 +123,10 @@ def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType) -> None:
             fit.lengths[fit.truncated],
             fit.sq_norms[fit.truncated],
             s=size,
+            marker=marker,
             facecolors="none",
             edgecolors=[color],
-            linewidths=0.5,
+            linewidths=stroke(0.5),
             alpha=max(alpha, 0.4),
             rasterized=many,
             label=None if CUT_OFF in ax.get_legend_handles_labels()[1] else CUT_OFF,
@@ -147,7 +152,13 @@ def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> 
     inset = ax.inset_axes(INSET)
     grey = muted()
     inset.scatter(
-        points["length"], points["sq_norm"], s=5, marker="D", facecolors="none", edgecolors=[grey], linewidths=0.5
+        points["length"],
+        points["sq_norm"],
+        s=5,
+        marker="D",
+        facecolors="none",
+        edgecolors=[grey],
+        linewidths=stroke(0.5),
     )
     inset.set_xscale("log")
     inset.set_yscale("log")
@@ -159,7 +170,7 @@ def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> 
         low, high = fit.confidence_interval(confidence_level)
         name += rf": $\alpha$ = {fit.alpha:.2f} [{low:.2f}, {high:.2f}]"
         curve = fit.predict(np.array([fit.lengths.min(), fit.lengths.max()]), confidence_level)
-        inset.plot(curve["length"], curve["sq_norm"], color=grey, linewidth=0.9)
+        inset.plot(curve["length"], curve["sq_norm"], color=grey, linewidth=stroke(0.9))
     small = 0.75 * plt.rcParams["font.size"]
     plain_ticks(inset, logarithmic=True, most=2)
     inset.set_yticks([], minor=False)
@@ -173,7 +184,7 @@ def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> 
         markersize=2.5,
         markerfacecolor="none",
         color=grey,
-        linewidth=0.9,
+        linewidth=stroke(0.9),
         gid="published",
         label=name,
     )

@@ -12,7 +12,7 @@ from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_co
 from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import names_in
-from gradstats.plots.theme import edge, muted
+from gradstats.plots.theme import edge, muted, stroke
 from gradstats.stats.variance.gradient_shares import SHARES
 from gradstats.stats.variance.quantities import in_metric
 
@@ -58,12 +58,12 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
         color, marker = estimator_appearance(name)
         at = np.arange(len(numbers)) + min(0.12, 0.6 / len(lines)) * (place - (len(lines) - 1) / 2.0)
         drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
-        ax.plot(at, numbers[:, 0], linewidth=1.0, label=label, zorder=3, **drawn, **edge())
+        ax.plot(at, numbers[:, 0], linewidth=stroke(1.0), label=label, zorder=3, **drawn, **edge())
         draw_intervals(ax, at, *numbers.T, color)
     if not np.isfinite(frame[value].to_numpy(dtype=float)).any():
         draw_nothing(ax, "no share is resolved" if len(frame) else "no bins")
         ax.set_yticks([])
-    ax.axhline(0.0, color=muted(), linewidth=0.6, zorder=1)
+    ax.axhline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
     ax.set_xticks(range(len(bins)), labels=[bin_label(low, high, "–\n") for low, high in bins])
     ax.set_xlim(-0.5, max(len(bins), 1) - 0.5)
     ax.set_xlabel(_AXIS_LABELS[quantity])

@@ -20,8 +20,8 @@ from gradstats.plots.forest import draw_landmark, plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, require_columns
 from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below, legend_height
-from gradstats.plots.names import in_mathematics, names_in, reference_name
-from gradstats.plots.theme import edge, ink
+from gradstats.plots.names import in_mathematics, names_in, reference_name, wrapped_to_axis
+from gradstats.plots.theme import edge, ink, stroke
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
 
 #: What is drawn of a cell, and its axis label.
@@ -133,9 +133,9 @@ def plot_sweep(
         _finish(ax, frame, axis, name)
     for style, (label, _) in zip(_styles(lines), lines, strict=True):
         if label:
-            axes[0].plot([], [], color=ink(), linestyle=style, linewidth=1.0, label=label)
+            axes[0].plot([], [], color=ink(), linestyle=style, linewidth=stroke(1.0), label=label)
     for label, look in zip(drawn, _looks(drawn), strict=True):
-        axes[0].plot([], [], linewidth=1.0, label=names[label], **look, **edge())
+        axes[0].plot([], [], linewidth=stroke(1.0), label=names[label], **look, **edge())
     legend_below(axes[0], font_size, keys)
     return axes[: len(panels) + len(ratios)]
 
@@ -217,7 +217,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
         rows = rows.sort_values(by=axis.setting)
     at = axis.places_of(rows) + 0.06 * np.ptp(axis.places) / max(len(axis.places) - 1, 1) * place
     centre, low, high = _estimates(rows, name).T
-    ax.plot(at, centre, linewidth=1.0, zorder=3, **look, **edge())
+    ax.plot(at, centre, linewidth=stroke(1.0), zorder=3, **look, **edge())
     if name not in OF_CELLS:  # a logarithmic axis has no room for an end at 1e-260 or 1e250
         low = np.where(low < centre / _FARTHEST, centre / _FARTHEST, low)
         high = np.where(high > centre * _FARTHEST, np.inf, high)
@@ -262,7 +262,7 @@ def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
     names = [f"{value:g}" if axis.numeric else str(value) for value in axis.values[chosen]]
     ax.set_xticklabels(names, rotation=0 if axis.numeric else 30)
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel(axis.label)
+    ax.set_xlabel(wrapped_to_axis(axis.label, 0.35))
     margin = 0.12 * (np.ptp(axis.places) or 1.0) if axis.numeric else 0.5
     ax.set_xlim(axis.places[0] - margin, axis.places[-1] + margin)
     reference = reference_name(frame)

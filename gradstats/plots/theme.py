@@ -42,7 +42,12 @@ def muted(share: float = LINE) -> Color:
 
 def edge() -> Edge:
     """Return the outline of markers."""
-    return {"markeredgecolor": muted(0.87), "markeredgewidth": 0.4}
+    return {"markeredgecolor": muted(0.87), "markeredgewidth": stroke(0.4)}
+
+
+def stroke(points: float) -> float:
+    """Return the width of a line that has so many points beside 8-point text."""
+    return points * plt.rcParams["font.size"] / 8.0
 
 
 def palette() -> list[Color]:

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.intervals import draw_intervals, interval_keys
 from gradstats.plots.legend import legend_below
-from gradstats.plots.theme import muted, palette
+from gradstats.plots.theme import muted, palette, stroke
 from gradstats.stats.variance.quantities import in_metric
 
 
@@ -55,7 +55,7 @@ def plot_token_correlation(table: WithFrame | pd.DataFrame, *, ax: Axes | None =
     columns = ["distance_first", "distance_last", "correlation", "correlation_low", "correlation_high"]
     require_columns(frame, columns, "draw what token_correlation() gives")
     ax = _profile(frame, "distance", "correlation", ax)
-    ax.axhline(0.0, color=muted(), linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    ax.axhline(0.0, color=muted(), linewidth=stroke(0.8), linestyle=(0, (4, 2)), zorder=1)
     ax.set_xlabel("distance (tokens)")
     ax.set_ylabel(in_metric("correlation of token scores", frame.attrs))
     return ax
@@ -75,7 +75,7 @@ def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> 
     at = np.sqrt(first * last)
     value, low, high = known[ends].to_numpy(dtype=float).T
     color = palette()[0]
-    ax.plot(at, value, color=color, linewidth=0.9, zorder=2)
+    ax.plot(at, value, color=color, linewidth=stroke(0.9), zorder=2)
     size = plt.rcParams["lines.markersize"] * 0.8
     ax.plot(at, value, color=color, marker="o", linestyle="none", markersize=size, zorder=3)
     draw_intervals(ax, at, value, low, high, color)

@@ -11,7 +11,7 @@ from gradstats.plots.forest import plain_ticks
 from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
 from gradstats.plots.legend import legend_below, legend_height, legend_text
 from gradstats.plots.names import CHARACTER, figure_inches, wrapped
-from gradstats.plots.theme import muted, palette
+from gradstats.plots.theme import muted, palette, stroke
 from gradstats.stats.variance.quantities import in_metric
 
 # Above this number of traces, a legend no longer helps.
@@ -64,7 +64,7 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
         shade = 1.0 if len(traces) <= _MOST_NAMED else max(0.08, _MOST_NAMED / len(traces))
         size = plt.rcParams["lines.markersize"] * 0.55
         look = {"color": color, "marker": "o", "markersize": size, "markeredgewidth": 0.0}
-        ax.plot(at, energy, alpha=shade, linewidth=0.7, label=name if named else None, **look)
+        ax.plot(at, energy, alpha=shade, linewidth=stroke(0.7), label=name if named else None, **look)
         if {"energy_low", "energy_high"} <= set(rows.columns):
             low, high = (rows[column].to_numpy(dtype=float) for column in ("energy_low", "energy_high"))
             ax.fill_between(at, np.fmax(low, float(positive.min())), high, color=color, alpha=0.2 * shade, linewidth=0)
@@ -149,7 +149,7 @@ def plot_proxy(
         )
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.axline((1.0, 1.0), (2.0, 2.0), color=muted(), linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        ax.axline((1.0, 1.0), (2.0, 2.0), color=muted(), linewidth=stroke(0.8), linestyle=(0, (4, 2)), zorder=1)
         left_out = len(frame) - len(shown)
         rank = frame.attrs.get("rank_correlation")
         remarks = [] if rank is None else [f"rank correlation {rank:.2f}"]

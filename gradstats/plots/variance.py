@@ -36,6 +36,7 @@ from gradstats.plots.names import (
     wrapped,
     wrapped_to_axis,
 )
+from gradstats.plots.theme import stroke
 from gradstats.plots.units import rows_of_one_unit, sentence_height, write_sentence
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
 from gradstats.stats.variance.winner import rows_in_best_set
@@ -45,6 +46,8 @@ NARROW_LINE = 22
 # A line under the first of several panels.
 NARROW_AXIS = 18
 PANELS = shown_in("panels")
+# Below these widths, as if text were of 8 points, panels have smaller names, and one tick.
+SMALL_NAMES, ONE_TICK = 2.5, 2.9
 #: Share of the width of a figure that its axes and their labels may take.
 PANEL_SHARE = 0.7
 # Characters of a line for which a tick with its number needs the room.
@@ -153,14 +156,16 @@ def plot_variance_panels(
         axes = list(grid[0])
     if len(axes) != len(values):
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
+    inches = figure_inches()
     for ax, quantity in zip(axes, quantities, strict=True):
         require_columns(frame, _with_ends(quantity), "draw what compare() gives")
         _draw_named(ax, frame, quantity, reference, int(NARROW_LINE / widening()))
         name = "\n".join(wrapped(reference_name(frame, reference), int(NARROW_AXIS / widening())))
         label = in_mathematics(filled_in(quantity.panel_label, frame.attrs, name))
-        ax.set_xlabel(in_metric(label, frame.attrs) if ax is axes[0] else label)
+        size = plt.rcParams["axes.labelsize"] if inches >= SMALL_NAMES else "x-small"
+        ax.set_xlabel(in_metric(label, frame.attrs) if ax is axes[0] else label, fontsize=size)
         # The first panel is the widest.
-        plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2)
+        plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2 if inches >= ONE_TICK else 1)
     if JUDGED in quantities:
         _mark_best_set(axes[0], frame)
     for ax in axes[1:]:
@@ -348,7 +353,7 @@ def _draw(
         )
     known = np.flatnonzero(~np.isnan(together).any(axis=1))
     low, high = np.clip(together[known], *ax.get_xlim()).T
-    ax.hlines(places[known], low, high, colors=[colors[row] for row in known], linewidth=0.6, zorder=1.5)
+    ax.hlines(places[known], low, high, colors=[colors[row] for row in known], linewidth=stroke(0.6), zorder=1.5)
     plain_ticks(ax, quantity.logarithmic)
 
 

@@ -16,7 +16,7 @@ from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_t
 from gradstats.plots.intervals import interval_keys, mark_without_interval
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import LABELS, in_mathematics, reference_name
-from gradstats.plots.theme import edge, ink, muted, paper
+from gradstats.plots.theme import edge, ink, muted, paper, stroke
 from gradstats.stats.variance.minimiser import written_interval
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric
 
@@ -120,14 +120,14 @@ def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
     together = [f"{name}_simultaneous_{end}" for end in ("low", "high")]
     if set(together) <= set(frame):
         for end in together:
-            ax.plot(at, frame[end].to_numpy(dtype=float), color=ink(), linewidth=0.5, zorder=3)
+            ax.plot(at, frame[end].to_numpy(dtype=float), color=ink(), linewidth=stroke(0.5), zorder=3)
     if name == JUDGED.name and RAW in frame and not np.allclose(frame[RAW], centre, rtol=1e-9, equal_nan=True):
         ax.plot(at, frame[RAW].to_numpy(dtype=float), color=muted(0.75), linestyle=":", label=labels["raw"], zorder=3)
     logarithmic = quantity.logarithmic and bool((centre > 0).any())
     if logarithmic:
         ax.set_yscale("log")
     if quantity.landmark is not None and len(frame):
-        ax.axhline(quantity.landmark, color=muted(), linewidth=0.6, linestyle="--", zorder=1)
+        ax.axhline(quantity.landmark, color=muted(), linewidth=stroke(0.6), linestyle="--", zorder=1)
     ax.set_ylabel(in_mathematics(axis_label(quantity, frame.attrs, reference_name(frame))))
 
 
@@ -137,19 +137,21 @@ def _draw_parameters(ax: Axes, frame: pd.DataFrame) -> None:
     first = labels["matched"] in ax.get_legend_handles_labels()[1]  # of several panels one has the entries
     for dashes, fit in zip(_DASHES, _fits(frame), strict=False):
         text = labels[str(fit["fit"])] if first else None
-        ax.axvline(float(fit["value"]), color=muted(0.7), linestyle=dashes, linewidth=0.9, label=text, zorder=1)
+        ax.axvline(float(fit["value"]), color=muted(0.7), linestyle=dashes, linewidth=stroke(0.9), label=text, zorder=1)
     if "lowest" in labels:
         lowest, low, high = (float(frame.attrs[f"minimiser{end}"]) for end in ("", "_low", "_high"))
         along = ax.get_xaxis_transform()
         _make_room_below(ax)
-        ax.plot([low, high], [_MINIMISER_AT, _MINIMISER_AT], color=ink(), linewidth=2.0, transform=along, zorder=5)
+        ax.plot(
+            [low, high], [_MINIMISER_AT, _MINIMISER_AT], color=ink(), linewidth=stroke(2.0), transform=along, zorder=5
+        )
         start, stop = _range(frame)
         for end, marker, is_cut in ((low, "<", low <= start), (high, ">", high >= stop)):
             if is_cut:
                 ax.plot([end], [_MINIMISER_AT], marker=marker, color=ink(), linestyle="", transform=along, zorder=5)
         ax.plot(
             [lowest], [_MINIMISER_AT], marker="D", linestyle="", color=paper(), transform=along, zorder=6,
-            label=labels["lowest"] if first else None, **{**edge(), "markeredgewidth": 0.9},
+            label=labels["lowest"] if first else None, **{**edge(), "markeredgewidth": stroke(0.9)},
         )  # fmt: skip
 
 

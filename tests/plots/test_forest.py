@@ -95,6 +95,8 @@ def test_labels_break_before_and_between_their_parameters():
     long = wrap_label("mine(first_parameter=0.123456, second_parameter=0.654321)", 30)
     assert long.split("\n") == ["mine", "(first_parameter=0.123456,", "second_parameter=0.654321)"]
     assert wrap_label("norm-weighted, α = 0.8, leave-one-out", 26) == "norm-weighted, α = 0.8,\nleave-one-out"
+    model = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
+    assert wrap_label(model, 30).split("\n") == ["deepseek-ai/DeepSeek-R1-", "Distill-Qwen-1.5B"]
     assert longest_line() == 26
     with mpl.rc_context(style("icml", "full")):
         assert longest_line() == 40

@@ -80,6 +80,9 @@ def test_several_fits_share_an_axis_in_different_colours(fit):
     ax = plot_length_scaling(fit, label="one")
     assert plot_length_scaling(fit, ax=ax, label="two") is ax
     assert ax.lines[0].get_color() != ax.lines[1].get_color()
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "--"]  # and in grey
+    shapes = [points.get_paths()[0].vertices.shape for points in (ax.collections[0], ax.collections[2])]
+    assert shapes[0] != shapes[1]
     assert len(labels(ax)) == 2
 
 

@@ -11,7 +11,7 @@ from fixture_frames import CASES
 from matplotlib.colors import to_rgb
 
 from gradstats import plots
-from gradstats.plots.theme import LEAST_CONTRAST, contrast, edge, ink, muted, palette, paper
+from gradstats.plots.theme import LEAST_CONTRAST, contrast, edge, ink, muted, palette, paper, stroke
 
 mpl.use("Agg")
 
@@ -56,3 +56,11 @@ def test_nothing_is_dim_on_a_dark_slide(name):
 def test_greys_of_the_light_theme_are_grey():
     with mpl.rc_context(plots.style()):
         assert np.ptp(muted(0.3)) == 0.0
+
+
+def test_lines_grow_with_the_text():
+    with mpl.rc_context(plots.style("slide")):
+        assert stroke(1.0) == pytest.approx(18 / 8)
+        ax = plots.plot_shares(CASES["shares"][1]("ordinary"))
+        assert {line.get_linewidth() for line in ax.lines if line.get_label() == "RLOO"} == {18 / 8}
+        plt.close("all")
