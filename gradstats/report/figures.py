@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +61,13 @@ def figures_as_svg(run: SavedResults) -> dict[str, str]:
     return {listed.name: _svg(figure) for listed, figure, _ in run_figures(run, run.figure_style)}
 
 
+def first_figure_as_svg(run: SavedResults) -> tuple[RunFigure, str] | None:
+    """Return the first figure that a run has the numbers for, as it is listed and as SVG; None where it has none."""
+    # Closed before anything else is drawn: its style would otherwise end in the middle of that.
+    with closing(run_figures(run, run.figure_style)) as figures:
+        return next(((listed, _svg(figure)) for listed, figure, _ in figures), None)
+
+
 def refuse_foreign_figures(run: SavedResults, folder: Path, figure_style: FiguresSection) -> None:
     """Refuse to draw a run where files lie that are not earlier figures, before anything is drawn.
 
@@ -73,7 +80,9 @@ def refuse_foreign_figures(run: SavedResults, folder: Path, figure_style: Figure
             refuse_foreign_figure(folder / listed.name, figure_style.formats, list(map(str, table)))
 
 
-def run_figures(run: SavedResults, figure_style: FiguresSection) -> Iterator[tuple[RunFigure, Figure, pd.DataFrame]]:
+def run_figures(
+    run: SavedResults, figure_style: FiguresSection
+) -> Generator[tuple[RunFigure, Figure, pd.DataFrame], None, None]:
     """Yield each figure of a run as listed, as drawn, and its table; a figure is closed when the next is asked for."""
     yield from _drawn(run, figures_of(run), figure_style)
 

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 from urllib.parse import quote
 
 from gradstats.estimators.display_names import distinct_names, in_words
 from gradstats.report.completion_means import ENDS
+from gradstats.report.figures import first_figure_as_svg
 from gradstats.report.numbers import Triple, number_with_interval
+from gradstats.report.page import inline_svg
 from gradstats.report.page_table import Cell, Definition, Row, breakable, column_definition, named_row
 from gradstats.report.rendered_page import rendered, write_page
+from gradstats.report.run_figures import RunFigure
 from gradstats.report.run_folder import refuse_inside_run, writing_into
 from gradstats.report.saved_results import SavedResults, differing_settings, read_results
 from gradstats.report.several_runs import levels_of, numbers_of_run, run_names
+from gradstats.report.shown_text import visible
 from gradstats.report.sweeps import is_sweep, read_sweep
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
 from gradstats.stats.variance.winner import best_rows
 from gradstats.system.outputs import is_marked, refuse_foreign
 
+#: Runs of which the page shows a figure: the first ones.
+MOST_FIGURES = 12
 # What is compared across runs: a table for each.
 _COMPARED = (JUDGED.name, "ratio")
 
@@ -44,6 +51,15 @@ class RatioTable(TypedDict):
     rows: list[Row]
 
 
+@dataclass(frozen=True)
+class _OfRun:
+    """What the page shows of one run: the first table's cells, quantity → estimator → cell, and its first figure."""
+
+    cells: list[Cell]
+    ratios: dict[str, dict[str, Cell]]
+    figures: list[tuple[RunFigure, str]]
+
+
 def write_gallery(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
     """Write one HTML page that compares runs from their saved numbers, with links to the page of each.
 
@@ -55,7 +71,7 @@ def write_gallery(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLik
         The file's path.
 
     Raises:
-        ValueError: when no run is named, or none of a sweep has results.
+        ValueError: when no run is named, or none of a sweep has results, or those of a run are damaged; names it.
         FileNotFoundError: when a folder holds no numbers; states the command that writes them.
         FileExistsError: when the file exists and is not a report, or belongs to a run.
         OSError: when the file cannot be written.
@@ -78,24 +94,56 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
         folder: where the page will lie, from which its links lead.
     """
     names = run_names(runs)
+    of_runs = [_of_run(run, at < MOST_FIGURES) for at, run in enumerate(runs)]
     rows: list[RunRow] = [
         {
             "name": name,
             "html": breakable(name),
             "link": _link(run, folder),
             "policy": Path(str(run.settings.get("policy.name") or "")).name,
-            "cells": _cells_of_run(run),
+            "cells": of_run.cells,
         }
-        for name, run in zip(names, runs, strict=True)
+        for name, run, of_run in zip(names, runs, of_runs, strict=True)
     ]
+    figures = [
+        {"run": row, "alpha": of_run.cells[0]["html"], "caption": listed.caption, "svg": _inline(svg, at, listed, row)}
+        for at, (row, of_run) in enumerate(zip(rows, of_runs, strict=True))
+        for listed, svg in of_run.figures
+    ]
+    chosen = {label: name for run in runs for label, name in run.figure_style.labels.items()}
     return rendered(
         "gallery.html.j2",
         title=names[0] if len(names) == 1 else f"{len(names)} runs side by side",
-        names=names,
         runs=rows,
         remarks=_remarks(runs, names),
-        tables=[_ratios(runs, quantity) for quantity in _COMPARED],
+        differing=[
+            (setting, ["–" if value in (None, {}) else visible(str(value)) for value in values])
+            for setting, values in differing_settings(list(runs)).items()
+        ],
+        tables=[_ratios(of_runs, quantity, chosen) for quantity in _COMPARED],
+        figures=figures,
+        without_figure=len(runs) > MOST_FIGURES,
     )
+
+
+def _of_run(run: SavedResults, with_figure: bool) -> _OfRun:
+    """Return what the page shows of a run.
+
+    Raises:
+        ValueError: naming the run, when its numbers cannot be shown.
+    """
+    try:
+        first = first_figure_as_svg(run) if with_figure else None
+        return _OfRun(
+            cells=_cells_of_run(run),
+            ratios={quantity: _ratios_of_run(run, quantity) for quantity in _COMPARED},
+            figures=[] if first is None else [first],
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the results of the run {run.path} are damaged ({type(error).__name__}: {error}): restore them from a "
+            "copy, repeat that run, or leave it out"
+        ) from error
 
 
 def _results(path: Path) -> list[SavedResults]:
@@ -116,29 +164,33 @@ def _cells_of_run(run: SavedResults) -> list[Cell]:
     return [*cells, percent if math.isfinite(share) else _cell((share, share, share))]
 
 
-def _ratios(runs: Sequence[SavedResults], quantity: str) -> RatioTable:
-    estimators = dict.fromkeys(
-        str(name) for run in runs if run.variance is not None for name in run.variance["estimator"]
-    )
+def _ratios(of_runs: Sequence[_OfRun], quantity: str, chosen: Mapping[str, str]) -> RatioTable:
+    """Return a quantity of every estimator in every run; an empty cell where a run did not compare it."""
+    empty: Cell = {"html": "", "key": "", "bold": False}
     rows: list[Row] = []
-    chosen = {label: name for run in runs for label, name in run.figure_style.labels.items()}
+    estimators = dict.fromkeys(estimator for of_run in of_runs for estimator in of_run.ratios[quantity])
     for estimator, name in distinct_names(estimators, chosen).items():
         row = named_row(name, estimator)
-        row["cells"] += [_ratio(run, estimator, quantity) for run in runs]
+        row["cells"] += [of_run.ratios[quantity].get(estimator, empty) for of_run in of_runs]
         rows.append(row)
     heading = QUANTITIES[quantity].heading.format(reference="the reference")
     return {"name": quantity, "definition": column_definition(quantity, heading), "rows": rows}
 
 
-def _ratio(run: SavedResults, estimator: str, quantity: str) -> Cell:
-    """Return the cell of an estimator in a run; an empty one where the run did not compare it."""
-    frame = run.variance
-    places = [] if frame is None else [at for at, name in enumerate(frame["estimator"]) if str(name) == estimator]
-    if frame is None or not places:
-        return {"html": "", "key": "", "bold": False}
-    at = places[0]
-    value, low, high = (float(frame[f"{quantity}{end}"].iloc[at]) for end in ENDS)
-    return _cell((value, low, high), bold=quantity == JUDGED.name and at in best_rows(frame))
+def _ratios_of_run(run: SavedResults, quantity: str) -> dict[str, Cell]:
+    """Return the cell of each estimator; of one in groups of several sizes, that of the first."""
+    if run.variance is None:
+        return {}
+    best = best_rows(run.variance) if quantity == JUDGED.name else []
+    triples = run.variance[[f"{quantity}{end}" for end in ENDS]].to_numpy(dtype=float)
+    cells: dict[str, Cell] = {}
+    for at, (estimator, triple) in enumerate(zip(run.variance["estimator"], triples.tolist(), strict=True)):
+        cells.setdefault(str(estimator), _cell((triple[0], triple[1], triple[2]), bold=at in best))
+    return cells
+
+
+def _inline(svg: str, at: int, listed: RunFigure, row: RunRow) -> str:
+    return inline_svg(svg, f"run-{at}", f"{row['name']}: {listed.caption}")
 
 
 def _cell(triple: Triple, bold: bool = False) -> Cell:
@@ -152,7 +204,7 @@ def _cell(triple: Triple, bold: bool = False) -> Cell:
 
 
 def _remarks(runs: Sequence[SavedResults], names: Sequence[str]) -> list[str]:
-    """Return what to know before runs are compared: level of the intervals, references, metrics, settings."""
+    """Return what to know before runs are compared: level of the intervals, references, metrics."""
     remarks = [
         f"Intervals are at the level of {levels_of(runs)}, with the prompt as the unit, each of its own run. None "
         "compares two runs."
@@ -166,7 +218,4 @@ def _remarks(runs: Sequence[SavedResults], names: Sequence[str]) -> list[str]:
     metrics = list(dict.fromkeys(run.metric for run in runs))
     if len(metrics) > 1:
         remarks.append(f"Runs were measured in different metrics ({', '.join(metrics)}), which do not compare.")
-    for setting, values in differing_settings(list(runs)).items():
-        of_runs = ", ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
-        remarks.append(f"The runs differ in {setting} ({of_runs}).")
     return remarks

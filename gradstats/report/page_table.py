@@ -79,6 +79,7 @@ def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | Non
     rows: list[Row] = [
         named_row(str(name), str(label)) for name, label in zip(frame["estimator"], saved["estimator"], strict=True)
     ]
+    names = {row["label"]: row["name"] for row in rows}
     together = []
     best = best_rows(saved)
     marks = best_set_marks(frame)
@@ -102,7 +103,7 @@ def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | Non
         "level": f"{about['confidence_level']:.0%}" if "confidence_level" in about else "",
         "n_prompts": about.get("n_prompts"),
         "reference": about.get("reference"),
-        "notes": about.get("notes", []),
+        "notes": [in_words_of(note, names) for note in about.get("notes", [])],
         "together": together,
         "has_best_set": marks is not None,
     }
@@ -122,6 +123,19 @@ def column_definition(name: str, heading: str) -> Definition:
 def named_row(name: str, label: str) -> Row:
     """Return the row of an estimator, as yet without cells."""
     return {"name": name, "html": breakable(name), "label": label, "cells": []}
+
+
+def in_words_of(text: str, names: Mapping[str, str]) -> str:
+    """Return a sentence in which the labels of some estimators are replaced by their names.
+
+    >>> in_words_of("group_mean and my_group_mean(loo=True)", {"group_mean": "group mean"})
+    'group mean and my_group_mean(loo=True)'
+    """
+    if not names:
+        return text
+    longest_first = sorted(names, key=len, reverse=True)
+    labels = re.compile(rf"(?<![\w:.=])(?:{'|'.join(map(re.escape, longest_first))})(?![\w(]|:\w)")
+    return labels.sub(lambda found: names[found[0]], text)
 
 
 def breakable(name: str) -> str:

@@ -6,7 +6,7 @@ import re
 
 import pandas as pd
 import pytest
-from saved_runs import save_run, saved_sweep
+from saved_runs import ESTIMATORS, save_run, saved_sweep
 
 from gradstats.cli import commands
 from gradstats.report.gallery import gallery_page, write_gallery
@@ -32,7 +32,8 @@ def test_every_run_has_its_alpha_and_every_estimator_its_ratios(folders, tmp_pat
     assert '<button type="button">one</button>' in page
     assert "&lt;a model with a long name&gt;" in page
     assert "&lt;b&gt;mine&lt;/b&gt;" in page
-    assert "The runs differ in policy.name (one: models/p, two: models/&lt;a model with a long name&gt;)." in page
+    assert 'The runs differ in policy.name (<a href="#differences">their values</a>).' in page
+    assert '<td class="value">models/p</td><td class="value">models/&lt;a model with a long name&gt;</td>' in page
     assert "Ratios are to RLOO, on the completions of the same run." in page
     assert "Intervals are at the level of 95%" in page
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
@@ -41,7 +42,7 @@ def test_every_run_has_its_alpha_and_every_estimator_its_ratios(folders, tmp_pat
 def test_links_lead_to_the_pages_that_exist(folders, tmp_path):
     (folders[1] / "report.html").write_text("written by gradstats")
     page = write_gallery(folders, tmp_path / "gallery.html").read_text()
-    assert re.findall(r'<a href="(runs[^"]*)">', page) == ["runs/two%20%232/report.html"]
+    assert re.findall(r'<a href="(runs[^"]*)">', page) == ["runs/two%20%232/report.html"] * 2
 
 
 def test_an_estimator_of_one_run_only_leaves_a_cell_empty(folders, tmp_path):
@@ -61,7 +62,7 @@ def test_other_references_and_shared_names_are_said(folders, tmp_path):
     twice = gallery_page([runs[0], read_results(save_run(tmp_path / "elsewhere", name="one"))], tmp_path)
     assert 'data-key="elsewhere"' in twice
     hostile = gallery_page([read_results(save_run(tmp_path / "hostile", name="<b>a_b"))], tmp_path)
-    assert hostile.count("&lt;b&gt;a_<wbr>b") == 3
+    assert hostile.count("&lt;b&gt;a_<wbr>b") == 4
     assert "<b>" not in hostile
 
 
@@ -91,3 +92,91 @@ def test_nothing_foreign_is_replaced_and_several_runs_need_the_gallery(folders, 
     with pytest.raises(SystemExit):
         commands.main()
     assert "gradstats report --gallery RUN RUN" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_first_figure_of_each_run_stands_below_its_alpha(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("gradstats.report.gallery.MOST_FIGURES", 1)
+    (folders[0] / "report.html").write_text("written by gradstats")
+    page = write_gallery(folders, tmp_path / "gallery.html").read_text()
+    (figure,) = re.findall(r"<figure>.*?</figure>", page, flags=re.DOTALL)
+    alpha = read_json(folders[0] / "alpha.json")
+    number = number_with_interval(alpha["alpha"], alpha["alpha_low"], alpha["alpha_high"], markup="html")
+    assert f'<h3><a href="runs/one/report.html">one</a>: α = {number}</h3>' in figure
+    assert 'aria-label="one: Variance of each estimator' in figure
+    assert "Of the first 1 runs" in page
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("variance.csv", "name,x\nrloo,1\n"),
+        ("variance.csv", "estimator,group_size,matched_ratio\nrloo,4,abc\n"),
+        ("variance.csv", ""),
+        ("alpha.json", "{"),
+        ("tables/length_scaling.csv", "prompt_id,length\np,x\n"),
+    ],
+)
+def test_a_broken_run_is_named_and_no_page_is_written(folders, tmp_path, file, text):
+    (folders[1] / file).write_text(text)
+    with pytest.raises(ValueError, match=re.escape(str(folders[1]))):
+        write_gallery(folders, tmp_path / "gallery.html")
+    assert not (tmp_path / "gallery.html").exists()
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory, browser):
+    """A gallery of five runs with long names, in the browser."""
+    folder = tmp_path_factory.mktemp("wide")
+    runs = [save_run(folder / str(at), f"a-model-with-a-long-name-{at}_of_a_family", at) for at in range(5)]
+    browser.get(write_gallery(runs, folder / "gallery.html").as_uri())
+    return browser
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_tables_scroll_in_their_boxes_beside_the_names_and_the_page_does_not(wide, width):
+    device = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    wide.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    assert wide.execute_script("return document.documentElement.scrollWidth") <= width
+    boxes = wide.execute_script(
+        "return [...document.querySelectorAll('.scroll')].map(box => {"
+        "box.scrollLeft = 100; const names = box.querySelector('tbody th').getBoundingClientRect();"
+        "const found = [box.scrollLeft, names.left - box.getBoundingClientRect().left,"
+        "names.width / box.clientWidth]; box.scrollLeft = 0; return found})"
+    )
+    assert len(boxes) == 3
+    for scrolled, offset, share in boxes:
+        assert scrolled > 0 or width > 1000
+        assert abs(offset) < 1
+        assert share < 0.5
+    drawn = wide.execute_script(
+        "return [...document.querySelectorAll('figure svg')].map(svg => {"
+        "const box = svg.getBoundingClientRect(); return [box.left, box.right, box.height]})"
+    )
+    assert len(drawn) == 5
+    assert all(left >= 0 and right <= width and height > 80 for left, right, height in drawn)
+    assert wide.get_log("browser") == []
+    wide.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.browser
+def test_columns_sort_and_colours_follow_the_reader(wide):
+    first = "const table = document.querySelector('#matched_ratio table');"
+    wide.execute_script(f"{first} table.tHead.rows[0].cells[1].querySelector('button').click()")
+    assert wide.execute_script(f"{first} return [...table.tBodies[0].rows].map(row => row.cells[0].title)") == [
+        ESTIMATORS[2], ESTIMATORS[0], ESTIMATORS[1], ESTIMATORS[3],
+    ]  # fmt: skip
+    colours = "return ['body', 'tbody th'].map(one => getComputedStyle(document.querySelector(one)).backgroundColor)"
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    wide.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": dark})
+    assert wide.execute_script(colours) == ["rgb(21, 24, 28)"] * 2
+    # Paper is white, and a table has its width.
+    wide.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
+    wide.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 718, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    )
+    assert wide.execute_script(colours) == ["rgb(255, 255, 255)"] * 2
+    widths = "return [...document.querySelectorAll('table')].map(table => table.getBoundingClientRect().right)"
+    assert max(wide.execute_script(widths)) <= 718
+    wide.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    wide.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -61,3 +61,12 @@ def test_rows_are_named_in_words_and_keep_their_labels(frame):
     assert [row["label"] for row in table["rows"]] == labels
     assert [table["rows"][0]["name"], table["rows"][1]["html"]] == [in_words(labels[0]), "&lt;ours&gt;"]
     assert table["reference"] == "RLOO"
+
+
+def test_notes_name_estimators_as_the_rows_do(frame):
+    frame.attrs["notes"] = [
+        "rloo, my_rloo and rloo(off_policy=True) differ from length_weighted(alpha=0.8, loo=True): see rloo: 1"
+    ]
+    assert variance_on_page(frame)["notes"] == [
+        "RLOO, my_rloo and rloo(off_policy=True) differ from length-weighted, α = 0.8, leave-one-out: see RLOO: 1"
+    ]
