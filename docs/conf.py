@@ -11,6 +11,7 @@ from pathlib import Path
 import gradstats
 
 sys.path.insert(0, str(Path(__file__).parent))
+import shown_elsewhere
 import site_pages
 
 site_pages.write()
@@ -58,3 +59,13 @@ html_static_path = ["_static"]
 html_extra_path = ["_extra"]
 mathjax_path = "mathjax/tex-mml-chtml.js"  # make docs puts it there: the site loads nothing from elsewhere
 templates_path = ["_templates"]
+
+
+def add_where_an_example_is(app, what, name, obj, options, lines: list[str]) -> None:
+    """Add to a docstring without an example where one is."""
+    lines += ["", *shown_elsewhere.sentence_about(name)]
+
+
+def setup(app) -> None:
+    """Connect what this file defines."""
+    app.connect("autodoc-process-docstring", add_where_an_example_is)

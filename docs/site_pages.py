@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import io
 import os
@@ -21,6 +20,7 @@ import yaml
 
 import gradstats
 from gradstats.cli.commands import COMMANDS, main
+from gradstats.integrations import trl
 from gradstats.report.run_figures import FIGURES
 from gradstats.system.files import read_json
 
@@ -58,6 +58,9 @@ def api_groups() -> dict[str, list[str]]:
         module = getattr(gradstats, name)
         names = [one for one in module.__all__ if not inspect.ismodule(getattr(module, one))]
         groups[f"`{module.__name__}`"] = [documented_as(module, one) for one in names]
+    # These need an extra each, and verl pins other versions: its module is described without being imported.
+    groups["`gradstats.integrations.trl`"] = [f"gradstats.integrations.trl.{name}" for name in trl.__all__]
+    groups["`gradstats.integrations.verl`"] = []
     return groups
 
 
@@ -76,10 +79,20 @@ def api_page() -> str:
     for heading, names in api_groups().items():
         parts.append(f"## {heading}\n")
         if heading.startswith("`"):
-            parts.append((inspect.getdoc(importlib.import_module(heading.strip("`"))) or "").split("\n")[0] + "\n")
+            described = module_docstring(heading.strip("`"))
+            parts.append((described.split("\n")[0] if names else f"```{{eval-rst}}\n{described}\n```") + "\n")
+        if not names:
+            continue
         listed = "\n".join(f"   {name}" for name in names)
         parts.append(f"```{{eval-rst}}\n.. autosummary::\n   :toctree: api\n   :nosignatures:\n\n{listed}\n```\n")
     return "\n".join(parts)
+
+
+def module_docstring(name: str) -> str:
+    """Return what a module says of itself, without importing it."""
+    path = ROOT.joinpath(*name.split("."))
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.get_docstring(ast.parse(source.read_text("utf-8"))) or ""
 
 
 def commands_page() -> str:

@@ -83,7 +83,6 @@ def test_names_stand_in_roles_that_resolve(package):
 #: Public names of statistics and estimators that define no quantity of their own → why.
 WITHOUT_A_FORMULA = {
     "TokenProfile": "holds whichever quantity a function of tokens estimates",
-    "Batch": "the completions and what was measured on them",
     "get": "finds an estimator by its label",
     "names": "lists names",
     "table": "lists estimators",

@@ -106,29 +106,29 @@ class Batch:
     positions are never read and are stored as 0.
 
     Attributes:
-        rewards: R_i, shape (N,). NaN or infinite rewards are refused rather than left out: dropping a
+        rewards: :math:`R_i`, shape (N,). NaN or infinite rewards are refused rather than left out: dropping a
             completion changes the size of its group, and with it the estimator that is being studied.
-        lengths: T_i, the number of counted tokens, shape (N,), at least 1 each.
+        lengths: :math:`T_i`, the number of counted tokens, shape (N,), at least 1 each.
         groups: the prompt of each completion, integers or strings, shape (N,); they may be
             interleaved and of different sizes.
         mask: (N, T), True where a token counts; holes are allowed, and each row sums to ``lengths``.
-            Without it the first T_i positions count.
-        token_rewards: r_{i,t}, (N, T). Without it R_i sits on the last counted token.
-        logprobs: log π(y_t) under the scored policy, (N, T).
-        old_logprobs: log π_old(y_t) under the policy that sampled, (N, T).
-        ref_logprobs: log π_ref(y_t) under the reference of a KL term, (N, T).
+            Without it the first :math:`T_i` positions count.
+        token_rewards: :math:`r_{i,t}`, (N, T). Without it :math:`R_i` sits on the last counted token.
+        logprobs: :math:`\log π(y_t)` under the scored policy, (N, T).
+        old_logprobs: :math:`\log π_\mathrm{old}(y_t)` under the policy that sampled, (N, T).
+        ref_logprobs: :math:`\log π_\mathrm{ref}(y_t)` under the reference of a KL term, (N, T).
         entropy: the entropy of that distribution at each position, in nats, (N, T).
-        sum_pi_squared: Σ_v π(v)² at each position, of the same distribution as ``logprobs``, (N, T).
-        values: V(s_t), the value of the state *before* token t, (N, T). NaN marks positions inside a step
+        sum_pi_squared: :math:`\sum_v π(v)²` at each position, of the same distribution as ``logprobs``, (N, T).
+        values: :math:`V(s_t)`, the value of the state *before* token t, (N, T). NaN marks positions inside a step
             (only ``vine`` accepts them).
         fitted_values: the same by a fitted head, at every counted token, (N, T), for estimators that need a value there
             where ``values`` are means of completions.
         greedy_rewards: the reward of the greedy completion of the same prompt, (N,).
         truncated: whether the completion was cut off at the cap of new tokens, (N,).
-        sq_norms: ‖S_i‖², (N,).
-        token_energy: ‖s_{i,t}‖², (N, T). Unbiased estimates may be negative.
-        token_cross: ⟨s_{i,t}, S_i⟩, (N, T).
-        importance: ρ_{i,t}, (N, T), used by ``otb`` when present.
+        sq_norms: :math:`‖S_i‖²`, (N,).
+        token_energy: :math:`‖s_{i,t}‖²`, (N, T). Unbiased estimates may be negative.
+        token_cross: :math:`\langle s_{i,t}, S_i\rangle`, (N, T).
+        importance: :math:`ρ_{i,t}`, (N, T), used by ``otb`` when present.
         columns: user-defined columns by name, (N,) of anything or (N, T) of numbers, for user-defined estimators;
             :meth:`from_measurement` takes the columns that the rollouts have in addition to the standard ones.
 

@@ -58,9 +58,9 @@ class Definition:
 class Estimator(Parametrised[Definition]):
     r"""One estimator with its parameters: rewards in, weights of the scores out.
 
-    On group m of N_m completions its gradient is :math:`g_m = \sum_{i \in m} w_i S_i` with ``w = weights(batch)``
-    (``Σ_{i,t} w_{i,t} s_{i,t}`` at token level): the ``sequence_sum`` aggregation, 1/N Σ_i Σ_t. The gradient
-    of a batch is the mean over its groups.
+    On group m of :math:`N_m` completions its gradient is :math:`g_m = \sum_{i \in m} w_i S_i` with
+    ``w = weights(batch)`` (:math:`\sum_{i,t} w_{i,t} s_{i,t}` at token level): the ``sequence_sum`` aggregation,
+    :math:`\frac1N\sum_i\sum_t`. The gradient of a batch is the mean over its groups.
 
     Attributes:
         definition: what the name stands for.

@@ -29,24 +29,27 @@ class Measurement(TokenQuantities):
     Attributes:
         rollouts: the N sequences that were measured.
         sq_norms_by_block: frame (N, blocks), squared gradient norms; a row sums to :math:`\lVert S_i\rVert^2`.
-        sketches: (N, sketch_dim), unbiased random projections of the :math:`S_i`, or None.
-        logprobs: for each sequence, (T_i,) log-probabilities of its tokens under the scored distribution, in nats.
-        entropy: for each sequence, (T_i,) entropies of that distribution, in nats.
-        sum_pi_squared: for each sequence, (T_i,) sums of squared probabilities.
-        hidden_sq_norms: for each sequence, (T_i,) squared norms of what enters the output embedding.
+        sketches: (N, ``sketch_dim``), unbiased random projections of the :math:`S_i`, or None.
+        logprobs: for each sequence, :math:`(T_i,)` log-probabilities of its tokens under the scored distribution, in
+            nats.
+        entropy: for each sequence, :math:`(T_i,)` entropies of that distribution, in nats.
+        sum_pi_squared: for each sequence, :math:`(T_i,)` sums of squared probabilities.
+        hidden_sq_norms: for each sequence, :math:`(T_i,)` squared norms of what enters the output embedding.
         metadata: engine, parameters, sketch, policy, self-check, versions.
-        ref_logprobs: for each sequence, (T_i,) log-probabilities of its tokens under the reference policy, or None.
+        ref_logprobs: for each sequence, :math:`(T_i,)` log-probabilities of its tokens under the reference policy, or
+            None.
         weighted: further weightings of the tokens, by name.
-        token_projections: for each sequence, (T_i, K) projections :math:`\langle s_t, v_k\rangle` of every token's
-            score on K random directions with :math:`\mathbb E\,v v^\top = I`, zero where masked; or None.
-        heavy_positions: for each sequence, (m_i,) sorted positions of the tokens measured exactly; or None.
-        heavy_sq_norms: for each sequence, (m_i,) exact :math:`\lVert s_t\rVert^2` of those; or None.
-        heavy_sketches: for each sequence, (m_i, sketch_dim) sketches of those, of the same projection as
+        token_projections: for each sequence, :math:`(T_i, K)` projections :math:`\langle s_t, v_k\rangle` of every
+            token's score on K random directions with :math:`\mathbb E\,v v^\top = I`, zero where masked; or None.
+        heavy_positions: for each sequence, :math:`(m_i,)` sorted positions of the tokens measured exactly; or None.
+        heavy_sq_norms: for each sequence, :math:`(m_i,)` exact :math:`\lVert s_t\rVert^2` of those; or None.
+        heavy_sketches: for each sequence, (:math:`m_i`, ``sketch_dim``) sketches of those, of the same projection as
             ``sketches``; or None.
-        values: for each sequence, (T_i,) Monte-Carlo values of the state before each token, NaN inside steps; or None.
-        fitted_values: for each sequence, (T_i,) values of the same states by a fitted head; or None.
-        sketches_by_block: (N, blocks, sketch_dim) sketches of the parts of the :math:`S_i` that belong to the blocks of
-            ``sq_norms_by_block``, which sum to ``sketches``; or None.
+        values: for each sequence, :math:`(T_i,)` Monte-Carlo values of the state before each token, NaN inside steps;
+            or None.
+        fitted_values: for each sequence, :math:`(T_i,)` values of the same states by a fitted head; or None.
+        sketches_by_block: (N, blocks, ``sketch_dim``) sketches of the parts of the :math:`S_i` that belong to the
+            blocks of ``sq_norms_by_block``, which sum to ``sketches``; or None.
 
     Raises:
         ValueError: when the fields disagree about the number of sequences or of tokens.

@@ -22,7 +22,7 @@ _PANEL, _AXIS = 0.85, 0.35
 
 
 def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    r"""Draw ‖s_t‖², the squared norm of each token's score, along one or several traces, on a log axis.
+    r"""Draw :math:`‖s_t‖²`, the squared norm of each token's score, along one or several traces, on a log axis.
 
     Args:
         table: a frame with columns ``position`` (from 0) and ``energy``; ``sequence`` where there are several traces;
@@ -76,7 +76,7 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
 
 
 def plot_token_energy_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
-    r"""Draw ‖s_t‖² along several traces below each other, a small panel with the same axes for each.
+    r"""Draw :math:`‖s_t‖²` along several traces below each other, a small panel with the same axes for each.
 
     Energies change by orders of magnitude from one token to the next, so that traces on the same axes hide each other.
 

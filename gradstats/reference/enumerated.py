@@ -24,7 +24,7 @@ class EnumeratedPolicy:
     r"""π(v | prompt, prefix) ∝ exp(φ(prompt, prefix, v)·θ), small enough to list all its trajectories.
 
     Token 0 ends a trajectory and counts as one of its tokens; at ``max_length`` tokens it ends anyway. All
-    positions share the D parameters θ, so that token scores s_t = φ(y_t) − Σ_v π(v)φ(v) correlate. A prompt
+    positions share the D parameters θ, so that token scores :math:`s_t = φ(y_t) - \sum_v π(v)φ(v)` correlate. A prompt
     is drawn first, from ``prompt_probabilities``, then a group of completions of it: the prompt is the
     independent unit, and J = E[R] over both draws. Everything is float64.
 
@@ -39,16 +39,16 @@ class EnumeratedPolicy:
         trajectories: the tokens of each, tuples.
         probabilities: of prompt and trajectory together under the scored policy, (K,); they sum to 1.
         sampling_probabilities: the same under the policy that is drawn from; equal to them without ``old_theta``.
-        ratios: ρ = π/π_old of whole trajectories, (K,).
+        ratios: :math:`ρ = π/π_\mathrm{old}` of whole trajectories, (K,).
         rewards: (K,).
         lengths: (K,).
         mask: (K, T).
-        token_scores: s_t, (K, T, D), 0 past the end.
-        sequence_scores: S = Σ_t s_t, (K, D).
-        logprobs: log π(y_t), (K, T).
-        old_logprobs: log π_old(y_t), (K, T).
-        sum_pi_squared: Σ_v π(v)² at each position, (K, T).
-        entropy: −Σ_v π(v) log π(v) at each position, in nats, (K, T).
+        token_scores: :math:`s_t`, (K, T, D), 0 past the end.
+        sequence_scores: :math:`S = \sum_t s_t`, (K, D).
+        logprobs: :math:`\log π(y_t)`, (K, T).
+        old_logprobs: :math:`\log π_\mathrm{old}(y_t)`, (K, T).
+        sum_pi_squared: :math:`\sum_v π(v)²` at each position, (K, T).
+        entropy: :math:`-\sum_v π(v)\log π(v)` at each position, in nats, (K, T).
         values: the exact value E[R | prefix] before each token, (K, T).
         greedy_rewards: the reward of the prompt's greedy trajectory, (K,).
         gradient: ∇J, (D,).
@@ -191,12 +191,12 @@ class EnumeratedPolicy:
 
     @property
     def token_energy(self) -> Float[np.ndarray, "k t"]:
-        """‖s_t‖² of each token."""
+        """:math:`‖s_t‖²` of each token."""
         return (self.token_scores**2).sum(axis=2)
 
     @property
     def token_cross(self) -> Float[np.ndarray, "k t"]:
-        """⟨s_t, S⟩ of each token."""
+        r""":math:`\langle s_t, S\rangle` of each token."""
         return np.einsum("ktd,kd->kt", self.token_scores, self.sequence_scores)
 
     @property
@@ -340,10 +340,10 @@ class EnumeratedPolicy:
         return gradient_moments(gradients, probabilities, one_unit, self.gradient)
 
     def weighted_moments(self, weights: Float[np.ndarray, "k"] | Float[np.ndarray, "k t"]) -> GradientMoments:
-        """Return the exact moments of Σ_t w_t s_t over single trajectories, for weights fixed for each of them.
+        r"""Return the exact moments of :math:`\sum_t w_t s_t` over single trajectories, for given weights of each.
 
         Args:
-            weights: (K,) or (K, T): R − b for a constant baseline, R − B_t for one that depends on t.
+            weights: (K,) or (K, T): R − b for a constant baseline, :math:`R - B_t` for one that depends on t.
         """
         rows = np.arange(len(self.rewards))
         gradients = self._sum(weights, rows, len(rows))

@@ -14,7 +14,7 @@ class GradientMoments:
 
     Attributes:
         mean: E[ĝ], (D,).
-        trace_cov: tr Cov ĝ = within_prompt + between_prompt.
+        trace_cov: tr Cov ĝ, ``within_prompt`` plus ``between_prompt``.
         within_prompt: the mean over prompts of tr Cov(ĝ | prompt).
         between_prompt: tr Cov of E[ĝ | prompt] over prompts.
         true_gradient: ∇J, (D,).

@@ -49,7 +49,7 @@ class Rollouts:
 
     Raises:
         ValueError: for a missing column, an empty completion, a mask or per-token list of another length than
-            the completion, a repeated (prompt_id, sample_id), or a reward that is not finite.
+            the completion, a repeated (``prompt_id``, ``sample_id``), or a reward that is not finite.
     """
 
     frame: pd.DataFrame
@@ -187,7 +187,7 @@ class Rollouts:
 
     @property
     def masks(self) -> list[np.ndarray]:
-        """For each completion, which of its tokens count, (T_i,) of bool; all where no mask was given."""
+        """For each completion, which of its tokens count, :math:`(T_i,)` of bool; all where no mask was given."""
         if "completion_mask" in self.frame:
             return [np.asarray(mask, dtype=bool) for mask in self.frame["completion_mask"]]
         return [np.ones(len(tokens), dtype=bool) for tokens in self.frame["completion_tokens"]]

@@ -58,7 +58,7 @@ def sample(
         repetition_penalty: penalty on tokens that have occurred; 1 leaves the logits unchanged.
         reward: name of the reward, or ``module:function``, or ``path/to/file.py:function``, or several as
             ``name=weight``; the problem set's own by default. Names are "math", "exact", "embedded" and
-            "reasoning_gym". A function ``(completion_text, problem) -> float`` and a mapping such as
+            ``"reasoning_gym"``. A function ``(completion_text, problem) -> float`` and a mapping such as
             ``{"math": 1.0, "module:format": 0.1}`` work too.
         rng: seed of the sampler; the same seed on the same machine gives the same completions.
         batch_size: completions drawn together.

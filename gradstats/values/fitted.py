@@ -28,8 +28,8 @@ class FittedValues:
     r"""Cross-fitted state values, for ``gs.compare(measured, ["gae"], values=fitted.values)``.
 
     Attributes:
-        values: for each completion, (T_i,) :math:`V(s_t)`, the value of the state before token t, from a head that was
-            fitted to other prompts.
+        values: for each completion, :math:`V(s_t)`, the value of the state before each of its tokens, from a head that
+            was fitted to other prompts.
         explained_variance: out of fold, over counted tokens: :math:`1 - \sum(G_t - V_t)^2 / \sum(G_t - \bar G)^2`; 0 is
             as good as a constant, below 0 worse.
         penalties: the ridge penalty chosen in each fold.

@@ -53,7 +53,7 @@ def monte_carlo_values(
         report: where to count the tokens drawn, in place of a bar.
 
     Returns:
-        For each completion, (T_i,) values, for ``gs.compare(measured, ["vine"], values=…)``.
+        For each completion, :math:`(T_i,)` values, for ``gs.compare(measured, ["vine"], values=…)``.
 
     Raises:
         ValueError: for k below 1, rollouts without sampler settings, or a prompt that is not among the problems.

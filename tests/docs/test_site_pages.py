@@ -33,7 +33,9 @@ def test_every_public_name_is_listed_once_and_found(pages):
         assert hasattr(importlib.import_module(module), attribute)
     own = {name for name in gs.__all__ if not name.startswith("__") and not inspect.ismodule(getattr(gs, name))}
     assert own == {name.split(".")[1] for name in listed if name.count(".") == 1}
-    assert {f"`gradstats.{name}`" for name in ("estimators", "plots", "tables", "data", "reference")} <= set(groups)
+    modules = ("estimators", "plots", "tables", "data", "reference", "integrations.trl", "integrations.verl")
+    assert {f"`gradstats.{name}`" for name in modules} <= set(groups)
+    assert "algorithm.adv_estimator=gradstats/rloo" in pages.api_page()
     assert "gradstats.plots.style.VENUES" in listed  # a constant is documented where it is set
 
 

@@ -27,15 +27,15 @@ def pass_at_k(
 ) -> Float[np.ndarray, "n"]:
     r""":math:`A_i = r_\mathrm{max} - r_\mathrm{second}` for the best completion of the group, otherwise 0. 2503.19595.
 
-    Equal to max(R_i − max_{j≠i} R_j, 0), a leave-one-out baseline for the objective E[max_j R_j]: E[ĝ] is 1/N
-    of the gradient of that objective, and not a multiple of ∇J. A tie for the best gives 0 to all.
+    Equal to :math:`\max(R_i - \max_{j≠i} R_j, 0)`, a leave-one-out baseline for the objective :math:`E[\max_j R_j]`:
+    E[ĝ] is 1/N of the gradient of that objective, and not a multiple of ∇J. A tie for the best gives 0 to all.
 
     Args:
         batch: the completions.
         normalize: divide by the group's standard deviation + ε, as verl does, which adds a bias.
         ddof: the divisor of that variance is N − ddof.
         eps: ε.
-        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
 
     Example:
         >>> from gradstats import estimators

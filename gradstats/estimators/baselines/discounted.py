@@ -39,7 +39,7 @@ def discounted(batch: Batch, baseline: str = "rloo", gamma: float = 1.0) -> Floa
     r"""Return :math:`A_{i,t} = G_{i,t} - γ^{T_i-t}\,b_i`, the discounted rewards-to-go less a discounted baseline.
 
     Here :math:`G_{i,t} = \sum_{u≥t} γ^{u-t} r_{i,u}`, and :math:`b_i = R_i - A_i` is what the baseline subtracts
-    from completion i, whose last counted token is number T_i. With a reward at the end alone,
+    from completion i, whose last counted token is number :math:`T_i`. With a reward at the end alone,
     :math:`A_{i,t} = γ^{T_i-t} A_i`; with γ = 1 as well it is the baseline's own advantage. A baseline of the other
     completions keeps the estimator unbiased for the discounted objective.
 

@@ -67,8 +67,8 @@ def grpo(
         ddof: the divisor of the variance is N − ddof.
         eps: ε, added to the standard deviation.
         loo: leave sample i out of its own mean.
-        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan"). (verl
-            gives R/(1+ε).)
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
+            (verl gives R/(1+ε).)
 
     Example:
         >>> from gradstats import estimators

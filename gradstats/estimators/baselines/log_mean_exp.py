@@ -23,14 +23,14 @@ from gradstats.estimators.registry import estimator
 def kimi(batch: Batch, tau: float, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""Return :math:`A_i = R_i - τ\log\frac1N\sum_j e^{R_j/τ}`. Kimi k1.5, 2501.12599.
 
-    τ → ∞ gives the group mean and τ → 0 the greatest reward. By default R_i enters its own baseline and E[ĝ]
+    τ → ∞ gives the group mean and τ → 0 the greatest reward. By default :math:`R_i` enters its own baseline and E[ĝ]
     is not a multiple of ∇J; ``loo=True`` averages over the others and is unbiased.
 
     Args:
         batch: the completions.
         tau: the temperature τ; there is no default because it has the unit of the rewards.
         loo: leave sample i out of its own baseline.
-        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
 
     Example:
         >>> from gradstats import estimators

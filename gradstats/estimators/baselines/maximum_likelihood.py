@@ -57,9 +57,9 @@ def of_both_signs(batch: Batch) -> Bool[np.ndarray, "groups"]:
 def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""Return :math:`A_i = (R_i - \bar R)/\bar R`; a group whose rewards are all zero gives 0. MaxRL, 2602.02710.
 
-    For 0/1 rewards with success rate p the expected gradient of a prompt's group is Σ_{k=0}^{N−2} (1−p)^k ∇p:
-    a multiple of the prompt's gradient that grows as the prompt gets harder and tends to ∇ log p. Over several
-    prompts E[ĝ] is therefore not a multiple of ∇J.
+    For 0/1 rewards with success rate p the expected gradient of a prompt's group is
+    :math:`\sum_{k=0}^{N-2} (1-p)^k ∇p`: a multiple of the prompt's gradient that grows as the prompt gets harder and
+    tends to ∇ log p. Over several prompts E[ĝ] is therefore not a multiple of ∇J.
 
     Its source defines it for 0/1 rewards. Rewards of at least 0 keep A between −1 and N − 1. A negative group mean
     reverses the sign of the gradient. Where the rewards of a group have both signs, R̄ may come near 0: if its density
@@ -69,7 +69,7 @@ def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np
     Args:
         batch: the completions.
         loo: subtract the mean of the others, which multiplies A by N/(N−1); the divisor remains R̄.
-        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
 
     Example:
         >>> from gradstats import estimators

@@ -44,8 +44,8 @@ def reinforce(batch: Batch) -> Float[np.ndarray, "n"]:
 def constant(batch: Batch, b: float | str = "optimal", off_policy: bool = False) -> Float[np.ndarray, "n"]:
     r"""Return :math:`A_i = R_i - b`, with a given b or the optimal constant of this pool.
 
-    With a number it is unbiased, E[ĝ] = ∇J. With ``b="optimal"``, b is b* = Σ R_j‖S_j‖² / Σ‖S_j‖² over the
-    whole pool, the own sample included: it needs ``sq_norms``, is batch-level, and E[ĝ] differs from ∇J by a
+    With a number it is unbiased, E[ĝ] = ∇J. With ``b="optimal"``, b is :math:`b^* = \sum_j R_j‖S_j‖² / \sum_j‖S_j‖²`
+    over the whole pool, the own sample included: it needs ``sq_norms``, is batch-level, and E[ĝ] differs from ∇J by a
     term of order 1/pool. To hold b* fixed instead, compute it once with :func:`optimal_constant` and pass the
     number; ``norm_weighted(scope="batch", loo=True)`` is the unbiased counterpart.
 
@@ -54,8 +54,8 @@ def constant(batch: Batch, b: float | str = "optimal", off_policy: bool = False)
     Args:
         batch: the completions.
         b: the constant, or ``"optimal"`` (the default).
-        off_policy: with ``"optimal"``, weight each completion by ρ² as well, ρ = π/π_old of the whole completion: b* is
-            then E[ρ²R‖S‖²]/E[ρ²‖S‖²], the optimum under the weights ρS.
+        off_policy: with ``"optimal"``, weight each completion by ρ² as well, :math:`ρ = π/π_\mathrm{old}` of the whole
+            completion: b* is then E[ρ²R‖S‖²]/E[ρ²‖S‖²], the optimum under the weights ρS.
 
     Example:
         >>> from gradstats import estimators
@@ -84,13 +84,14 @@ def constant(batch: Batch, b: float | str = "optimal", off_policy: bool = False)
 def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""Return :math:`A_i = R_i - \frac1n\sum_j R_j` over the n completions of the whole batch.
 
-    By default R_i enters its own baseline: E[ĝ] = (n−1)/n·∇J with n completions in the batch, a factor that the
-    group size does not determine. ``loo=True`` leaves R_i out and is unbiased.
+    By default :math:`R_i` enters its own baseline: E[ĝ] = (n−1)/n·∇J with n completions in the batch, a factor that the
+    group size does not determine. ``loo=True`` leaves :math:`R_i` out and is unbiased.
 
     Args:
         batch: the completions.
         loo: leave sample i out of its own baseline.
-        singleton: what a batch of one completion gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        singleton: what a batch of one completion gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN
+            (``"nan"``).
 
     Example:
         >>> from gradstats import estimators
@@ -120,9 +121,9 @@ def group_mean(
     Args:
         batch: the completions.
         loo: leave sample i out of its own baseline.
-        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
-        off_policy: weight the rewards of the mean by ρ_j = π/π_old of the whole completion: an estimate of the scored
-            policy's mean reward from completions of another one.
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
+        off_policy: weight the rewards of the mean by :math:`ρ_j = π/π_\mathrm{old}` of the whole completion: an
+            estimate of the scored policy's mean reward from completions of another one.
 
     Example:
         >>> from gradstats import estimators
@@ -147,9 +148,9 @@ def rloo(batch: Batch, loo: bool = True, singleton: str = "zero", off_policy: bo
     Args:
         batch: the completions.
         loo: ``False`` includes sample i, which is :func:`group_mean`.
-        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
-        off_policy: weight the rewards of the mean by ρ_j = π/π_old of the whole completion: an estimate of the scored
-            policy's mean reward from completions of another one.
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
+        off_policy: weight the rewards of the mean by :math:`ρ_j = π/π_\mathrm{old}` of the whole completion: an
+            estimate of the scored policy's mean reward from completions of another one.
 
     Example:
         >>> from gradstats import estimators
@@ -179,7 +180,7 @@ def dr_grpo(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[n
     Args:
         batch: the completions.
         loo: leave sample i out of its own baseline.
-        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
 
     Example:
         >>> from gradstats import estimators
@@ -208,7 +209,7 @@ def asymmetric(batch: Batch, delta: float = -0.1, loo: bool = False, singleton: 
         batch: the completions.
         delta: the shift of the baseline.
         loo: leave sample i out of its own baseline.
-        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
 
     Example:
         >>> from gradstats import estimators

@@ -27,8 +27,8 @@ def james_stein(
     r""":math:`A_i = R_i - (1-λ)\bar R_{-i} - λ\bar μ`, shrunk to the mean of the other groups' means. 2511.03710.
 
     :math:`\bar R_{-i}` is the mean of the others of the group, :math:`\bar μ` that of the other groups' means. With n
-    groups, λ = ((n−1)/n)·v/(v+s), where, over the *other* groups k of m_k completions, v is the mean of
-    Σ_j (r_kj − μ_k)²/(m_k(m_k−1)) and s that of (μ_k − μ̄)².
+    groups, λ = ((n−1)/n)·v/(v+s), where, over the *other* groups k of :math:`m_k` completions, v is the mean of
+    :math:`\sum_j (r_{kj} - μ_k)²/(m_k(m_k-1))` and s that of :math:`(μ_k - \bar μ)²`.
     λ = 0 when v + s = 0 or n = 1.
     Groups of one carry no information about v and are left out of its mean; v = 0 where no other group has two.
     λ depends on other groups only, so the estimator is unbiased, E[ĝ] = ∇J. It is batch-level.
@@ -38,7 +38,7 @@ def james_stein(
         loo: ``False`` takes the mean of the whole group, sample i included, which is biased.
         shrink_factor: ``False`` omits (n−1)/n, as the authors' code does.
         eps: added to v + s; the authors' code has 1e-6.
-        singleton: what a group of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
 
     Example:
         >>> from gradstats import estimators

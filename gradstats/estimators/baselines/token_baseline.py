@@ -29,7 +29,7 @@ def token_energy(batch: Batch, energy: str) -> Float[np.ndarray, "n t"]:
 
 
 def logit_energy(batch: Batch) -> Float[np.ndarray, "n t"]:
-    r"""w_t = 1 − 2π(y_t) + Σ_v π(v)², the squared norm of the gradient of log π(y_t) with respect to the logits."""
+    r"""Return :math:`w_t = 1 - 2π(y_t) + \sum_v π(v)²`, the squared norm of the gradient of log π by the logits."""
     assert batch.logprobs is not None
     assert batch.sum_pi_squared is not None
     return 1 - 2 * np.exp(batch.logprobs) + batch.sum_pi_squared
@@ -84,18 +84,19 @@ def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool =
     r""":math:`A_{i,t} = (G_{i,t} - B_t)m_{i,t},\ B_t = \sum_i G_{i,t}W_{i,t}m_{i,t}/(\sum_i W_{i,t}m_{i,t} + 10^{-8})`.
 
     The optimal token baseline, 2602.07078. Sums run over the prompt's group, m is the mask, and
-    W_t = Σ_{u≤t} ‖s_u‖² is the energy so far; with ``importance`` in the batch, W_t = Σ_{u≤t} ρ_u²‖s_u‖²
-    (ρ enters W only). B_t minimises Σ_t E[W_t(G_t − B_t)²], not tr Cov itself. A group of one has B = 0.
+    :math:`W_t = \sum_{u≤t} ‖s_u‖²` is the energy so far; with ``importance`` in the batch,
+    :math:`W_t = \sum_{u≤t} ρ_u²‖s_u‖²` (ρ enters W only). :math:`B_t` minimises :math:`\sum_t E[W_t(G_t - B_t)²]`, not
+    tr Cov itself. A group of one has B = 0.
 
-    By default sample i enters its own baseline and E[ĝ] is not a multiple of ∇J. With ``loo=True``, B_t sums
+    By default sample i enters its own baseline and E[ĝ] is not a multiple of ∇J. With ``loo=True``, :math:`B_t` sums
     over the others (0 where none is alive) and E[ĝ] = ∇J, exactly when ``zero_tail`` is off or masks have no
     holes.
 
     Args:
         batch: the completions.
-        energy: ``"logit"`` replaces ‖s_u‖² by w_u = 1 − 2π(y_u) + Σ_v π(v)² and needs ``logprobs`` and
-            ``sum_pi_squared``; ``"exact"`` needs ``token_energy``.
-        zero_tail: where exactly one completion counts the most tokens, B_t = 0 for it from the column
+        energy: ``"logit"`` replaces :math:`‖s_u‖²` by :math:`w_u = 1 - 2π(y_u) + \sum_v π(v)²` and needs ``logprobs``
+            and ``sum_pi_squared``; ``"exact"`` needs ``token_energy``.
+        zero_tail: where exactly one completion counts the most tokens, :math:`B_t = 0` for it from the column
             (0-based) equal to the second-greatest count: verl's rule, not in the paper. Without it the
             own-sample advantage on that tail is 0.
         loo: leave sample i out of its own baseline.
@@ -166,13 +167,14 @@ def otb_turns(
 def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> Float[np.ndarray, "n t"]:
     r""":math:`A_{i,t} = G_{i,t} - B_t,\ B_t = \sum_i R_i⟨s_{i,t}, S_i⟩/\sum_i‖s_{i,t}‖²` over completions alive at t.
 
-    In expectation B_t is the exact minimiser of tr Cov among baselines that depend on t alone, on-policy and
-    for a terminal reward: setting the derivative of E‖Σ_t (R − B_t)s_t‖² to zero, with E⟨s_t, s_u⟩ = 0.
+    In expectation :math:`B_t` is the exact minimiser of tr Cov among baselines that depend on t alone, on-policy and
+    for a terminal reward: setting the derivative of :math:`E‖\sum_t (R - B_t)s_t‖²` to zero, with
+    :math:`E\langle s_t, s_u\rangle = 0`.
     (The argument of Greensmith, Bartlett & Baxter, JMLR 5, 2004, one position at a time.) Estimated from few
     completions it is noisy: prefer ``scope="batch"``. With ``loo=True`` the denominator is close to zero at
     positions where the other completions have little energy: use the result only where its interval is narrow.
 
-    B_t = 0 where no completion of the sum has energy (every score is zero there, or no other completion is
+    :math:`B_t = 0` where no completion of the sum has energy (every score is zero there, or no other completion is
     alive) and for a set of one. By default E[ĝ] is not a multiple of ∇J; with ``loo=True``, E[ĝ] = ∇J.
 
     Args:

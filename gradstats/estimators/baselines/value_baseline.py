@@ -29,9 +29,9 @@ from gradstats.estimators.registry import estimator
 def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False) -> Float[np.ndarray, "n t"]:
     r"""Return :math:`A_t = \sum_l (γλ)^l δ_{t+l},\ δ_t = r_t + γV_{t+1} - V_t`. Schulman et al. 1506.02438.
 
-    Sums and V_{t+1} run over counted tokens, and V_{T+1} = 0. γ = λ = 1 gives G_t − V_t, for which E[ĝ] = ∇J
-    if the values were not fitted to the same completions. Other γ or λ trade bias for variance; whitening is
-    batch-level and adds a bias.
+    Sums and :math:`V_{t+1}` run over counted tokens, and :math:`V_{T+1} = 0`. γ = λ = 1 gives :math:`G_t - V_t`, for
+    which E[ĝ] = ∇J if the values were not fitted to the same completions. Other γ or λ trade bias for variance;
+    whitening is batch-level and adds a bias.
 
     Args:
         batch: the completions, with ``fitted_values``, or else ``values``, at every counted token.
@@ -81,8 +81,8 @@ def vine(batch: Batch, k: int = 9) -> Float[np.ndarray, "n t"]:
 
     V̂ is the mean reward of k independent completions, and ``values`` holds that of the state before each token. Where
     it is NaN the position lies inside a step: every token of the step that runs from a to b gets
-    V̂(s_b) − V̂(s_a) + Σ_{a≤u<b} r_u. V̂ = 0 past the end. Since V̂ is unbiased and independent of how this completion
-    continues, E[ĝ] = ∇J for every k.
+    :math:`\hat V(s_b) - \hat V(s_a) + \sum_{a≤u<b} r_u`. V̂ = 0 past the end. Since V̂ is unbiased and independent of
+    how this completion continues, E[ĝ] = ∇J for every k.
 
     Args:
         batch: the completions, with ``values`` at least at each one's first counted token.

@@ -31,15 +31,15 @@ def token_mean(
 ) -> Float[np.ndarray, "n"]:
     r"""Return :math:`A_i = R_i - \sum_j T_jR_j/\sum_j T_j`. OPO (2505.23585), CWM (2510.02387).
 
-    The optimal constant if ‖S‖² is proportional to T (α = ½). By default R_i enters its own baseline, weighted
+    The optimal constant if ‖S‖² is proportional to T (α = ½). By default :math:`R_i` enters its own baseline, weighted
     by its length, and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
 
     Args:
         batch: the completions.
         loo: leave sample i out of its own baseline.
         scope: average over the group or over the whole batch.
-        singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
-        off_policy: weight each completion by ρ² as well, ρ = π/π_old of the whole completion.
+        singleton: what a set of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
+        off_policy: weight each completion by ρ² as well, :math:`ρ = π/π_\mathrm{old}` of the whole completion.
 
     Example:
         >>> from gradstats import estimators
@@ -72,21 +72,21 @@ def length_weighted(
 ) -> Float[np.ndarray, "n"]:
     r"""Return :math:`A_i = R_i - \sum_j T_j^{2α} R_j/\sum_j T_j^{2α}`.
 
-    The optimal constant if ‖S‖ ∝ T^α: the weight is T^{2α}. α = 0 is the group mean and α = ½ the token mean.
-    Gloeckle, "Length-controlled Baselines in RL with Language Models", 2026. By default R_i enters its own
-    baseline and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
+    The optimal constant if :math:`‖S‖ \propto T^α`: the weight is :math:`T^{2α}`. α = 0 is the group mean and α = ½ the
+    token mean. Gloeckle, "Length-controlled Baselines in RL with Language Models", 2026. By default :math:`R_i` enters
+    its own baseline and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
 
     Args:
         batch: the completions.
-        alpha: the exponent α of ‖S‖ ∝ T^α; there is no default because it is a property of the policy.
+        alpha: the exponent α of :math:`‖S‖ \propto T^α`; there is no default because it is a property of the policy.
             ``"within_prompt"`` fits it on the other groups of the batch, with fixed effects of the prompts and
             ``sq_norms`` (:func:`gradstats.estimators.baselines.length_exponent.exponents_of_others`), which costs no
             bias and makes it batch-level; :func:`gradstats.compare` fits it on all other prompts of the measurement,
             and takes these exponents as given.
         loo: leave sample i out of its own baseline.
         scope: average over the group or over the whole batch.
-        singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
-        off_policy: weight each completion by ρ² as well, ρ = π/π_old of the whole completion.
+        singleton: what a set of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
+        off_policy: weight each completion by ρ² as well, :math:`ρ = π/π_\mathrm{old}` of the whole completion.
 
     Raises:
         ValueError: for ``alpha="within_prompt"`` with ``scope="batch"``, whose completions have no common exponent.
@@ -127,14 +127,14 @@ def norm_weighted(
     r"""Return :math:`A_i = R_i - \sum_j‖S_j‖² R_j/\sum_j‖S_j‖²`, with the measured norms (``sq_norms``).
 
     The sample version of the optimal constant b* on one group (the optimal group baseline, OGB). By default
-    R_i enters its own baseline and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
+    :math:`R_i` enters its own baseline and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
 
     Args:
         batch: the completions.
         loo: leave sample i out of its own baseline.
         scope: average over the group or over the whole batch.
-        singleton: what a set of one gets: advantage 0 ("zero"), R_i ("reward") or NaN ("nan").
-        off_policy: weight each completion by ρ² as well, ρ = π/π_old of the whole completion.
+        singleton: what a set of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
+        off_policy: weight each completion by ρ² as well, :math:`ρ = π/π_\mathrm{old}` of the whole completion.
 
     Example:
         >>> from gradstats import estimators

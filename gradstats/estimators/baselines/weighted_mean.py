@@ -27,7 +27,7 @@ def weighted_mean_advantages(
         weights: w, non-negative, (N,).
         loo: leave sample i out of its own baseline.
         scope: ``"group"`` or ``"batch"``.
-        singleton: what a set of one completion gets: 0 ("zero"), its reward ("reward") or NaN ("nan").
+        singleton: what a set of one completion gets: 0 (``"zero"``), its reward (``"reward"``) or NaN (``"nan"``).
         ratio_power: weights are multiplied by this power of the completion's ratio π/π_old; 0 on-policy.
 
     Returns:
@@ -76,8 +76,8 @@ def optimal_constant(rewards: Float[np.ndarray, "n"], sq_norms: Float[np.ndarray
     Weaver & Tao, UAI 2001; Greensmith, Bartlett & Baxter, JMLR 5, 2004.
 
     Args:
-        rewards: R_j, (N,).
-        sq_norms: ‖S_j‖², (N,).
+        rewards: :math:`R_j`, (N,).
+        sq_norms: :math:`‖S_j‖²`, (N,).
 
     Returns:
         b*; NaN, with a warning, when every squared norm is zero.

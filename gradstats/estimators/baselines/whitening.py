@@ -55,7 +55,7 @@ def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
     sample itself, and E[ĝ] is not a known multiple of ∇J.
 
     Args:
-        batch: the completions; with ``token_rewards``, G sums them, else G is R_i at every counted token.
+        batch: the completions; with ``token_rewards``, G sums them, else G is :math:`R_i` at every counted token.
         gamma: the discount per counted token.
 
     Example:
@@ -83,13 +83,14 @@ def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
 def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
     r"""Return :math:`A_i = R_i - \bar R`, whitened over the batch's tokens. REINFORCE++-baseline, 2501.03262.
 
-    Every token of a completion has the same value, so the result is (N,), and a completion counts T_i times in
+    Every token of a completion has the same value, so the result is (N,), and a completion counts :math:`T_i` times in
     mean and variance. Batch-level; both include the sample itself, and E[ĝ] is not a known multiple of ∇J.
 
     Args:
         batch: the completions.
         loo: take the mean of the others before whitening.
-        singleton: what a group of one gets before whitening: 0 ("zero"), R_i ("reward") or NaN ("nan").
+        singleton: what a group of one gets before whitening: 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN
+            (``"nan"``).
 
     Example:
         >>> from gradstats import estimators

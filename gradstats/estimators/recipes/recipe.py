@@ -37,22 +37,23 @@ BESIDE = " · "
 class Recipe:
     r"""A whole policy-gradient estimator: :math:`ĝ = \frac1M\sum_m\sum_{i \in m}\sum_t w_{i,t}s_{i,t}`.
 
-    Each component is given by name, by label ("token_clip(eps_high=0.28)") or as an object. Like an
+    Each component is given by name, by label (``"token_clip(eps_high=0.28)"``) or as an object. Like an
     :class:`Estimator` it has ``name``, ``label``, ``level``, ``needs``, ``across_groups``, ``expected_scale``
     and ``weights``.
 
-    Off-policy weights use ρ = exp(logprobs − old_logprobs). A batch without ``old_logprobs`` is assumed to be
-    drawn from the scored policy itself, ρ = 1.
+    Off-policy weights use :math:`ρ = π/π_\mathrm{old}`, from ``logprobs`` and ``old_logprobs``. A batch without
+    ``old_logprobs`` is assumed to be drawn from the scored policy itself, ρ = 1.
 
     Attributes:
         advantage: the estimator that turns rewards into advantages.
-        scale: what divides the advantages: "none", "group_std", "batch_std", "group_mean".
-        ratio: "none", "token_clip", "sequence_clip", "sequence_product", "clipped_weight", "log_ratio_penalty".
-        aggregation: "sequence_sum", "sequence_mean", "token_mean", "constant".
-        kl: "none", "in_reward", "in_loss".
-        filter: "none", "dynamic_sampling", "mask_truncated".
-        reward: "none", "soft_overlong".
-        mask: "none", "top_entropy", "reject_tokens", "reject_completions".
+        scale: what divides the advantages: ``"none"``, ``"group_std"``, ``"batch_std"``, ``"group_mean"``.
+        ratio: ``"none"``, ``"token_clip"``, ``"sequence_clip"``, ``"sequence_product"``, ``"clipped_weight"``,
+            ``"log_ratio_penalty"``.
+        aggregation: ``"sequence_sum"``, ``"sequence_mean"``, ``"token_mean"``, ``"constant"``.
+        kl: ``"none"``, ``"in_reward"``, ``"in_loss"``.
+        filter: ``"none"``, ``"dynamic_sampling"``, ``"mask_truncated"``.
+        reward: ``"none"``, ``"soft_overlong"``.
+        mask: ``"none"``, ``"top_entropy"``, ``"reject_tokens"``, ``"reject_completions"``.
         name: the recipe's name.
         written: the label it was found by; None for one composed of components.
 
@@ -126,7 +127,7 @@ class Recipe:
 
     @property
     def composition(self) -> str:
-        """The components that have an effect, as in "group_mean · group_std · token_clip · sequence_mean"."""
+        """The components that have an effect, as in ``"group_mean · group_std · token_clip · sequence_mean"``."""
         return " · ".join(
             [self.advantage.composition, *(entry.label for entry in self.components if entry.name != "none")]
         )
@@ -180,7 +181,7 @@ class Recipe:
         return np.bincount(batch.group_index, weights=self.filter(batch), minlength=batch.n_groups) > 0
 
     def token_weights(self, batch: Batch) -> Float[np.ndarray, "n t"]:
-        """Return w_{i,t}: the weight of every token score in the gradient of its group, 0 where masked out.
+        """Return :math:`w_{i,t}`: the weight of every token score in the gradient of its group, 0 where masked out.
 
         Raises:
             ValueError: when the batch lacks a field.

@@ -43,7 +43,7 @@ class ScoredCompletions:
 
     Attributes:
         rollouts: the completions.
-        fields: name → one number, or one array (T_i,), for each.
+        fields: name → one number, or one array :math:`(T_i,)`, for each.
     """
 
     rollouts: Rollouts

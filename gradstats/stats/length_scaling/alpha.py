@@ -237,7 +237,7 @@ def fit_length_scaling(
 
     The line is :math:`\log‖S‖² = c + 2α\log T` (natural logarithms; **the slope is 2α**). Uncorrelated token
     scores give α = ½, fully correlated ones α = 1. The exponent weights a length-controlled
-    baseline, Σ R T^{2α} / Σ T^{2α} (Gloeckle, "Length-controlled Baselines in RL with Language Models",
+    baseline, :math:`\sum R T^{2α} / \sum T^{2α}` (Gloeckle, "Length-controlled Baselines in RL with Language Models",
     2026).
 
     Args:

@@ -65,7 +65,8 @@ def length_scaling_by_block(
 
 
 def fit_energy_scaling(measured: MeasuredNorms, *, method: str = "ols") -> LengthScalingFit:
-    r"""Return α_energy, the exponent of :math:`\sum_t‖s_t‖²`: how the summed energy of single tokens grows with length.
+    r"""Return :math:`α_\mathrm{energy}`, the exponent of :math:`\sum_t‖s_t‖²`: how the summed energy of single tokens
+    grows with length.
 
     The difference from α of the whole gradient is due to correlation between tokens.
 

@@ -197,7 +197,7 @@ def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator 
 
     If every token was drawn from exactly the scored distribution (a length cap is allowed), the token scores
     and the surprises less their entropies are martingale differences. Then :math:`\sum_t(-\log π(y_t) - H_t)` has
-    mean zero (a check that needs no gradient), E S = 0, and E‖S‖² = Σ_t E‖s_t‖². Intervals are by
+    mean zero (a check that needs no gradient), :math:`E S = 0`, and :math:`E‖S‖² = \sum_t E‖s_t‖²`. Intervals are by
     delete-one-prompt jackknife.
 
     Args:

@@ -20,8 +20,9 @@ class SignalPlan(PromptPlan):
     Attributes:
         estimator: label of the estimator.
         signal_sq: the pilot's estimate of ‖E g‖².
-        linear: ζ, the variance of ⟨E g, g_m⟩ over prompts: the part of the variance that falls like 4ζ/M.
-        quadratic: δ, the rest of the variance of ⟨g_m, g_l⟩: the part that falls like 2δ/M².
+        linear: ζ, the variance of :math:`\langle E g, g_m\rangle` over prompts: the part of the variance that falls
+            like 4ζ/M.
+        quadratic: δ, the rest of the variance of :math:`\langle g_m, g_l\rangle`: the part that falls like 2δ/M².
     """
 
     estimator: str

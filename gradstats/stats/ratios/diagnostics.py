@@ -37,7 +37,7 @@ class RatioDiagnostics(Printed):
 
     @property
     def product(self) -> RatioSpread:
-        """The spread of the ratio of whole completions, Π_t ρ_t."""
+        r"""The spread of the ratio of whole completions, :math:`\prod_t ρ_t`."""
         return self.spreads[RATIOS.index("product")]
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:

@@ -18,7 +18,8 @@ from gradstats.stats.tokens.token_sums import (
 
 
 def local_slope(measured: MeasuredTokens) -> TokenProfile:
-    r"""Half the slope of log E[W_t] against log t along completions: α_energy from position to position.
+    r"""Half the slope of :math:`\log E[W_t]` against :math:`\log t` along completions: :math:`α_\mathrm{energy}` from
+    position to position.
 
     Between positions a and b it is :math:`\frac12\log(E W_b/E W_a)/\log(b/a)` over the completions that reach b, so
     that both ends are of the same completions: :math:`\frac12` where tokens have the same energy everywhere, more where

@@ -71,7 +71,8 @@ class ProxyQuality(Printed):
         n_tokens: tokens compared.
         n_probes: K behind the energies of light tokens.
         share_exact: share of the summed energy that was measured exactly.
-        tokens: one row per token: prompt_id, sample_id, position, energy, energy_stderr, exact, and each proxy.
+        tokens: one row per token: ``prompt_id``, ``sample_id``, ``position``, ``energy``, ``energy_stderr``, ``exact``,
+            and each proxy.
         correlation: profile of :func:`gradstats.stats.token_correlation`.
         concentration: profile of :func:`gradstats.stats.concentration`.
         local_slope: profile of :func:`gradstats.stats.local_slope`.
@@ -144,7 +145,7 @@ class ProxyQuality(Printed):
 def proxy_quality(
     measured: MeasuredTokens, *, group_size: int | None = None, rng: int | np.random.Generator | None = 0
 ) -> ProxyQuality:
-    r"""Compare forward-only proxies of ‖s_t‖² with measured token energies; intervals are clustered by prompt.
+    r"""Compare forward-only proxies of :math:`‖s_t‖²` with measured token energies; intervals are clustered by prompt.
 
     The proxies are ``logit``, :math:`w_t = 1 - 2π(y_t) + \sum_v π(v)²` (the squared norm of the gradient with respect
     to the logits, 2602.07078); ``last_layer``, :math:`w_t‖h_t‖²` (with respect to the output embedding); ``entropy``;

@@ -98,7 +98,7 @@ def compare(
     - ``signal_sq``: :math:`‖E g‖²`, the mean of :math:`⟨g_m, g_{m'}⟩` over different prompts: unbiased, may be
       negative;
     - ``noise_to_signal``: their quotient, in units of groups (McCandlish et al., 1812.06162);
-    - ``ratio``: trace_cov over the reference's;
+    - ``ratio``: ``trace_cov`` over the reference's;
     - ``matched_ratio``: the same after scaling both so that their expected gradients project with coefficient 1 on
       that of the target. Where both expectations are exact multiples of the true gradient (an own-sample mean keeps
       (N−1)/N of it) that number is used, otherwise the coefficient is estimated;
@@ -118,18 +118,20 @@ def compare(
     may have the lowest variance at matched signal.
 
     **Intervals.** The prompt is the independent unit. Everything is a function of U-statistics over prompts, with
-    delete-one-prompt replicates in closed form: Student intervals for trace_cov (on the log scale) and signal_sq, a
-    studentised bootstrap over prompts for ``ratio``, Wilson's interval for kept_share, and Fieller sets for what
-    divides by a signal that may be 0: noise_to_signal, cosine, bias_share, and matched_ratio where its coefficient is
+    delete-one-prompt replicates in closed form: Student intervals for ``trace_cov`` (on the log scale) and
+    ``signal_sq``, a studentised bootstrap over prompts for ``ratio``, Wilson's interval for ``kept_share``, and Fieller
+    sets for what
+    divides by a signal that may be 0: ``noise_to_signal``, cosine, ``bias_share``, and ``matched_ratio`` where its
+    coefficient is
     estimated. docs/statistics.md states what each covers where.
 
-    **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not, noise_to_signal
-    is a ray with an infinite upper end and no value, and a warning estimates the number of prompts needed. An estimated
-    matched_ratio is such a ray where the projection of E g on the target is not resolved, and cosine has no value where
-    the product of the two norms is not.
+    **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not,
+    ``noise_to_signal`` is a ray with an infinite upper end and no value, and a warning estimates the number of prompts
+    needed. An estimated ``matched_ratio`` is such a ray where the projection of E g on the target is not resolved, and
+    cosine has no value where the product of the two norms is not.
 
     **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
-    ‖S_i‖² are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G
+    :math:`‖S_i‖²` are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G
     then has the variance (2/D)·tr(C G C G) over sketches. A jackknife over prompts sees the component of it
     that differs between prompts, but not the one that all share, because one sketch serves them all: the latter is
     estimated for the linearised form of every quantity, from disjoint folds of prompts, and added.
@@ -142,13 +144,13 @@ def compare(
     estimator's. Recipes whose weightings were measured (``token_weights``) need no probes, and are compared with these
     estimators without their error.
 
-    **Batch-level estimators** get batches of ``prompts_per_batch`` prompts dealt without replacement; their trace_cov
-    is B times that of the batch gradient, and so comparable with the others'
+    **Batch-level estimators** get batches of ``prompts_per_batch`` prompts dealt without replacement; their
+    ``trace_cov`` is B times that of the batch gradient, and so comparable with the others'
     (:class:`gradstats.stats.variance.batch_moments.DealtDifferences`).
 
     **Blocks.** With ``blocks=True`` the gradient with respect to each block of parameters is compared alone, from the
     sketches of a measurement with ``block_sketches=True``: which blocks' noise an estimator reduces. Completions keep
-    the weights that they have in the whole gradient, so that trace_cov adds up over blocks.
+    the weights that they have in the whole gradient, so that ``trace_cov`` adds up over blocks.
 
     Args:
         measured_or_batch: a measurement, or a :class:`gradstats.estimators.Batch` (then ``scores`` is needed).
@@ -158,14 +160,15 @@ def compare(
             gradients' inner products; None takes the measurement's sketches.
         group_size: completions of a group, one size or several; all of a prompt by default. A prompt with more is
             split, in sample order, into disjoint groups, and leftovers are counted. Several sizes are compared from the
-            same completions, rows size by size, each relative to the reference at the same size; trace_cov is of one
-            group, so that estimators at the same total number of completions are compared by group_size · trace_cov.
+            same completions, rows size by size, each relative to the reference at the same size; ``trace_cov`` is of
+            one group, so that estimators at the same total number of completions are compared by ``group_size`` ·
+            ``trace_cov``.
         reference: estimator that ratios are taken to.
         prompts_per_batch: prompts of a batch, for the share of bias (128 by default) and for batch-level estimators (by
             default a quarter of the prompts, at most 128).
-        max_grad_norm: norm that the gradient of a batch of prompts_per_batch prompts is clipped to, as trainers do, in
-            every row; none by default. trace_cov, bias and cosine are then those of :math:`G \min(1, c/‖G‖)` with G
-            the mean gradient of the batch, and ratios are to the unclipped reference.
+        max_grad_norm: norm that the gradient of a batch of ``prompts_per_batch`` prompts is clipped to, as trainers do,
+            in every row; none by default. ``trace_cov``, bias and cosine are then those of :math:`G \min(1, c/‖G‖)`
+            with G the mean gradient of the batch, and ratios are to the unclipped reference.
         n_resamples: how often the prompts are shuffled into new batches for batch-level estimators; by default until
             the error that this leaves is small: 1 % of the squared standard errors, at most 512 times; fewer, but 64 at
             least, where these would be more than 32 768 batches that an estimator weights one by one.
@@ -188,7 +191,7 @@ def compare(
         ValueError: for fewer than 2 prompts, a group size larger than the number of completions, scores of a wrong
             shape, a token-level estimator without token scores, an estimator whose inputs are missing or whose
             ratios overflow, batches too large, or fewer than one prompt a batch or one resample; with ``blocks=True``
-            for a measurement without sketches by block, scores, or a max_grad_norm.
+            for a measurement without sketches by block, scores, or a ``max_grad_norm``.
 
     Example:
         >>> import numpy as np

@@ -125,12 +125,12 @@ def equivalent_group_size(
 
     The comparison is at the same total number of completions and of the within-prompt variance w, since the
     between-prompt variance does not shrink with the group. RLOO is a U-statistic of pairs, so that
-    :math:`N w(N) = v_1 + v_2/(N-1)` exactly: v_1 is what a perfect baseline would leave, v_2 the cost of estimating it.
-    Both come from groups of 2 and of N, and :math:`v_1 + v_2/(N'-1) = N w_\mathrm{estimator}(N)` is solved for N'. The
-    interval is a delete-one-prompt jackknife of 1/(N' − 1), which stays finite where N' does not. An estimator of
-    another unit, such as ``recipe:grpo``, is first scaled so that its expected gradient projects on the target of
-    :func:`gradstats.compare` with the coefficient of RLOO's. So is every estimator where completions were drawn from
-    another policy than the scored one, since what is known of E[ĝ] holds on-policy.
+    :math:`N w(N) = v_1 + v_2/(N-1)` exactly: :math:`v_1` is what a perfect baseline would leave, :math:`v_2` the cost
+    of estimating it. Both come from groups of 2 and of N, and :math:`v_1 + v_2/(N'-1) = N w_\mathrm{estimator}(N)` is
+    solved for N'. The interval is a delete-one-prompt jackknife of 1/(N' − 1), which stays finite where N' does not. An
+    estimator of another unit, such as ``recipe:grpo``, is first scaled so that its expected gradient projects on the
+    target of :func:`gradstats.compare` with the coefficient of RLOO's. So is every estimator where completions were
+    drawn from another policy than the scored one, since what is known of E[ĝ] holds on-policy.
 
     Two further answers come with it. ``same_prompts`` is the size at which RLOO has the within-prompt variance of the
     estimator at the same *number of prompts*, :math:`(v_1 + v_2/(N''-1))/N'' = w_\mathrm{estimator}(N)`: RLOO then

@@ -148,13 +148,13 @@ def variance_by_length(
 
     :math:`g_m = \sum_b g_m^b` with :math:`g_m^b = \sum_{i \in m,\, T_i \in b} w_i S_i`: the weights are those of the
     whole group, and completions of other lengths are left out of the sum. Each bin is then a gradient estimator in
-    itself, with the trace_cov, signal_sq and noise_to_signal of :func:`gradstats.compare`; ``ratio`` is its share of
-    the trace_cov of the whole (bins of one group covary, so that shares need not sum to 1).
+    itself, with the ``trace_cov``, ``signal_sq`` and ``noise_to_signal`` of :func:`gradstats.compare`; ``ratio`` is its
+    share of the ``trace_cov`` of the whole (bins of one group covary, so that shares need not sum to 1).
 
     **Bias by length.** Each bin is judged against what completions of the same lengths contribute to the target,
     :math:`G^b`: ``scale`` is :math:`⟨E g^b, G^b⟩/‖G^b‖²` with its Fieller set, 1 where the estimator keeps the gradient
     of these lengths, 0 where it drops it, and more where it gives them more weight than others; ``cosine`` and
-    ``matched_bias_share`` are of the bin against :math:`G^b`. matched_ratio is not defined for parts and NaN.
+    ``matched_bias_share`` are of the bin against :math:`G^b`. ``matched_ratio`` is not defined for parts and NaN.
 
     **Shares.** ``share_of_gradient`` is :math:`⟨E g^b, E g⟩/‖E g‖²` and ``share_of_variance`` the covariance of
     :math:`g^b` with g over tr Cov(g); both sum to 1 over the bins
@@ -172,7 +172,7 @@ def variance_by_length(
         scores_are_sketches: as in :func:`gradstats.compare`.
 
     Returns:
-        A :class:`LengthBins`; where a bin's signal is not resolved, its noise_to_signal is NaN with a lower end.
+        A :class:`LengthBins`; where a bin's signal is not resolved, its ``noise_to_signal`` is NaN with a lower end.
 
     Raises:
         ValueError: for ``n_bins`` below 1, a batch-level estimator, and as in :func:`gradstats.compare`.

@@ -52,7 +52,7 @@ class VarianceComparison(Printed):
         rows: one entry per estimator, in the order asked for, group size by group size.
         splits: the split into groups, one for each group size.
         reference: label of the estimator in the denominator of ratios.
-        prompts_per_batch: B in bias_share.
+        prompts_per_batch: B in ``bias_share``.
         sketch_dim: dimension of the random projection; None for exact scores.
         target: what bias, cosine and matched variances are judged against.
         notes: what a reader of the table has to know, one sentence each.
@@ -189,7 +189,7 @@ class VarianceComparison(Printed):
         return frame
 
     def variance_components(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Split trace_cov into the variance within prompts and the variance between prompts.
+        """Split ``trace_cov`` into the variance within prompts and the variance between prompts.
 
         The variance within prompts falls as groups grow, the variance between prompts does not.
 
