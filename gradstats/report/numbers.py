@@ -13,6 +13,8 @@ UNRESOLVED = "–"
 
 #: Share of a value below which an interval, or one side of it, holds nothing but the rounding of float32.
 ROUNDING = 1e-7
+#: An end that is so many times farther from a value than the value and its other end is as good as infinite.
+_BOUNDLESS = 1e9
 
 
 def number_with_interval(
@@ -23,8 +25,8 @@ def number_with_interval(
     Symmetric intervals read ``0.79 ± 0.31``, others ``1.30 +0.29 −0.24`` (LaTeX and HTML stack the two), a bound known
     on one side ``> 1200``, a range without a value ``0.2 to 1.0``, a number without interval stands alone, and what is
     not resolved is a dash. An estimate outside of its interval, which was cut to what is possible (a negative share, a
-    cosine above 1), is given as the bound, which is rounded outwards. LaTeX gives very small and very large numbers in
-    a power of ten of their own.
+    cosine above 1), is given as the bound, which is rounded outwards. An end 10⁹ times as far away as the rest is
+    infinite. LaTeX gives very small and very large numbers in a power of ten of their own.
 
     Args:
         value: the estimate, or NaN.
@@ -34,7 +36,7 @@ def number_with_interval(
         markup: ``"plain"``, ``"markdown"`` (as plain), ``"latex"`` or ``"html"``.
         narrow: save space in LaTeX: a symmetric interval is a subscript, and a range stands in brackets.
     """
-    value, low, high = (number / 10.0**exponent for number in (value, low, high))
+    value, low, high = _within_bounds(*(number / 10.0**exponent for number in (value, low, high)))
     latex = markup == "latex"
     own = _own_exponent(value, low, high) if latex and exponent == 0 else 0
     if own:
@@ -65,6 +67,11 @@ def number_with_interval(
     digits = _decimals(max(sides))
     centre = _fixed(value, digits, latex)
     down, up = _fixed(below, digits, latex), _fixed(above, digits, latex)
+    shorter = min((side for side in sides if side > ROUNDING * max(sides)), default=0.0)
+    if shorter < 0.5 * 10.0**-digits:
+        # The longer side has no digits in which value and shorter side would not be 0.
+        centre = _fixed(value, _decimals(shorter), latex)
+        down, up = (_fixed(side, _decimals(side), latex) if side > 0 else "0" for side in (below, above))
     # Sides that differ by less than a tenth are written as one.
     if len(sides) == 2 and abs(above - below) <= 0.1 * max(above, below):
         half = _fixed((above + below) / 2.0, digits, latex)
@@ -95,6 +102,17 @@ def common_exponent(triples: Iterable[Triple]) -> int:
         return 0
     usual = math.floor(math.log10(median(sizes)))
     return usual if usual >= 5 or usual <= -3 else 0
+
+
+def _within_bounds(value: float, low: float, high: float) -> Triple:
+    """Replace an end that is out of all proportion, as that of a ratio over a variance near 0, by infinity."""
+    below, above = value - low, high - value
+    if value != 0 and below >= 0 and above >= 0:
+        if above > _BOUNDLESS * max(abs(value), below if math.isfinite(below) else 0.0):
+            high = math.inf
+        elif below > _BOUNDLESS * max(abs(value), above if math.isfinite(above) else 0.0):
+            low = -math.inf
+    return value, low, high
 
 
 def _bound(low: float, high: float, markup: str) -> str | None:

@@ -39,9 +39,14 @@ def ratio_table(frame: pd.DataFrame) -> Table:
         "χ² is the mean of (ρ − 1)²."
     )
     columns = columns_of(frame, RATIO_HEADINGS)
+    # Sampler and scorer are one policy: what is left is the rounding of log-probabilities.
+    one_policy = [high < _ROUNDING for _, _, high in columns[RATIO_HEADINGS["chi_squared"]]]
+    columns[RATIO_HEADINGS["mean"]] = [
+        (round(value, 4), math.nan, math.nan) if equal else (value, low, high)
+        for equal, (value, low, high) in zip(one_policy, columns[RATIO_HEADINGS["mean"]], strict=True)
+    ]
     for name in ("variance", "chi_squared"):
         triples = columns[RATIO_HEADINGS[name]]
-        # Sampler and scorer are one policy: what is left is the rounding of log-probabilities.
         columns[RATIO_HEADINGS[name]] = [
             (math.nan, math.nan, _ROUNDING) if high < _ROUNDING else (value, low, high) for value, low, high in triples
         ]
