@@ -114,7 +114,10 @@ def test_numbers_aligned_by_siunitx_fit_too(tmp_path):
     if not subprocess.run(["kpsewhich", "siunitx.sty"], capture_output=True).stdout:
         pytest.skip("the LaTeX package siunitx is not installed")
     layouts = [Layout(venue, column, siunitx=True) for venue in ("icml", "neurips") for column in ("half", "full")]
-    assert set_by_latex([(variance_table(comparison()), at) for at in layouts], tmp_path) == []
+    of_run = run_tables(read_results(Path(__file__).parents[2] / "figures" / "embedded_values"))
+    tables = [(variance_table(comparison()), at) for at in layouts]
+    tables += [(of_run[name], layouts[0]) for name in ("allocation", "ratios", "alpha_by_block")]
+    assert set_by_latex(tables, tmp_path) == []
 
 
 def test_a_narrow_column_keeps_what_decides():
