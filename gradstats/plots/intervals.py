@@ -31,8 +31,8 @@ def without_interval(
 def interval_alone(
     centre: Float[np.ndarray, " n"], low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"]
 ) -> Bool[np.ndarray, " n"]:
-    """Return which rows have both ends of an interval and no value."""
-    return np.isnan(centre) & np.isfinite(low) & np.isfinite(high)
+    """Return which rows have an end of an interval, or both, and no value."""
+    return np.isnan(centre) & (np.isfinite(low) | np.isfinite(high))
 
 
 def outside(

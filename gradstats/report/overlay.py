@@ -125,7 +125,13 @@ def _explain_letters(figure: Figure, labels: list[str]) -> None:
     longest = int(0.95 * width / CHARACTER * 8.0 / font_size / widening())
     lines = [line for at, label in enumerate(labels) for line in wrapped(f"{LETTERS[at]}: {label}", longest)]
     figure.set_size_inches(width, height + (0.135 * len(lines) + 0.06) * font_size / 7.0)
-    figure.supxlabel(in_mathematics("\n".join(lines)), x=0.02, ha="left", fontsize=font_size)
+    text = in_mathematics("\n".join(lines))
+    if figure.legends:  # both stand below the axes
+        (legend,) = figure.legends
+        legend.set_title(text, prop={"size": font_size})
+        legend.set_alignment("left")
+    else:
+        figure.supxlabel(text, x=0.02, ha="left", fontsize=font_size)
 
 
 def _with_sample_sizes(runs: list[SavedResults], labels: list[str]) -> tuple[list[str], str]:

@@ -201,7 +201,7 @@ FIGURES = (
         "variance",
         "Variance of each estimator relative to the reference, at matched signal. Wide bars: intervals of single rows; "
         "thin bars: intervals that hold together. Bold: the best set, which holds the lowest at this level. "
-        "Half-filled markers: the baseline includes the completion itself.",
+        "Half-filled markers: the baseline includes the completion itself. Dashed bars: no estimate; arrows: no end.",
         lambda run: run.variance,
         lambda run, table: plots.plot_variance(table, sort=_by_value(table)),
     ),

@@ -23,12 +23,22 @@ mpl.use("Agg")
 pytestmark = pytest.mark.usefixtures("narrowest")
 
 INF, NAN = np.inf, np.nan
-#     value, low, high: complete, bare, unbounded, not resolved at all, an interval alone, outside of it
-ROWS = np.array([[1.0, 0.5, 2.0], [1.0, NAN, NAN], [1.0, 0.5, INF], [NAN, NAN, NAN], [NAN, 0.0, 1.0], [1.2, 0.0, 1.0]])
+#     value, low, high: complete, bare, unbounded, not resolved at all, an interval alone, outside of it, an end alone
+ROWS = np.array(
+    [
+        [1.0, 0.5, 2.0],
+        [1.0, NAN, NAN],
+        [1.0, 0.5, INF],
+        [NAN, NAN, NAN],
+        [NAN, 0.0, 1.0],
+        [1.2, 0.0, 1.0],
+        [NAN, 0.5, INF],
+    ]
+)
 
 
 def test_only_a_value_without_either_end_has_no_interval():
-    assert without_interval(*ROWS.T).tolist() == [False, True, False, False, False, False]
+    assert without_interval(*ROWS.T).tolist() == [False, True, False, False, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +47,7 @@ def test_only_a_value_without_either_end_has_no_interval():
         ([0, 2, 3], True, []),
         ([0, 1], False, [NO_INTERVAL]),
         ([4, 5], False, []),
+        ([6], True, [INTERVAL_ALONE]),
         ([1, 4, 5], True, [NO_INTERVAL, INTERVAL_ALONE, OUTSIDE]),
     ],
 )

@@ -162,3 +162,24 @@ def test_the_size_of_all_runs_is_stated_once(runs, tmp_path, monkeypatch):
     )
     draw_overlay([read_results(runs[0])] * 2, tmp_path, FiguresSection(), ["one", "two"])
     assert sizes == ["15 prompts × 4 completions"] * 2
+
+
+def test_letters_and_the_legend_stand_below_each_other(runs, tmp_path, monkeypatch):
+    bounded = save_run(tmp_path / "bounded", name="bounded")
+    table = pd.read_csv(bounded / "variance.csv")
+    table.loc[table["matched_ratio"].isna(), "matched_ratio_low"] = 0.8
+    table.to_csv(bounded / "variance.csv", index=False)
+    figures = {}
+    monkeypatch.setattr(
+        plots, "save_figure", lambda figure, stem, *_, **__: figures.setdefault(stem.name, figure) and [stem]
+    )
+    monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
+    names = ["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "Qwen/Qwen2.5-Math-1.5B-Instruct"]
+    style = FiguresSection(venue="neurips", column="half")
+    draw_overlay([read_results(bounded)] * 2, tmp_path / "out", style, names)
+    figure = figures["variance"]
+    figure.canvas.draw()
+    assert_legible(figure)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["interval alone, no estimate"]
+    assert legend.get_title().get_text() == f"a: {names[0]}\nb: {names[1]}"
