@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +72,10 @@ class SavedAlpha(TypedDict):
     by_block: NotRequired[list[dict[str, object]] | None]
     sentences: NotRequired[list[str]]
     metric: NotRequired[str]
+
+
+# Without these there is no exponent.
+_ALPHA = ("alpha", "alpha_low", "alpha_high")
 
 
 class SavedManifest(TypedDict, total=False):
@@ -187,7 +191,7 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
         )
     if checked:
         refuse_changed_tables(path)
-    alpha = cast(SavedAlpha | None, _read_json(path / "alpha.json"))
+    alpha = _read_alpha(path)
     variance = _read_variance(path)
     if alpha is None and variance is None and not (path / "proxy_quality.csv").exists():
         state = "an unfinished run" if (path / "experiment.yaml").exists() else "not a run directory"
@@ -292,15 +296,34 @@ def setting_named(settings: Mapping[str, object], name: str) -> object:
     return entry.get(inside) if isinstance(entry, Mapping) else None
 
 
+def _read_alpha(path: Path) -> SavedAlpha | None:
+    alpha = _read_json(path / "alpha.json")
+    if alpha is not None:
+        _refuse_incomplete(path / "alpha.json", _ALPHA, alpha)
+    return cast(SavedAlpha | None, alpha)
+
+
 def _read_variance(path: Path) -> pd.DataFrame | None:
     if not (path / "variance.csv").exists():
         return None
     frame = _read_csv(path / "variance.csv")
+    _refuse_incomplete(path / "variance.csv", ("estimator", "trace_cov"), frame)
     frame.attrs |= _read_json(path / "variance.json") or {}
     for name in (f"{quantity}{end}" for quantity in shown_in("page") for end in ("", "_low", "_high")):
         if name not in frame:  # an earlier version did not estimate it
             frame[name] = np.nan
     return frame
+
+
+def _refuse_incomplete(path: Path, needed: Iterable[str], there: Collection[object]) -> None:
+    """Refuse a file that lacks what every version wrote.
+
+    Raises:
+        ValueError: naming the file and what it lacks.
+    """
+    missing = [name for name in needed if name not in there]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}: restore it from a copy, or repeat the run")
 
 
 def _read_csv(path: Path) -> pd.DataFrame:

@@ -120,3 +120,20 @@ def test_a_wrong_setting_is_reported_with_its_file(tmp_path):
     message = f"the experiment file {path} has wrong settings: an experiment has no setting 'colour': it has name, "
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         read_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "lacks"),
+    [
+        ("variance.csv", "name,trace_cov\nrloo,1\n", r"variance\.csv lacks estimator: restore it"),
+        (
+            "alpha.json",
+            '{"alpha": 1.0, "n": 4}',
+            r"alpha\.json lacks alpha_low, alpha_high: restore it from a copy, or repeat the run",
+        ),
+    ],
+)
+def test_a_file_without_what_every_version_wrote_is_named(tmp_path, file, text, lacks):
+    (save_run(tmp_path / "run") / file).write_text(text)
+    with pytest.raises(ValueError, match=lacks):
+        read_results(tmp_path / "run")
