@@ -76,7 +76,7 @@ def test_search_finds(browser, address, words, page):
     links = "[...document.querySelectorAll('#search-results ul.search a')].map(link => link.href)"
     wait(browser, "/found|did not match/.test(document.querySelector('#search-results .search-summary')?.textContent)")
     found = browser.execute_script(f"return {links}")
-    assert any(page in link for link in found[:5]), found[:5]
+    assert any(page in link for link in found[:8]), found[:8]
 
 
 @pytest.mark.parametrize("width", [390, 1280])
