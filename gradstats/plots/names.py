@@ -22,6 +22,8 @@ _KEPT = re.compile(r"(?<=\S) [=×] (?=\S)|\$[^$]*\$")
 _JOINED = "\u00a0"
 # Inches that a character takes at 8-point text, in the serif font of papers.
 CHARACTER = 0.06
+#: Share of the width of a figure that its axes and their labels may take.
+PANEL_SHARE = 0.7
 _SERIF, _WIDER = "STIXGeneral", 1.2
 
 
@@ -77,7 +79,12 @@ def figure_inches() -> float:
     return plt.rcParams["figure.figsize"][0] * 8.0 / plt.rcParams["font.size"] / widening()
 
 
-def wrapped_to_axis(text: str, share: float = 0.7) -> str:
+def longest_title(n_panels: int) -> int:
+    """Return how many characters of a title fit above each of several panels, in one line."""
+    return int(PANEL_SHARE * figure_inches() / n_panels / CHARACTER)
+
+
+def wrapped_to_axis(text: str, share: float = PANEL_SHARE) -> str:
     """Break each line of an axis label that is longer than a share of the figure's width."""
     inches = figure_inches()
     return "\n".join(line for part in text.split("\n") for line in wrapped(part, int(share * inches / CHARACTER)))

@@ -27,9 +27,10 @@ from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_t
 from gradstats.plots.intervals import interval_keys
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.names import (
-    CHARACTER,
+    PANEL_SHARE,
     figure_inches,
     in_mathematics,
+    longest_title,
     names_in,
     reference_name,
     widening,
@@ -48,8 +49,6 @@ NARROW_AXIS = 18
 PANELS = shown_in("panels")
 # Below these widths, as if text were of 8 points, panels have smaller names, and one tick.
 SMALL_NAMES, ONE_TICK = 2.5, 2.9
-#: Share of the width of a figure that its axes and their labels may take.
-PANEL_SHARE = 0.7
 # Characters of a line for which a tick with its number needs the room.
 TICK = 9
 # Inches of a line of a title, or of the name of an axis.
@@ -237,11 +236,6 @@ def plot_variance_of_runs(
     write_sentence(axes[-1], sentence)
     legend_below(axes[0], _key_size(), keys)
     return list(axes)
-
-
-def longest_title(n_panels: int) -> int:
-    """Return how many characters of a title fit above each of several panels, in one line."""
-    return int(PANEL_SHARE * figure_inches() / n_panels / CHARACTER)
 
 
 def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:

@@ -14,10 +14,9 @@ from gradstats import plots
 from gradstats.config.experiment import FiguresSection
 from gradstats.plots.legend import legend_below, legend_height
 from gradstats.plots.length_scaling import leave_room
-from gradstats.plots.names import CHARACTER, in_mathematics, widening, wrapped
+from gradstats.plots.names import CHARACTER, in_mathematics, longest_title, widening, wrapped
 from gradstats.plots.sample_size import write_sample_size
 from gradstats.plots.theme import palette
-from gradstats.plots.variance import longest_title
 from gradstats.report.figures import chosen_rows, refuse_unknown_estimators, sample_size_of_run, styled
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
 from gradstats.stats import LengthScalingFit

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import matplotlib as mpl
 import pandas as pd
 import pytest
 
-from gradstats.plots.names import in_mathematics, names_in, reference_name, wrapped, wrapped_to_axis
+from gradstats.plots.names import in_mathematics, longest_title, names_in, reference_name, wrapped, wrapped_to_axis
 
 
 def test_names_are_words_or_what_the_user_says():
@@ -31,3 +32,10 @@ def test_a_value_stays_with_its_parameter_and_a_formula_whole():
 def test_long_axis_labels_are_broken():
     text = wrapped_to_axis("variance relative to norm-weighted, leave-one-out,\nat matched signal")
     assert text == "variance relative to\nnorm-weighted, leave-one-out,\nat matched signal"
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_titles_of_more_panels_are_shorter_and_those_in_a_wider_font():
+    assert [longest_title(count) for count in (1, 2, 3)] == [32, 16, 10]  # of 2.75 inches
+    with mpl.rc_context({"font.family": ["DejaVu Sans"]}):
+        assert longest_title(1) == 26
