@@ -7,6 +7,7 @@ the page is computed here from those tables; a question that no committed run an
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -38,6 +39,13 @@ class Run(NamedTuple):
     def committed(self) -> bool:
         """State whether the run has been finished and committed."""
         return committed_path(self.folder, "alpha.json").exists()
+
+    @property
+    def name_with_tokens(self) -> str:
+        """Name the run with token scores, whose prompts may be fewer."""
+        manifest = numbers(self.tokens or "", "manifest")
+        assert manifest is not None
+        return re.sub(r"\d+ prompts$", f"{manifest['n_prompts']} prompts", self.name)
 
 
 #: In the order of the tables; the first committed one has its figures on the page.
@@ -434,7 +442,7 @@ def section_concentration() -> str:
         assert manifest is not None
         rows.append(
             (
-                run.name,
+                run.name_with_tokens,
                 f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}",
                 *(
                     shown(with_interval(frame[frame["tokens_first"] == count].iloc[0], "share"))
@@ -462,8 +470,9 @@ def token_tables(name: str) -> list[tuple[Run, pd.DataFrame]]:
 
 def first_token_figure(name: str, caption: str) -> str:
     """Show a figure of the first committed run with token scores."""
-    shown_figures = (figure(run.tokens or "", name, f"{caption}, {run.name}") for run in RUNS if run.tokens)
-    return next(filter(None, shown_figures), "")
+    for run, _ in token_tables(name):
+        return figure(run.tokens or "", name, f"{caption}, {run.name_with_tokens}")
+    return ""
 
 
 def section_proxy() -> str:
@@ -474,13 +483,13 @@ def section_proxy() -> str:
         otb = with_interval(row, "otb_ratio")
         rows.append(
             (
-                run.name,
+                run.name_with_tokens,
                 shown(with_interval(row, "rank_correlation")),
                 shown(with_interval(row, "factor")),
                 shown(otb, UNRESOLVED),
             )
         )
-        verdicts.append((run.name, otb))
+        verdicts.append((run.name_with_tokens, otb))
     header = (
         "run",
         "rank correlation with ‖s_t‖²",
@@ -514,7 +523,8 @@ def section_group_size() -> str:
         rows.append((in_words(label), *cells))
     header = ("baseline", *(f"{name}, N = {sizes[name]}" for name in tables))
     return answer(
-        "The group size at which RLOO, on the same prompts, has the variance of each baseline with N completions.",
+        "The group size at which RLOO, with as many prompts, has the variance within prompts of each baseline with N "
+        "completions.",
         rows_of(header, rows if tables else []),
         "What this does not show: only variance is compared, not bias.",
         "Command: `gradstats group-size RUN LABEL`.",
