@@ -39,7 +39,7 @@ def curve_table(frame: pd.DataFrame) -> Table:
             f"{about.get('n_prompts')} prompts."
         ),
         heading=str(about.get("parameter")),
-        rows=tuple(f"{value:.4g}" for value in frame["value"]),
+        rows=tuple(f"{value:.4g}".replace("-", "−") for value in frame["value"]),
         columns=columns,
         source=frame,
         label="tab:curve",

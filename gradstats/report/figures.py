@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
+from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
 from gradstats.plots.sample_size import sample_size, sample_size_of, write_sample_size
 from gradstats.plots.save import DETERMINISTIC, METADATA, refuse_foreign_figure
@@ -150,6 +151,24 @@ def chosen_rows(table: pd.DataFrame, figure_style: FiguresSection) -> pd.DataFra
     return None if table.empty else table
 
 
+def warn_of_unused_labels(runs: Sequence[SavedResults], figure_style: FiguresSection) -> None:
+    """Name the labels to which the user gave a name, but which no run and no estimator of its tables has."""
+    tables = [table for run in runs for table in (run.variance, *run.breakdowns.values(), *run.added.values())]
+    found = {name for run in runs for name in (run.name, run.path.resolve().name)}
+    for table in tables:
+        for column in ("estimator", "recipe"):
+            if table is not None and column in table:
+                found |= {str(label).removeprefix(PREFIX) for label in table[column]}
+    unused = [label for label in figure_style.labels if label.removeprefix(PREFIX) not in found]
+    if unused:
+        warnings.warn(
+            f"labels: no run and no estimator is called {' or '.join(map(repr, unused))}: the name given is not used. "
+            "Write an estimator as its tables in CSV do",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
 def refuse_unknown_estimators(runs: Sequence[SavedResults], figure_style: FiguresSection) -> None:
     """Refuse to draw an estimator that none of the runs compared.
 
@@ -194,6 +213,7 @@ def styled(figure_style: FiguresSection) -> Iterator[Callable[[], Figure]]:
 def _draw(run: SavedResults, folder: Path, figure_style: FiguresSection, svg: bool) -> DrawnFigures:
     drawn = DrawnFigures([], {})
     refuse_unknown_estimators([run], figure_style)
+    warn_of_unused_labels([run], figure_style)
     refuse_foreign_figures(run, folder, figure_style)
     for listed, figure, table in run_figures(run, figure_style):
         drawn.paths.extend(plots.save_figure(figure, folder / listed.name, figure_style.formats, source=table))

@@ -17,7 +17,13 @@ from gradstats.plots.length_scaling import leave_room
 from gradstats.plots.names import CHARACTER, in_mathematics, longest_title, widening, wrapped
 from gradstats.plots.sample_size import write_sample_size
 from gradstats.plots.theme import palette
-from gradstats.report.figures import chosen_rows, refuse_unknown_estimators, sample_size_of_run, styled
+from gradstats.report.figures import (
+    chosen_rows,
+    refuse_unknown_estimators,
+    sample_size_of_run,
+    styled,
+    warn_of_unused_labels,
+)
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
 from gradstats.stats import LengthScalingFit
 
@@ -53,6 +59,7 @@ def draw_overlay(
             "units: draw those of one metric together"
         )
     refuse_unknown_estimators(runs, figure_style)
+    warn_of_unused_labels(runs, figure_style)
     labels, n = _with_sample_sizes(runs, labels or _run_names(runs, figure_style))
     for setting, values in differing_settings(runs).items():
         values_by_run = ", ".join(f"{run.path.name}: {value}" for run, value in zip(runs, values, strict=True))
@@ -142,10 +149,16 @@ def _with_sample_sizes(runs: list[SavedResults], labels: list[str]) -> tuple[lis
 
 
 def _run_names(runs: list[SavedResults], figure_style: FiguresSection) -> list[str]:
-    """Return what the user calls each run, by its name or that of its folder; otherwise its label."""
+    """Return what the user calls each run, by its name or that of its folder; otherwise its label.
+
+    A name that several runs share stands for none of them.
+    """
     chosen = figure_style.labels
+    names, folders = [run.name for run in runs], [run.path.resolve().name for run in runs]
+    of_folder = {folder: chosen.get(folder) for folder in folders if folders.count(folder) == 1}
+    of_name = {name: chosen.get(name) for name in names if names.count(name) == 1}
     return [
-        chosen.get(run.path.resolve().name) or chosen.get(run.name) or label
+        of_folder.get(run.path.resolve().name) or of_name.get(run.name) or label
         for run, label in zip(runs, run_labels(runs, without=_IN_SAMPLE_SIZE), strict=True)
     ]
 

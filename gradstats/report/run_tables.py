@@ -145,10 +145,17 @@ def _success(run: SavedResults, frame: pd.DataFrame) -> Table:
 def _equivalent(run: SavedResults, frame: pd.DataFrame) -> Table:
     caption = (
         f"Group size at which RLOO has the same noise, and share of tokens saved against RLOO in groups of the same "
-        f"size, {_level(run):.0%} intervals over prompts."
+        f"size, {_level(run):.0%} intervals over {_prompts(frame)}."
     )
+    sizes = set(frame["group_size"])
+    if len(sizes) == 1:
+        caption += f" Each estimator with N = {sizes.pop():g} completions per prompt."
     rows = _labelled(frame_in_words(frame), "estimator", "group_size", ", N = {:g}")
     return Table(caption, "estimator", rows, columns_of(frame, _EQUIVALENT), frame, label="tab:equivalent")
+
+
+def _prompts(frame: pd.DataFrame) -> str:
+    return f"n = {frame['n_prompts'].iloc[0]} prompts" if "n_prompts" in frame else "prompts"
 
 
 def _block_table(run: SavedResults, frame: pd.DataFrame) -> Table:

@@ -241,6 +241,8 @@ def run_labels(runs: list[SavedResults], without: Collection[str] = ()) -> list[
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [run.path.resolve().name for run in runs]
+    if len(set(names)) < len({run.path for run in runs}):
+        names = [str(run.path) for run in runs]
     differing = {name: values for name, values in differing_settings(runs).items() if name not in without}
     return [
         name + (f" ({', '.join(_setting(key, values[at]) for key, values in differing.items())})" if differing else "")

@@ -27,7 +27,7 @@ def test_the_table_has_a_row_for_each_value():
     table = curve_table(frame)
     headings, rows = table.cells("plain")
     assert headings[0] == "delta"
-    assert [row[0] for row in rows] == ["-0.5", "0", "0.25"]
+    assert [row[0] for row in rows] == ["−0.5", "0", "0.25"]
     assert table.columns["matched ratio"][1] == (1.0, 1.0, 1.0)
     assert "asymmetric(loo=True) along delta" in table.caption
     assert "asymmetric(loo=True) along delta" in curve_caption(frame)

@@ -173,6 +173,12 @@ def test_chosen_names_are_drawn_in_the_order_of_the_list_or_by_value(runs):
         assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == rows
 
 
+def test_a_name_that_is_given_to_nothing_is_named(runs, tmp_path):
+    style = FiguresSection(formats=["svg"], labels={"rlooo": "mine", "rloo": "RLOO", "recipe:grpo": "GRPO"})
+    with pytest.warns(UserWarning, match=r"no estimator is called 'rlooo' or 'recipe:grpo'"):
+        draw_run(read_results(runs[0]), tmp_path / "out", style)
+
+
 def test_every_figure_states_prompts_and_completions(runs):
     for listed, figure, _ in run_figures(read_results(runs[0]), FiguresSection()):
         assert figure.get_suptitle() == "15 prompts × 4 completions", listed.name

@@ -49,6 +49,19 @@ def test_runs_alike_are_not_warned_about(runs):
     assert run_labels(results) == ["warm", "warm"]
 
 
+@pytest.mark.filterwarnings("ignore:labels. no run and no estimator is called 'typo'")
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    folders = [tmp_path / name for name in ("one/demo", "two/demo", "long")]
+    results = [read_results(save_run(folder, name="demo")) for folder in folders]
+    assert run_labels(results) == list(map(str, folders))
+    assert run_labels(results[1:]) == ["demo", "long"]
+    # A chosen name goes to a run only where it is that run's alone.
+    style = FiguresSection(venue="icml", formats=["svg"], labels={"demo": "7B", "typo": "unused"})
+    draw_overlay(results[1:], tmp_path / "out", style)
+    table = pd.read_csv(tmp_path / "out" / "variance.csv")
+    assert list(table["run"][:2]) == ["7B", "long"]
+
+
 def test_different_references_are_different_units(runs, tmp_path):
     other = save_run(tmp_path / "other", name="other")
     about = read_json(other / "variance.json")

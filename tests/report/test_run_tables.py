@@ -28,6 +28,8 @@ def test_a_run_has_a_table_of_each_result(tables):
     }  # fmt: skip
     added = run_tables(read_results(COMMITTED / "embedded"))
     assert {"equivalent_group_size", "optimal_baselines", "curve_length_weighted_loo_true_alpha"} <= set(added)
+    equivalent = added["equivalent_group_size"].caption
+    assert "over n = 96 prompts. Each estimator with N = 4 completions per prompt." in equivalent
     assert len({table.label for table in tables.values()}) == len(tables)
     assert tables["alpha_by_block"].label == "tab:alpha-by-block"
 
