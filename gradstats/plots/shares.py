@@ -59,7 +59,8 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
         at = np.arange(len(numbers)) + min(0.12, 0.6 / len(lines)) * (place - (len(lines) - 1) / 2.0)
         drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
         ax.plot(at, numbers[:, 0], linewidth=stroke(1.0), label=label, zorder=3, **drawn, **edge())
-        draw_intervals(ax, at, *numbers.T, color)
+        middle, low, high = numbers.T
+        draw_intervals(ax, at, middle, low, high, color)
     if not np.isfinite(frame[value].to_numpy(dtype=float)).any():
         draw_nothing(ax, "no share is resolved" if len(frame) else "no bins")
         ax.set_yticks([])

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from statistics import median
 
+import pandas as pd
+
 Triple = tuple[float, float, float]
 
 UNRESOLVED = "–"
@@ -15,6 +17,12 @@ UNRESOLVED = "–"
 ROUNDING = 1e-7
 #: An end that is so many times farther from a value than the value and its other end is as good as infinite.
 _BOUNDLESS = 1e9
+
+
+def triples_of(frame: pd.DataFrame, name: str) -> list[Triple]:
+    """Return the estimates of a column with the ends of their intervals, from the columns NAME_low and NAME_high."""
+    values = frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
+    return [(float(value), float(low), float(high)) for value, low, high in values]
 
 
 def number_with_interval(

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
@@ -134,7 +135,7 @@ def _explain_letters(figure: Figure, labels: list[str]) -> None:
     text = in_mathematics("\n".join(lines))
     if figure.legends:  # both stand below the axes
         (legend,) = figure.legends
-        legend.set_title(text, prop={"size": font_size})
+        legend.set_title(text, prop=FontProperties(size=font_size))
         legend.set_alignment("left")
     else:
         figure.supxlabel(text, x=0.02, ha="left", fontsize=font_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import pandas as pd
 
@@ -46,8 +47,8 @@ def run_names(runs: Sequence[SavedResults]) -> list[str]:
 
 def numbers_of_run(run: SavedResults) -> dict[str, Triple]:
     """Return the numbers of :data:`RUN_HEADINGS`: name → estimate and interval; NaN where a run has none."""
-    alpha = run.alpha or {}
-    within = alpha.get("within_prompt") or {}
+    alpha = cast(Mapping[str, float | None], run.alpha or {})
+    within = (run.alpha or {}).get("within_prompt") or {}
     means = completion_means(run)
     found = {"alpha": _triple(alpha, "alpha"), "alpha_within": _triple(within, "alpha")}
     return found | {name: _triple(means, name) for name in RUN_HEADINGS if name not in found}
@@ -79,7 +80,7 @@ def several_tables(
     if frame is not None:
         if by_value:
             place = {label: at for at, label in enumerate(dict.fromkeys(frame["estimator"]))}
-            frame = frame.assign(_place=frame["estimator"].map(place)).sort_values(
+            frame = frame.assign(_place=frame["estimator"].map(lambda label: place[label])).sort_values(
                 ["_place", JUDGED.name], kind="stable", ignore_index=True
             )
             frame = frame.drop(columns="_place")

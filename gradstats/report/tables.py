@@ -14,7 +14,7 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.metrics import EUCLIDEAN
 from gradstats.report.latex_layout import LatexColumn, Layout, fitting, latex_table, refuse_too_wide, refuse_unknown
 from gradstats.report.latex_text import latex_escape
-from gradstats.report.numbers import Triple, common_exponent, number_with_interval
+from gradstats.report.numbers import Triple, common_exponent, number_with_interval, triples_of
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
 from gradstats.system.files import csv_text, write_csv
@@ -207,7 +207,7 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
     frame[["alpha_within", "alpha_within_low", "alpha_within_high"]] = ends
     kinds = " and ".join(dict.fromkeys(f"{fit.method}, {fit.interval} interval" for fit in fits.values()))
     counts = [(float(value), math.nan, math.nan) for value in frame["n"]]
-    known = _triples(frame, "alpha_within")
+    known = triples_of(frame, "alpha_within")
     return Table(
         caption=(
             f"Length exponent α with {confidence_level:.0%} intervals ({kinds}): the norm of a completion's gradient "
@@ -217,7 +217,7 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
         heading="run",
         rows=tuple(map(str, frame["run"])),
         columns={
-            "α": _triples(frame, "alpha"),
+            "α": triples_of(frame, "alpha"),
             **({"α within prompts": known} if any(math.isfinite(value) for value, _, _ in known) else {}),
             "R²": [(round(value, 2), math.nan, math.nan) for value in frame["r_squared"]],
             "n": counts,
@@ -263,11 +263,6 @@ def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: fl
 def markdown_escape(text: str) -> str:
     """Escape a text for Markdown."""
     return "".join("\\" + character if character in r"\`*_{}[]<>|#" else character for character in text)
-
-
-def _triples(frame: pd.DataFrame, name: str) -> list[Triple]:
-    values = frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
-    return [(float(value), float(low), float(high)) for value, low, high in values]
 
 
 def _in_powers(heading: str, exponent: int, markup: str) -> str:

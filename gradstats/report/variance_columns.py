@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from gradstats.report.numbers import UNRESOLVED, Triple
+from gradstats.report.numbers import UNRESOLVED, Triple, triples_of
 from gradstats.stats.variance.quantities import QUANTITIES, Place, filled_in
 
 #: What a reader has to know about columns of intervals that hold together.
@@ -44,7 +44,7 @@ def variance_columns(frame: pd.DataFrame, names: Sequence[str], place: Place) ->
     columns = []
     for name in names:
         quantity = QUANTITIES[name]
-        columns.append(VarianceColumn(name, filled_in(quantity.heading, frame.attrs), _triples(frame, name)))
+        columns.append(VarianceColumn(name, filled_in(quantity.heading, frame.attrs), triples_of(frame, name)))
         ends = [f"{name}_simultaneous_{end}" for end in ("low", "high")]
         if place in quantity.together_in and set(ends) <= set(frame):
             # What is known exactly has no interval: it is its value.
@@ -60,8 +60,3 @@ def best_set_marks(frame: pd.DataFrame) -> list[str] | None:
         return None
     judged = zip(frame["in_best_set"].eq(True), frame["in_best_set"].notna(), strict=True)
     return [("yes" if inside else "no") if known else UNRESOLVED for inside, known in judged]
-
-
-def _triples(frame: pd.DataFrame, name: str) -> list[Triple]:
-    values = frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
-    return [(float(value), float(low), float(high)) for value, low, high in values]
