@@ -96,7 +96,8 @@ CLAIMS = [
         "gradstats alpha RUN",
         "[α](../figures/embedded_resolved/length_scaling.png)",
         lambda: (
-            f"published points {published_exponent()}; embedded {exponent('embedded_resolved')}; "
+            f"published points {published_exponent()}; embedded (2000 prompts) "
+            f"{exponent('embedded_resolved')}; "
             f"SmolLM2 {exponent('smollm2')}"
         ),
         lambda: (
@@ -111,13 +112,13 @@ CLAIMS = [
         "[curve](../figures/embedded/curve_length_weighted_loo_true_alpha.png)",
         lambda: (
             "tr Cov over that of `rloo` at α = 0.8: "
-            f"{shown(cell('embedded_resolved', 'variance', WEIGHTED, 'ratio'))}; "
-            f"lowest at α = {best_exponent()}"
+            f"{shown(cell('embedded_resolved', 'variance', WEIGHTED, 'ratio'))} on 2000 prompts, "
+            f"{shown(cell('embedded', 'variance', WEIGHTED, 'ratio'))} on 96; lowest at α = {best_exponent()} on 96"
         ),
         lambda: against_one(
             cell("embedded_resolved", "variance", WEIGHTED, "ratio"),
             "At α = 0.8 the weights lower the variance on this policy.",
-            "At α = 0.8 the weights raise the variance on this policy.",
+            "At α = 0.8 the weights raise the variance on this policy, which 2000 prompts resolve and 96 do not.",
             "At α = 0.8 no difference is resolved on this policy.",
         ),
     ),

@@ -50,12 +50,12 @@ class Run(NamedTuple):
 
 #: In the order of the tables; the first committed one has its figures on the page.
 RUNS = (
-    Run("qwen_mawps", "Qwen2.5-Coder-0.5B, MAWPS", "qwen_mawps_tokens"),
-    Run("qwen_gsm8k", "Qwen2.5-Coder-0.5B, GSM8K"),
-    Run("qwen_1_5b", "Qwen2.5-Coder-1.5B, GSM8K"),
-    Run("smollm2", "SmolLM2-135M, sums"),
-    Run("embedded_resolved", "embedded policy, 2000 prompts"),
-    Run("embedded", "embedded policy, 96 prompts", "embedded_tokens"),
+    Run("qwen_mawps", "Qwen2.5-Coder-0.5B on MAWPS", "qwen_mawps_tokens"),
+    Run("qwen_gsm8k", "Qwen2.5-Coder-0.5B on GSM8K"),
+    Run("qwen_1_5b", "Qwen2.5-Coder-1.5B on GSM8K"),
+    Run("smollm2", "SmolLM2-135M on sums"),
+    Run("embedded_resolved", "embedded policy (2000 prompts)"),
+    Run("embedded", "embedded policy (96 prompts)", "embedded_tokens"),
 )
 TEMPERATURES = (
     ("embedded_temperature", "drawn and scored at"),
@@ -370,9 +370,10 @@ def verdict_of(ratios: Sequence[tuple[str, Triple | None]]) -> str:
     return "; ".join(said)
 
 
-def first_figure(name: str, caption: str) -> str:
-    """Show a figure of the first committed run that has it."""
-    return next((drawn for run in committed() if (drawn := figure(run.folder, name, f"{caption}, {run.name}"))), "")
+def first_figure(name: str, caption: str, beside: str | None = None) -> str:
+    """Show a figure of the first committed run that has it, and the table beside it where one is named."""
+    runs = (run for run in committed() if beside is None or table(run.folder, beside) is not None)
+    return next((drawn for run in runs if (drawn := figure(run.folder, name, f"{caption}, {run.name}"))), "")
 
 
 def section_centre() -> str:
@@ -518,17 +519,17 @@ def section_group_size() -> str:
         for name, frame in tables.items():
             chosen = frame[(frame["estimator"] == label) & (frame["group_size"] == sizes[name])]
             cells.append(
-                "—" if chosen.empty else shown(with_interval(chosen.iloc[0], "same_prompts_group_size"), UNRESOLVED)
+                "—" if chosen.empty else shown(with_interval(chosen.iloc[0], "equivalent_group_size"), UNRESOLVED)
             )
         rows.append((in_words(label), *cells))
     header = ("baseline", *(f"{name}, N = {sizes[name]}" for name in tables))
     return answer(
-        "The group size at which RLOO, with as many prompts, has the variance within prompts of each baseline with N "
-        "completions.",
+        "The group size at which RLOO, at the same total of completions, has the variance of each baseline with N "
+        "completions a prompt.",
         rows_of(header, rows if tables else []),
         "What this does not show: only variance is compared, not bias.",
         "Command: `gradstats group-size RUN LABEL`.",
-        first_figure("group_sizes", "Variance against group size"),
+        first_figure("group_sizes", "Variance against group size", "equivalent_group_size"),
     )
 
 

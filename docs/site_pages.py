@@ -34,6 +34,24 @@ OTHER_COMMANDS = {
     "training_monitor": "python experiments/train_with_estimators.py",
     "zoo": "make figures",
 }
+#: Captions of the figures that no run draws by itself.
+OTHER_CAPTIONS = {
+    "critic": "Bias and explained variance of a fitted value head, against Monte-Carlo values of prefixes.",
+    "curve_asymmetric_loo_true_delta": "Variance, cosine and bias of RLOO's baseline shifted by δ.",
+    "curve_length_weighted_loo_true_alpha": "Variance, cosine and bias of length weights along their exponent.",
+    "optimal_baselines": "Published baselines against those of lowest variance, learned on other prompts.",
+    "measurement_metric": "The sweep over metrics: α, and variances at matched signal.",
+    "policy_revision": "The checkpoints of a training run: α, length, success, and variances at matched signal.",
+    "sampling_max_new_tokens": "The sweep over the cap on tokens: α, length, success, and variances at matched signal.",
+    "sampling_temperature": "The sweep over temperature: α, length, success, and variances at matched signal.",
+    "differences": "Rewards of training with each estimator, minus those with RLOO.",
+    "reward_curves": "Rewards during training with each estimator.",
+    "zoo": "Published methods at matched signal, on-policy and eight optimizer steps stale.",
+    "engines": "Time and memory of the engines, relative to a plain forward and backward pass.",
+    "sampling": "Speed of the samplers, relative to generation by transformers.",
+    "sketches": "Cost and error of sketches, by layer and method.",
+    "tokens": "Cost and error of token scores, against one backward pass for each token.",
+}
 
 
 def api_groups() -> dict[str, list[str]]:
@@ -120,7 +138,7 @@ def help_of(command: str) -> str:
 
 def gallery_page() -> str:
     """Return the page with every committed figure and the command that makes it."""
-    captions = {figure.name: figure.caption for figure in FIGURES}
+    captions = {figure.name: figure.caption for figure in FIGURES} | OTHER_CAPTIONS
     parts = [
         "# Figure gallery\n\nEvery figure of the repository, and the command that makes it. `make figures` redraws "
         "them from the numbers beside them, which are linked below each.\n"
@@ -128,7 +146,7 @@ def gallery_page() -> str:
     for folder, command, description in drawn_folders():
         parts.append(f"## {folder.name}\n\n{description}\n\n```bash\n{command}\n```\n")
         for picture in sorted(folder.glob("*.png")):
-            caption = captions.get(picture.stem, picture.stem.replace("_", " "))
+            caption = captions[picture.stem]
             path = f"../../figures/{folder.name}/{picture.stem}"
             numbers = f" [Numbers]({path}.csv)." if picture.with_suffix(".csv").exists() else ""
             parts.append(f"![{caption}]({path}.png)\n\n*{picture.stem}*: {caption}{numbers}\n")

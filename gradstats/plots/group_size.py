@@ -114,6 +114,10 @@ def _labels(frame: pd.DataFrame, equivalence: pd.DataFrame | None) -> dict[str, 
             name, equal = str(row["estimator"]), float(row["equivalent_group_size"])
             if name in labels:
                 size = f"{equal:.3g}" if np.isfinite(equal) else r"$\infty$"
+                low, high = (float(row.get(f"equivalent_group_size_{end}", np.nan)) for end in ("low", "high"))
+                # What is equal for every policy has no interval, and neither has what is not resolved.
+                if np.isfinite(low) and np.isfinite(high) and high - low > 1e-6 * equal:
+                    size += f" [{low:.3g}, {high:.3g}]"
                 labels[name] += f" (at {row['group_size']:g}: RLOO at {size})"
     return labels
 

@@ -19,6 +19,8 @@ _DIGIT_IN_BOLD = 0.1  # in ems
 _SURE = 0.9
 #: Share of the width that long row labels may take before they are broken into lines.
 _LABELS = 0.36
+#: Height of the rows on one page, which has about 9 in, beside the caption and the headings.
+_INCHES_OF_ROWS = 6.5
 _NUMBER = re.compile(r"\$(-?\d+(?:\.\d+)?)((?:[\^_]\{[^{}]*\})*)\$")
 
 
@@ -158,8 +160,9 @@ def latex_table(
 ) -> str:
     r"""Return a ``table`` environment of a venue's width; ``table*`` across the two columns of a page.
 
-    Labels of rows break where the numbers leave too little room; a table narrower than the column keeps its width. It
-    needs ``\usepackage{array,booktabs,tabularx}``, and ``siunitx`` where the layout asks for it.
+    A table too tall for a page is continued in further environments of the same number. Labels of rows break where the
+    numbers leave too little room; a table narrower than the column keeps its width. It needs
+    ``\usepackage{array,booktabs,tabularx}``, and ``siunitx`` where the layout asks for it.
     """
     page = VENUES[layout.venue]
     across = page.columns == 2 and layout.inches > page.half
@@ -176,20 +179,22 @@ def latex_table(
     )
     environment = "table*" if across else "table"
     size = layout.font_size
-    lines = [
-        " & ".join([breakable(name), *(_cell(column, at, layout) for column in columns)]) + r" \\"
-        for at, name in enumerate(rows)
-    ]
     packages = "array,booktabs,tabularx" + (",siunitx" if layout.siunitx else "")
-    return "\n".join(
-        [
-            rf"% {layout.place}, {layout.inches:g} in; needs \usepackage{{{packages}}}",
+    written = [rf"% {layout.place}, {layout.inches:g} in; needs \usepackage{{{packages}}}"]
+    for part in _pages(rows, columns, layout):
+        continued = part.start > 0
+        lines = [
+            " & ".join([breakable(rows[at]), *(_cell(column, at, layout) for column in columns)]) + r" \\"
+            for at in part
+        ]
+        written += [
             rf"\begin{{{environment}}}",
             *([rf"\begin{{minipage}}{{{layout.inches:g}in}}"] if boxed else []),
             r"\centering",
             r"\emergencystretch=3em",
-            rf"\caption{{{breakable(caption)}}}",
-            rf"\label{{{label}}}",
+            *([r"\addtocounter{table}{-1}"] if continued else []),
+            rf"\caption{{{'Continued.' if continued else breakable(caption)}}}",
+            *([] if continued else [rf"\label{{{label}}}"]),
             r"\smallskip",
             *([r"\sisetup{detect-weight=true}"] if layout.siunitx else []),
             rf"\fontsize{{{size:g}}}{{{1.2 * size:.3g}}}\selectfont",
@@ -204,9 +209,24 @@ def latex_table(
             close_table,
             *([r"\end{minipage}"] if boxed else []),
             rf"\end{{{environment}}}",
-            "",
         ]
-    )
+    return "\n".join([*written, ""])
+
+
+def _pages(rows: Sequence[str], columns: Sequence[LatexColumn], layout: Layout) -> list[range]:
+    """Return the rows of each page, all on one where they fit."""
+    left = layout.ems - sum(column.width(layout.siunitx) + _GAP for column in columns)
+    leading = 1.2 * layout.font_size * (1.2 if _has_stacks(columns) else 1.0) / _POINTS_PER_INCH
+    parts, height = [range(0)], 0.0
+    for at, name in enumerate(rows):
+        # A line after the first is indented by an em.
+        needed = leading * len(wrapped(name, left - 1.0))
+        if len(parts[-1]) and height + needed > _INCHES_OF_ROWS:
+            parts.append(range(at, at))
+            height = 0.0
+        parts[-1] = range(parts[-1].start, at + 1)
+        height += needed
+    return parts
 
 
 def _label_width(rows: Sequence[str], layout: Layout) -> float:

@@ -54,7 +54,7 @@ def test_policies_are_compared_with_others_only_and_by_their_difference(findings
     commit(no_figures, "smollm2", "two", (0.66, 0.57, 0.75))
     said = findings.section_alpha()
     assert "α differs in 2 of 2 pairs" in said
-    assert "Qwen2.5-Coder-0.5B, MAWPS − SmolLM2-135M, sums -0.16 [-0.287, -0.0327]" in said
+    assert "Qwen2.5-Coder-0.5B on MAWPS − SmolLM2-135M on sums -0.16 [-0.287, -0.0327]" in said
     assert findings.apart((1.0, 0.7, 1.1), (0.0, -0.1, 0.4)) == pytest.approx((1.0, 0.5, 1.0 + 0.2**0.5 * 0.1**0.5))
 
 
@@ -64,12 +64,12 @@ def test_a_gap_between_blocks_counts_by_simultaneous_intervals(findings, no_figu
         alphas = [0.5] * 19 + [0.5 + gap]
         frame = pd.DataFrame({"block": [f"layers.{i}" for i in range(20)], **with_ends("alpha", alphas, 0.1)})
         commit(no_figures, run, run, (0.5, 0.4, 0.6), alpha_by_block=frame)
-    assert findings.blocks_sentence().endswith("in SmolLM2-135M, sums.")
+    assert findings.blocks_sentence().endswith("in SmolLM2-135M on sums.")
 
 
 @pytest.mark.parametrize(
     ("ratio", "verdict"),
-    [(0.8, "lower the variance in SmolLM2-135M, sums"), (1.3, "raise it in"), (1.05, "make no difference that is")],
+    [(0.8, "lower the variance in SmolLM2-135M on sums"), (1.3, "raise it in"), (1.05, "make no difference that is")],
 )
 def test_a_ratio_is_a_verdict_only_beside_one(findings, no_figures, ratio, verdict):
     commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6))
@@ -91,5 +91,5 @@ def test_a_share_of_bias_that_may_be_zero_is_a_bound(findings, no_figures):
         frame = pd.DataFrame(row | {"matched_bias_share_low": [low], "matched_bias_share_high": [0.006]})
         commit(no_figures, run, run, (0.5, 0.4, 0.6), variance=frame)
     said = findings.section_standardising()
-    assert "| SmolLM2-135M, sums | 8 | not resolved | at most 0.006 |" in said
-    assert "resolved in Qwen2.5-Coder-0.5B, MAWPS." in " ".join(said.split())
+    assert "| SmolLM2-135M on sums | 8 | not resolved | at most 0.006 |" in said
+    assert "resolved in Qwen2.5-Coder-0.5B on MAWPS." in " ".join(said.split())

@@ -26,7 +26,8 @@ def test_the_first_lines_are_those_of_the_site():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # six prompts resolve little
-def test_the_first_lines_run(capsys):
+def test_the_first_lines_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     mpl.use("Agg")
     code = first_python(TEXT)
     assert "n=48)" in code
@@ -35,6 +36,7 @@ def test_the_first_lines_run(capsys):
     plt.close("all")
     printed = capsys.readouterr().out
     assert "alpha" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["variance.pdf", "variance.png"]
     assert list(names["table"].to_frame()["estimator"])[:3] == ["reinforce", "rloo", "grpo"]
 
 

@@ -35,6 +35,10 @@ def test_equivalence_is_a_line_to_the_size_of_rloo():
     assert [list(line.get_xdata()) for line in dotted] == [[4, 5.5]]
     legend = {text.get_text() for text in ax.get_figure().legends[0].get_texts()}
     assert "REINFORCE (at 4: RLOO at 5.5)" in legend
+    ends = {"equivalent_group_size_low": 4.25, "equivalent_group_size_high": 7.0}
+    ax = plots.plot_group_size(frame, value="within_prompt", equivalence=pd.DataFrame([row | ends]))
+    texts = [text.get_text().replace("\n", " ") for text in ax.get_figure().legends[0].get_texts()]
+    assert "REINFORCE (at 4: RLOO at 5.5 [4.25, 7])" in texts
     unbounded = pd.DataFrame([row | {"equivalent_group_size": np.inf}])
     ax = plots.plot_group_size(frame, value="within_prompt", equivalence=unbounded)
     assert not [line for line in ax.lines if line.get_linestyle() == ":"]

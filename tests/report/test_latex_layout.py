@@ -50,7 +50,7 @@ LAYOUTS = [Layout(venue, column) for venue in VENUES for column in ("half", "ful
 
 
 def set_by_latex(tables, folder):
-    """Set tables, each at the width of its layout, in one document; returns what LaTeX reports as too wide."""
+    """Set tables, each at the width of its layout, in one document; returns what is too wide or too tall."""
     body = []
     for table, layout in tables:
         page = VENUES[layout.venue]
@@ -64,14 +64,14 @@ def set_by_latex(tables, folder):
         ]
     packages = "array,booktabs,tabularx" + (",siunitx" if any(layout.siunitx for _, layout in tables) else "")
     (folder / "tables.tex").write_text(
-        "\\documentclass{article}\n\\usepackage[paperwidth=14in,textwidth=13in]{geometry}\n"
+        "\\documentclass{article}\n\\usepackage[paperwidth=14in,textwidth=13in,paperheight=11in,textheight=9in]{geometry}\n"
         f"\\usepackage{{{packages}}}\n\\begin{{document}}\n" + "\n".join(body) + "\n\\end{document}\n"
     )
     words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-draftmode", "tables.tex"]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, errors="replace", timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]
     assert done.stdout.count("AT ") >= len(tables)
-    return re.findall(r"Overfull \\[hv]box.*", done.stdout)
+    return re.findall(r"Overfull \\[hv]box.*|Float too large.*", done.stdout)
 
 
 needs_latex = pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
@@ -184,6 +184,18 @@ def test_rows_with_stacked_scripts_are_further_apart():
     table = variance_table(comparison())
     assert stretch in table.to_latex(Layout("icml", "half", columns=("matched_ratio",)))
     assert stretch not in table.to_latex(Layout("icml", "half", columns=("all matched ratios",)))
+
+
+def test_a_tall_table_is_continued_under_its_number():
+    tall = pd.concat([comparison()] * 20, ignore_index=True)
+    tall.attrs = comparison().attrs
+    lines = variance_table(tall).to_latex(Layout("icml", "half")).splitlines()
+    n = sum(line.startswith(r"\begin{table}") for line in lines)
+    assert n > 1
+    assert lines.count(r"\caption{Continued.}") == lines.count(r"\addtocounter{table}{-1}") == n - 1
+    assert sum(line.startswith(r"\label{") for line in lines) == 1
+    once = variance_table(comparison()).to_latex(Layout("icml", "half"))
+    assert sum("88" in line for line in lines) == 20 * sum("88" in line for line in once.splitlines())
 
 
 def test_siunitx_aligns_what_begins_with_a_number():

@@ -9,7 +9,8 @@ from gradstats.report.rendered_page import rendered, write_page
 
 
 def test_text_is_escaped_and_an_unknown_name_is_an_error():
-    shown = {"names": ["<a>"], "title": "<b>", "runs": [], "remarks": ["<i>"], "tables": []}
+    shown = {"names": ["<a>"], "title": "<b>", "runs": [], "remarks": ["<i>"], "tables": [], "figures": []}
+    shown |= {"differing": [], "without_figure": 0}
     page = rendered("gallery.html.j2", **shown)
     assert "<h1>&lt;b&gt;</h1>" in page
     assert "<li>&lt;i&gt;</li>" in page

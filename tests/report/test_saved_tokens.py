@@ -155,5 +155,5 @@ def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, folder):
     names = {path.stem for path in draw_run(results, folder / "figures", FiguresSection(formats=["svg"]))}
     assert {"alpha_energy", *FIGURES} <= names
     page = report_page(results)
-    assert "Energy of each token along three completions" in page
+    assert "Energy of each token along completions of typical lengths" in page
     assert "gradstats tokens" in page

@@ -23,16 +23,21 @@ from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.system.progress import ProgressReport
 
 
-def test_the_analysis_may_change_between_calls(finished, experiment):
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished run: the run itself keeps the manifest of its first call."""
+    return shutil.copytree(finished.run.path, tmp_path / "copied")
+
+
+def test_the_analysis_may_change_between_calls(copied, experiment):
     other = experiment.model_copy(
         update={"variance": experiment.variance.model_copy(update={"estimators": ["rloo", "group_mean"]})}
     )
-    result = run_experiment(other, finished.run.path, progress=False)
+    result = run_experiment(other, copied, progress=False)
     assert pd.read_csv(result.run.path / "variance.csv")["estimator"].tolist() == ["rloo", "group_mean"]
-    run_experiment(experiment, finished.run.path, progress=False)
 
 
-def test_the_analysis_shows_its_steps(finished, experiment, monkeypatch):
+def test_the_analysis_shows_its_steps(copied, experiment, monkeypatch):
     @contextmanager
     def recorded(label, total, *, done=0, shown=True):
         bar = Progress(disable=True)
@@ -44,7 +49,7 @@ def test_the_analysis_shows_its_steps(finished, experiment, monkeypatch):
     bars, names = [], []
     monkeypatch.setattr("gradstats.runs.analysis.progress_bar", recorded)
     for progress in (True, False):
-        run_experiment(experiment, finished.run.path, progress=progress)
+        run_experiment(experiment, copied, progress=progress)
     assert [shown for shown, _ in bars] == [True, False]
     assert all(task.finished and task.total == task.completed for _, task in bars)
     steps = names[: len(names) // 2]
