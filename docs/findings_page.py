@@ -62,6 +62,7 @@ TEMPERATURES = (
     ("embedded_temperature_scored_at_1", "scored at 1, drawn at"),
 )
 SAMPLER = "qwen_sampler"
+QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens", "mean_reward": "mean reward"}
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
 GRPO = "grpo"
 
@@ -277,12 +278,27 @@ def sampler_parts() -> tuple[str, ...]:
         )
         for _, row in arms.iterrows()
     ]
-    alphas = {row["cell"]: with_interval(row, "alpha") for _, row in arms.iterrows()}
-    known = [(one, other) for one, other in combinations(alphas, 2) if alphas[one] and alphas[other]]
-    clear = [f"{one} against {other}" for one, other in known if excludes(apart(alphas[one], alphas[other]), 0.0)]
     return (
         "The sampler as a confound: the same problems, drawn and scored in three ways.",
         rows_of(("arm", "prompts × completions", "α", "mean tokens", "mean reward"), rows),
+        *differences_of_arms(),
+        f"Command: `gradstats sweep {SAMPLER}`.",
+    )
+
+
+def differences_of_arms() -> tuple[str, ...]:
+    """State how far the arms of the sampler confound lie apart, paired over prompts."""
+    frame = table(SAMPLER, "cell_differences")
+    if frame is None:
+        return ()
+    rows, clear = [], []
+    for (cell, minus), found in frame.groupby(["cell", "minus"], sort=False):
+        values = {row["quantity"]: with_interval(row, "difference") for _, row in found.iterrows()}
+        rows.append((f"{cell} − {minus}", *(shown(values.get(name), "—") for name in QUANTITIES_OF_ARMS)))
+        clear += [f"{cell} − {minus}"] if excludes(values.get("alpha"), 0.0) else []
+    return (
+        "Differences between the arms, paired over prompts:",
+        rows_of(("difference", *QUANTITIES_OF_ARMS.values()), rows),
         f"α differs in {', '.join(clear)}." if clear else "No difference of α between the arms is resolved.",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 #: Results → the function that returns them, whose docstring has an example.
 RETURNED_BY = {
     "Allocation": "allocate",
+    "AlphaDifference": "alpha_difference",
     "AlphaPlan": "plan_alpha",
     "AlphaReport": "alpha_report",
     "CriticQuality": "critic_quality",

@@ -31,7 +31,7 @@ from gradstats.report.overlay import draw_overlay
 from gradstats.report.saved_frames import added_tables
 from gradstats.report.saved_results import BREAKDOWNS, SavedResults, read_results
 from gradstats.report.saved_tokens import FILES as TOKEN_FILES
-from gradstats.report.sweeps import LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
+from gradstats.report.sweeps import DIFFERENCES, LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
 from gradstats.report.tables import markdown_escape
 from gradstats.system.files import atomic_path, read_json, write_csv, write_json
 
@@ -99,6 +99,9 @@ def take_sweep(sweep: Path, root: Path = HERE) -> Path:
     target, frame = root / sweep.resolve().name, result.to_frame()
     target.mkdir(exist_ok=True)
     write_csv(target / TABLE, frame)
+    (target / DIFFERENCES).unlink(missing_ok=True)
+    if not (differences := result.differences()).empty:
+        write_csv(target / DIFFERENCES, differences)
     shutil.copyfile(sweep / LISTED, target / LISTED)
     if any(name.startswith("measurement.") for name in result.varied):
         write_csv(target / BLOCKS, result.blocks_frame())

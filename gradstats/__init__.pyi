@@ -21,6 +21,7 @@ from .measurement import read_measurement as read_measurement
 from . import estimators as estimators
 from .estimators import recipes as recipes
 from .stats import Allocation as Allocation
+from .stats import AlphaDifference as AlphaDifference
 from .stats import AlphaPlan as AlphaPlan
 from .stats import AlphaReport as AlphaReport
 from .stats import CriticQuality as CriticQuality
@@ -44,6 +45,7 @@ from .stats import SignalPlan as SignalPlan
 from .stats import VarianceComparison as VarianceComparison
 from .stats import VarianceCurve as VarianceCurve
 from .stats import allocate as allocate
+from .stats import alpha_difference as alpha_difference
 from .stats import alpha_report as alpha_report
 from .stats import alpha_without_each_prompt as alpha_without_each_prompt
 from .stats import check_on_policy as check_on_policy

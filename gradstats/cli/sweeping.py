@@ -26,7 +26,12 @@ from gradstats.cli.options import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from gradstats.report.sweeps import SweepResult
+
+#: As many cells, and fewer, are printed with every pair of them.
+_FEW = 4
 
 
 def sweep(
@@ -81,7 +86,8 @@ def sweep(
         return
     result = run_sweep(experiment, overrides, out=out, trust=trust, progress=progress)
     if as_json:
-        terminal.print_json(result.to_frame(), missing=list(result.missing))
+        differences = result.differences().to_dict("records")
+        terminal.print_json(result.to_frame(), missing=list(result.missing), differences=differences)
     else:
         show_sweep(result)
 
@@ -103,14 +109,40 @@ def show_sweep(result: SweepResult) -> None:
         for name in names:
             table.add_column(name, overflow="fold")
         for name in columns:
-            heading = filled_in(JUDGED.heading, frame.attrs) if of_estimators else name.replace("_", " ")
-            table.add_column("α" if name == "alpha" else heading, justify="right", no_wrap=True)
+            heading = filled_in(JUDGED.heading, frame.attrs) if of_estimators else _heading(name)
+            table.add_column(heading, justify="right", no_wrap=True)
         for row in rows.to_dict("records"):
             table.add_row(
-                *(terminal.escape(str(row[name])).replace(",", ",\n", 1) for name in names),
+                *(_folded(row[name]) for name in names),
                 *(terminal.with_interval(row, name) for name in columns),
             )
         terminal.console.print(table)
+    show_differences(result.differences())
     for cell in result.missing:
         terminal.note(f"{cell} has no results yet: the same command runs it")
     terminal.console.print(f"written: {terminal.escape(str(result.path))}/sweep.csv, and a run directory for each cell")
+
+
+def _heading(quantity: str) -> str:
+    return "α" if quantity == "alpha" else quantity.replace("_", " ")
+
+
+def _folded(name: object) -> str:
+    """Return a name for a cell of a printed table, broken after its first comma."""
+    return terminal.escape(str(name)).replace(",", ",\n", 1)
+
+
+def show_differences(differences: pd.DataFrame) -> None:
+    """Print how far cells with the same prompts lie apart; of more than :data:`_FEW` cells, from the first one."""
+    if differences.empty:
+        return
+    cells = list(dict.fromkeys([*differences["minus"], *differences["cell"]]))
+    shown = differences if len(cells) <= _FEW else differences[differences["minus"] == cells[0]]
+    table = Table(title="differences, paired over prompts", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("cell", "minus", "of"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("difference", justify="right", no_wrap=True)
+    for row in shown.to_dict("records"):
+        names = (_folded(row["cell"]), _folded(row["minus"]), _heading(row["quantity"]))
+        table.add_row(*names, terminal.with_interval(row, "difference"))
+    terminal.console.print(table)

@@ -38,3 +38,19 @@ EQUIVALENT_GROUP_SIZE = {
     "same_prompts_group_size": "group size at which RLOO is as noisy at the same number of prompts",
     "tokens_saved": "share of tokens saved at equal noise, against RLOO in groups of the same size",
 }
+
+ALPHA_DIFFERENCE = {
+    "alpha": "α of the first sample",
+    "other_alpha": "α of the second",
+    "difference": "first less second, paired over prompts",
+    "pvalue": "of no difference",
+    "n_prompts": "prompts of both",
+}
+
+CELL_DIFFERENCES = {
+    "cell": "run of the sweep",
+    "minus": "the run that is subtracted",
+    "quantity": "alpha, mean_length or mean_reward",
+    "difference": "between the two, paired over prompts",
+    "n_prompts": "prompts of both",
+}

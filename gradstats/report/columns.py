@@ -6,7 +6,7 @@ a column's ``_low`` and ``_high`` are the ends of its interval and have no entry
 
 from __future__ import annotations
 
-from gradstats.report.breakdown_columns import ALLOCATION, EQUIVALENT_GROUP_SIZE, SHARES, SUCCESS_BINS
+from gradstats.report import breakdown_columns as breakdowns
 from gradstats.report.critic_table import CRITIC_HEADINGS
 from gradstats.report.printed_column import PrintedColumn, each, headings, of
 from gradstats.report.ratio_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
@@ -85,7 +85,7 @@ _POINT = (
     *of(f"{_TOKENS}/token_sums.py", energy="summed energy of its tokens"),
 )
 
-_SHARES = of(f"{_VARIANCE}/gradient_shares.py", **SHARES)
+_SHARES = of(f"{_VARIANCE}/gradient_shares.py", **breakdowns.SHARES)
 
 _PLAN = of(
     "stats/plans/prompt_plan.py",
@@ -133,7 +133,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "success_bins": (
         *_ESTIMATOR,
         *of("estimators/estimator.py", unit="unit of the gradient"),
-        *of(f"{_VARIANCE}/success_bins.py", **SUCCESS_BINS),
+        *of(f"{_VARIANCE}/success_bins.py", **breakdowns.SUCCESS_BINS),
         *_SHARES,
     ),
     "sweep": (
@@ -149,16 +149,17 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         ),
         *each(_LENGTH, {"alpha": "exponent α of the run"}),
     ),
+    "cell_differences": of("report/sweep_differences.py", **breakdowns.CELL_DIFFERENCES),
     "variance_by_block": (*of(f"{_VARIANCE}/by_block.py", block="block of parameters"), *_ROW),
     "equivalent_group_size": (
         *_ESTIMATOR,
-        *of(f"{_VARIANCE}/equivalent_group_size.py", **EQUIVALENT_GROUP_SIZE),
+        *of(f"{_VARIANCE}/equivalent_group_size.py", **breakdowns.EQUIVALENT_GROUP_SIZE),
         *each(_VARIANCE, {"equivalent_group_size": "group size at which RLOO is as noisy"}),
     ),
     "allocation": (
         *_ESTIMATOR,
         *of("estimators/estimator.py", unit="unit of the gradient as measured"),
-        *of(f"{_VARIANCE}/allocation.py", **ALLOCATION),
+        *of(f"{_VARIANCE}/allocation.py", **breakdowns.ALLOCATION),
     ),
     "variance.json": (
         *of(
@@ -238,6 +239,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         difference="between less within",
         pvalue="of no difference",
     ),
+    "alpha difference": of(f"{_LENGTH}/alpha_difference.py", **breakdowns.ALPHA_DIFFERENCE),
     "most_influential_prompt": of(
         f"{_LENGTH}/most_influential_prompt.py",
         prompt="the prompt left out",

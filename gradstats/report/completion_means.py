@@ -10,6 +10,8 @@ from gradstats.stats.jackknife import mean_statistic
 
 #: What follows the name of an estimate, and of the ends of its interval.
 ENDS = ("", "_low", "_high")
+#: Means over prompts → the column of the completions.
+MEANS = {"mean_length": "length", "mean_reward": "reward"}
 
 
 def completion_means(results: SavedResults) -> dict[str, float]:
@@ -31,7 +33,7 @@ def completion_means(results: SavedResults) -> dict[str, float]:
         "truncated_share": np.nan if truncated is None else truncated / n_completions,
     }
     level = float(str(results.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
-    for name, column in (("mean_length", "length"), ("mean_reward", "reward")):
+    for name, column in MEANS.items():
         values = (np.nan,) * 3
         if points is not None and column in points:
             each = np.array([rows[column].mean() for _, rows in points.groupby("prompt_id")], dtype=float)

@@ -18,6 +18,7 @@ from gradstats.plots.sample_size import sample_size_of, write_sample_size
 from gradstats.report.completion_means import ENDS, completion_means
 from gradstats.report.figures import styled
 from gradstats.report.saved_results import SavedResults, differing_settings, read_results, setting_named
+from gradstats.report.sweep_differences import COLUMNS, paired_differences
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.files import read_json, write_csv, write_json
@@ -27,6 +28,8 @@ from gradstats.system.outputs import has_columns, refuse_foreign
 LISTED = "sweep.json"
 #: The joined results.
 TABLE = "sweep.csv"
+#: The paired differences between cells.
+DIFFERENCES = "cell_differences.csv"
 # What all cells should have in common to be read from one axis.
 _SHARED = ("reference", "target", "metric", "confidence_level")
 
@@ -92,6 +95,16 @@ class SweepResult(Printed):
         shared = {key for key in _SHARED if attrs and all(one.get(key) == attrs[0].get(key) for one in attrs)}
         joined.attrs = {key: attrs[0][key] for key in sorted(shared) if key in attrs[0]}
         return joined
+
+    def differences(self) -> pd.DataFrame:
+        """Return how far α, mean length and mean reward lie apart between cells, paired over prompts.
+
+        Cells that answer the same prompts are correlated, so that their difference is known better than their intervals
+        suggest. Columns: ``cell``, ``minus`` (the cell that is subtracted), ``quantity``, ``difference`` with ``_low``
+        and ``_high``, ``n_prompts``; a pair of cells with other prompts has no rows.
+        Of more than 12 cells, only the differences from the first are returned.
+        """
+        return paired_differences(self.results)
 
     def blocks_frame(self) -> pd.DataFrame:
         """Return α by block of parameters in each cell: ``cell``, each setting that varies, then the blocks' columns.
@@ -211,7 +224,32 @@ def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> li
     table = result.path / TABLE
     refuse_foreign(table, "the table of a sweep", lambda path: has_columns(path, ["cell", *result.varied]))
     write_csv(table, frame)
-    return [table, *draw_sweep(frame, result.varied, result.path / "figures", figure_style)]
+    return [
+        table,
+        *_write_differences(result),
+        *draw_sweep(frame, result.varied, result.path / "figures", figure_style),
+    ]
+
+
+def refuse_foreign_differences(folder: Path) -> None:
+    """Refuse to replace a file in the place of a sweep's paired differences that is not such a table.
+
+    Raises:
+        FileExistsError: when there is one.
+    """
+    table = "the paired differences between the cells of a sweep"
+    refuse_foreign(folder / DIFFERENCES, table, lambda path: has_columns(path, COLUMNS))
+
+
+def _write_differences(result: SweepResult) -> list[Path]:
+    """Write the paired differences between cells, where any share their prompts; returns the path."""
+    refuse_foreign_differences(result.path)
+    path, frame = result.path / DIFFERENCES, result.differences()
+    if frame.empty:
+        path.unlink(missing_ok=True)
+        return []
+    write_csv(path, frame)
+    return [path]
 
 
 def draw_sweep(frame: pd.DataFrame, varied: Sequence[str], folder: Path, figure_style: FiguresSection) -> list[Path]:

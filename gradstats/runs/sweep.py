@@ -19,6 +19,7 @@ from gradstats.report.sweeps import (
     SweepResult,
     read_sweep,
     read_sweep_list,
+    refuse_foreign_differences,
     write_sweep_list,
     write_sweep_results,
 )
@@ -204,6 +205,7 @@ def _refuse_other_folder(folder: Path, name: str) -> None:
     if not folder.is_dir():
         return
     refuse_foreign(folder / TABLE, "the table of a sweep", lambda path: has_columns(path, ["cell"]))
+    refuse_foreign_differences(folder)
     if (folder / LISTED).is_file():
         there = read_sweep_list(folder)
         if there.name != name:

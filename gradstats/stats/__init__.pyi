@@ -4,6 +4,8 @@ from .length_reward import LengthRewardCorrelation as LengthRewardCorrelation
 from .length_reward import length_reward_correlation as length_reward_correlation
 from .length_scaling.alpha import LengthScalingFit as LengthScalingFit
 from .length_scaling.alpha import fit_length_scaling as fit_length_scaling
+from .length_scaling.alpha_difference import AlphaDifference as AlphaDifference
+from .length_scaling.alpha_difference import alpha_difference as alpha_difference
 from .length_scaling.alpha_report import AlphaReport as AlphaReport
 from .length_scaling.alpha_report import alpha_report as alpha_report
 from .length_scaling.by_block import fit_energy_scaling as fit_energy_scaling

@@ -34,3 +34,17 @@ def test_the_summary_fits_the_terminal(tmp_path, capsys, monkeypatch, columns):
     assert "1.3 [" in out
     assert "temperature=1.0 has no results yet" in out + notes
     assert max(map(len, out.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_differences_of_few_cells_are_printed_for_every_pair(tmp_path, capsys, monkeypatch, columns):
+    monkeypatch.setattr("gradstats.cli.terminal.console", Console(width=columns, highlight=False))
+    pairs = {}
+    for temperatures in ((0.6, 0.8, 1.0), (0.5, 0.6, 0.7, 0.8, 0.9)):
+        show_sweep(gs.read_sweep(saved_sweep(tmp_path / str(len(temperatures)), temperatures=temperatures)))
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= columns
+        lines = out.partition("differences, paired over prompts")[2].splitlines()
+        pairs[len(temperatures)] = [line.split()[:2] for line in lines if "mean length" in line]
+    assert pairs[3] == [[f"temperature={a}", f"temperature={b}"] for a, b in ((0.8, 0.6), (1.0, 0.6), (1.0, 0.8))]
+    assert pairs[5] == [[f"temperature={a}", "temperature=0.5"] for a in (0.6, 0.7, 0.8, 0.9)]

@@ -21,6 +21,7 @@ from gradstats.gradients import check_engines
 from gradstats.report.columns import INDEX, without_interval_end
 from gradstats.report.saved_results import SavedResults
 from gradstats.report.saved_tokens import save_tokens
+from gradstats.report.sweep_differences import paired_differences
 from gradstats.report.sweeps import SweepResult
 from gradstats.report.tables import alpha_table, profile_table
 from gradstats.runs.breakdowns import block_variances, variance_breakdowns
@@ -35,6 +36,7 @@ PACKAGE = ROOT / "gradstats"
 #: Result class → the tables that its frames are.
 TABLES_OF = {
     "Allocation": "allocation",
+    "AlphaDifference": "alpha difference",
     "AlphaReport": "alpha",
     "CriticQuality": "critic",
     "CurvatureTest": "curvature",
@@ -108,6 +110,9 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         by_block = np.stack([0.3 * measured.sketches, 0.7 * measured.sketches], axis=1)
         frames["variance_by_block"] = block_variances(replace(measured, sketches_by_block=by_block), section)[0]
         engines = check_engines(tiny_model("qwen2"), dtypes=["float64"])
+    report_points = pd.DataFrame(
+        {"prompt_id": measured.rollouts.prompt_id, "length": measured.lengths, "sq_norm": measured.sq_norms}
+    )
     run = SavedResults(folder, "c", {}, {}, None, None, comparison.to_frame())
     found = {name: set(frame.columns) for name, frame in frames.items()}
     assert {"group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins"} <= set(found)
@@ -141,6 +146,8 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         "length-reward": set(gs.length_reward_correlation(measured).to_frame().columns),
         "fitted values": set(FittedValues([], NOT_ESTIMATED, (1.0,), 2).to_frame().columns),
         "check": set(engines.columns),
+        "alpha difference": set(gs.alpha_difference(report_points, report_points[::2]).to_frame().columns),
+        "cell_differences": set(paired_differences({}).columns),
         "sweep": set(SweepResult(folder, "s", ["x"], {"c": {"x": 1}}, {"c": run}).to_frame()) - {"x"},
     }
     for name in ("proxy_quality", "token_traces", "token_sample"):
