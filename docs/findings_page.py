@@ -57,6 +57,8 @@ RUNS = (
     Run("embedded_resolved", "embedded policy (2000 prompts)"),
     Run("embedded", "embedded policy (96 prompts)", "embedded_tokens"),
 )
+#: Folder → most memory of each process, GiB, as the system counted it.
+MEMORY = {"qwen_mawps": "2 × 7.6"}
 TEMPERATURES = (
     ("embedded_temperature", "drawn and scored at"),
     ("embedded_temperature_scored_at_1", "scored at 1, drawn at"),
@@ -65,6 +67,11 @@ SAMPLER = "qwen_sampler"
 QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens", "mean_reward": "mean reward"}
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
 GRPO = "grpo"
+
+UNTIED = (
+    "The 4-bit files of Qwen2.5-Coder hold the output matrix apart from the embedding, in other precisions, and both "
+    "are parameters here; in the full-precision weights of the 0.5B and 1.5B models they are one matrix."
+)
 
 HEAD = """# Findings
 
@@ -138,7 +145,9 @@ def section_runs() -> str:
     for run in committed():
         results = read_results(committed_path(run.folder, "."))
         manifest, means = results.manifest, completion_means(results)
-        hours = sum(manifest["timings"][step] for step in ("sampling", "measuring")) / 3600
+        # Parts of a run were made at the same time.
+        calls = [part["timings"] for part in manifest.get("parts", ())] or [manifest["timings"]]
+        hours = max(sum(timings[step] for step in ("sampling", "measuring")) for timings in calls) / 3600
         rows.append(
             (
                 f"[{run.name}](../figures/{run.folder}/manifest.json)",
@@ -148,6 +157,7 @@ def section_runs() -> str:
                 shown(with_interval(means, "mean_length")),
                 f"{means['truncated_share']:.1%}",
                 f"{hours:.2f}",
+                MEMORY.get(run.folder, "—"),
                 f"`gradstats run {run.folder}`",
             )
         )
@@ -159,19 +169,21 @@ def section_runs() -> str:
         "mean tokens",
         "cut off",
         "hours",
+        "memory, GiB",
         "command",
     )
-    return rows_of(header, rows) + "\n"
+    return answer(rows_of(header, rows), UNTIED if any("qwen" in run.folder for run in committed()) else None) + "\n"
 
 
 def section_alpha() -> str:
     """Compare α between models, blocks and temperatures, within and between prompts."""
-    rows, pooled, policies, within = [], {}, {}, []
+    rows, pooled, policies, within, curved = [], {}, {}, [], []
     for run in committed():
         found = numbers(run.folder, "alpha")
         assert found is not None
         pooled[run.name] = (found["alpha"], found["alpha_low"], found["alpha_high"])
         policies[run.name] = read_results(committed_path(run.folder, ".")).manifest["policy"]["name"]
+        curved.append((run.name, with_interval(found.get("curvature") or {}, "curvature")))
         difference = with_interval(found.get("within_between") or {}, "difference")
         if difference is not None:
             within.append((run.name, difference))
@@ -206,6 +218,7 @@ def section_alpha() -> str:
             if resolved
             else "no difference is resolved."
         ),
+        f"Within the lengths of a run: {curvature_sentence(curved)} "
         f"Within against between prompts: {where(within, 0.0, 'the two differ', 'no difference is resolved')}. "
         f"Between blocks of parameters: {blocks_sentence()} Between temperatures: {temperatures_sentence()}",
         *sampler_parts(),
@@ -214,6 +227,15 @@ def section_alpha() -> str:
         "Commands: `gradstats alpha RUN`, `gradstats sweep embedded_temperature`.",
         figure(first.folder, "length_scaling", f"Squared norm of the score against length, {first.name}"),
     )
+
+
+def curvature_sentence(found: Sequence[tuple[str, Triple | None]]) -> str:
+    """State in which runs the slope of the line changes with length."""
+    said = []
+    for how, above in (("steepens", True), ("flattens", False)):
+        bent = [name for name, curve in found if curve and excludes(curve, 0.0) and (curve[0] > 0.0) == above]
+        said += [f"the line {how} with length in {', '.join(bent)}, so that α is an average there."] if bent else []
+    return " ".join(said) or "no change of the slope with length is resolved."
 
 
 def ends_of_blocks(blocks: pd.DataFrame | None) -> tuple[str, str]:
