@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from textwrap import fill
@@ -64,6 +64,8 @@ TEMPERATURES = (
     ("embedded_temperature_scored_at_1", "scored at 1, drawn at"),
 )
 SAMPLER = "qwen_sampler"
+#: The arm with the settings of the first run of :data:`RUNS`.
+SAME_SETTINGS = "sampling.temperature=1.0,top_p=1.0,policy.temperature=1.0"
 QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens", "mean_reward": "mean reward"}
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
 GRPO = "grpo"
@@ -300,11 +302,27 @@ def sampler_parts() -> tuple[str, ...]:
         )
         for _, row in arms.iterrows()
     ]
+    alphas = {row["cell"]: with_interval(row, "alpha") for _, row in arms.iterrows()}
     return (
         "The sampler as a confound: the same problems, drawn and scored in three ways.",
         rows_of(("arm", "prompts × completions", "α", "mean tokens", "mean reward"), rows),
         *differences_of_arms(),
+        repeated_with_other_draws(alphas),
         f"Command: `gradstats sweep {SAMPLER}`.",
+    )
+
+
+def repeated_with_other_draws(arms: Mapping[str, Triple | None]) -> str:
+    """Set α of the arm with the settings of another run beside that of the run, which drew other completions."""
+    cell, (run, *_) = SAME_SETTINGS, RUNS
+    alpha = with_interval(numbers(run.folder, "alpha") or {}, "alpha")
+    again = arms.get(cell)
+    if alpha is None or again is None:
+        return ""
+    verdict = "overlap" if again[1] <= alpha[2] and alpha[1] <= again[2] else "do not overlap"
+    return (
+        f"The arm {cell} has the settings of {run.name} and other draws, on fewer prompts: α {shown(again)} and "
+        f"{shown(alpha)}; the intervals {verdict}."
     )
 
 
@@ -573,15 +591,20 @@ def section_group_size() -> str:
 
 #: Experiment, what it would answer, and how long it takes on two cores with the source of that figure.
 PLANNED = (
+    ("qwen_mawps", "`gradstats run qwen_mawps`", "about 40 minutes"),
+    ("qwen_sampler", "`gradstats sweep qwen_sampler`", "about 40 minutes, by the rates of `qwen_mawps`"),
+    ("qwen_1_5b", "`gradstats run qwen_1_5b`", "about 20 minutes, by three times those rates"),
     (
-        "qwen_mawps",
-        "`gradstats run qwen_mawps`",
-        "about 100 minutes: 5 minutes for each 64 completions drawn, 9 s for each measured",
+        "qwen_mawps_tokens",
+        "`gradstats run qwen_mawps_tokens`",
+        "about 30 minutes: 16 backward passes and 32 forward derivatives for each of 16 completions; not measured",
     ),
-    ("qwen_sampler", "`gradstats sweep qwen_sampler`", "about 75 minutes, by the same rates"),
-    ("qwen_1_5b", "`gradstats run qwen_1_5b`", "not measured; about three times the rates of the 0.5B model"),
-    ("qwen_mawps_tokens", "`gradstats run qwen_mawps_tokens`", "not measured"),
-    ("qwen_gsm8k", "`gradstats run qwen_gsm8k`", "about 60 minutes, by the same rates"),
+    (
+        "qwen_gsm8k",
+        "`gradstats run qwen_gsm8k`",
+        "about 30 minutes, by the rates of `qwen_mawps`: 4.4 processor seconds to draw and 7.1 to measure a completion "
+        "of 170 tokens",
+    ),
 )
 
 

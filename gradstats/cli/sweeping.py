@@ -137,12 +137,12 @@ def show_differences(differences: pd.DataFrame) -> None:
     if differences.empty:
         return
     cells = list(dict.fromkeys([*differences["minus"], *differences["cell"]]))
-    shown = differences if len(cells) <= _FEW else differences[differences["minus"] == cells[0]]
+    kept = differences["minus"].isin(cells if len(cells) <= _FEW else cells[:1])
     table = Table(title="differences, paired over prompts", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("cell", "minus", "of"):
         table.add_column(heading, overflow="fold")
     table.add_column("difference", justify="right", no_wrap=True)
-    for row in shown.to_dict("records"):
+    for row in differences.loc[kept].to_dict("records"):
         names = (_folded(row["cell"]), _folded(row["minus"]), _heading(row["quantity"]))
         table.add_row(*names, terminal.with_interval(row, "difference"))
     terminal.console.print(table)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
+from jaxtyping import Float
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.report.saved_results import SavedResults
@@ -36,8 +38,13 @@ def completion_means(results: SavedResults) -> dict[str, float]:
     for name, column in MEANS.items():
         values = (np.nan,) * 3
         if points is not None and column in points:
-            each = np.array([rows[column].mean() for _, rows in points.groupby("prompt_id")], dtype=float)
+            each = prompt_means(points, column)
             if len(each) > 1:
                 values = mean_statistic(each).estimate().with_interval(level)
         known |= dict(zip((f"{name}{end}" for end in ENDS), values, strict=True))
     return known
+
+
+def prompt_means(points: pd.DataFrame, column: str) -> Float[np.ndarray, " prompts"]:
+    """Return the mean of a column over the completions of each prompt, in the order of the prompts' names."""
+    return np.array([rows[column].mean() for _, rows in points.groupby("prompt_id")], dtype=float)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.report.completion_means import MEANS
+from gradstats.report.completion_means import MEANS, prompt_means
 from gradstats.report.saved_results import SavedResults
 from gradstats.stats.jackknife import Interval, mean_statistic
 from gradstats.stats.length_scaling.alpha_difference import alpha_difference
@@ -68,7 +68,7 @@ def _differences(one: SavedResults, other: SavedResults, level: float) -> dict[s
             found["alpha"] = (alpha.difference, *alpha.confidence_interval(level))
     for name, column in MEANS.items():
         if all(column in frame for frame in points):
-            means = [frame.groupby("prompt_id")[column].mean().sort_index().to_numpy(dtype=float) for frame in points]
+            means = [prompt_means(frame, column) for frame in points]
             if np.isfinite(means).all():
                 found[name] = mean_statistic(means[0] - means[1]).estimate().with_interval(level)
     return found

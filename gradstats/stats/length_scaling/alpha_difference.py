@@ -95,10 +95,9 @@ def alpha_difference(one: pd.DataFrame, other: pd.DataFrame) -> AlphaDifference:
         design[rows, 2 * at + 1] = x
     regression = least_squares(design, np.concatenate([y for _, y in samples]))
     found = regression.contrast(np.array([0.0, 0.5, 0.0, -0.5]), clusters)
-    alphas = regression.coefficients[[1, 3]] / 2.0
-    return AlphaDifference(
-        *map(float, alphas), found.value, found.stderr, found.degrees, found.pvalue(), int(clusters.max()) + 1
-    )
+    alpha, other_alpha = (float(slope) / 2.0 for slope in regression.coefficients[[1, 3]])
+    n_prompts = int(clusters.max()) + 1
+    return AlphaDifference(alpha, other_alpha, found.value, found.stderr, found.degrees, found.pvalue(), n_prompts)
 
 
 def _logarithms(frame: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
