@@ -14,7 +14,7 @@ from gradstats.measurement.measurement import Measurement
 from gradstats.report.run_folder import is_run_directory
 from gradstats.report.sweeps import LISTED, SweepList, read_sweep_list, write_sweep_list
 from gradstats.runs.analysis import attempt, distance_of_sampler, fit_alpha, save_comparison
-from gradstats.runs.directory import RunDirectory
+from gradstats.runs.directory import ANALYSIS, RunDirectory
 from gradstats.system.files import remove_path
 from gradstats.system.lock import only_writer
 
@@ -89,7 +89,7 @@ class TrainingRecord:
             if self.keep_measurements:
                 measured.save(run.measurement / "shard-00000")
             paths: list[Path] = []
-            with run.step("analysis"):
+            with run.step(ANALYSIS):
                 alpha = attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
                 variance = attempt(run, "variance", lambda: _compared(run, measured, paths))
                 gap = distance_of_sampler(run, measured)

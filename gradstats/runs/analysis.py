@@ -14,7 +14,7 @@ from gradstats.measurement.storage import read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
 from gradstats.report.recorded_tables import listed_additions, refuse_changed_tables
 from gradstats.report.saved_frames import STATE_VALUES
-from gradstats.runs.directory import RunDirectory, remove_listed_results
+from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
 from gradstats.runs.regrading import read_regradings
 from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.progress import ProgressReport, progress_bar
@@ -65,7 +65,7 @@ def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
     from gradstats.runs.breakdowns import BREAKDOWNS
 
     refuse_foreign_page(run.path)  # before the work, and before the manifest tells another version
-    with run.step("analysis"):
+    with run.step(ANALYSIS):
         measured = read_measurement(run.measurement)
     asked = (measured.old_logprobs is not None, measured.token_projections is not None)
     # α, the comparison, its breakdowns, ratios and tokens where there are any, figures, the page.
@@ -84,7 +84,7 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
     from gradstats.stats.variance.reduced_coordinates import rotated_once
 
     paths: list[Path] = []
-    with run.step("analysis"):
+    with run.step(ANALYSIS):
         added = kept_additions(run, len(measured))
         # Of an earlier analysis, which this one may not replace.
         remove_listed_results(run.path, "", "tables", keep=added)

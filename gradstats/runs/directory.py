@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from gradstats.stats import SamplerGap
 
 
+#: The step that every call repeats, so that its remarks are not kept.
+ANALYSIS = "analysis"
 #: What to do where a setting differs from that of the run.
 _REMEDIES = {
     "prompts.n": "a run can grow but not shrink, so choose another directory (--out)",
@@ -49,6 +51,7 @@ class RunDirectory:
         experiment: the resolved experiment.
         timings: seconds spent in each step, summed over all calls.
         remarks: the warnings of all steps, in order.
+        remarks_of_steps: those of the steps before the analysis, by step, which a later call does not meet again.
         tracking: where the steps are logged; nowhere by default.
         executor: where the work is done; in this process by default.
         part: which of several processes this is that make the run together; None for the only one.
@@ -59,6 +62,7 @@ class RunDirectory:
     experiment: Experiment
     timings: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    remarks_of_steps: dict[str, list[str]] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)
     executor: Executor = field(default_factory=LocalExecutor)
     part: RunPart | None = None
@@ -100,19 +104,34 @@ class RunDirectory:
         if part is None:
             for folder in (path, run.rollouts, run.measurement, run.values, path / "tables", path / "figures"):
                 remove_partials(folder)
-            run._take_over_parts()
+            run.take_over(remarks=not grows)
         if not grows:  # else only when the larger run is known to contain the smaller one
             run.write_experiment()
         return run
 
-    def _take_over_parts(self) -> None:
-        """Add what parts did to the timings and remarks of the run."""
-        self.timings = dict(self.read_manifest().get("timings", {}))
+    def take_over(self, *, remarks: bool = True, without: str | None = None) -> None:
+        """Add what earlier calls and parts did to the timings and remarks of the run.
+
+        Args:
+            remarks: whether what earlier calls remarked is still true; it is not of a run that grows.
+            without: a remark that is not.
+        """
+        earlier = self.read_manifest()
+        self.timings = dict(earlier.get("timings", {}))
+        for step, said in (earlier.get("remarks_of_steps", {}) if remarks else {}).items():
+            self._keep_remarks(step, [remark for remark in said if remark != without])
         self.parts = part_records(self.path)
         for record in self.parts.values():
             for name, seconds in record["timings"].items():
                 self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
-            self.remarks += record["remarks"]
+            self._keep_remarks("parts", record["remarks"])
+
+    def _keep_remarks(self, step: str, remarks: Iterable[str]) -> None:
+        kept = self.remarks_of_steps.setdefault(step, [])
+        new = [remark for remark in remarks if remark not in self.remarks]
+        self.remarks += new
+        if step != ANALYSIS:
+            kept += new
 
     def own(self, numbers: list[int]) -> list[int]:
         """Return those of the shards that this process makes."""
@@ -157,7 +176,8 @@ class RunDirectory:
             finally:
                 self.timings[name] = round(self.timings.get(name, 0.0) + time.monotonic() - start, 2)
                 self.tracking.step(name, self.timings[name])
-                self.remarks += [str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning)]
+                heard = (str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning))
+                self._keep_remarks(name, heard)
 
     def _experiment_folder(self) -> str | None:
         """Return the way to the folder of the experiment file, where the experiment names code that may lie in it."""
@@ -214,6 +234,7 @@ class RunDirectory:
                 "execution": executed,
                 "parts": list(self.parts.values()) or earlier.get("parts", []),
                 "remarks": list(dict.fromkeys(self.remarks)),
+                "remarks_of_steps": {step: said for step, said in self.remarks_of_steps.items() if said},
                 "files": [str(path.relative_to(self.path)) for path in paths],
                 "checksums": table_checksums(self.path, paths),
             },

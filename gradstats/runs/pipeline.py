@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradstats.config.experiment import Experiment, load_experiment_file
 from gradstats.report.recorded_experiment import read_recorded_experiment
-from gradstats.rewards.grading_counts import warn_ungraded
+from gradstats.rewards.grading_counts import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse, remove_additions
 from gradstats.runs.directory import RunDirectory, refuse_other_folder, remove_listed_results
@@ -189,7 +189,8 @@ def regrade_run(
 def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress: bool) -> RunResult | None:
     sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
     run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
-    run.timings = dict(run.read_manifest().get("timings", {}))
+    graded = read_rollouts(run.rollouts, partial=True).metadata.get("grading")
+    run.take_over(without=ungraded_sentence(graded))
     with run.step("regrading"):
         problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
         regrade_shards(path, problems, sampling.reward, progress)

@@ -20,6 +20,7 @@ from gradstats.rollouts.table import Rollouts
 from gradstats.runs.analysis import analyse, compare_estimators, fit_alpha
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import regrade_run, run_experiment
+from gradstats.system.files import read_json
 from gradstats.system.progress import ProgressReport
 
 
@@ -35,6 +36,16 @@ def test_the_analysis_may_change_between_calls(copied, experiment):
     )
     result = run_experiment(other, copied, progress=False)
     assert pd.read_csv(result.run.path / "variance.csv")["estimator"].tolist() == ["rloo", "group_mean"]
+
+
+def test_a_repeated_call_keeps_the_remarks_of_sampling(copied, experiment):
+    before = read_json(copied / "manifest.json")
+    assert any("it is not followed" in remark for remark in before["remarks_of_steps"]["sampling"])
+    for _ in range(2):
+        run_experiment(experiment, copied, progress=False)
+        after = read_json(copied / "manifest.json")
+        assert sorted(after["remarks"]) == sorted(before["remarks"])
+        assert after["remarks_of_steps"] == before["remarks_of_steps"]
 
 
 def test_the_analysis_shows_its_steps(copied, experiment, monkeypatch):

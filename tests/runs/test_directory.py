@@ -8,8 +8,9 @@ import warnings
 import pytest
 import yaml
 
-from gradstats.runs.directory import RunDirectory
+from gradstats.runs.directory import ANALYSIS, RunDirectory
 from gradstats.runs.pipeline import regrade_run, run_experiment
+from gradstats.system.files import write_json
 
 
 def test_leftovers_of_a_killed_writer_are_removed_not_read(experiment, finished, tmp_path):
@@ -68,6 +69,22 @@ def test_a_step_adds_its_time_and_keeps_its_warnings_even_where_it_fails(experim
         raise KeyboardInterrupt
     assert run.timings == {"sampling": 3.5}
     assert run.remarks == ["few prompts"]
+
+
+def test_remarks_of_steps_are_kept_for_later_calls_but_not_those_of_the_analysis(experiment, tmp_path):
+    """Settings of sampling are looked at only where something is drawn; the analysis is repeated by every call."""
+    run = RunDirectory.open(tmp_path / "run", experiment)
+    for step, said in (("sampling", "not followed"), (ANALYSIS, "few prompts"), ("sampling", "not followed")):
+        with run.step(step):
+            warnings.warn(said, UserWarning, stacklevel=1)
+    assert run.remarks == ["not followed", "few prompts"]
+    write_json(run.path / "manifest.json", {"remarks_of_steps": run.remarks_of_steps, "timings": {"sampling": 2.0}})
+    (run.rollouts / "shard-00000.parquet").write_bytes(b"")
+    later = RunDirectory.open(run.path, experiment)
+    assert (later.remarks, later.timings) == (["not followed"], {"sampling": 2.0})
+    larger = experiment.sampling.model_copy(update={"group_size": 8})
+    grown = RunDirectory.open(run.path, experiment.model_copy(update={"sampling": larger}))
+    assert (grown.remarks, grown.timings) == ([], {"sampling": 2.0})
 
 
 def test_a_manifest_that_has_not_been_written_is_empty(experiment, finished, tmp_path):

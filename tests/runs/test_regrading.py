@@ -223,6 +223,11 @@ def test_failures_are_remarked_on_and_counted(finished, no_model):
     assert failures == sum(any(letter.isdigit() for letter in text) for text in texts) > 0
     assert any("could not be scored" in remark for remark in result.run.remarks)
     assert any("ValueError: a digit" in remark for remark in manifest["remarks"])
+    assert manifest["remarks_of_steps"]["regrading"]
+    regrade_run(path, "small_runs:vowels", progress=False)
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert not any("could not be scored" in remark for remark in manifest["remarks"])
+    assert "regrading" not in manifest["remarks_of_steps"]
 
 
 def test_what_cannot_be_scored_again_is_reported_and_nothing_changes(finished, no_analysis, tmp_path):
