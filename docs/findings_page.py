@@ -64,6 +64,12 @@ TEMPERATURES = (
     ("embedded_temperature_scored_at_1", "scored at 1, drawn at"),
 )
 SAMPLER = "qwen_sampler"
+#: Cell of that sweep → what it is called here.
+ARMS = {
+    "sampling.temperature=0.6,top_p=0.95,policy.temperature=1.0": "drawn at 0.6 and top-p 0.95, scored at 1",
+    "sampling.temperature=1.0,top_p=1.0,policy.temperature=1.0": "drawn and scored at 1",
+    "sampling.temperature=0.6,top_p=1.0,policy.temperature=0.6": "drawn and scored at 0.6",
+}
 #: The arm with the settings of the first run of :data:`RUNS`.
 SAME_SETTINGS = "sampling.temperature=1.0,top_p=1.0,policy.temperature=1.0"
 QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens", "mean_reward": "mean reward"}
@@ -134,6 +140,17 @@ def apart(one: Triple, other: Triple) -> Triple:
     low = difference - math.hypot(one[0] - one[1], other[2] - other[0])
     high = difference + math.hypot(one[2] - one[0], other[0] - other[1])
     return difference, low, high
+
+
+def simultaneous(count: int) -> float:
+    """Return the factor by which 95 % intervals of normal estimates widen to hold for several at once (Bonferroni)."""
+    return float(stats.norm.ppf(1.0 - 0.025 / count) / stats.norm.ppf(0.975))
+
+
+def widened(triple: Triple, factor: float) -> Triple:
+    """Return a number with an interval that is wider by a factor on both sides."""
+    value, low, high = triple
+    return value, value - factor * (value - low), value + factor * (high - value)
 
 
 def excludes(triple: Triple | None, value: float) -> bool:
@@ -259,7 +276,7 @@ def blocks_sentence() -> str:
             continue
         known.append(run.name)
         # Bonferroni over the blocks, since the two ends were chosen among all of them.
-        wider = stats.norm.ppf(1.0 - 0.025 / len(blocks)) / stats.norm.ppf(0.975)
+        wider = simultaneous(len(blocks))
         low, high = blocks.loc[blocks["alpha"].idxmin()], blocks.loc[blocks["alpha"].idxmax()]
         gap = high["alpha"] - low["alpha"]
         if gap > wider * (high["alpha"] - high["alpha_low"] + low["alpha_high"] - low["alpha"]):
@@ -296,7 +313,7 @@ def sampler_parts() -> tuple[str, ...]:
     arms = frame[frame["estimator"] == "rloo"]
     rows = [
         (
-            row["cell"],
+            ARMS[row["cell"]],
             f"{row['n_prompts']} × {row['n_completions'] // row['n_prompts']}",
             *(shown(with_interval(row, column)) for column in ("alpha", "mean_length", "mean_reward")),
         )
@@ -321,8 +338,8 @@ def repeated_with_other_draws(arms: Mapping[str, Triple | None]) -> str:
         return ""
     verdict = "overlap" if again[1] <= alpha[2] and alpha[1] <= again[2] else "do not overlap"
     return (
-        f"The arm {cell} has the settings of {run.name} and other draws, on fewer prompts: α {shown(again)} and "
-        f"{shown(alpha)}; the intervals {verdict}."
+        f"The arm “{ARMS[cell]}” has the settings of {run.name} and other draws, on fewer prompts: α "
+        f"{shown(again)} and {shown(alpha)}; the intervals {verdict}."
     )
 
 
@@ -331,15 +348,25 @@ def differences_of_arms() -> tuple[str, ...]:
     frame = table(SAMPLER, "cell_differences")
     if frame is None:
         return ()
-    rows, clear = [], []
+    rows, alphas = [], {}
     for (cell, minus), found in frame.groupby(["cell", "minus"], sort=False):
         values = {row["quantity"]: with_interval(row, "difference") for _, row in found.iterrows()}
-        rows.append((f"{cell} − {minus}", *(shown(values.get(name), "—") for name in QUANTITIES_OF_ARMS)))
-        clear += [f"{cell} − {minus}"] if excludes(values.get("alpha"), 0.0) else []
+        pair = f"{ARMS[cell]} − {ARMS[minus]}"
+        rows.append((pair, *(shown(values.get(name), "—") for name in QUANTITIES_OF_ARMS)))
+        if (alpha := values.get("alpha")) is not None:
+            alphas[pair] = alpha
+    factor = simultaneous(len(alphas))
+    clear = [pair for pair, alpha in alphas.items() if excludes(alpha, 0.0)]
+    together = [pair for pair in clear if excludes(widened(alphas[pair], factor), 0.0)]
     return (
         "Differences between the arms, paired over prompts:",
         rows_of(("difference", *QUANTITIES_OF_ARMS.values()), rows),
-        f"α differs in {', '.join(clear)}." if clear else "No difference of α between the arms is resolved.",
+        (
+            f"By single intervals α differs in: {'; '.join(clear)}. By intervals that hold for all pairs at once, in "
+            f"{'; '.join(together) or 'none'}."
+            if clear
+            else "No difference of α between the arms is resolved."
+        ),
     )
 
 

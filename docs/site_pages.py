@@ -36,6 +36,7 @@ OTHER_COMMANDS = {
 }
 #: Captions of the figures that no run draws by itself.
 OTHER_CAPTIONS = {
+    "cell": "The cells of the sweep: α, length, success, and variances at matched signal.",
     "critic": "Bias and explained variance of a fitted value head, against Monte-Carlo values of prefixes.",
     "curve_asymmetric_loo_true_delta": "Variance, cosine and bias of RLOO's baseline shifted by δ.",
     "curve_length_weighted_loo_true_alpha": "Variance, cosine and bias of length weights along their exponent.",

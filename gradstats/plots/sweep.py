@@ -30,6 +30,8 @@ OF_CELLS = {"alpha": "α", "mean_length": "mean length (tokens)", "mean_reward":
 OF_REFERENCE = ("trace_cov", "noise_to_signal")
 #: What is drawn of each estimator.
 OF_ESTIMATORS = ("ratio", JUDGED.name)
+#: The column that names the cells.
+CELL = "cell"
 _STYLES = ("-", "--", ":", "-.")
 _ROW_INCHES = 1.35
 # The names of checkpoints of training runs: step-1000, runs/a/checkpoint-50.
@@ -58,10 +60,11 @@ class _Axis:
 def varying_settings(frame: pd.DataFrame, varied: Sequence[str]) -> list[str]:
     """Return the settings that take several values, without those that another one decides.
 
-    Of several that always change together, the first is returned.
+    Of several that always change together, the first is returned. Where each of them alone joins no two cells, as in a
+    list of cells that differ in several settings, it is ``["cell"]``, the column that names them.
     """
     several = [name for name in varied if len(set(_texts(frame, name))) > 1]
-    return [
+    found = [
         name
         for place, name in enumerate(several)
         if not any(
@@ -70,6 +73,8 @@ def varying_settings(frame: pd.DataFrame, varied: Sequence[str]) -> list[str]:
             if at != place
         )
     ]
+    joined = any(_joins_cells(frame, name, [other for other in found if other != name]) for name in found)
+    return found if joined or not found else [CELL]
 
 
 def plot_sweep(
@@ -85,7 +90,8 @@ def plot_sweep(
     side by side. A setting whose values name checkpoints of a training run (``step-1000``, ``RUN/checkpoint-50``) is
     drawn against the training step, with the variance and the noise-to-signal of the reference. A caret stands at the
     lower end of a quantity that is known from below only. Where further settings vary, cells that agree in them are
-    joined by a line of the same style, as the legend states.
+    joined by a line of the same style, as the legend states. Cells that no setting orders (``setting="cell"``) stand
+    side by side under numbers, which the legend explains.
 
     Args:
         table: a sweep, or its frame.
@@ -107,6 +113,7 @@ def plot_sweep(
         frame = frame.assign(**{setting: steps})
     others = [name for name in varying_settings(frame, varied) if not _decides(frame, setting, name)]
     lines = _lines(frame, others)
+    styles = _styles(lines) if setting != CELL else ["none"]  # unlike cells are joined by no line
     axis = _axis_of(frame, setting, training=steps is not None)
     panels = [name for name in OF_CELLS if np.isfinite(frame[name].to_numpy(dtype=float)).any()]
     ratios = [name for name in OF_ESTIMATORS if drawn and name in frame]
@@ -118,7 +125,8 @@ def plot_sweep(
     width, _ = plt.rcParams["figure.figsize"]
     names = names_in(frame)
     keys = interval_keys(*(_estimates(frame, name) for name in [*panels, *ratios]))
-    labels = [*(names[name] for name in drawn), *(label for label, _ in lines if label)]
+    numbered = _numbered(axis) if setting == CELL else []
+    labels = [*(names[name] for name in drawn), *(label for label, _ in lines if label), *numbered]
     entries = [*labels, *(str(key.get_label()) for key in keys)]
     height = rows * _ROW_INCHES * plt.rcParams["font.size"] / 8.0 + legend_height(entries, width, font_size)
     _, grid = plt.subplots(rows, columns, figsize=(width, height), squeeze=False)
@@ -126,7 +134,7 @@ def plot_sweep(
     for ax in axes[len(panels) + len(ratios) :]:
         ax.set_visible(False)
     for ax, name in zip(axes, [*panels, *ratios], strict=False):
-        for style, (_, cells) in zip(_styles(lines), lines, strict=True):
+        for style, (_, cells) in zip(styles, lines, strict=True):
             series = _series(cells, name, drawn)
             for place, ((_, part), look) in enumerate(zip(series, _looks([one for one, _ in series]), strict=True)):
                 _draw(ax, part, axis, name, look | {"linestyle": style}, place - (len(series) - 1) / 2.0)
@@ -136,6 +144,8 @@ def plot_sweep(
             axes[0].plot([], [], color=ink(), linestyle=style, linewidth=stroke(1.0), label=label)
     for label, look in zip(drawn, _looks(drawn), strict=True):
         axes[0].plot([], [], linewidth=stroke(1.0), label=names[label], **look, **edge())
+    for label in numbered:
+        axes[0].plot([], [], linestyle="none", label=label)
     legend_below(axes[0], font_size, keys)
     return axes[: len(panels) + len(ratios)]
 
@@ -180,6 +190,12 @@ def _decides(frame: pd.DataFrame, one: str, other: str) -> bool:
     """Whether cells that agree in one setting agree in another."""
     pairs = set(zip(_texts(frame, one), _texts(frame, other), strict=True))
     return len(pairs) == len({first for first, _ in pairs})
+
+
+def _joins_cells(frame: pd.DataFrame, setting: str, others: Sequence[str]) -> bool:
+    """Whether two cells differ in a setting and agree in the others, so that a line joins them."""
+    lines = (cells for _, cells in _lines(frame, [name for name in others if not _decides(frame, setting, name)]))
+    return any(len(set(_texts(cells, setting))) > 1 for cells in lines)
 
 
 def _lines(frame: pd.DataFrame, others: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
@@ -248,6 +264,11 @@ def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:
     return _Axis(setting, label, values, np.log(places) if logarithmic else places, numeric=True)
 
 
+def _numbered(axis: _Axis) -> list[str]:
+    """Return the names of the cells with their numbers on the axis, which has no room for the names."""
+    return [f"{at}: {str(cell).replace(',', ', ')}" for at, cell in enumerate(axis.values, start=1)]
+
+
 def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
     """Set the scales, ticks and labels of a panel."""
     logarithmic = name not in OF_CELLS  # ratios and variances
@@ -260,7 +281,9 @@ def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
     chosen = slice(None, None, -(-len(axis.values) // _MOST_TICKS) if axis.numeric else 1)
     ax.set_xticks(axis.places[chosen])
     names = [f"{value:g}" if axis.numeric else str(value) for value in axis.values[chosen]]
-    ax.set_xticklabels(names, rotation=0 if axis.numeric else 30)
+    if axis.setting == CELL:
+        names = [str(at) for at in range(1, len(names) + 1)]
+    ax.set_xticklabels(names, rotation=0 if axis.numeric or axis.setting == CELL else 30)
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(wrapped_to_axis(axis.label, 0.35))
     margin = 0.12 * (np.ptp(axis.places) or 1.0) if axis.numeric else 0.5

@@ -152,3 +152,18 @@ def test_a_setting_that_a_cell_does_not_state_joins_its_line():
     frame = frame_of(cells)
     axes = plot_sweep(frame, "policy.temperature", varied=["policy.temperature", "measurement.second_moments"])
     assert len(heights(axes[0])) == 2
+
+
+def test_cells_that_differ_in_several_settings_stand_side_by_side_under_numbers():
+    # Drawn and scored, drawn and scored, drawn at one and scored at another: no two cells differ in one setting only.
+    arms = [{"t": 0.6, "p": 0.95, "s": 1.0}, {"t": 1.0, "p": 1.0, "s": 1.0}, {"t": 0.6, "p": 1.0, "s": 0.6}]
+    frame = frame_of(arms)
+    assert varying_settings(frame, ["t", "p", "s"]) == ["cell"]
+    axes = plot_sweep(frame, "cell", varied=["t", "p", "s"])
+    assert [label.get_text() for label in axes[0].get_xticklabels()] == ["1", "2", "3"]
+    assert heights(axes[0]) == [[0.5, 1.5, 2.5]]
+    assert {line.get_linestyle() for line in axes[0].get_lines() if len(line.get_ydata()) == 3} == {"None"}
+    legend = [text.get_text() for text in axes[0].get_figure().legends[0].get_texts()]
+    assert legend[-3:] == ["1: c0", "2: c1", "3: c2"]
+    # One pair that differs in a single setting is enough for an axis of its values.
+    assert varying_settings(frame_of([*arms, {"t": 0.6, "p": 1.0, "s": 1.0}]), ["t", "p", "s"]) != ["cell"]
