@@ -12,6 +12,8 @@ import pandas as pd
 FIGURES = Path(__file__).parents[1] / "figures"
 NOT_RUN = "not run"
 
+# Relative widths of an interval: that of rounding errors, and one that four digits show.
+_ROUNDING, _NARROW = 1e-9, 0.1
 #: A number with the ends of its interval.
 Triple = tuple[float, float, float]
 
@@ -55,4 +57,8 @@ def shown(triple: Triple | None, missing: str = NOT_RUN) -> str:
     if triple is None or pd.isna(triple[0]):
         return missing
     value, low, high = triple
-    return f"{value:.3g}" if low == value == high else f"{value:.3g} [{low:.3g}, {high:.3g}]"
+    if high - low <= _ROUNDING * abs(value):
+        return f"{value:.3g}"
+    # A narrow interval needs a digit more, or its ends are those of the number.
+    digits = 4 if high - low < _NARROW * abs(value) else 3
+    return f"{value:.{digits}g} [{low:.{digits}g}, {high:.{digits}g}]"

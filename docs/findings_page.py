@@ -45,7 +45,7 @@ class Run(NamedTuple):
         """Name the run with token scores, whose prompts may be fewer."""
         manifest = numbers(self.tokens or "", "manifest")
         assert manifest is not None
-        return re.sub(r"\d+ prompts$", f"{manifest['n_prompts']} prompts", self.name)
+        return re.sub(r"\d+ prompts(?=\)$)", f"{manifest['n_prompts']} prompts", self.name)
 
 
 #: In the order of the tables; the first committed one has its figures on the page.
@@ -74,8 +74,15 @@ ARMS = {
 SAME_SETTINGS = "sampling.temperature=1.0,top_p=1.0,policy.temperature=1.0"
 QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens", "mean_reward": "mean reward"}
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
-GRPO = "grpo"
+GRPO, RLOO = "grpo", "rloo"
+WEIGHTED = "length_weighted(alpha=0.8, loo=True)"
 
+ENOUGH_PROMPTS = 50
+COSTS = (
+    "Hours are those of sampling and measuring on two cores; where memory is given for two processes, the run was made "
+    "as two parts (`--part 1/2`, `--part 2/2`) of one thread each. Memory is the most that the system counted for a "
+    "process (GNU time), and the one quantity of this page that no table holds."
+)
 UNTIED = (
     "The 4-bit files of Qwen2.5-Coder hold the output matrix apart from the embedding, in other precisions, and both "
     "are parameters here; in the full-precision weights of the 0.5B and 1.5B models they are one matrix."
@@ -88,8 +95,8 @@ intervals over prompts, and a difference is stated only where its interval exclu
 signal, relative to RLOO ([statistics](statistics.md) defines both). `RUN` stands for the run's directory; `make
 findings` repeats the runs, and resumes what was interrupted.
 
-What holds for all of it: these are models of at most {largest} parameters on problems of one kind, with the number of
-prompts in the table. They show what holds for these policies, and how large a run has to be to know; they do not
+What holds for all of it: these are models of at most {largest} parameters each on problems of one kind, with the number
+of prompts in the table. They show what holds for these policies, and how large a run has to be to know; they do not
 decide for other models.
 """
 
@@ -160,18 +167,21 @@ def excludes(triple: Triple | None, value: float) -> bool:
 
 def section_runs() -> str:
     """Describe the runs."""
-    rows = []
+    rows, few = [], []
     for run in committed():
         results = read_results(committed_path(run.folder, "."))
         manifest, means = results.manifest, completion_means(results)
         # Parts of a run were made at the same time.
         calls = [part["timings"] for part in manifest.get("parts", ())] or [manifest["timings"]]
         hours = max(sum(timings[step] for step in ("sampling", "measuring")) for timings in calls) / 3600
+        effective = effective_prompts(run)
+        few += [f"{run.name} ({effective:.0f})"] if effective < ENOUGH_PROMPTS else []
         rows.append(
             (
                 f"[{run.name}](../figures/{run.folder}/manifest.json)",
                 f"{manifest['policy']['n_parameters'] / 1e6:.3g}",
                 f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}",
+                "—" if math.isnan(effective) else f"{effective:.0f}",
                 shown(with_interval(means, "mean_reward")),
                 shown(with_interval(means, "mean_length")),
                 f"{means['truncated_share']:.1%}",
@@ -184,6 +194,7 @@ def section_runs() -> str:
         "run",
         "10⁶ parameters",
         "prompts × completions",
+        "effective prompts",
         "mean reward",
         "mean tokens",
         "cut off",
@@ -191,7 +202,19 @@ def section_runs() -> str:
         "memory, GiB",
         "command",
     )
-    return answer(rows_of(header, rows), UNTIED if any("qwen" in run.folder for run in committed()) else None) + "\n"
+    weak = (
+        f"The variance of RLOO rests on an effective number of fewer than {ENOUGH_PROMPTS} prompts in "
+        f"{', '.join(few)}: intervals of variances may be too narrow there ([statistics](statistics.md))."
+    )
+    untied = UNTIED if any("qwen" in run.folder for run in committed()) else None
+    return answer(rows_of(header, rows), weak if few else None, COSTS, untied) + "\n"
+
+
+def effective_prompts(run: Run) -> float:
+    """Return the number of equally noisy prompts that the variance of RLOO rests on; NaN where it is not compared."""
+    frame = table(run.folder, "variance")
+    rows = pd.DataFrame() if frame is None or "n_effective_prompts" not in frame else frame[frame["estimator"] == RLOO]
+    return float(rows["n_effective_prompts"].iloc[-1]) if len(rows) else math.nan
 
 
 def section_alpha() -> str:
@@ -227,23 +250,22 @@ def section_alpha() -> str:
     )
     pairs = [(one, other) for one, other in combinations(pooled, 2) if policies[one] != policies[other]]
     differences = {f"{one} − {other}": apart(pooled[one], pooled[other]) for one, other in pairs}
-    resolved = [f"{pair} {shown(difference)}" for pair, difference in differences.items() if excludes(difference, 0.0)]
+    resolved = [pair for pair, difference in differences.items() if excludes(difference, 0.0)]
     first = committed()[0]
     return answer(
         rows_of(header, rows),
-        "Between models: "
-        + (
-            f"α differs in {len(resolved)} of {len(pairs)} pairs, {'; '.join(resolved)}."
-            if resolved
-            else "no difference is resolved."
-        ),
-        f"Within the lengths of a run: {curvature_sentence(curved)} "
+        "Between models, with runs taken for independent: "
+        + (f"α differs in {len(resolved)} of {len(pairs)} pairs. " if resolved else "no difference is resolved. ")
+        + "; ".join(f"{pair} {shown(difference)}" for pair, difference in differences.items())
+        + ".",
+        f"Within the lengths of a run, by half the change of the slope per unit of log T: {curvature_sentence(curved)} "
         f"Within against between prompts: {where(within, 0.0, 'the two differ', 'no difference is resolved')}. "
-        f"Between blocks of parameters: {blocks_sentence()} Between temperatures: {temperatures_sentence()}",
+        f"Between blocks of parameters: {blocks_sentence()} Between temperatures, with cells taken for independent "
+        f"although they share their prompts: {temperatures_sentence()}",
         *sampler_parts(),
         "What this does not show: a power law was fitted everywhere, and says nothing of lengths outside the sample. "
         "Where problems differ as well as models, so may α for either reason.",
-        "Commands: `gradstats alpha RUN`, `gradstats sweep embedded_temperature`.",
+        f"Commands: `gradstats alpha RUN`, {', '.join(f'`gradstats sweep {name}`' for name, _ in TEMPERATURES)}.",
         figure(first.folder, "length_scaling", f"Squared norm of the score against length, {first.name}"),
     )
 
@@ -252,8 +274,13 @@ def curvature_sentence(found: Sequence[tuple[str, Triple | None]]) -> str:
     """State in which runs the slope of the line changes with length."""
     said = []
     for how, above in (("steepens", True), ("flattens", False)):
-        bent = [name for name, curve in found if curve and excludes(curve, 0.0) and (curve[0] > 0.0) == above]
-        said += [f"the line {how} with length in {', '.join(bent)}, so that α is an average there."] if bent else []
+        bent = [
+            f"{name} ({shown(curve)})"
+            for name, curve in found
+            if curve and excludes(curve, 0.0) and (curve[0] > 0.0) == above
+        ]
+        sentence = f"the line {how} with length in {', '.join(bent)}, so that α is an average there."
+        said += [sentence] if bent else []
     return " ".join(said) or "no change of the slope with length is resolved."
 
 
@@ -289,18 +316,23 @@ def blocks_sentence() -> str:
 
 
 def temperatures_sentence() -> str:
-    """State α at the ends of the sweeps over temperature."""
+    """State the two temperatures of each sweep between which α differs most, as for cells with prompts of their own."""
     said = []
     for name, how in TEMPERATURES:
         frame = table(name, "sweep")
         if frame is not None:
-            rows = frame[frame["estimator"] == "rloo"].sort_values("sampling.temperature")
-            ends = [rows.iloc[0], rows.iloc[-1]]
-            low, high = (with_interval(row, "alpha") for row in ends)
-            verdict = "they differ" if excludes(apart(high, low), 0.0) else UNRESOLVED
-            temperatures = [f"{row['sampling.temperature']:g}" for row in ends]
+            rows = frame[frame["estimator"] == RLOO]
+            alphas = {row["sampling.temperature"]: with_interval(row, "alpha") for _, row in rows.iterrows()}
+            pairs = list(combinations(sorted(alphas), 2))
+            differences = {(low, high): apart(alphas[high], alphas[low]) for low, high in pairs}
+            low, high = max(pairs, key=lambda pair: abs(differences[pair][0]))
+            far = differences[low, high]
+            resolved = excludes(far, 0.0), excludes(widened(far, simultaneous(len(pairs))), 0.0)
+            verdict = UNRESOLVED if not resolved[0] else "by single intervals, not by those for all pairs at once"
+            verdict = "also by intervals for all pairs at once" if resolved[1] else verdict
             said.append(
-                f"embedded policy {how} {temperatures[0]}: {shown(low)}, {temperatures[1]}: {shown(high)} ({verdict})"
+                f"embedded policy {how} {low:g} and {high:g}, the largest of {len(pairs)} differences: "
+                f"{shown(alphas[low])} and {shown(alphas[high])}, difference {shown(far)} ({verdict})"
             )
     return ("; ".join(said) + ".") if said else NO_RUN
 
@@ -384,9 +416,16 @@ def along(run: Run, curve: str) -> tuple[dict, pd.DataFrame] | None:
     return None if found is None or points is None else (found, points)
 
 
-def at(points: pd.DataFrame, value: float) -> Triple | None:
-    """Return the variance at matched signal, relative to RLOO, at the value of a curve nearest to the given one."""
-    return with_interval(points.loc[(points["value"] - value).abs().idxmin()], "matched_ratio")
+def at(points: pd.DataFrame, value: float, *, chosen: bool = False) -> Triple | None:
+    """Return the variance at matched signal, relative to RLOO, at the value of a curve nearest to the given one.
+
+    The interval of a value that was chosen along the curve is that which holds at all its values at once.
+    """
+    row = points.loc[(points["value"] - value).abs().idxmin()]
+    found = with_interval(row, "matched_ratio")
+    if found is None or not chosen:
+        return found
+    return found[0], row["matched_ratio_simultaneous_low"], row["matched_ratio_simultaneous_high"]
 
 
 def lowest(found: dict, points: pd.DataFrame) -> str:
@@ -398,9 +437,13 @@ def lowest(found: dict, points: pd.DataFrame) -> str:
 
 def section_exponent() -> str:
     """State whether α makes a better baseline."""
-    rows, gains, losses = [], [], []
+    rows, gains, losses, published = [], [], [], []
     for run in committed():
+        of_table = largest_groups(run, WEIGHTED)
         if (curve := along(run, EXPONENT)) is None:
+            if of_table is not None:
+                rows.append((run.name, "—", "—", "—", "—", shown(of_table)))
+                published.append((run.name, of_table))
             continue
         found, points = curve
         fits = {fit["fit"]: fit for fit in found["fits"]}
@@ -417,6 +460,7 @@ def section_exponent() -> str:
         )
         gains.append((run.name, at(points, inner["value"])))
         losses.append((run.name, with_interval(inner, "ratio_to_lowest")))
+        published.append((run.name, at(points, 0.8)))
     header = (
         "run",
         "exponent of lowest variance",
@@ -428,12 +472,23 @@ def section_exponent() -> str:
     return answer(
         rows_of(header, rows),
         f"Against RLOO, the length weights at the fitted α {verdict_of(gains)}. Against the best exponent, "
-        f"{where(losses, 1.0, 'the fitted α costs something', 'no loss is resolved')}.",
+        f"{where(losses, 1.0, 'the fitted α costs something', 'no loss is resolved')}. "
+        f"At α = 0.8 the length weights {verdict_of(published)}.",
         "What this does not show: α is fitted on the completions whose variance is compared, which favours "
         "it slightly. A ratio at an exponent between two values of the curve is that at the nearer one.",
-        'Command: `gradstats curve RUN "length_weighted(loo=True)" alpha=0:2:41`.',
+        'Commands: `gradstats curve RUN "length_weighted(loo=True)" alpha=0:2:41`; without a curve, '
+        f'`gradstats variance RUN --estimators rloo "{WEIGHTED}"`.',
         first_figure(EXPONENT, "Variance of the length-weighted baseline along its exponent"),
     )
+
+
+def largest_groups(run: Run, label: str, column: str = "matched_ratio") -> Triple | None:
+    """Return a quantity of an estimator in the largest groups of a run; None where it is not resolved."""
+    frame = table(run.folder, "variance")
+    if frame is None:
+        return None
+    chosen = frame[(frame["estimator"] == label) & (frame["group_size"] == frame["group_size"].max())]
+    return None if chosen.empty else with_interval(chosen.iloc[0], column)
 
 
 def verdict_of(ratios: Sequence[tuple[str, Triple | None]]) -> str:
@@ -446,7 +501,7 @@ def verdict_of(ratios: Sequence[tuple[str, Triple | None]]) -> str:
     if below:
         said.append(f"lower the variance in {', '.join(below)}")
     if above:
-        said.append(f"raise it in {', '.join(above)}")
+        said.append(f"raise {'it' if below else 'the variance'} in {', '.join(above)}")
     if len(below) + len(above) < len(ratios):
         rest = [name for name, _ in ratios if name not in (*below, *above)]
         said.append(f"make no difference that is resolved in {', '.join(rest)}")
@@ -466,17 +521,18 @@ def section_centre() -> str:
         if (curve := along(run, SHIFT)) is None:
             continue
         found, points = curve
-        best = at(points, found["minimiser"])
+        best = at(points, found["minimiser"], chosen=True)
         rows.append((run.name, lowest(found, points), shown(best, UNRESOLVED)))
         shifts.append((run.name, with_interval(found, "minimiser")))
         gains.append((run.name, best))
     return answer(
         "The baseline is the mean of the other completions of the group plus δ; δ = 0 is RLOO.",
-        rows_of(("run", "δ of lowest variance", "over RLOO, there"), rows),
+        rows_of(("run", "δ of lowest variance", "over RLOO, there (for all δ at once)"), rows),
         "That the best centre is off the mean of the group is "
         f"{where(shifts, 0.0, 'resolved', 'not resolved')}. Shifts by that much {verdict_of(gains)}.",
         "What this does not show: the best δ is chosen on the completions whose variance is compared, which "
-        "favours it; and it holds for the success rates of these prompts.",
+        "the intervals for all δ at once allow for and the estimate does not; and it holds for the success rates of "
+        "these prompts.",
         'Command: `gradstats curve RUN "asymmetric(loo=True)" delta=-0.5:0.5:41`.',
         first_figure(SHIFT, "Variance along the shift of the centre"),
     )
@@ -484,7 +540,7 @@ def section_centre() -> str:
 
 def section_standardising() -> str:
     """State whether division by the standard deviation of the group biases."""
-    rows, clear = [], []
+    rows, clear, costs = [], [], []
     for run in committed():
         frame = table(run.folder, "variance")
         assert frame is not None
@@ -498,11 +554,12 @@ def section_standardising() -> str:
             (
                 run.name,
                 str(row["group_size"]),
-                shown(with_interval(row, "cosine"), UNRESOLVED),
+                at_least(with_interval(row, "cosine")),
                 f"at most {share[2]:.2g}" if share is not None and bounded else shown(share, UNRESOLVED),
                 shown(with_interval(row, "matched_ratio"), UNRESOLVED),
             )
         )
+        costs.append((run.name, with_interval(row, "matched_ratio")))
         if share is not None and not bounded:
             clear.append(run.name)
     turned = f"resolved in {', '.join(clear)}" if clear else "not resolved in any run"
@@ -510,10 +567,16 @@ def section_standardising() -> str:
         rows_of(("run", "N", "cosine with the true gradient", "share of bias at matched signal", "over RLOO"), rows),
         "The share of bias is that in the squared error of a batch of 128 prompts. That the division by the standard "
         f"deviation of the group turns the expected gradient is {turned}. By enumeration it does on every policy whose "
-        "prompts differ in success, since those near 0 and 1 count more ([claims](claims.md)).",
+        "prompts differ in success, since those near 0 and 1 count more ([claims](claims.md)). At matched signal, "
+        f"against RLOO, GRPO's weights {verdict_of(costs)}.",
         "What this does not show: whether the changed objective trains better or worse.",
         "Command: `gradstats variance RUN --estimators rloo grpo`.",
     )
+
+
+def at_least(cosine: Triple | None) -> str:
+    """Write a cosine, whose estimate may exceed 1 where its interval reaches it, by the lower end."""
+    return f"at least {cosine[1]:.4g}" if cosine is not None and cosine[2] >= 1.0 else shown(cosine, UNRESOLVED)
 
 
 def section_concentration() -> str:
@@ -541,9 +604,15 @@ def section_concentration() -> str:
         rows_of(("run", "prompts × completions", "heaviest token", "heaviest 4", "heaviest 16"), rows),
         "What this does not show: energies are squared norms of single tokens; what tokens add to each other's "
         "gradient is in their inner products.",
-        "Command: `gradstats tokens RUN`.",
+        commands_of_tokens(),
         first_token_figure("concentration", "Share of the energy in the heaviest tokens"),
     )
+
+
+def commands_of_tokens() -> str:
+    """Write the commands whose tables the sections on tokens show."""
+    written = [f"`gradstats tokens runs/{run.tokens}`" for run, _ in token_tables("concentration")]
+    return f"Command: {', '.join(written) or '`gradstats tokens RUN`'}."
 
 
 def token_tables(name: str) -> list[tuple[Run, pd.DataFrame]]:
@@ -584,7 +653,7 @@ def section_proxy() -> str:
         rows_of(header, rows),
         f"Against weights from measured energies, those from the proxy {verdict_of(verdicts)}." if verdicts else None,
         "What this does not show: that OTB itself pays, which is a row of [claims](claims.md).",
-        "Command: `gradstats tokens RUN`.",
+        commands_of_tokens(),
         first_token_figure("proxy", "Logit proxy against measured energy of tokens"),
     )
 
@@ -596,20 +665,28 @@ def section_group_size() -> str:
     }
     labels = list(dict.fromkeys(label for frame in tables.values() for label in frame["estimator"] if label != "rloo"))
     sizes = {name: frame["group_size"].max() for name, frame in tables.items()}
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    off: dict[str, list[str]] = {}
     for label in labels:
         cells = []
         for name, frame in tables.items():
             chosen = frame[(frame["estimator"] == label) & (frame["group_size"] == sizes[name])]
-            cells.append(
-                "—" if chosen.empty else shown(with_interval(chosen.iloc[0], "equivalent_group_size"), UNRESOLVED)
-            )
+            found = None if chosen.empty else with_interval(chosen.iloc[0], "equivalent_group_size")
+            cells.append("—" if chosen.empty else shown(found, UNRESOLVED))
+            if found is not None and excludes(widened(found, simultaneous(len(labels))), sizes[name]):
+                worth = "less" if found[0] < sizes[name] else "more"
+                off.setdefault(name, []).append(f"{in_words(label)} ({worth})")
         rows.append((in_words(label), *cells))
     header = ("baseline", *(f"{name}, N = {sizes[name]}" for name in tables))
     return answer(
         "The group size at which RLOO, at the same total of completions, has the variance of each baseline with N "
         "completions a prompt.",
         rows_of(header, rows if tables else []),
+        "Worth another group size than N, by intervals that hold for all baselines of a run at once: "
+        + "; ".join(f"{name}: {', '.join(worths)}" for name, worths in off.items())
+        + "."
+        if off
+        else None,
         "What this does not show: only variance is compared, not bias.",
         "Command: `gradstats group-size RUN LABEL`.",
         first_figure("group_sizes", "Variance against group size", "equivalent_group_size"),
@@ -619,8 +696,8 @@ def section_group_size() -> str:
 #: Experiment, what it would answer, and how long it takes on two cores with the source of that figure.
 PLANNED = (
     ("qwen_mawps", "`gradstats run qwen_mawps`", "about 40 minutes"),
-    ("qwen_sampler", "`gradstats sweep qwen_sampler`", "about 40 minutes, by the rates of `qwen_mawps`"),
-    ("qwen_1_5b", "`gradstats run qwen_1_5b`", "about 20 minutes, by three times those rates"),
+    ("qwen_sampler", "`gradstats sweep qwen_sampler`", "about 45 minutes"),
+    ("qwen_1_5b", "`gradstats run qwen_1_5b`", "about 20 minutes"),
     (
         "qwen_mawps_tokens",
         "`gradstats run qwen_mawps_tokens`",
@@ -629,8 +706,7 @@ PLANNED = (
     (
         "qwen_gsm8k",
         "`gradstats run qwen_gsm8k`",
-        "about 30 minutes, by the rates of `qwen_mawps`: 4.4 processor seconds to draw and 7.1 to measure a completion "
-        "of 170 tokens",
+        "about 30 minutes: a completion of `qwen_mawps` cost 9.9 processor seconds, and those of GSM8K are longer",
     ),
 )
 

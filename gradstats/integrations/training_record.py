@@ -84,7 +84,7 @@ class TrainingRecord:
         with only_writer(self.folder):
             listed = self._steps_before(revision)
             run = self._opened(revision)
-            run.remarks += remarks
+            run.keep_remarks("measuring", remarks)
             measured.rollouts.to_parquet(run.rollouts / "shard-00000.parquet")
             if self.keep_measurements:
                 measured.save(run.measurement / "shard-00000")

@@ -118,20 +118,23 @@ class RunDirectory:
         """
         earlier = self.read_manifest()
         self.timings = dict(earlier.get("timings", {}))
+        # An extension that was interrupted has planned more completions than the remarks were about.
+        remarks = remarks and earlier.get("rounds") == self._rounds()
         for step, said in (earlier.get("remarks_of_steps", {}) if remarks else {}).items():
-            self._keep_remarks(step, [remark for remark in said if remark != without])
+            self.keep_remarks(step, [remark for remark in said if remark != without])
         self.parts = part_records(self.path)
         for record in self.parts.values():
             for name, seconds in record["timings"].items():
                 self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
-            self._keep_remarks("parts", record["remarks"])
+            self.keep_remarks("parts", record["remarks"])
 
-    def _keep_remarks(self, step: str, remarks: Iterable[str]) -> None:
-        kept = self.remarks_of_steps.setdefault(step, [])
-        new = [remark for remark in remarks if remark not in self.remarks]
-        self.remarks += new
+    def keep_remarks(self, step: str, remarks: Iterable[str]) -> None:
+        """Keep what was said in a step, once; in the manifest also for later calls, unless it is the analysis."""
+        said = list(dict.fromkeys(remarks))
+        self.remarks += [remark for remark in said if remark not in self.remarks]
         if step != ANALYSIS:
-            kept += new
+            kept = self.remarks_of_steps.setdefault(step, [])
+            kept += [remark for remark in said if remark not in kept]
 
     def own(self, numbers: list[int]) -> list[int]:
         """Return those of the shards that this process makes."""
@@ -177,7 +180,14 @@ class RunDirectory:
                 self.timings[name] = round(self.timings.get(name, 0.0) + time.monotonic() - start, 2)
                 self.tracking.step(name, self.timings[name])
                 heard = (str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning))
-                self._keep_remarks(name, heard)
+                self.keep_remarks(name, heard)
+
+    def _rounds(self) -> list[dict[str, int]]:
+        """Return the size of each round of sampling that is planned, without anything drawn where there is no plan."""
+        return [
+            {"n_prompts": len(one.prompt_ids), "group_size": one.group_size, "n_drawn": sum(one.batches)}
+            for one in rounds_of(self.rollouts)
+        ]
 
     def _experiment_folder(self) -> str | None:
         """Return the way to the folder of the experiment file, where the experiment names code that may lie in it."""
@@ -219,10 +229,7 @@ class RunDirectory:
                 "reward": measured.rollouts.metadata.get("reward"),
                 "grading": measured.rollouts.metadata.get("grading"),
                 "regraded": read_regradings(self.path),
-                "rounds": [
-                    {"n_prompts": len(one.prompt_ids), "group_size": one.group_size, "n_drawn": sum(one.batches)}
-                    for one in rounds_of(self.rollouts)
-                ],
+                "rounds": self._rounds(),
                 "seeds": {
                     "prompts": experiment.prompts.seed,
                     "sampling": experiment.sampling.seed,

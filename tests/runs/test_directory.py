@@ -78,13 +78,20 @@ def test_remarks_of_steps_are_kept_for_later_calls_but_not_those_of_the_analysis
         with run.step(step):
             warnings.warn(said, UserWarning, stacklevel=1)
     assert run.remarks == ["not followed", "few prompts"]
-    write_json(run.path / "manifest.json", {"remarks_of_steps": run.remarks_of_steps, "timings": {"sampling": 2.0}})
+    assert run.remarks_of_steps == {"sampling": ["not followed"]}
+    write_json(
+        run.path / "manifest.json",
+        {"remarks_of_steps": run.remarks_of_steps, "timings": {"sampling": 2.0}, "rounds": []},
+    )
     (run.rollouts / "shard-00000.parquet").write_bytes(b"")
     later = RunDirectory.open(run.path, experiment)
     assert (later.remarks, later.timings) == (["not followed"], {"sampling": 2.0})
     larger = experiment.sampling.model_copy(update={"group_size": 8})
     grown = RunDirectory.open(run.path, experiment.model_copy(update={"sampling": larger}))
     assert (grown.remarks, grown.timings) == ([], {"sampling": 2.0})
+    # As after an extension that was interrupted: more is planned than the manifest knows.
+    write_json(run.path / "manifest.json", {"remarks_of_steps": run.remarks_of_steps, "rounds": [{"n_drawn": 1}]})
+    assert RunDirectory.open(run.path, experiment).remarks == []
 
 
 def test_a_manifest_that_has_not_been_written_is_empty(experiment, finished, tmp_path):

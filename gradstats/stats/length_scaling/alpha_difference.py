@@ -12,6 +12,8 @@ from gradstats.stats.jackknife import Estimate
 from gradstats.stats.length_scaling.regression import least_squares
 from gradstats.stats.printed import Printed
 
+# Differences below this are those of rounding, also where their standard error is smaller still.
+_ROUNDING = 1e-10
 _COLUMNS = ("prompt_id", "length", "sq_norm")
 
 
@@ -86,7 +88,8 @@ def alpha_difference(one: pd.DataFrame, other: pd.DataFrame) -> AlphaDifference:
         (0.3, 0.0)
     """
     samples = [_logarithms(frame, name) for frame, name in ((one, "one"), (other, "other"))]
-    prompts = [frame["prompt_id"].to_numpy() for frame in (one, other)]
+    # As text, since a reader of CSV may take the ids of one sample for numbers.
+    prompts = [frame["prompt_id"].astype(str).to_numpy() for frame in (one, other)]
     clusters = np.unique(np.concatenate(prompts), return_inverse=True)[1]
     n_first, n_all = len(one), len(clusters)
     design = np.zeros((n_all, 4))
@@ -95,6 +98,8 @@ def alpha_difference(one: pd.DataFrame, other: pd.DataFrame) -> AlphaDifference:
         design[rows, 2 * at + 1] = x
     regression = least_squares(design, np.concatenate([y for _, y in samples]))
     found = regression.contrast(np.array([0.0, 0.5, 0.0, -0.5]), clusters)
+    if max(abs(found.value), found.stderr) < _ROUNDING:  # the same completions twice
+        found = Estimate(0.0, 0.0, "raw", found.degrees)
     alpha, other_alpha = (float(slope) / 2.0 for slope in regression.coefficients[[1, 3]])
     n_prompts = int(clusters.max()) + 1
     return AlphaDifference(alpha, other_alpha, found.value, found.stderr, found.degrees, found.pvalue(), n_prompts)

@@ -73,6 +73,24 @@ def test_its_intervals_cover():
     assert 0.92 <= covered / 400 <= 0.98
 
 
+def test_a_sample_does_not_differ_from_itself():
+    """Its difference and error are those of rounding, whose ratio says nothing."""
+    rng = np.random.default_rng(4)
+    frame = sample(rng, rng.standard_normal(200), 0.5)
+    found = gs.alpha_difference(frame, frame)
+    assert (found.difference, found.stderr, found.pvalue) == (0.0, 0.0, 1.0)
+    assert found.confidence_interval() == (0.0, 0.0)
+
+
+def test_prompts_are_the_same_whether_their_ids_were_read_as_numbers_or_text():
+    rng = np.random.default_rng(5)
+    prompts = rng.standard_normal(12)
+    one, other = sample(rng, prompts, 0.5), sample(rng, prompts, 0.7)
+    as_text = gs.alpha_difference(one, other.assign(prompt_id=other["prompt_id"].astype(str)))
+    assert as_text == gs.alpha_difference(one, other)
+    assert as_text.n_prompts == 12
+
+
 def test_what_cannot_be_compared_is_refused():
     rng = np.random.default_rng(0)
     frame = sample(rng, rng.standard_normal(5), 0.5)
