@@ -20,7 +20,7 @@ from gradstats.report.run_folder import is_run_directory
 from gradstats.rollouts.table import token_sources
 from gradstats.runs.executors.local import LocalExecutor
 from gradstats.runs.executors.seam import Executor
-from gradstats.runs.growth import may_grow, read_plan, rounds_of
+from gradstats.runs.growth import DIVIDING, may_grow, read_plan, rounds_of
 from gradstats.runs.parts import RunPart, part_records
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
@@ -72,7 +72,8 @@ class RunDirectory:
     def open(cls, path: Path, experiment: Experiment, part: RunPart | None = None) -> RunDirectory:
         """Create a run directory, or open one that has the same settings.
 
-        The number of prompts and the size of their groups may be larger than before: the run is then extended.
+        The number of prompts and the size of their groups may be larger than before: the run is then extended. How many
+        sequences are measured together may change.
 
         Args:
             path: the folder.
@@ -90,7 +91,7 @@ class RunDirectory:
             before, settled = read_recorded_experiment(previous).settled_settings(), experiment.settled_settings()
             for name in (*settled, *(name for name in before if name not in settled)):
                 value = settled.get(name)
-                if before.get(name) == value:
+                if before.get(name) == value or name in DIVIDING:
                     continue
                 if not may_grow(name, before.get(name), value):
                     raise ValueError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
+from gradstats.config.measurement import MeasurementSection
 from gradstats.system.checksums import FORMAT, digest
 from gradstats.system.files import read_json, write_json
 from gradstats.system.shards import PLAN
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 RESTORE = "restore that policy, or choose another directory (--out)"
 #: Settings of a run directory that may grow.
 GROWING = ("prompts.n", "sampling.group_size")
+#: Settings that say how many sequences go through the model together: a later call may have others, as after memory ran
+#: out, and its numbers agree up to rounding.
+DIVIDING = ("measurement.token_budget", "measurement.memory_gib")
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,15 @@ def rounds_of(folder: Path) -> list[Round]:
 
 
 def settings_digest(experiment: Experiment) -> str:
-    """Return a digest of the settings that all shards of a run share: those that neither grow nor are scored again."""
+    """Return a digest of the settings that all shards of a run share.
+
+    Those that grow or are scored again are left out; those that only divide the work count as not set.
+    """
     changing = {*GROWING, "sampling.reward"}
-    return digest(
-        sorted((name, value) for name, value in experiment.settled_settings().items() if name not in changing)
-    )
+    fields = MeasurementSection.model_fields
+    unset = {name: fields[name.removeprefix("measurement.")].default for name in DIVIDING}
+    settled = experiment.settled_settings() | unset
+    return digest(sorted((name, value) for name, value in settled.items() if name not in changing))
 
 
 def rounds_to_extend(folder: Path) -> list[Round]:

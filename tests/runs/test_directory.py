@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -42,6 +44,20 @@ def test_other_settings_are_refused_by_name_and_lose_nothing(experiment, finishe
     assert yaml.safe_load((finished.run.path / "experiment.yaml").read_text()) == experiment.model_dump(
         exclude={"execution"}
     )
+
+
+def test_how_many_sequences_are_measured_together_may_change(experiment, finished, tmp_path):
+    """As after memory ran out: what was drawn is kept, and the numbers agree up to rounding."""
+    path = shutil.copytree(finished.run.path, tmp_path / "run")
+    shutil.rmtree(path / "measurement" / "shard-00000")
+    (path / "measurement" / "complete.json").unlink()
+    drawn = {file.name: file.stat().st_mtime_ns for file in (path / "rollouts").iterdir()}
+    fewer = experiment.measurement.model_copy(update={"token_budget": 40, "memory_gib": 0.01})
+    again = run_experiment(experiment.model_copy(update={"measurement": fewer}), path, progress=False)
+    assert {file.name: file.stat().st_mtime_ns for file in (path / "rollouts").iterdir()} == drawn
+    assert yaml.safe_load((path / "experiment.yaml").read_text())["measurement"]["token_budget"] == 40
+    before, after = (pd.read_csv(run / "tables" / "length_scaling.csv") for run in (finished.run.path, again.run.path))
+    pd.testing.assert_frame_equal(before, after, rtol=1e-6)
 
 
 def test_settings_may_be_corrected_before_anything_was_sampled(experiment, tmp_path):
