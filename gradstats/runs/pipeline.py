@@ -189,8 +189,7 @@ def regrade_run(
 def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress: bool) -> RunResult | None:
     sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
     run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
-    graded = read_rollouts(run.rollouts, partial=True).metadata.get("grading")
-    run.take_over(without=ungraded_sentence(graded))
+    run.take_over(without=ungraded_sentence(run.read_manifest().get("grading")))
     with run.step("regrading"):
         problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
         regrade_shards(path, problems, sampling.reward, progress)
