@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from committed_numbers import NOT_RUN, Triple, cell, numbers, shown, table, with_interval
+from committed_numbers import NOT_RUN, WEIGHTED, Triple, cell, numbers, shown, table, with_interval
 
 from gradstats import data
 from gradstats import estimators as est
@@ -105,7 +105,6 @@ ESTIMATORS_IN_METRICS = (
     "norm_weighted(loo=True)",
     "grpo",
 )
-WEIGHTED = "length_weighted(alpha=0.8, loo=True)"
 CLAIMS = [
     Claim(
         "The squared norm of a completion's score grows as $T^{2\\alpha}$ with α near 0.8",

@@ -11,6 +11,8 @@ import pandas as pd
 
 FIGURES = Path(__file__).parents[1] / "figures"
 NOT_RUN = "not run"
+#: The length weights at the published exponent.
+WEIGHTED = "length_weighted(alpha=0.8, loo=True)"
 
 # Relative widths of an interval: that of rounding errors, and one that four digits show.
 _ROUNDING, _NARROW = 1e-9, 0.1

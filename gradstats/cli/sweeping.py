@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from gradstats.report.sweeps import SweepResult
 
-#: As many cells, and fewer, are printed with every pair of them.
+# Of at most this many cells every pair is printed.
 _FEW = 4
 
 
@@ -94,6 +94,7 @@ def sweep(
 
 def show_sweep(result: SweepResult) -> None:
     """Print what the cells of a sweep found, and which have no results."""
+    from gradstats.report.sweeps import DIFFERENCES, TABLE
     from gradstats.stats.variance.quantities import JUDGED, filled_in
 
     frame = result.to_frame()
@@ -117,10 +118,12 @@ def show_sweep(result: SweepResult) -> None:
                 *(terminal.with_interval(row, name) for name in columns),
             )
         terminal.console.print(table)
-    show_differences(result.differences())
+    differences = result.differences()
+    show_differences(differences)
     for cell in result.missing:
         terminal.note(f"{cell} has no results yet: the same command runs it")
-    terminal.console.print(f"written: {terminal.escape(str(result.path))}/sweep.csv, and a run directory for each cell")
+    tables = TABLE if differences.empty else f"{TABLE}, {DIFFERENCES}"
+    terminal.console.print(f"written: {terminal.escape(str(result.path))}: {tables}, and a run directory for each cell")
 
 
 def _heading(quantity: str) -> str:
@@ -133,7 +136,7 @@ def _folded(name: object) -> str:
 
 
 def show_differences(differences: pd.DataFrame) -> None:
-    """Print how far cells with the same prompts lie apart; of more than :data:`_FEW` cells, from the first one."""
+    """Print how far cells with the same prompts lie apart; of many cells, only from the first one."""
     if differences.empty:
         return
     cells = list(dict.fromkeys([*differences["minus"], *differences["cell"]]))

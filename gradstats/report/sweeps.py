@@ -237,7 +237,7 @@ def refuse_foreign_differences(folder: Path) -> None:
     Raises:
         FileExistsError: when there is one.
     """
-    table = "the paired differences between the cells of a sweep"
+    table = "the table of a sweep's paired differences"
     refuse_foreign(folder / DIFFERENCES, table, lambda path: has_columns(path, COLUMNS))
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
-from gradstats.config.measurement import MeasurementSection
 from gradstats.system.checksums import FORMAT, digest
 from gradstats.system.files import read_json, write_json
 from gradstats.system.shards import PLAN
@@ -71,15 +70,11 @@ def rounds_of(folder: Path) -> list[Round]:
 
 
 def settings_digest(experiment: Experiment) -> str:
-    """Return a digest of the settings that all shards of a run share.
-
-    Those that grow or are scored again are left out; those that only divide the work count as not set.
-    """
+    """Return a digest of the settings that all shards of a run share: those that neither grow nor are scored again."""
     changing = {*GROWING, "sampling.reward"}
-    fields = MeasurementSection.model_fields
-    unset = {name: fields[name.removeprefix("measurement.")].default for name in DIVIDING}
-    settled = experiment.settled_settings() | unset
-    return digest(sorted((name, value) for name, value in settled.items() if name not in changing))
+    return digest(
+        sorted((name, value) for name, value in experiment.settled_settings().items() if name not in changing)
+    )
 
 
 def rounds_to_extend(folder: Path) -> list[Round]:

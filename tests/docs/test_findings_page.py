@@ -16,6 +16,16 @@ def findings(docs_module):
     return docs_module("findings_page")
 
 
+@pytest.fixture
+def alpha(docs_module):
+    return docs_module("findings_alpha")
+
+
+@pytest.fixture
+def runs(docs_module):
+    return docs_module("findings_runs")
+
+
 def commit(folder: Path, run: str, policy: str, alpha: tuple[float, float, float], **tables: pd.DataFrame) -> None:
     """Write the files of a run that the page reads."""
     (folder / run / "tables").mkdir(parents=True)
@@ -40,31 +50,31 @@ def test_the_page_is_current(findings):
     assert findings.render() == page, "run: python docs/findings_page.py"
 
 
-def test_no_question_is_answered_without_a_run(findings, no_figures):
-    assert findings.section_centre().count(findings.NO_RUN) == 2
+def test_no_question_is_answered_without_a_run(findings, alpha, runs, no_figures):
+    assert findings.section_centre().count(runs.NO_RUN) == 2
     assert findings.section_exponent().count("not measured in a committed run") == 2
-    assert findings.blocks_sentence() == findings.temperatures_sentence() == findings.NO_RUN
+    assert alpha.blocks_sentence() == alpha.temperatures_sentence() == runs.NO_RUN
     assert [command for command, _, _ in findings.PLANNED if command not in findings.not_run()] == []
 
 
-def test_policies_are_compared_with_others_only_and_by_their_difference(findings, no_figures):
+def test_policies_are_compared_with_others_only_and_by_their_difference(alpha, runs, no_figures):
     # Each interval holds the other's estimate or touches the other interval; the difference decides.
     commit(no_figures, "qwen_mawps", "one", (0.50, 0.41, 0.59))
     commit(no_figures, "qwen_gsm8k", "one", (0.90, 0.89, 0.91))
     commit(no_figures, "smollm2", "two", (0.66, 0.57, 0.75))
-    said = findings.section_alpha()
+    said = alpha.section_alpha()
     assert "α differs in 2 of 2 pairs" in said
     assert "Qwen2.5-Coder-0.5B on MAWPS − SmolLM2-135M on sums -0.16 [-0.287, -0.0327]" in " ".join(said.split())
-    assert findings.apart((1.0, 0.7, 1.1), (0.0, -0.1, 0.4)) == pytest.approx((1.0, 0.5, 1.0 + 0.2**0.5 * 0.1**0.5))
+    assert runs.apart((1.0, 0.7, 1.1), (0.0, -0.1, 0.4)) == pytest.approx((1.0, 0.5, 1.0 + 0.2**0.5 * 0.1**0.5))
 
 
-def test_a_gap_between_blocks_counts_by_simultaneous_intervals(findings, no_figures):
+def test_a_gap_between_blocks_counts_by_simultaneous_intervals(alpha, no_figures):
     # 20 blocks: the half-width of 0.1 becomes 0.154, so that a gap of 0.25 is none and one of 0.35 is.
     for run, gap in (("qwen_mawps", 0.25), ("smollm2", 0.35)):
         alphas = [0.5] * 19 + [0.5 + gap]
         frame = pd.DataFrame({"block": [f"layers.{i}" for i in range(20)], **with_ends("alpha", alphas, 0.1)})
         commit(no_figures, run, run, (0.5, 0.4, 0.6), alpha_by_block=frame)
-    assert findings.blocks_sentence().endswith("in SmolLM2-135M on sums.")
+    assert alpha.blocks_sentence().endswith("in SmolLM2-135M on sums.")
 
 
 @pytest.mark.parametrize(

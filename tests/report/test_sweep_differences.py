@@ -66,6 +66,6 @@ def test_the_differences_are_written_and_gone_when_no_prompts_are_shared(tmp_pat
 def test_a_table_of_the_users_is_not_replaced(tmp_path):
     folder = saved_sweep(tmp_path / "sweep")
     (folder / "cell_differences.csv").write_text("mine\n1\n")
-    with pytest.raises(FileExistsError, match="is not the paired differences between the cells of a sweep"):
+    with pytest.raises(FileExistsError, match="is not the table of a sweep's paired differences"):
         write_sweep_results(gs.read_sweep(folder), FiguresSection(formats=["png"]))
     assert (folder / "cell_differences.csv").read_text() == "mine\n1\n"

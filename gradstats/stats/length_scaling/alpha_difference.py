@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy.linalg import block_diag
 
 from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate
+from gradstats.stats.length_scaling.alpha import fit_length_scaling
 from gradstats.stats.length_scaling.regression import least_squares
 from gradstats.stats.printed import Printed
 
@@ -19,7 +21,7 @@ _COLUMNS = ("prompt_id", "length", "sq_norm")
 
 @dataclass(frozen=True, repr=False)
 class AlphaDifference(Printed):
-    r"""The difference of two length exponents, paired over prompts; see :func:`gradstats.stats.alpha_difference`.
+    r"""The difference of two length exponents, paired over prompts; see :func:`gradstats.alpha_difference`.
 
     Attributes:
         alpha: :math:`α` of the first sample.
@@ -83,38 +85,22 @@ def alpha_difference(one: pd.DataFrame, other: pd.DataFrame) -> AlphaDifference:
         >>> noise = [1.1, 0.9, 1.3, 1.2, 0.8, 0.9, 1.0, 0.7]  # shared by the two samples
         >>> steep = prompts.assign(sq_norm=noise * prompts["length"] ** 1.6)
         >>> flat = prompts.assign(sq_norm=noise * prompts["length"] ** 1.0)
-        >>> difference = gs.stats.alpha_difference(steep, flat)
+        >>> difference = gs.alpha_difference(steep, flat)
         >>> round(difference.difference, 3), round(difference.stderr, 3)
         (0.3, 0.0)
     """
-    samples = [_logarithms(frame, name) for frame, name in ((one, "one"), (other, "other"))]
+    for name, frame in (("one", one), ("other", other)):
+        if missing := [column for column in _COLUMNS if column not in frame]:
+            raise KeyError(f"{name} has no column {missing[0]!r}: it needs {', '.join(_COLUMNS)}")
+    fits = [fit_length_scaling(lengths=frame["length"], sq_norms=frame["sq_norm"]) for frame in (one, other)]
     # As text, since a reader of CSV may take the ids of one sample for numbers.
     prompts = [frame["prompt_id"].astype(str).to_numpy() for frame in (one, other)]
     clusters = np.unique(np.concatenate(prompts), return_inverse=True)[1]
-    n_first, n_all = len(one), len(clusters)
-    design = np.zeros((n_all, 4))
-    for at, (rows, (x, _)) in enumerate(zip((slice(n_first), slice(n_first, None)), samples, strict=True)):
-        design[rows, 2 * at] = 1.0
-        design[rows, 2 * at + 1] = x
-    regression = least_squares(design, np.concatenate([y for _, y in samples]))
+    design = np.asarray(block_diag(*(np.column_stack([np.ones(fit.n), np.log(fit.lengths)]) for fit in fits)))
+    regression = least_squares(design, np.log(np.concatenate([fit.sq_norms for fit in fits])))
     found = regression.contrast(np.array([0.0, 0.5, 0.0, -0.5]), clusters)
     if max(abs(found.value), found.stderr) < _ROUNDING:  # the same completions twice
         found = Estimate(0.0, 0.0, "raw", found.degrees)
-    alpha, other_alpha = (float(slope) / 2.0 for slope in regression.coefficients[[1, 3]])
+    alpha, other_alpha = (fit.alpha for fit in fits)
     n_prompts = int(clusters.max()) + 1
     return AlphaDifference(alpha, other_alpha, found.value, found.stderr, found.degrees, found.pvalue(), n_prompts)
-
-
-def _logarithms(frame: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return log T and log ‖S‖² of a sample."""
-    missing = [column for column in _COLUMNS if column not in frame]
-    if missing:
-        raise KeyError(f"{name} has no column {missing[0]!r}: it needs {', '.join(_COLUMNS)}")
-    values = frame[["length", "sq_norm"]].to_numpy(dtype=float)
-    if not (np.isfinite(values) & (values > 0)).all():
-        raise ValueError(f"{name}: lengths and squared norms must be finite and positive to take logarithms")
-    if (n_distinct := len(np.unique(values[:, 0]))) < 3:
-        raise ValueError(
-            f"{name} holds {n_distinct} distinct length(s), and a slope with an error bar needs at least 3"
-        )
-    return np.log(values[:, 0]), np.log(values[:, 1])

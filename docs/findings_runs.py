@@ -1,0 +1,131 @@
+"""The committed runs that findings.md rests on, and how its sections write numbers, verdicts and figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from textwrap import fill
+from typing import NamedTuple
+
+from committed_numbers import Triple, committed_path, numbers, table
+from scipy import stats
+
+UNRESOLVED = "not resolved"
+NO_RUN = "No committed run answers this."
+
+
+class Run(NamedTuple):
+    """A committed run: its folder, what the page calls it, and the folder of its token scores."""
+
+    folder: str
+    name: str
+    tokens: str | None = None
+
+    @property
+    def committed(self) -> bool:
+        """State whether the run has been finished and committed."""
+        return committed_path(self.folder, "alpha.json").exists()
+
+    @property
+    def name_with_tokens(self) -> str:
+        """Name the run with token scores, whose prompts may be fewer."""
+        manifest = numbers(self.tokens or "", "manifest")
+        assert manifest is not None
+        return re.sub(r"\d+ prompts(?=\)$)", f"{manifest['n_prompts']} prompts", self.name)
+
+
+#: In the order of the tables; the first committed one has its figures on the page.
+RUNS = (
+    Run("qwen_mawps", "Qwen2.5-Coder-0.5B on MAWPS", "qwen_mawps_tokens"),
+    Run("qwen_gsm8k", "Qwen2.5-Coder-0.5B on GSM8K"),
+    Run("qwen_1_5b", "Qwen2.5-Coder-1.5B on GSM8K"),
+    Run("smollm2", "SmolLM2-135M on sums"),
+    Run("embedded_resolved", "embedded policy (2000 prompts)"),
+    Run("embedded", "embedded policy (96 prompts)", "embedded_tokens"),
+)
+GRPO, RLOO = "grpo", "rloo"
+
+
+def committed() -> list[Run]:
+    """Return the runs that have been committed."""
+    return [run for run in RUNS if run.committed]
+
+
+def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a Markdown table; nothing but a sentence where it has no rows."""
+    written = ["| " + " | ".join(row) + " |" for row in rows]
+    if not written:
+        return NO_RUN
+    return "\n".join(["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *written])
+
+
+def answer(*parts: str | None) -> str:
+    """Join the parts of a section: tables as they are, prose in lines of a page's width."""
+    written = (
+        part if part.startswith(("|", "![")) else fill(part, 120, break_long_words=False, break_on_hyphens=False)
+        for part in parts
+        if part
+    )
+    return "\n\n".join(written)
+
+
+def figure(run: str, name: str, caption: str) -> str:
+    """Write a figure of a run, with what it shows; nothing where it is not committed."""
+    path = committed_path(run, f"{name}.png")
+    return f"![{caption}](../figures/{run}/{name}.png)\n\n*{caption}.*" if path.exists() else ""
+
+
+def apart(one: Triple, other: Triple) -> Triple:
+    """Return the difference of two numbers from independent runs: half-widths of the intervals add in quadrature."""
+    difference = one[0] - other[0]
+    low = difference - math.hypot(one[0] - one[1], other[2] - other[0])
+    high = difference + math.hypot(one[2] - one[0], other[0] - other[1])
+    return difference, low, high
+
+
+def simultaneous(count: int) -> float:
+    """Return the factor by which 95 % intervals of normal estimates widen to hold for several at once (Bonferroni)."""
+    return float(stats.norm.ppf(1.0 - 0.025 / count) / stats.norm.ppf(0.975))
+
+
+def widened(triple: Triple, factor: float) -> Triple:
+    """Return a number with an interval that is wider by a factor on both sides."""
+    value, low, high = triple
+    return value, value - factor * (value - low), value + factor * (high - value)
+
+
+def excludes(triple: Triple | None, value: float) -> bool:
+    """Return whether an interval is known and does not hold a value."""
+    return triple is not None and not triple[1] <= value <= triple[2]
+
+
+def where(found: Sequence[tuple[str, Triple]], value: float, yes: str, no: str) -> str:
+    """State in which runs an interval excludes a value."""
+    if not found:
+        return NO_RUN
+    clear = [name for name, triple in found if excludes(triple, value)]
+    return f"{yes} in {', '.join(clear)}" if clear else no
+
+
+def verdict_of(ratios: Sequence[tuple[str, Triple | None]]) -> str:
+    """State in which runs a ratio lies below, above, or on neither side of 1."""
+    if not ratios:
+        return "are not measured in a committed run"
+    below = [name for name, ratio in ratios if excludes(ratio, 1.0) and ratio is not None and ratio[0] < 1.0]
+    above = [name for name, ratio in ratios if excludes(ratio, 1.0) and ratio is not None and ratio[0] > 1.0]
+    said = []
+    if below:
+        said.append(f"lower the variance in {', '.join(below)}")
+    if above:
+        said.append(f"raise {'it' if below else 'the variance'} in {', '.join(above)}")
+    if len(below) + len(above) < len(ratios):
+        rest = [name for name, _ in ratios if name not in (*below, *above)]
+        said.append(f"make no difference that is resolved in {', '.join(rest)}")
+    return "; ".join(said)
+
+
+def first_figure(name: str, caption: str, beside: str | None = None) -> str:
+    """Show a figure of the first committed run that has it, and the table beside it where one is named."""
+    runs = (run for run in committed() if beside is None or table(run.folder, beside) is not None)
+    return next((drawn for run in runs if (drawn := figure(run.folder, name, f"{caption}, {run.name}"))), "")

@@ -1,0 +1,86 @@
+"""The sections of findings.md on the energies of tokens, and on the logit proxy for them."""
+
+from __future__ import annotations
+
+import pandas as pd
+from committed_numbers import numbers, shown, table, with_interval
+from findings_runs import RUNS, UNRESOLVED, Run, answer, figure, rows_of, verdict_of
+
+
+def section_concentration() -> str:
+    """State how many tokens carry the energy."""
+    rows = []
+    for run, frame in token_tables("concentration"):
+        frame = frame[frame["tokens_first"] == frame["tokens_last"]]
+        counts = [count for count in (1, 4, 16) if count in set(frame["tokens_first"])]
+        manifest = numbers(run.tokens or "", "manifest")
+        assert manifest is not None
+        rows.append(
+            (
+                run.name_with_tokens,
+                f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}",
+                *(
+                    shown(with_interval(frame[frame["tokens_first"] == count].iloc[0], "share"))
+                    if count in counts
+                    else "—"
+                    for count in (1, 4, 16)
+                ),
+            )
+        )
+    return answer(
+        "Share of a completion's Σ‖s_t‖² that its heaviest tokens hold.",
+        rows_of(("run", "prompts × completions", "heaviest token", "heaviest 4", "heaviest 16"), rows),
+        "What this does not show: energies are squared norms of single tokens; what tokens add to each other's "
+        "gradient is in their inner products.",
+        commands_of_tokens(),
+        first_token_figure("concentration", "Share of the energy in the heaviest tokens"),
+    )
+
+
+def commands_of_tokens() -> str:
+    """Write the commands whose tables the sections on tokens show."""
+    written = [f"`gradstats tokens runs/{run.tokens}`" for run, _ in token_tables("concentration")]
+    return f"Command: {', '.join(written) or '`gradstats tokens RUN`'}."
+
+
+def token_tables(name: str) -> list[tuple[Run, pd.DataFrame]]:
+    """Return a table of each committed run with token scores."""
+    found = ((run, table(run.tokens, name)) for run in RUNS if run.tokens)
+    return [(run, frame) for run, frame in found if frame is not None]
+
+
+def first_token_figure(name: str, caption: str) -> str:
+    """Show a figure of the first committed run with token scores."""
+    for run, _ in token_tables(name):
+        return figure(run.tokens or "", name, f"{caption}, {run.name_with_tokens}")
+    return ""
+
+
+def section_proxy() -> str:
+    """State whether the logit proxy is good enough."""
+    rows, verdicts = [], []
+    for run, frame in token_tables("proxy_quality"):
+        row = frame[frame["proxy"] == "logit"].iloc[0]
+        otb = with_interval(row, "otb_ratio")
+        rows.append(
+            (
+                run.name_with_tokens,
+                shown(with_interval(row, "rank_correlation")),
+                shown(with_interval(row, "factor")),
+                shown(otb, UNRESOLVED),
+            )
+        )
+        verdicts.append((run.name_with_tokens, otb))
+    header = (
+        "run",
+        "rank correlation with ‖s_t‖²",
+        "typical error factor",
+        "OTB with the proxy over OTB with energies",
+    )
+    return answer(
+        rows_of(header, rows),
+        f"Against weights from measured energies, those from the proxy {verdict_of(verdicts)}." if verdicts else None,
+        "What this does not show: that OTB itself pays, which is a row of [claims](claims.md).",
+        commands_of_tokens(),
+        first_token_figure("proxy", "Logit proxy against measured energy of tokens"),
+    )
