@@ -57,11 +57,11 @@ def plan_chunks(
     Raises:
         ValueError: for a budget that is not positive.
     """
-    budget = (default_memory_gib(policy.device) if memory_gib is None else memory_gib) * GIB
+    budget = _budget(policy, memory_gib)
     item = policy.dtype.itemsize
-    # Gradients of a chunk exist twice while they are reduced: plain, and with the signs of the sketch.
-    per_sequence = 2 * item * selection.n_parameters * gradients_held
-    most_sequences = max(1, int(budget // per_sequence)) if per_sequence else len(rollouts)
+    most_sequences = len(rollouts)
+    if gradients_held:
+        most_sequences = max(1, gradients_that_fit(policy, selection, memory_gib) // gradients_held)
     vocabulary = n_logits(policy.model)
     most_tokens = min(token_budget, int(budget // (_LOGIT_COPIES * max(item, 4) * vocabulary)))
     times = rollouts.times
@@ -83,6 +83,13 @@ def plan_chunks(
     return [np.array(chunk) for chunk in chunks]
 
 
+def gradients_that_fit(policy: Policy, selection: ParameterSelection, memory_gib: float | None = None) -> int:
+    """Return how many gradients of the whole selection fit into ``memory_gib``, as for :func:`plan_chunks`."""
+    # Gradients of a chunk exist twice while they are reduced: plain, and with the signs of the sketch.
+    one = 2 * policy.dtype.itemsize * selection.n_parameters
+    return int(_budget(policy, memory_gib) // one)
+
+
 def default_memory_gib(device: torch.device) -> float:
     """Return a quarter of the device's memory, at most :data:`gradstats.config.defaults.MOST_MEMORY_GIB`."""
     if device.type == "cuda":
@@ -90,3 +97,8 @@ def default_memory_gib(device: torch.device) -> float:
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(MOST_MEMORY_GIB, total / 4 / GIB)
+
+
+def _budget(policy: Policy, memory_gib: float | None) -> float:
+    """Return ``memory_gib``, or its default, in bytes."""
+    return (default_memory_gib(policy.device) if memory_gib is None else memory_gib) * GIB

@@ -25,7 +25,7 @@ from gradstats.gradients.checks.self_check import (
     refuse_unfit_forward,
     self_check,
 )
-from gradstats.gradients.chunking import default_memory_gib, plan_chunks
+from gradstats.gradients.chunking import default_memory_gib, gradients_that_fit, plan_chunks
 from gradstats.gradients.engines.experts import experts_implementation
 from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import ENGINES, Engine
@@ -118,7 +118,7 @@ class MeasuringSession:
             refuse_dispatched(reference.model)
             refuse_unfit_forward(reference, rollouts.select([0]))
         chosen, check, passed_over = _choose_engine(
-            section.engine, CheckedSequences.make(policy, rollouts, selection, sketch)
+            section.engine, CheckedSequences.make(policy, rollouts, selection, sketch), section.memory_gib
         )
         if check.deviation_from_float32 is not None:
             warnings.warn(
@@ -351,7 +351,9 @@ def sequence_to_check(rollouts: Rollouts) -> tuple[str, int]:
     return str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
 
 
-def _choose_engine(engine: str, checked: CheckedSequences) -> tuple[str, SelfCheck, dict[str, str]]:
+def _choose_engine(
+    engine: str, checked: CheckedSequences, memory_gib: float | None
+) -> tuple[str, SelfCheck, dict[str, str]]:
     """Return the engine, its self-check, and why ``auto`` passed over each earlier one."""
     if engine == "auto" and is_sharded(checked.policy.model):
         engine = "ghost"  # the only one that works without whole parameters
@@ -359,6 +361,12 @@ def _choose_engine(engine: str, checked: CheckedSequences) -> tuple[str, SelfChe
         return engine, self_check(checked, ENGINES[engine], engine), {}
     passed_over: dict[str, str] = {}
     for name in ENGINES:
+        if name == "vmap" and gradients_that_fit(checked.policy, checked.selection, memory_gib) < 2:
+            # Checking it holds two gradients; measuring would take one sequence at a time, as the loop does.
+            passed_over[name] = (
+                'engine="vmap" holds a gradient for each sequence, and memory_gib has room for one at most'
+            )
+            continue
         try:
             check = self_check(checked, ENGINES[name], name)
         except (UnsupportedModuleError, SelfCheckError) as error:

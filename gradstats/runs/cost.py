@@ -12,7 +12,7 @@ import torch
 from gradstats.config.experiment import Experiment
 from gradstats.config.metrics import adam_section
 from gradstats.gradients.blocks import ParameterSelection, n_block_sketches, select_parameters
-from gradstats.gradients.chunking import default_memory_gib, plan_chunks
+from gradstats.gradients.chunking import default_memory_gib, gradients_that_fit, plan_chunks
 from gradstats.gradients.engines.layers import supported_layers
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.gradients.engines.unsupported import UnsupportedModuleError
@@ -118,7 +118,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     if adam_section(experiment.measurement.metric) is not None:  # what P holds changes neither time nor memory
         selection = replace(selection, preconditioner={n: _ones(one) for n, one in selection.parameters.items()})
     longest = _longest_rollouts(plan, cap)
-    engine = _engine_name(experiment.measurement.engine, policy, selection)
+    engine = _engine_name(experiment.measurement, policy, selection)
     possible = possible_weightings(experiment)
     n_weightings = len(possible.off_policy)
     off_policy = (
@@ -220,14 +220,14 @@ def _longest_rollouts(plan: SamplingPlan, cap: int) -> Rollouts:
     )
 
 
-def _engine_name(name: str, policy: Policy, selection: ParameterSelection) -> str:
+def _engine_name(section: MeasurementSection, policy: Policy, selection: ParameterSelection) -> str:
     """Return the engine that ``auto`` will choose, as far as that is known without the self-check."""
-    if name != "auto":
-        return name
+    if section.engine != "auto":
+        return section.engine
     try:
         supported_layers(policy.model, selection)
     except UnsupportedModuleError:
-        return "vmap"
+        return "vmap" if gradients_that_fit(policy, selection, section.memory_gib) > 1 else "loop"
     return "ghost"
 
 

@@ -26,6 +26,20 @@ def test_a_mixture_of_experts_that_can_be_traced_is_measured_by_vmap_in_auto(rol
     np.testing.assert_allclose(measured.sq_norms, sum(oracle(model, rollouts).values()), rtol=1e-9)
 
 
+def test_auto_takes_the_loop_where_memory_has_room_for_one_gradient_alone(rollouts):
+    model = with_own_parameter(any_model("qwen2_moe"))
+    model.set_experts_implementation("batched_mm")
+    room = 2 * 8 * sum(one.numel() for one in model.parameters()) / 1024**3  # a gradient, and its signed copy
+    chosen = {}
+    for n_gradients in (1.5, 2.5):
+        with pytest.warns(UserWarning, match="measuring with engine"):
+            measured = gradients.measure(
+                model, rollouts, sketch_dim=None, memory_gib=n_gradients * room, progress=False
+            )
+        chosen[n_gradients] = measured.metadata["engine"]
+    assert chosen == {1.5: "loop", 2.5: "vmap"}
+
+
 def test_vmap_names_the_remedy_for_a_mixture_of_experts(rollouts):
     with pytest.raises(
         gradients.UnsupportedModuleError, match=r'cannot trace .*model\.set_experts_implementation\("batched'
