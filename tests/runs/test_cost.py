@@ -10,12 +10,13 @@ import pytest
 import gradstats
 from gradstats.config.experiment import Experiment
 from gradstats.gradients.blocks import select_parameters
+from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.runs.cost import estimate_cost
 
 mpl.use("Agg")
 
 
-def test_cost_estimates_follow_the_settings(policy_folder, tmp_path):
+def test_cost_estimates_follow_the_settings(policy_folder, tmp_path, monkeypatch):
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 6)))
 
     def cost(measurement=None, variance=None, **sampling):
@@ -58,3 +59,13 @@ def test_cost_estimates_follow_the_settings(policy_folder, tmp_path):
     assert (near.n_weightings, near.off_policy, near.disk_gib) == (4, False, few.disk_gib)
     assert (far.n_weightings, far.off_policy) == (4, True)
     assert (far.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(20 * 4 * 4 * 1000)
+    # Where ghost does not know the model, auto comes to vmap only if two gradients fit into memory_gib.
+    monkeypatch.setattr("gradstats.runs.cost.supported_layers", _unsupported)
+    for n_gradients, engine in ((1.5, "loop"), (2.5, "vmap")):
+        room = {"memory_gib": n_gradients * 2 * 4 * few.n_parameters / 1024**3}
+        assert cost(room).memory_gib == cost(room | {"engine": engine}).memory_gib
+    assert cost(room).memory_gib > cost(room | {"engine": "loop"}).memory_gib
+
+
+def _unsupported(*_args):
+    raise UnsupportedModuleError("an unknown module")
