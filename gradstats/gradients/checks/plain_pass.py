@@ -26,7 +26,7 @@ from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
 
-# Number of logits processed at a time.
+# Number of logits, or of a gradient's coordinates, processed at a time.
 _ELEMENTS = 2**20
 # Coordinates of a gradient that are kept, for exact inner products.
 _KEPT_COORDINATES = 2**18
@@ -247,8 +247,7 @@ def _reduced(gradients: dict[str, Tensor], sketch: CountSketch | None) -> PlainG
         total = torch.zeros(1, sketch.dim, dtype=kind, device=first.device)
     for name, gradient in sorted(gradients.items(), key=lambda item: item[1].numel()):
         flat = gradient.flatten()
-        wide = torch.promote_types(flat.dtype, torch.float32)
-        sq_norms[name] = float(torch.linalg.vector_norm(flat, dtype=wide).double().square())
+        sq_norms[name] = sum(float(span.double().square().sum()) for span in flat.split(_ELEMENTS))
         if sketch is not None and total is not None:
             sketch.add(total, name, gradient[None])
             if flat.numel() <= room:

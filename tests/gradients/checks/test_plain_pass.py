@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import ragged_rollouts, tiny_model
+from conftest import ragged_rollouts, tiny_config, tiny_model
 from gradient_models import oracle
+from transformers import AutoModelForCausalLM
 
+from gradstats.gradients import measure
 from gradstats.gradients.blocks import select_parameters
 from gradstats.gradients.checks.plain_pass import plain_pass, plain_sketch, plain_tokens
 from gradstats.gradients.sketches import CountSketch
@@ -32,6 +34,21 @@ def test_norms_and_token_quantities(architecture, masked):
         np.testing.assert_allclose(found.tokens["entropy"], -(pi * np.log(pi)).sum(axis=1), rtol=1e-9)
         np.testing.assert_allclose(found.tokens["sum_pi_squared"], (pi**2).sum(axis=1), rtol=1e-9)
         assert plain_tokens(policy, rollouts, row).keys() == found.tokens.keys()
+
+
+def test_a_large_gradient_in_float32_has_the_norm_of_float64():
+    config, name = tiny_config("qwen2"), "model.layers.0.mlp.up_proj.weight"
+    config.num_hidden_layers, config.layer_types, config.intermediate_size = 1, ["full_attention"], 2**18
+    model = AutoModelForCausalLM.from_config(config).eval().double()
+    rollouts = ragged_rollouts(2)
+    expected = oracle(model, rollouts)[name]
+    policy = Policy(model.float())
+    selection = select_parameters(model, params="up_proj")
+    assert selection.n_parameters > 4e6
+    found = plain_pass(policy, rollouts, 1, selection, None)
+    assert found.gradients[0].sq_norms[name] == pytest.approx(expected[1], rel=1e-5)
+    measured = measure(policy, rollouts, engine="loop", params="up_proj", sketch_dim=None, progress=False)
+    np.testing.assert_allclose(measured.sq_norms, expected, rtol=1e-5)
 
 
 def test_weightings_multiply_the_mask():

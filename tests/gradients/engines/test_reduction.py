@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from gradstats.gradients.blocks import ParameterSelection
@@ -63,6 +64,13 @@ def test_half_precision_is_accumulated_in_float32():
     reduction = Reduction(SELECTION, CountSketch(8, 0), 1, torch.float16, torch.device("cpu"))
     assert reduction.dtype == reduction.sketches_of("a").dtype == torch.float32
     assert reduction.size_of("a") == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [0, 3, 4096, 4097, 20_000_001])
+def test_squared_norms_of_large_gradients_are_not_lost_to_rounding(size, dtype):
+    values = torch.randn(1, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    np.testing.assert_allclose(sq_norms(values), values.double().square().sum(dim=1), rtol=3e-6)
 
 
 def test_weightings_are_stacked_in_front():
