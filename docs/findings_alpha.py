@@ -43,13 +43,15 @@ QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens", "mean_reward"
 
 def section_alpha() -> str:
     """Compare α between models, blocks and temperatures, within and between prompts."""
-    rows, pooled, policies, within, curved = [], {}, {}, [], []
+    rows, pooled, policies, within, curved, whole = [], {}, {}, [], [], []
     for run in committed():
         found = numbers(run.folder, "alpha")
         assert found is not None
         pooled[run.name] = (found["alpha"], found["alpha_low"], found["alpha_high"])
         policies[run.name] = read_results(committed_path(run.folder, ".")).manifest["policy"]["name"]
         curved.append((run.name, with_interval(found.get("curvature") or {}, "curvature")))
+        if (uncut := with_interval(found.get("without_truncated") or {}, "alpha")) is not None:
+            whole.append(f"{run.name} {shown(uncut)}, instead of {shown(pooled[run.name])}")
         difference = with_interval(found.get("within_between") or {}, "difference")
         if difference is not None:
             within.append((run.name, difference))
@@ -86,6 +88,7 @@ def section_alpha() -> str:
         f"Within against between prompts: {where(within, 0.0, 'the two differ', 'no difference is resolved')}. "
         f"Between blocks of parameters: {blocks_sentence()} Between temperatures, with cells taken for independent "
         f"although they share their prompts: {temperatures_sentence()}",
+        f"Without the completions that were cut off: {'; '.join(whole)}." if whole else None,
         *sampler_parts(),
         "What this does not show: a power law was fitted everywhere, and says nothing of lengths outside the sample. "
         "Where problems differ as well as models, so may α for either reason.",

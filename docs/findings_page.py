@@ -38,7 +38,7 @@ from gradstats.stats.variance.n_effective_prompts import FEW as ENOUGH_PROMPTS
 
 PAGE = Path(__file__).with_name("findings.md")
 #: Folder → most memory of each process, GiB, as the system counted it.
-MEMORY = {"qwen_mawps": "2 × 7.6"}
+MEMORY = {"qwen_mawps": "2 × 7.6", "qwen_gsm8k": "2 × 7.5"}
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
 COSTS = (
     "Hours are those of sampling and measuring on two cores; where memory is given for two processes, the run was made "
