@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: The step that every call repeats, so that its remarks are not kept.
 ANALYSIS = "analysis"
+#: What calls did since the manifest was written, so that a call that is killed later does not lose it.
+_STEPS = ".steps.json"
 #: What to do where a setting differs from that of the run.
 _REMEDIES = {
     "prompts.n": "a run can grow but not shrink, so choose another directory (--out)",
@@ -119,14 +121,17 @@ class RunDirectory:
         """
         earlier = self.read_manifest()
         self.timings = dict(earlier.get("timings", {}))
-        # An extension that was interrupted has planned more completions than the remarks were about.
-        remarks = remarks and earlier.get("rounds") == self._rounds()
-        for step, said in (earlier.get("remarks_of_steps", {}) if remarks else {}).items():
-            self.keep_remarks(step, [remark for remark in said if remark != without])
         self.parts = part_records(self.path)
-        for record in self.parts.values():
+        interrupted = self._since_manifest()
+        for record in (*self.parts.values(), interrupted):
             for name, seconds in record["timings"].items():
                 self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
+        for record in (earlier, interrupted):
+            # An extension that was interrupted has planned more completions than the remarks were about.
+            if remarks and record.get("rounds") == self._rounds():
+                for step, said in record.get("remarks_of_steps", {}).items():
+                    self.keep_remarks(step, [remark for remark in said if remark != without])
+        for record in self.parts.values():
             self.keep_remarks("parts", record["remarks"])
 
     def keep_remarks(self, step: str, remarks: Iterable[str]) -> None:
@@ -178,10 +183,28 @@ class RunDirectory:
             try:
                 yield
             finally:
-                self.timings[name] = round(self.timings.get(name, 0.0) + time.monotonic() - start, 2)
+                seconds = time.monotonic() - start
+                self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
                 self.tracking.step(name, self.timings[name])
-                heard = (str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning))
+                heard = [str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning)]
                 self.keep_remarks(name, heard)
+                self._record_step(name, seconds, heard)
+
+    def _record_step(self, name: str, seconds: float, remarks: Sequence[str]) -> None:
+        """Record a step beside the manifest, which comes with the analysis; parts leave records of their own."""
+        if self.part is not None:
+            return
+        since = self._since_manifest()
+        since["timings"][name] = round(since["timings"].get(name, 0.0) + seconds, 2)
+        said = since["remarks_of_steps"].setdefault(name, [])
+        said += [] if name == ANALYSIS else [remark for remark in remarks if remark not in said]
+        with suppress(OSError):  # a full disk, which is what the step itself then reports
+            write_json(self.path / _STEPS, since | {"rounds": self._rounds()})
+
+    def _since_manifest(self) -> dict[str, Any]:
+        """Return the timings and remarks of steps since the manifest was written, and the rounds they are about."""
+        path = self.path / _STEPS
+        return read_json(path) if path.exists() else {"timings": {}, "remarks_of_steps": {}}
 
     def _rounds(self) -> list[dict[str, int]]:
         """Return the size of each round of sampling that is planned, without anything drawn where there is no plan."""
@@ -247,7 +270,7 @@ class RunDirectory:
                 "checksums": table_checksums(self.path, paths),
             },
         )
-        for path in self.parts:
+        for path in (*self.parts, self.path / _STEPS):
             path.unlink(missing_ok=True)
 
 

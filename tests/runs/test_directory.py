@@ -90,6 +90,30 @@ def test_a_step_adds_its_time_and_keeps_its_warnings_even_where_it_fails(experim
         raise KeyboardInterrupt
     assert run.timings == {"sampling": 3.5}
     assert run.remarks == ["few prompts"]
+    # What was killed before the manifest was written is counted by the next call.
+    (run.rollouts / "shard-00000.parquet").write_bytes(b"")
+    later = RunDirectory.open(run.path, experiment)
+    assert (later.timings, later.remarks) == ({"sampling": 3.5}, ["few prompts"])
+    assert RunDirectory.open(run.path, experiment).timings == {"sampling": 3.5}
+    larger = experiment.sampling.model_copy(update={"group_size": 8})
+    grown = RunDirectory.open(run.path, experiment.model_copy(update={"sampling": larger}))
+    assert (grown.timings, grown.remarks) == ({"sampling": 3.5}, [])
+
+
+def test_the_manifest_counts_steps_of_an_interrupted_call_once(experiment, tmp_path, monkeypatch):
+    def killed(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradstats.runs.pipeline.measure_shards", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(experiment, tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    drawn = RunDirectory.open(tmp_path / "run", experiment).timings["sampling"]
+    assert drawn > 0
+    for _ in range(2):
+        result = run_experiment(experiment, tmp_path / "run", progress=False)
+        assert result.run.read_manifest()["timings"]["sampling"] == drawn
+    assert not (tmp_path / "run" / ".steps.json").exists()
 
 
 def test_remarks_of_steps_are_kept_for_later_calls_but_not_those_of_the_analysis(experiment, tmp_path):
@@ -104,6 +128,7 @@ def test_remarks_of_steps_are_kept_for_later_calls_but_not_those_of_the_analysis
         run.path / "manifest.json",
         {"remarks_of_steps": run.remarks_of_steps, "timings": {"sampling": 2.0}, "rounds": []},
     )
+    (run.path / ".steps.json").unlink()  # as when the manifest is written
     (run.rollouts / "shard-00000.parquet").write_bytes(b"")
     later = RunDirectory.open(run.path, experiment)
     assert (later.remarks, later.timings) == (["not followed"], {"sampling": 2.0})

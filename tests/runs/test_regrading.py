@@ -94,7 +94,7 @@ def test_new_rewards_go_into_every_shard_and_every_result(finished, no_model):
             "n_changed": int((before["reward"] != frame["reward"]).sum()),
         }
     ]
-    assert manifest["timings"].keys() == {"regrading", "analysis"}
+    assert manifest["timings"].keys() == {"sampling", "measuring", "regrading", "analysis"}
     points = pd.read_csv(path / "tables" / "length_scaling.csv")
     np.testing.assert_allclose(points["reward"], expected)
     assert yaml.safe_load((path / "experiment.yaml").read_text())["sampling"]["reward"] == spec
