@@ -100,6 +100,8 @@ def std_factor(success: float, group_size: int = 8) -> float:
     return float(policy.moments(est.grpo(), group_size).mean[0] / policy.gradient[0])
 
 
+#: Policy → the run with its token scores.
+PROXIES = {"the embedded policy": "embedded_tokens", "Qwen2.5-Coder-0.5B on MAWPS": "qwen_mawps_tokens"}
 METRICS = ("euclidean", "adam(eps=1e-5)")
 ESTIMATORS_IN_METRICS = (
     "reinforce",
@@ -179,12 +181,16 @@ CLAIMS = [
         "gradstats tokens RUN",
         "[proxy](../figures/embedded_tokens/proxy.png)",
         lambda: (
-            f"rank correlation with measured energies {shown(proxy('rank_correlation'))}, typical error factor "
-            f"{shown(proxy('factor'))}"
+            "rank correlation with measured energies, and typical error factor: "
+            + "; ".join(
+                f"{policy} {shown(proxy(run, 'rank_correlation'))}, {shown(proxy(run, 'factor'))}"
+                for policy, run in PROXIES.items()
+                if table(run, "proxy_quality") is not None
+            )
         ),
         lambda: (
-            "It holds as far as the head carries the energy, which it does more in the embedded policy than in a real "
-            "model: measure the correlation on the policy in question."
+            "It holds as far as the head carries the energy, which depends on the policy: measure the correlation on "
+            "the one in question."
         ),
     ),
     Claim(
@@ -289,9 +295,9 @@ def best_exponent() -> str:
     return f"{found['minimiser']:.3g} {written_interval(found['minimiser_low'], found['minimiser_high'], values)}"
 
 
-def proxy(column: str) -> Triple | None:
-    """Return a measure of the logit proxy."""
-    frame = table("embedded_tokens", "proxy_quality")
+def proxy(run: str, column: str) -> Triple | None:
+    """Return a measure of the logit proxy in a run with token scores."""
+    frame = table(run, "proxy_quality")
     if frame is None:
         return None
     return with_interval(frame[frame["proxy"] == "logit"].iloc[0], column)

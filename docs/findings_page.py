@@ -38,7 +38,7 @@ from gradstats.stats.variance.n_effective_prompts import FEW as ENOUGH_PROMPTS
 
 PAGE = Path(__file__).with_name("findings.md")
 #: Folder → most memory of each process, GiB, as the system counted it.
-MEMORY = {"qwen_mawps": "2 × 7.6", "qwen_gsm8k": "2 × 7.5"}
+MEMORY = {"qwen_mawps": "2 × 7.6", "qwen_gsm8k": "2 × 7.5", "qwen_1_5b": "16.9"}
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
 COSTS = (
     "Hours are those of sampling and measuring on two cores; where memory is given for two processes, the run was made "
@@ -306,26 +306,12 @@ def section_group_size() -> str:
     )
 
 
-#: Experiment, what it would answer, and how long it takes on two cores with the source of that figure.
+#: Folder, command, and how long it takes on two cores with the source of that figure.
 PLANNED = (
-    ("qwen_mawps", "`gradstats run qwen_mawps`", "about 40 minutes"),
-    ("qwen_sampler", "`gradstats sweep qwen_sampler`", "about 45 minutes"),
-    (
-        "qwen_1_5b",
-        "`gradstats run qwen_1_5b`",
-        "9 minutes to draw; not measured: in float32 the `ghost` engine failed its self-check (‖S‖² deviates by 0.0012 "
-        "from an ordinary backward pass, where 0.001 is allowed), and `vmap`, the next one, took more than the 23 GiB "
-        "of the machine. `--set measurement.engine=loop` should need 17 GiB and 20 minutes",
-    ),
     (
         "qwen_mawps_tokens",
         "`gradstats run qwen_mawps_tokens`",
         "about 30 minutes: 16 backward passes and 32 forward derivatives for each of 16 completions; not measured",
-    ),
-    (
-        "qwen_gsm8k",
-        "`gradstats run qwen_gsm8k`",
-        "about 30 minutes: a completion of `qwen_mawps` cost 9.9 processor seconds, and those of GSM8K are longer",
     ),
 )
 
