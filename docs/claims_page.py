@@ -11,12 +11,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from committed_numbers import NOT_RUN, WEIGHTED, Triple, cell, numbers, shown, table, with_interval
+from committed_numbers import (
+    NOT_RUN,
+    WEIGHTED,
+    Triple,
+    cell,
+    numbers,
+    published_exponent,
+    shown,
+    table,
+    with_interval,
+)
 
-from gradstats import data
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats import fit_length_scaling
 from gradstats.stats.variance.minimiser import written_interval
 
 PAGE = Path(__file__).with_name("claims.md")
@@ -26,8 +34,8 @@ HEAD = """# Claims, and what the policies at hand say
 Each row is a claim of the literature, the command that checks it on any finished run, the figure that the command
 draws, what came out on the committed runs, and the sentence that these numbers allow. Intervals are 95 % intervals over
 prompts; a statement about several rows at once uses the simultaneous ones. The runs are small: the embedded policy has
-about a million parameters, and SmolLM2-135M and Qwen2.5-Coder-0.5B were measured with dequantised 4-bit weights. They
-show how a claim is checked, and where it fails for a reason that does not depend on size; they do not decide it for
+about a million parameters, and SmolLM2-135M and Qwen2.5-Coder (0.5B, 1.5B) were measured with dequantised 4-bit
+weights. They show how a claim is checked, and where it fails for a reason that does not depend on size; they do not decide it for
 large models.
 
 This page is written by `docs/claims_page.py` from the tables in `figures/`; a test compares the two.
@@ -80,13 +88,6 @@ def exponents_against(value: float) -> str:
     return f"The interval of α {' and '.join(said)}." if said else f"No interval of α excludes {value:g}."
 
 
-def published_exponent() -> str:
-    """Write α of the published points, refitted."""
-    points = data.load("gloeckle2026")
-    fit = fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"])
-    return shown((fit.alpha, *fit.confidence_interval()))
-
-
 def std_factor(success: float, group_size: int = 8) -> float:
     """Return the factor by which GRPO's standard deviation changes the gradient of prompts of one success rate."""
     theta = np.array([np.log(success / (1.0 - success))])
@@ -119,7 +120,7 @@ CLAIMS = [
         "gradstats alpha RUN",
         "[α](../figures/embedded_resolved/length_scaling.png)",
         lambda: (
-            f"published points {published_exponent()}; "
+            f"published points {shown(published_exponent())}; "
             + "; ".join(f"{name} {shown(alpha)}" for name, alpha in exponents().items())
         ),
         lambda: (

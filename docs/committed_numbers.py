@@ -9,6 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from gradstats import data
+from gradstats.stats import fit_length_scaling
+
 FIGURES = Path(__file__).parents[1] / "figures"
 NOT_RUN = "not run"
 #: The length weights at the published exponent.
@@ -52,6 +55,13 @@ def cell(run: str, name: str, label: str, column: str, group_size: int | None = 
     if group_size is not None:
         rows = rows[rows["group_size"] == group_size]
     return None if rows.empty else with_interval(rows.iloc[0], column)
+
+
+def published_exponent() -> Triple:
+    """Return α of the published points of R1-Distill-Qwen-1.5B, refitted."""
+    points = data.load("gloeckle2026")
+    fit = fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"])
+    return fit.alpha, *fit.confidence_interval()
 
 
 def shown(triple: Triple | None, missing: str = NOT_RUN) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import pandas as pd
-from committed_numbers import Triple, committed_path, numbers, shown, table, with_interval
+from committed_numbers import Triple, committed_path, numbers, published_exponent, shown, table, with_interval
 from findings_runs import (
     NO_RUN,
     RLOO,
@@ -30,6 +30,7 @@ TEMPERATURES = (
     ("embedded_temperature_scored_at_1", "scored at 1, drawn at"),
 )
 SAMPLER = "qwen_sampler"
+PUBLISHED = "published points of R1-Distill-Qwen-1.5B"
 #: Cell of that sweep → what it is called here.
 ARMS = {
     "sampling.temperature=0.6,top_p=0.95,policy.temperature=1.0": "drawn at 0.6 and top-p 0.95, scored at 1",
@@ -50,7 +51,8 @@ def section_alpha() -> str:
         pooled[run.name] = (found["alpha"], found["alpha_low"], found["alpha_high"])
         policies[run.name] = read_results(committed_path(run.folder, ".")).manifest["policy"]["name"]
         curved.append((run.name, with_interval(found.get("curvature") or {}, "curvature")))
-        if (uncut := with_interval(found.get("without_truncated") or {}, "alpha")) is not None:
+        uncut = with_interval(found.get("without_truncated") or {}, "alpha")
+        if uncut is not None and found["n_truncated"] > 0.05 * found["n"]:
             whole.append(f"{run.name} {shown(uncut)}, instead of {shown(pooled[run.name])}")
         difference = with_interval(found.get("within_between") or {}, "difference")
         if difference is not None:
@@ -74,26 +76,43 @@ def section_alpha() -> str:
         "block of least α",
         "block of largest α",
     )
-    pairs = [(one, other) for one, other in combinations(pooled, 2) if policies[one] != policies[other]]
-    differences = {f"{one} − {other}": apart(pooled[one], pooled[other]) for one, other in pairs}
-    resolved = [pair for pair, difference in differences.items() if excludes(difference, 0.0)]
     first = committed()[0]
     return answer(
         rows_of(header, rows),
-        "Between models, with runs taken for independent: "
-        + (f"α differs in {len(resolved)} of {len(pairs)} pairs. " if resolved else "no difference is resolved. ")
-        + "; ".join(f"{pair} {shown(difference)}" for pair, difference in differences.items())
-        + ".",
+        *differences_of_models(pooled, policies),
         f"Within the lengths of a run, by half the change of the slope per unit of log T: {curvature_sentence(curved)} "
         f"Within against between prompts: {where(within, 0.0, 'the two differ', 'no difference is resolved')}. "
         f"Between blocks of parameters: {blocks_sentence()} Between temperatures, with cells taken for independent "
         f"although they share their prompts: {temperatures_sentence()}",
-        f"Without the completions that were cut off: {'; '.join(whole)}." if whole else None,
+        f"Without the completions that were cut off, where they are more than 5 %: {'; '.join(whole)}."
+        if whole
+        else None,
         *sampler_parts(),
         "What this does not show: a power law was fitted everywhere, and says nothing of lengths outside the sample. "
         "Where problems differ as well as models, so may α for either reason.",
         f"Commands: `gradstats alpha RUN`, {', '.join(f'`gradstats sweep {name}`' for name, _ in TEMPERATURES)}.",
         figure(first.folder, "length_scaling", f"Squared norm of the score against length, {first.name}"),
+    )
+
+
+def differences_of_models(pooled: Mapping[str, Triple], policies: Mapping[str, str]) -> tuple[str, ...]:
+    """Compare α between models, each by its run with the narrowest interval, and with the published points."""
+    chosen: dict[str, str] = {}
+    for name, (_, low, high) in pooled.items():
+        kept = chosen.setdefault(policies[name], name)
+        if high - low < pooled[kept][2] - pooled[kept][1]:
+            chosen[policies[name]] = name
+    alphas = {name: pooled[name] for name in chosen.values()} | {PUBLISHED: published_exponent()}
+    differences = {pair: apart(alphas[pair[0]], alphas[pair[1]]) for pair in combinations(alphas, 2)}
+    resolved = [difference for difference in differences.values() if excludes(difference, 0.0)]
+    return (
+        "Between models, each by its run with the narrowest interval, with runs taken for independent: "
+        + (f"α differs in {len(resolved)} of {len(differences)} pairs." if resolved else "no difference is resolved.")
+        + f" The {PUBLISHED} give {shown(alphas[PUBLISHED])}.",
+        rows_of(
+            ("difference of α", "estimate"),
+            [(f"{one} − {other}", shown(difference)) for (one, other), difference in differences.items()],
+        ),
     )
 
 

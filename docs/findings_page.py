@@ -87,7 +87,7 @@ def section_runs() -> str:
         rows.append(
             (
                 f"[{run.name}](../figures/{run.folder}/manifest.json)",
-                f"{manifest['policy']['n_parameters'] / 1e6:.3g}",
+                f"{float(format(manifest['policy']['n_parameters'] / 1e6, '.3g')):g}",
                 f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}",
                 "—" if math.isnan(effective) else f"{effective:.0f}",
                 shown(with_interval(means, "mean_reward")),
