@@ -35,8 +35,8 @@ Each row is a claim of the literature, the command that checks it on any finishe
 draws, what came out on the committed runs, and the sentence that these numbers allow. Intervals are 95 % intervals over
 prompts; a statement about several rows at once uses the simultaneous ones. The runs are small: the embedded policy has
 about a million parameters, and SmolLM2-135M and Qwen2.5-Coder (0.5B, 1.5B) were measured with dequantised 4-bit
-weights. They show how a claim is checked, and where it fails for a reason that does not depend on size; they do not decide it for
-large models.
+weights. They show how a claim is checked, and where it fails for a reason that does not depend on size; they do not
+decide it for large models.
 
 This page is written by `docs/claims_page.py` from the tables in `figures/`; a test compares the two.
 """
