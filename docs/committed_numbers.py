@@ -73,4 +73,4 @@ def shown(triple: Triple | None, missing: str = NOT_RUN) -> str:
         return f"{value:.3g}"
     # A narrow interval needs a digit more, or its ends are those of the number.
     digits = 4 if high - low < _NARROW * abs(value) else 3
-    return f"{value:.{digits}g} [{low:.{digits}g}, {high:.{digits}g}]"
+    return f"{value:.{digits}g} [{low:.{digits}g}, {high:.{digits}g}]".replace("inf", "∞")

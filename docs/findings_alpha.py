@@ -23,6 +23,7 @@ from findings_runs import (
     widened,
 )
 
+from gradstats import data
 from gradstats.report.saved_results import read_results
 
 TEMPERATURES = (
@@ -80,10 +81,11 @@ def section_alpha() -> str:
     return answer(
         rows_of(header, rows),
         *differences_of_models(pooled, policies),
-        f"Within the lengths of a run, by half the change of the slope per unit of log T: {curvature_sentence(curved)} "
-        f"Within against between prompts: {where(within, 0.0, 'the two differ', 'no difference is resolved')}. "
-        f"Between blocks of parameters: {blocks_sentence()} Between temperatures, with cells taken for independent "
-        f"although they share their prompts: {temperatures_sentence()}",
+        "Within the lengths of a run, by half the change of the slope per unit of log T: " + curvature_sentence(curved),
+        f"Within against between prompts: {where(within, 0.0, 'the two differ', 'no difference is resolved')}.",
+        f"Between blocks of parameters that hold at least 0.1 % of the squared norm: {blocks_sentence()}",
+        "Between temperatures, with cells taken for independent although they share their prompts: "
+        + temperatures_sentence(),
         f"Without the completions that were cut off, where they are more than 5 %: {'; '.join(whole)}."
         if whole
         else None,
@@ -105,6 +107,7 @@ def differences_of_models(pooled: Mapping[str, Triple], policies: Mapping[str, s
     alphas = {name: pooled[name] for name in chosen.values()} | {PUBLISHED: published_exponent()}
     differences = {pair: apart(alphas[pair[0]], alphas[pair[1]]) for pair in combinations(alphas, 2)}
     resolved = [difference for difference in differences.values() if excludes(difference, 0.0)]
+    lengths = data.load("gloeckle2026")["length"]
     return (
         "Between models, each by its run with the narrowest interval, with runs taken for independent: "
         + (f"α differs in {len(resolved)} of {len(differences)} pairs." if resolved else "no difference is resolved.")
@@ -113,6 +116,8 @@ def differences_of_models(pooled: Mapping[str, Triple], policies: Mapping[str, s
             ("difference of α", "estimate"),
             [(f"{one} − {other}", shown(difference)) for (one, other), difference in differences.items()],
         ),
+        f"The published completions have {lengths.min():.0f} to {lengths.max():.0f} tokens and are longer than any "
+        "here, so that their differences are between lengths as well as between models.",
     )
 
 
@@ -134,10 +139,15 @@ def ends_of_blocks(blocks: pd.DataFrame | None) -> tuple[str, str]:
     """Write the blocks of least and of largest α."""
     if blocks is None:
         return "—", "—"
-    ordered = blocks.sort_values("alpha")
+    ordered = large(blocks).sort_values("alpha")
     ends = (ordered.iloc[0], ordered.iloc[-1])
     first, last = (f"`{row['block']}` {shown(with_interval(row, 'alpha'))}" for row in ends)
     return first, last
+
+
+def large(blocks: pd.DataFrame) -> pd.DataFrame:
+    """Return the blocks that hold at least a thousandth of the squared norm."""
+    return blocks[blocks["share_of_sq_norm"] >= 1e-3]
 
 
 def blocks_sentence() -> str:
@@ -147,6 +157,7 @@ def blocks_sentence() -> str:
         blocks = table(run.folder, "alpha_by_block")
         if blocks is None:
             continue
+        blocks = large(blocks)
         known.append(run.name)
         # Bonferroni over the blocks, since the two ends were chosen among all of them.
         wider = simultaneous(len(blocks))

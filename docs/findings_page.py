@@ -56,9 +56,9 @@ intervals over prompts, and a difference is stated only where its interval exclu
 signal, relative to RLOO ([statistics](statistics.md) defines both). `RUN` stands for the run's directory; `make
 findings` repeats the runs, and resumes what was interrupted.
 
-What holds for all of it: these are models of at most {largest} parameters each on problems of one kind, with the number
-of prompts in the table. They show what holds for these policies, and how large a run has to be to know; they do not
-decide for other models.
+What holds for all of it: these are models of at most {largest} parameters, each on problems of one kind, with the
+number of prompts in the table. They show what holds for these policies, and how large a run has to be to know; they do
+not decide for other models.
 """
 
 
@@ -83,7 +83,10 @@ def section_runs() -> str:
         calls = [part["timings"] for part in manifest.get("parts", ())] or [manifest["timings"]]
         hours = max(sum(timings[step] for step in ("sampling", "measuring")) for timings in calls) / 3600
         effective = effective_prompts(run)
-        few += [f"{run.name} ({effective:.0f})"] if effective < ENOUGH_PROMPTS else []
+        if math.isnan(effective) and manifest["n_prompts"] < ENOUGH_PROMPTS:
+            few.append(f"{run.name} (at most {manifest['n_prompts']})")
+        elif effective < ENOUGH_PROMPTS:
+            few.append(f"{run.name} ({effective:.0f})")
         rows.append(
             (
                 f"[{run.name}](../figures/{run.folder}/manifest.json)",
@@ -111,7 +114,7 @@ def section_runs() -> str:
         "command",
     )
     weak = (
-        f"The variance of RLOO rests on an effective number of fewer than {ENOUGH_PROMPTS} prompts in "
+        f"Variances rest on an effective number of fewer than {ENOUGH_PROMPTS} prompts in "
         f"{', '.join(few)}: intervals of variances may be too narrow there ([statistics](statistics.md))."
     )
     untied = UNTIED if any("qwen" in run.folder for run in committed()) else None
@@ -131,12 +134,17 @@ def along(run: Run, curve: str) -> tuple[dict, pd.DataFrame] | None:
     return None if found is None or points is None else (found, points)
 
 
+def nearest(points: pd.DataFrame, value: float) -> pd.Series:
+    """Return the row of a curve whose value is nearest to the given one."""
+    return points.loc[(points["value"] - value).abs().idxmin()]
+
+
 def at(points: pd.DataFrame, value: float, *, chosen: bool = False) -> Triple | None:
     """Return the variance at matched signal, relative to RLOO, at the value of a curve nearest to the given one.
 
     The interval of a value that was chosen along the curve is that which holds at all its values at once.
     """
-    row = points.loc[(points["value"] - value).abs().idxmin()]
+    row = nearest(points, value)
     found = with_interval(row, "matched_ratio")
     if found is None or not chosen:
         return found
@@ -214,9 +222,10 @@ def section_centre() -> str:
             continue
         found, points = curve
         best = at(points, found["minimiser"], chosen=True)
-        rows.append((run.name, lowest(found, points), shown(best, UNRESOLVED)))
+        at_zero = nearest(points, found["minimiser"])["value"] == 0.0  # where RLOO would be compared with itself
+        rows.append((run.name, lowest(found, points), "—" if at_zero else shown(best, UNRESOLVED)))
         shifts.append((run.name, with_interval(found, "minimiser")))
-        gains.append((run.name, best))
+        gains += [] if at_zero else [(run.name, best)]
     return answer(
         "The baseline is the mean of the other completions of the group plus δ; δ = 0 is RLOO.",
         rows_of(("run", "δ of lowest variance", "over RLOO, there (for all δ at once)"), rows),
@@ -224,7 +233,8 @@ def section_centre() -> str:
         f"{where(shifts, 0.0, 'resolved', 'not resolved')}. Shifts by that much {verdict_of(gains)}.",
         "What this does not show: the best δ is chosen on the completions whose variance is compared, which "
         "the intervals for all δ at once allow for and the estimate does not; and it holds for the success rates of "
-        "these prompts.",
+        "these prompts. The ratio is that at the value of the curve nearest to the best δ; there is none where that is "
+        "0.",
         'Command: `gradstats curve RUN "asymmetric(loo=True)" delta=-0.5:0.5:41`.',
         first_figure(SHIFT, "Variance along the shift of the centre"),
     )

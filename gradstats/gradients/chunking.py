@@ -38,7 +38,7 @@ def plan_chunks(
     sequences of a chunk have the same factors as alone, see :mod:`gradstats.gradients.rotary`.
 
     The plan depends on the rollouts, the model and the machine's total memory, not on the memory that is free: a
-    measurement that is interrupted and resumed forms the same chunks and gives the same numbers.
+    measurement that is interrupted and resumed on it forms the same chunks and gives the same numbers.
 
     Args:
         rollouts: the sequences.

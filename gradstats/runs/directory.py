@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from gradstats.runs.growth import DIVIDING, may_grow, read_plan, rounds_of
 from gradstats.runs.parts import RunPart, part_records
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
+from gradstats.system.checksums import file_digest
 from gradstats.system.environment import environment
 from gradstats.system.files import partials, read_json, remove_partials, write_json
 from gradstats.system.lock import LOCK, PART, part_alone
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 #: The step that every call repeats, so that its remarks are not kept.
 ANALYSIS = "analysis"
-#: What calls did since the manifest was written, so that a call that is killed later does not lose it.
+#: Seconds of steps that ended since the manifest was written, so that a call that is killed later does not lose them.
 _STEPS = ".steps.json"
 #: What to do where a setting differs from that of the run.
 _REMEDIES = {
@@ -121,18 +122,16 @@ class RunDirectory:
         """
         earlier = self.read_manifest()
         self.timings = dict(earlier.get("timings", {}))
+        # An extension that was interrupted has planned more completions than the remarks were about.
+        remarks = remarks and earlier.get("rounds") == self._rounds()
+        for step, said in (earlier.get("remarks_of_steps", {}) if remarks else {}).items():
+            self.keep_remarks(step, [remark for remark in said if remark != without])
         self.parts = part_records(self.path)
-        interrupted = self._since_manifest()
-        for record in (*self.parts.values(), interrupted):
-            for name, seconds in record["timings"].items():
-                self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
-        for record in (earlier, interrupted):
-            # An extension that was interrupted has planned more completions than the remarks were about.
-            if remarks and record.get("rounds") == self._rounds():
-                for step, said in record.get("remarks_of_steps", {}).items():
-                    self.keep_remarks(step, [remark for remark in said if remark != without])
         for record in self.parts.values():
             self.keep_remarks("parts", record["remarks"])
+        for timings in (self._unrecorded_timings(), *(record["timings"] for record in self.parts.values())):
+            for name, seconds in timings.items():
+                self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
 
     def keep_remarks(self, step: str, remarks: Iterable[str]) -> None:
         """Keep what was said in a step, once; in the manifest also for later calls, unless it is the analysis."""
@@ -188,23 +187,29 @@ class RunDirectory:
                 self.tracking.step(name, self.timings[name])
                 heard = [str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning)]
                 self.keep_remarks(name, heard)
-                self._record_step(name, seconds, heard)
+                self._record_timing(name, seconds)
 
-    def _record_step(self, name: str, seconds: float, remarks: Sequence[str]) -> None:
-        """Record a step beside the manifest, which comes with the analysis; parts leave records of their own."""
+    def _record_timing(self, name: str, seconds: float) -> None:
+        """Add to the timings beside the manifest, which comes with the analysis; parts leave records of their own."""
         if self.part is not None:
             return
-        since = self._since_manifest()
-        since["timings"][name] = round(since["timings"].get(name, 0.0) + seconds, 2)
-        said = since["remarks_of_steps"].setdefault(name, [])
-        said += [] if name == ANALYSIS else [remark for remark in remarks if remark not in said]
+        timings = self._unrecorded_timings()
+        timings[name] = round(timings.get(name, 0.0) + seconds, 2)
         with suppress(OSError):  # a full disk, which is what the step itself then reports
-            write_json(self.path / _STEPS, since | {"rounds": self._rounds()})
+            write_json(self.path / _STEPS, {"manifest": self._manifest_digest(), "timings": timings})
 
-    def _since_manifest(self) -> dict[str, Any]:
-        """Return the timings and remarks of steps since the manifest was written, and the rounds they are about."""
-        path = self.path / _STEPS
-        return read_json(path) if path.exists() else {"timings": {}, "remarks_of_steps": {}}
+    def _unrecorded_timings(self) -> dict[str, float]:
+        """Return the seconds of steps that ended since the manifest was written; none where they cannot be read."""
+        try:
+            found = read_json(self.path / _STEPS)
+        except (OSError, ValueError):
+            return {}
+        same = found.get("manifest") == self._manifest_digest()
+        return found.get("timings", {}) if same else {}
+
+    def _manifest_digest(self) -> str | None:
+        manifest = self.path / "manifest.json"
+        return file_digest(manifest) if manifest.exists() else None
 
     def _rounds(self) -> list[dict[str, int]]:
         """Return the size of each round of sampling that is planned, without anything drawn where there is no plan."""

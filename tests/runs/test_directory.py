@@ -90,14 +90,11 @@ def test_a_step_adds_its_time_and_keeps_its_warnings_even_where_it_fails(experim
         raise KeyboardInterrupt
     assert run.timings == {"sampling": 3.5}
     assert run.remarks == ["few prompts"]
-    # What was killed before the manifest was written is counted by the next call.
-    (run.rollouts / "shard-00000.parquet").write_bytes(b"")
-    later = RunDirectory.open(run.path, experiment)
-    assert (later.timings, later.remarks) == ({"sampling": 3.5}, ["few prompts"])
-    assert RunDirectory.open(run.path, experiment).timings == {"sampling": 3.5}
-    larger = experiment.sampling.model_copy(update={"group_size": 8})
-    grown = RunDirectory.open(run.path, experiment.model_copy(update={"sampling": larger}))
-    assert (grown.timings, grown.remarks) == ({"sampling": 3.5}, [])
+    # What was killed before the manifest was written is counted by later calls, once.
+    for _ in range(2):
+        assert RunDirectory.open(run.path, experiment).timings == {"sampling": 3.5}
+    (run.path / ".steps.json").write_text("{")
+    assert RunDirectory.open(run.path, experiment).timings == {}
 
 
 def test_the_manifest_counts_steps_of_an_interrupted_call_once(experiment, tmp_path, monkeypatch):
@@ -124,11 +121,10 @@ def test_remarks_of_steps_are_kept_for_later_calls_but_not_those_of_the_analysis
             warnings.warn(said, UserWarning, stacklevel=1)
     assert run.remarks == ["not followed", "few prompts"]
     assert run.remarks_of_steps == {"sampling": ["not followed"]}
-    write_json(
+    write_json(  # after which the timings beside it are not counted again
         run.path / "manifest.json",
         {"remarks_of_steps": run.remarks_of_steps, "timings": {"sampling": 2.0}, "rounds": []},
     )
-    (run.path / ".steps.json").unlink()  # as when the manifest is written
     (run.rollouts / "shard-00000.parquet").write_bytes(b"")
     later = RunDirectory.open(run.path, experiment)
     assert (later.remarks, later.timings) == (["not followed"], {"sampling": 2.0})
