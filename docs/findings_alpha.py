@@ -84,8 +84,7 @@ def section_alpha() -> str:
         "Within the lengths of a run, by half the change of the slope per unit of log T: " + curvature_sentence(curved),
         f"Within against between prompts: {where(within, 0.0, 'the two differ', 'no difference is resolved')}.",
         f"Between blocks of parameters that hold at least 0.1 % of the squared norm: {blocks_sentence()}",
-        "Between temperatures, with cells taken for independent although they share their prompts: "
-        + temperatures_sentence(),
+        "Between temperatures, paired over prompts: " + temperatures_sentence(),
         f"Without the completions that were cut off, where they are more than 5 %: {'; '.join(whole)}."
         if whole
         else None,
@@ -173,24 +172,27 @@ def blocks_sentence() -> str:
 
 
 def temperatures_sentence() -> str:
-    """State the two temperatures of each sweep between which α differs most, as for cells with prompts of their own."""
+    """State the two temperatures of each sweep between which α differs most, paired over prompts."""
     said = []
     for name, how in TEMPERATURES:
-        frame = table(name, "sweep")
-        if frame is not None:
-            rows = frame[frame["estimator"] == RLOO]
-            alphas = {row["sampling.temperature"]: with_interval(row, "alpha") for _, row in rows.iterrows()}
-            pairs = list(combinations(sorted(alphas), 2))
-            differences = {(low, high): apart(alphas[high], alphas[low]) for low, high in pairs}
-            low, high = max(pairs, key=lambda pair: abs(differences[pair][0]))
-            far = differences[low, high]
-            resolved = excludes(far, 0.0), excludes(widened(far, simultaneous(len(pairs))), 0.0)
-            verdict = UNRESOLVED if not resolved[0] else "by single intervals, not by those for all pairs at once"
-            verdict = "also by intervals for all pairs at once" if resolved[1] else verdict
-            said.append(
-                f"embedded policy {how} {low:g} and {high:g}, the largest of {len(pairs)} differences: "
-                f"{shown(alphas[low])} and {shown(alphas[high])}, difference {shown(far)} ({verdict})"
-            )
+        sweep, frame = table(name, "sweep"), table(name, "cell_differences")
+        if sweep is None or frame is None:
+            continue
+        rows = sweep[sweep["estimator"] == RLOO]
+        alphas = {row["cell"]: with_interval(row, "alpha") for _, row in rows.iterrows()}
+        temperatures = dict(zip(rows["cell"], rows["sampling.temperature"], strict=True))
+        frame = frame[frame["quantity"] == "alpha"]
+        row = frame.loc[frame["difference"].abs().idxmax()]
+        far = with_interval(row, "difference")
+        assert far is not None
+        resolved = excludes(far, 0.0), excludes(widened(far, simultaneous(len(frame))), 0.0)
+        verdict = UNRESOLVED if not resolved[0] else "by single intervals, not by those for all pairs at once"
+        verdict = "also by intervals for all pairs at once" if resolved[1] else verdict
+        one, other = row["cell"], row["minus"]
+        said.append(
+            f"embedded policy {how} {temperatures[other]:g} and {temperatures[one]:g}, the largest of {len(frame)} "
+            f"differences: {shown(alphas[other])} and {shown(alphas[one])}, difference {shown(far)} ({verdict})"
+        )
     return ("; ".join(said) + ".") if said else NO_RUN
 
 
