@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gradstats.config.experiment import Experiment
+from gradstats.config.measurement import MeasurementSection
 from gradstats.config.metrics import adam_section
 from gradstats.gradients.blocks import ParameterSelection, n_block_sketches, select_parameters
 from gradstats.gradients.chunking import default_memory_gib, gradients_that_fit, plan_chunks
