@@ -15,6 +15,7 @@ from committed_numbers import WEIGHTED, Triple, committed_path, numbers, shown, 
 from findings_alpha import section_alpha
 from findings_runs import (
     GRPO,
+    MEMORY,
     RLOO,
     UNRESOLVED,
     Run,
@@ -22,6 +23,7 @@ from findings_runs import (
     committed,
     excludes,
     first_figure,
+    hours_of,
     rows_of,
     simultaneous,
     verdict_of,
@@ -30,6 +32,7 @@ from findings_runs import (
 )
 from findings_tokens import section_concentration, section_proxy
 
+from gradstats import data
 from gradstats.estimators.display_names import in_words
 from gradstats.report.completion_means import completion_means
 from gradstats.report.saved_results import read_results
@@ -37,8 +40,6 @@ from gradstats.stats.variance.minimiser import written_interval
 from gradstats.stats.variance.n_effective_prompts import FEW as ENOUGH_PROMPTS
 
 PAGE = Path(__file__).with_name("findings.md")
-#: Folder → most memory of each process, GiB, as the system counted it.
-MEMORY = {"qwen_mawps": "2 × 7.6", "qwen_gsm8k": "2 × 7.5", "qwen_1_5b": "16.9"}
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
 COSTS = (
     "Hours are those of sampling and measuring on two cores; where memory is given for two processes, the run was made "
@@ -79,9 +80,6 @@ def section_runs() -> str:
     for run in committed():
         results = read_results(committed_path(run.folder, "."))
         manifest, means = results.manifest, completion_means(results)
-        # Parts of a run were made at the same time.
-        calls = [part["timings"] for part in manifest.get("parts", ())] or [manifest["timings"]]
-        hours = max(sum(timings[step] for step in ("sampling", "measuring")) for timings in calls) / 3600
         effective = effective_prompts(run)
         if math.isnan(effective) and manifest["n_prompts"] < ENOUGH_PROMPTS:
             few.append(f"{run.name} (at most {manifest['n_prompts']})")
@@ -96,7 +94,7 @@ def section_runs() -> str:
                 shown(with_interval(means, "mean_reward")),
                 shown(with_interval(means, "mean_length")),
                 f"{means['truncated_share']:.1%}",
-                f"{hours:.2f}",
+                f"{hours_of(manifest):.2f}",
                 MEMORY.get(run.folder, "—"),
                 f"`gradstats run {run.folder}`",
             )
@@ -316,22 +314,20 @@ def section_group_size() -> str:
     )
 
 
-#: Folder, command, and how long it takes on two cores with the source of that figure.
-PLANNED = (
-    (
-        "qwen_mawps_tokens",
-        "`gradstats run qwen_mawps_tokens`",
-        "about 30 minutes: 16 backward passes and 32 forward derivatives for each of 16 completions; not measured",
-    ),
-)
-
-
 def not_run() -> str:
-    """List the experiments without committed results."""
-    rows = [
-        (command, cost) for folder, command, cost in PLANNED if not committed_path(folder, "manifest.json").exists()
-    ]
-    return rows_of(("command", "cost on two cores, an estimate"), rows) if rows else "Nothing of what was planned."
+    """State what no run did, and what the published setting would cost by the run of the same architecture."""
+    manifest = numbers("qwen_1_5b", "manifest")
+    assert manifest is not None
+    seconds = sum(manifest["timings"][step] for step in ("sampling", "measuring")) / manifest["n_sequences"]
+    length = completion_means(read_results(committed_path("qwen_1_5b", ".")))["mean_length"]
+    lengths = data.load("gloeckle2026")["length"]
+    hours = 30 * seconds * lengths.mean() / length / 3600
+    return answer(
+        "No run used a GPU, weights in full precision (`--set policy.name=Qwen/Qwen2.5-Coder-0.5B-Instruct` and the "
+        "like), or the weights of the published points. Their setting, `gradstats run alpha_r1_distill`, would take "
+        f"about {hours:.1f} hours on two cores, if time is proportional to length: a completion of {length:.0f} tokens "
+        f"took {seconds:.0f} seconds in `qwen_1_5b`, the published ones have {lengths.mean():.0f} tokens. Not measured."
+    )
 
 
 SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from committed_numbers import Triple, committed_path, numbers, table
 from scipy import stats
@@ -44,12 +44,20 @@ RUNS = (
     Run("embedded_resolved", "embedded policy (2000 prompts)"),
     Run("embedded", "embedded policy (96 prompts)", "embedded_tokens"),
 )
+#: Folder → most memory of each process, GiB, as the system counted it.
+MEMORY = {"qwen_mawps": "2 × 7.6", "qwen_gsm8k": "2 × 7.5", "qwen_1_5b": "16.9", "qwen_mawps_tokens": "2 × 8.4"}
 GRPO, RLOO = "grpo", "rloo"
 
 
 def committed() -> list[Run]:
     """Return the runs that have been committed."""
     return [run for run in RUNS if run.committed]
+
+
+def hours_of(manifest: Mapping[str, Any]) -> float:
+    """Return the hours of sampling and measuring; parts of a run were made at the same time."""
+    calls = [part["timings"] for part in manifest.get("parts", ())] or [manifest["timings"]]
+    return max(sum(timings[step] for step in ("sampling", "measuring")) for timings in calls) / 3600
 
 
 def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

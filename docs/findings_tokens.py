@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 from committed_numbers import numbers, shown, table, with_interval
-from findings_runs import RUNS, UNRESOLVED, Run, answer, figure, rows_of, verdict_of
+from findings_runs import MEMORY, RUNS, UNRESOLVED, Run, answer, figure, hours_of, rows_of, verdict_of
 
 
 def section_concentration() -> str:
@@ -18,18 +18,32 @@ def section_concentration() -> str:
         rows.append(
             (
                 run.name_with_tokens,
-                f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}",
+                f"{manifest['n_prompts']} × {group_size(run)}",
                 *(
                     shown(with_interval(frame[frame["tokens_first"] == count].iloc[0], "share"))
                     if count in counts
                     else "—"
                     for count in (1, 4, 16)
                 ),
+                f"{hours_of(manifest):.2f}",
+                MEMORY.get(run.tokens or "", "—"),
             )
         )
     return answer(
         "Share of a completion's Σ‖s_t‖² that its heaviest tokens hold.",
-        rows_of(("run", "prompts × completions", "heaviest token", "heaviest 4", "heaviest 16"), rows),
+        rows_of(
+            (
+                "run",
+                "prompts × completions",
+                "heaviest token",
+                "heaviest 4",
+                "heaviest 16",
+                "hours",
+                "memory, GiB",
+            ),
+            rows,
+        ),
+        "These completions were drawn anew, under the settings of the run of the same name.",
         "What this does not show: energies are squared norms of single tokens; what tokens add to each other's "
         "gradient is in their inner products.",
         commands_of_tokens(),
@@ -49,6 +63,13 @@ def token_tables(name: str) -> list[tuple[Run, pd.DataFrame]]:
     return [(run, frame) for run, frame in found if frame is not None]
 
 
+def group_size(run: Run) -> int:
+    """Return the number of completions of each prompt in the run with token scores."""
+    manifest = numbers(run.tokens or "", "manifest")
+    assert manifest is not None
+    return int(manifest["n_sequences"] // manifest["n_prompts"])
+
+
 def first_token_figure(name: str, caption: str) -> str:
     """Show a figure of the first committed run with token scores."""
     for run, _ in token_tables(name):
@@ -61,16 +82,17 @@ def section_proxy() -> str:
     rows, verdicts = [], []
     for run, frame in token_tables("proxy_quality"):
         row = frame[frame["proxy"] == "logit"].iloc[0]
-        otb = with_interval(row, "otb_ratio")
+        # With two completions a leave-one-out baseline has one reward to weight, whatever the weights.
+        otb = with_interval(row, "otb_ratio") if group_size(run) > 2 else None
         rows.append(
             (
                 run.name_with_tokens,
                 shown(with_interval(row, "rank_correlation")),
                 shown(with_interval(row, "factor")),
-                shown(otb, UNRESOLVED),
+                shown(otb, UNRESOLVED) if group_size(run) > 2 else "—",
             )
         )
-        verdicts.append((run.name_with_tokens, otb))
+        verdicts += [(run.name_with_tokens, otb)] if group_size(run) > 2 else []
     header = (
         "run",
         "rank correlation with ‖s_t‖²",
@@ -80,7 +102,8 @@ def section_proxy() -> str:
     return answer(
         rows_of(header, rows),
         f"Against weights from measured energies, those from the proxy {verdict_of(verdicts)}." if verdicts else None,
-        "What this does not show: that OTB itself pays, which is a row of [claims](claims.md).",
+        "What this does not show: that OTB itself pays, which is a row of [claims](claims.md). With two completions of "
+        "a prompt its leave-one-out baseline has a single reward to weight, so that weights make no difference.",
         commands_of_tokens(),
         first_token_figure("proxy", "Logit proxy against measured energy of tokens"),
     )
