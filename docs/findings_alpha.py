@@ -23,7 +23,7 @@ from findings_runs import (
     widened,
 )
 
-from gradstats import data
+from gradstats import alpha_difference, data
 from gradstats.report.saved_results import read_results
 
 TEMPERATURES = (
@@ -31,6 +31,8 @@ TEMPERATURES = (
     ("embedded_temperature_scored_at_1", "scored at 1, drawn at"),
 )
 SAMPLER = "qwen_sampler"
+#: Two models on the same problems.
+SAME_PROBLEMS = ("Qwen2.5-Coder-0.5B on GSM8K", "Qwen2.5-Coder-1.5B on GSM8K")
 PUBLISHED = "published points of R1-Distill-Qwen-1.5B"
 #: Cell of that sweep → what it is called here.
 ARMS = {
@@ -73,7 +75,7 @@ def section_alpha() -> str:
         "α",
         "within prompts",
         "between − within",
-        "of the mean norm",
+        "α of the mean ‖S‖² at each length",
         "block of least α",
         "block of largest α",
     )
@@ -83,14 +85,15 @@ def section_alpha() -> str:
         *differences_of_models(pooled, policies),
         "Within the lengths of a run, by half the change of the slope per unit of log T: " + curvature_sentence(curved),
         f"Within against between prompts: {where(within, 0.0, 'the two differ', 'no difference is resolved')}.",
-        f"Between blocks of parameters that hold at least 0.1 % of the squared norm: {blocks_sentence()}",
+        f"Between blocks of parameters that hold at least 0.1 % of the squared norm: {blocks_sentence()} Blocks share "
+        "their completions and are compared as if they did not, which resolves less.",
         "Between temperatures, paired over prompts: " + temperatures_sentence(),
         f"Without the completions that were cut off, where they are more than 5 %: {'; '.join(whole)}."
         if whole
         else None,
         *sampler_parts(),
         "What this does not show: a power law was fitted everywhere, and says nothing of lengths outside the sample. "
-        "Where problems differ as well as models, so may α for either reason.",
+        "Where problems, lengths or temperatures differ as well as models, so may α for either reason.",
         f"Commands: `gradstats alpha RUN`, {', '.join(f'`gradstats sweep {name}`' for name, _ in TEMPERATURES)}.",
         figure(first.folder, "length_scaling", f"Squared norm of the score against length, {first.name}"),
     )
@@ -107,17 +110,31 @@ def differences_of_models(pooled: Mapping[str, Triple], policies: Mapping[str, s
     differences = {pair: apart(alphas[pair[0]], alphas[pair[1]]) for pair in combinations(alphas, 2)}
     resolved = [difference for difference in differences.values() if excludes(difference, 0.0)]
     lengths = data.load("gloeckle2026")["length"]
+    same = alpha_difference(*(points_of(run) for run in SAME_PROBLEMS))
+    paired = (same.difference, *same.confidence_interval())
     return (
-        "Between models, each by its run with the narrowest interval, with runs taken for independent: "
+        "Between models, each by its run with the narrowest interval, with runs on other problems taken for "
+        "independent: "
         + (f"α differs in {len(resolved)} of {len(differences)} pairs." if resolved else "no difference is resolved.")
         + f" The {PUBLISHED} give {shown(alphas[PUBLISHED])}.",
         rows_of(
             ("difference of α", "estimate"),
-            [(f"{one} − {other}", shown(difference)) for (one, other), difference in differences.items()],
+            [
+                (f"{' − '.join(SAME_PROBLEMS)}, paired over problems", shown(paired)),
+                *((f"{one} − {other}", shown(difference)) for (one, other), difference in differences.items()),
+            ],
         ),
         f"The published completions have {lengths.min():.0f} to {lengths.max():.0f} tokens and are longer than any "
         "here, so that their differences are between lengths as well as between models.",
     )
+
+
+def points_of(name: str) -> pd.DataFrame:
+    """Return the completions of a run by the name that the page gives it."""
+    (folder,) = (run.folder for run in RUNS if run.name == name)
+    points = table(folder, "length_scaling")
+    assert points is not None
+    return points
 
 
 def curvature_sentence(found: Sequence[tuple[str, Triple | None]]) -> str:

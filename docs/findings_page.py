@@ -40,6 +40,7 @@ from gradstats.stats.variance.minimiser import written_interval
 from gradstats.stats.variance.n_effective_prompts import FEW as ENOUGH_PROMPTS
 
 PAGE = Path(__file__).with_name("findings.md")
+OWN_SAMPLE = "length_weighted(alpha=0.8)"
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
 COSTS = (
     "Hours are those of sampling and measuring on two cores; where memory is given for two processes, the run was made "
@@ -58,8 +59,8 @@ signal, relative to RLOO ([statistics](statistics.md) defines both). `RUN` stand
 findings` repeats the runs, and resumes what was interrupted.
 
 What holds for all of it: these are models of at most {largest} parameters, each on problems of one kind, with the
-number of prompts in the table. They show what holds for these policies, and how large a run has to be to know; they do
-not decide for other models.
+number of prompts in the table. They show what holds for these policies, and do not decide for other models. In a column
+of intervals, a number without one is an identity.
 """
 
 
@@ -89,6 +90,7 @@ def section_runs() -> str:
             (
                 f"[{run.name}](../figures/{run.folder}/manifest.json)",
                 f"{float(format(manifest['policy']['n_parameters'] / 1e6, '.3g')):g}",
+                f"{manifest['policy']['temperature']:g}",
                 f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}",
                 "—" if math.isnan(effective) else f"{effective:.0f}",
                 shown(with_interval(means, "mean_reward")),
@@ -102,6 +104,7 @@ def section_runs() -> str:
     header = (
         "run",
         "10⁶ parameters",
+        "temperature",
         "prompts × completions",
         "effective prompts",
         "mean reward",
@@ -132,23 +135,6 @@ def along(run: Run, curve: str) -> tuple[dict, pd.DataFrame] | None:
     return None if found is None or points is None else (found, points)
 
 
-def nearest(points: pd.DataFrame, value: float) -> pd.Series:
-    """Return the row of a curve whose value is nearest to the given one."""
-    return points.loc[(points["value"] - value).abs().idxmin()]
-
-
-def at(points: pd.DataFrame, value: float, *, chosen: bool = False) -> Triple | None:
-    """Return the variance at matched signal, relative to RLOO, at the value of a curve nearest to the given one.
-
-    The interval of a value that was chosen along the curve is that which holds at all its values at once.
-    """
-    row = nearest(points, value)
-    found = with_interval(row, "matched_ratio")
-    if found is None or not chosen:
-        return found
-    return found[0], row["matched_ratio_simultaneous_low"], row["matched_ratio_simultaneous_high"]
-
-
 def lowest(found: dict, points: pd.DataFrame) -> str:
     """Write where a curve is lowest."""
     return (
@@ -158,48 +144,64 @@ def lowest(found: dict, points: pd.DataFrame) -> str:
 
 def section_exponent() -> str:
     """State whether α makes a better baseline."""
-    rows, gains, losses, published = [], [], [], []
+    rows, gains, losses, published, halves = [], [], [], [], []
     for run in committed():
-        of_table = largest_groups(run, WEIGHTED)
-        if (curve := along(run, EXPONENT)) is None:
-            if of_table is not None:
-                rows.append((run.name, "—", "—", "—", "—", shown(of_table)))
-                published.append((run.name, of_table))
+        at_published, at_half = largest_groups(run, WEIGHTED), largest_groups(run, "token_mean(loo=True)")
+        at_fitted = largest_groups(run, "length_weighted(alpha=within_prompt, loo=True)")
+        curve = along(run, EXPONENT)
+        if at_published is None and curve is None:
             continue
-        found, points = curve
-        fits = {fit["fit"]: fit for fit in found["fits"]}
-        inner = fits.get("within prompts") or fits["pooled"]
+        inner = None if curve is None else {fit["fit"]: fit for fit in curve[0]["fits"]}["within prompts"]
         rows.append(
             (
                 run.name,
-                lowest(found, points),
-                shown(with_interval(inner, "value")),
-                shown(with_interval(inner, "ratio_to_lowest"), UNRESOLVED),
-                shown(at(points, inner["value"]), UNRESOLVED),
-                shown(at(points, 0.8), UNRESOLVED),
+                "—" if curve is None else lowest(*curve),
+                "—" if inner is None else shown(with_interval(inner, "value")),
+                "—" if inner is None else shown(with_interval(inner, "ratio_to_lowest"), UNRESOLVED),
+                *(shown(ratio, "—") for ratio in (at_fitted, at_half, at_published)),
             )
         )
-        gains.append((run.name, at(points, inner["value"])))
-        losses.append((run.name, with_interval(inner, "ratio_to_lowest")))
-        published.append((run.name, at(points, 0.8)))
+        gains += [] if at_fitted is None else [(run.name, at_fitted)]
+        losses += [] if inner is None else [(run.name, with_interval(inner, "ratio_to_lowest"))]
+        published += [] if at_published is None else [(run.name, at_published)]
+        halves += [] if at_half is None else [(run.name, at_half)]
     header = (
         "run",
         "exponent of lowest variance",
         "α within prompts",
         "variance at α over the lowest",
         "over RLOO, at α",
+        "over RLOO, at 0.5",
         "over RLOO, at 0.8",
     )
     return answer(
+        f"With the own sample left out, the length weights at the fitted α {verdict_of(gains)}; at the exponent 0.5, "
+        f"the token mean, they {verdict_of(halves)}; at 0.8 they {verdict_of(published)}. Against the best exponent, "
+        f"{where(losses, 1.0, 'the fitted α costs something', 'no loss is resolved')}.",
         rows_of(header, rows),
-        f"Against RLOO, the length weights at the fitted α {verdict_of(gains)}. Against the best exponent, "
-        f"{where(losses, 1.0, 'the fitted α costs something', 'no loss is resolved')}. "
-        f"At α = 0.8 the length weights {verdict_of(published)}.",
-        "What this does not show: α is fitted on the completions whose variance is compared, which favours "
-        "it slightly. A ratio at an exponent between two values of the curve is that at the nearer one.",
-        'Commands: `gradstats curve RUN "length_weighted(loo=True)" alpha=0:2:41`; without a curve, '
-        f'`gradstats variance RUN --estimators rloo "{WEIGHTED}"`.',
+        own_sample_included(),
+        "What this does not show: the best exponent is chosen on the completions whose variance is compared. At the "
+        "fitted α each prompt is weighted by the exponent of the other prompts.",
+        'Commands: `gradstats curve RUN "length_weighted(loo=True)" alpha=0:2:41`, '
+        f'`gradstats variance RUN --estimators rloo "token_mean(loo=True)" "{WEIGHTED}" '
+        '"length_weighted(alpha=within_prompt, loo=True)"`.',
         first_figure(EXPONENT, "Variance of the length-weighted baseline along its exponent"),
+    )
+
+
+def own_sample_included() -> str | None:
+    """State what the length weights do in the published form, in which the own sample is part of the baseline."""
+    said = []
+    for run in committed():
+        ratio = largest_groups(run, OWN_SAMPLE)
+        share = largest_groups(run, OWN_SAMPLE, "matched_bias_share")
+        if ratio is not None and share is not None:
+            said.append(f"{shown(ratio)} over RLOO and a share of bias of {shown(share)} in {run.name}")
+    if not said:
+        return None
+    return (
+        "In the published form, with the own sample in the baseline, the expected gradient is another one: at 0.8, "
+        f"{'; '.join(said)}. The share is that in the squared error of a batch of 128 prompts."
     )
 
 
@@ -219,20 +221,22 @@ def section_centre() -> str:
         if (curve := along(run, SHIFT)) is None:
             continue
         found, points = curve
-        best = at(points, found["minimiser"], chosen=True)
-        at_zero = nearest(points, found["minimiser"])["value"] == 0.0  # where RLOO would be compared with itself
-        rows.append((run.name, lowest(found, points), "—" if at_zero else shown(best, UNRESOLVED)))
+        # The intervals hold for all δ at once, so that the surest of them may be chosen.
+        surest = points.loc[points["matched_ratio_simultaneous_high"].idxmin()]
+        ratio = tuple(surest[f"matched_ratio{end}"] for end in ("", "_simultaneous_low", "_simultaneous_high"))
+        none = surest["value"] == 0.0
+        rows.append(
+            (run.name, lowest(found, points), *(("—", "—") if none else (f"{surest['value']:g}", shown(ratio))))
+        )
         shifts.append((run.name, with_interval(found, "minimiser")))
-        gains += [] if at_zero else [(run.name, best)]
+        gains += [] if none else [(run.name, ratio)]
     return answer(
-        "The baseline is the mean of the other completions of the group plus δ; δ = 0 is RLOO.",
-        rows_of(("run", "δ of lowest variance", "over RLOO, there (for all δ at once)"), rows),
-        "That the best centre is off the mean of the group is "
-        f"{where(shifts, 0.0, 'resolved', 'not resolved')}. Shifts by that much {verdict_of(gains)}.",
-        "What this does not show: the best δ is chosen on the completions whose variance is compared, which "
-        "the intervals for all δ at once allow for and the estimate does not; and it holds for the success rates of "
-        "these prompts. The ratio is that at the value of the curve nearest to the best δ; there is none where that is "
-        "0.",
+        "The baseline is the mean of the other completions of the group plus δ; δ = 0 is RLOO. That the best centre is "
+        f"off the mean of the group is {where(shifts, 0.0, 'resolved', 'not resolved')}. By intervals that hold for "
+        f"all δ at once, shifts {verdict_of(gains)}.",
+        rows_of(("run", "δ of lowest variance", "δ of the surest gain", "over RLOO, there (for all δ at once)"), rows),
+        "What this does not show: it holds for the success rates of these prompts, and rests on few of them in the "
+        "Qwen runs (first table). Where no shift is surely better than none, there is no ratio.",
         'Command: `gradstats curve RUN "asymmetric(loo=True)" delta=-0.5:0.5:41`.',
         first_figure(SHIFT, "Variance along the shift of the centre"),
     )
@@ -255,7 +259,9 @@ def section_standardising() -> str:
                 run.name,
                 str(row["group_size"]),
                 at_least(with_interval(row, "cosine")),
-                f"at most {share[2]:.2g}" if share is not None and bounded else shown(share, UNRESOLVED),
+                f"at most {math.ceil(share[2] * 1e5) / 1e5:.2g}"
+                if share is not None and bounded
+                else shown(share, UNRESOLVED),
                 shown(with_interval(row, "matched_ratio"), UNRESOLVED),
             )
         )
@@ -264,19 +270,22 @@ def section_standardising() -> str:
             clear.append(run.name)
     turned = f"resolved in {', '.join(clear)}" if clear else "not resolved in any run"
     return answer(
+        f"That the division by the standard deviation of the group turns the expected gradient is {turned}; the bounds "
+        "are in the table. By enumeration it weights a prompt of success 0.1 or 0.9 more than one of 0.5 "
+        "([claims](claims.md)), which can turn the gradient. At matched signal, against RLOO, GRPO's weights "
+        f"{verdict_of(costs)}.",
         rows_of(("run", "N", "cosine with the true gradient", "share of bias at matched signal", "over RLOO"), rows),
-        "The share of bias is that in the squared error of a batch of 128 prompts. That the division by the standard "
-        f"deviation of the group turns the expected gradient is {turned}. By enumeration it does on every policy whose "
-        "prompts differ in success, since those near 0 and 1 count more ([claims](claims.md)). At matched signal, "
-        f"against RLOO, GRPO's weights {verdict_of(costs)}.",
+        "The share of bias is that in the squared error of a batch of 128 prompts.",
         "What this does not show: whether the changed objective trains better or worse.",
         "Command: `gradstats variance RUN --estimators rloo grpo`.",
     )
 
 
 def at_least(cosine: Triple | None) -> str:
-    """Write a cosine, whose estimate may exceed 1 where its interval reaches it, by the lower end."""
-    return f"at least {cosine[1]:.4g}" if cosine is not None and cosine[2] >= 1.0 else shown(cosine, UNRESOLVED)
+    """Write a cosine, whose estimate may exceed 1 where its interval reaches it, by the lower end, rounded down."""
+    if cosine is None or cosine[2] < 1.0:
+        return shown(cosine, UNRESOLVED)
+    return f"at least {math.floor(cosine[1] * 1e4) / 1e4:.4g}"
 
 
 def section_group_size() -> str:
@@ -308,6 +317,8 @@ def section_group_size() -> str:
         + "."
         if off
         else None,
+        "N is half the completions of a prompt, so that ratios are not those of the sections above; and where the "
+        "variance of RLOO at a fixed total changes slowly with N, a percent of variance is worth much of N.",
         "What this does not show: only variance is compared, not bias.",
         "Command: `gradstats group-size RUN LABEL`.",
         first_figure("group_sizes", "Variance against group size", "equivalent_group_size"),

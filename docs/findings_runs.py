@@ -41,7 +41,7 @@ RUNS = (
     Run("qwen_gsm8k", "Qwen2.5-Coder-0.5B on GSM8K"),
     Run("qwen_1_5b", "Qwen2.5-Coder-1.5B on GSM8K"),
     Run("smollm2", "SmolLM2-135M on sums"),
-    Run("embedded_resolved", "embedded policy (2000 prompts)"),
+    Run("embedded_resolved", "embedded policy on 2–3 steps (2000 prompts)"),
     Run("embedded", "embedded policy (96 prompts)", "embedded_tokens"),
 )
 #: Folder → most memory of each process, GiB, as the system counted it.

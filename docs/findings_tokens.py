@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import pandas as pd
-from committed_numbers import numbers, shown, table, with_interval
+from committed_numbers import committed_path, numbers, shown, table, with_interval
 from findings_runs import MEMORY, RUNS, UNRESOLVED, Run, answer, figure, hours_of, rows_of, verdict_of
+
+from gradstats.report.completion_means import completion_means
+from gradstats.report.saved_results import read_results
+
+#: Proxies that need no gradient, and what the page calls them.
+PROXIES = {"logit": "1 − 2π + Σπ² (logit)", "surprisal": "−log π (surprisal)", "entropy": "entropy"}
 
 
 def section_concentration() -> str:
@@ -19,6 +25,7 @@ def section_concentration() -> str:
             (
                 run.name_with_tokens,
                 f"{manifest['n_prompts']} × {group_size(run)}",
+                f"{completion_means(read_results(committed_path(run.tokens or '', '.')))['mean_length']:.0f}",
                 *(
                     shown(with_interval(frame[frame["tokens_first"] == count].iloc[0], "share"))
                     if count in counts
@@ -35,6 +42,7 @@ def section_concentration() -> str:
             (
                 "run",
                 "prompts × completions",
+                "mean tokens",
                 "heaviest token",
                 "heaviest 4",
                 "heaviest 16",
@@ -81,29 +89,37 @@ def section_proxy() -> str:
     """State whether the logit proxy is good enough."""
     rows, verdicts = [], []
     for run, frame in token_tables("proxy_quality"):
-        row = frame[frame["proxy"] == "logit"].iloc[0]
-        # With two completions a leave-one-out baseline has one reward to weight, whatever the weights.
-        otb = with_interval(row, "otb_ratio") if group_size(run) > 2 else None
-        rows.append(
-            (
-                run.name_with_tokens,
-                shown(with_interval(row, "rank_correlation")),
-                shown(with_interval(row, "factor")),
-                shown(otb, UNRESOLVED) if group_size(run) > 2 else "—",
+        for name, words in PROXIES.items():
+            row = frame[frame["proxy"] == name].iloc[0]
+            otb = with_interval(row, "otb_ratio") if group_size(run) > 2 else None
+            rows.append(
+                (
+                    run.name_with_tokens,
+                    words,
+                    shown(with_interval(row, "rank_correlation")),
+                    shown(with_interval(row, "factor")),
+                    "—" if group_size(run) == 2 else shown(otb, UNRESOLVED),
+                )
             )
-        )
-        verdicts += [(run.name_with_tokens, otb)] if group_size(run) > 2 else []
+            verdicts += [(run.name_with_tokens, otb)] if group_size(run) > 2 and name == "logit" else []
     header = (
         "run",
+        "proxy",
         "rank correlation with ‖s_t‖²",
         "typical error factor",
         "OTB with the proxy over OTB with energies",
     )
     return answer(
+        "The error factor is exp of the mean |log(energy / (c · proxy))|, weighted by energy, with the c that makes "
+        "the totals agree.",
+        f"Against weights from measured energies, those from the logit proxy {verdict_of(verdicts)}."
+        if verdicts
+        else None,
         rows_of(header, rows),
-        f"Against weights from measured energies, those from the proxy {verdict_of(verdicts)}." if verdicts else None,
         "What this does not show: that OTB itself pays, which is a row of [claims](claims.md). With two completions of "
-        "a prompt its leave-one-out baseline has a single reward to weight, so that weights make no difference.",
+        "a prompt its leave-one-out baseline has a single reward to weight, so that weights make no difference. Most "
+        "tokens hold next to no energy, and rank correlations count them like the others; energies of all but the "
+        "heaviest are estimates from random directions.",
         commands_of_tokens(),
         first_token_figure("proxy", "Logit proxy against measured energy of tokens"),
     )
