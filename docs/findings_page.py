@@ -229,11 +229,11 @@ def section_centre() -> str:
             (run.name, lowest(found, points), *(("—", "—") if none else (f"{surest['value']:g}", shown(ratio))))
         )
         shifts.append((run.name, with_interval(found, "minimiser")))
-        gains += [] if none else [(run.name, ratio)]
+        gains.append((run.name, ratio))
     return answer(
         "The baseline is the mean of the other completions of the group plus δ; δ = 0 is RLOO. That the best centre is "
         f"off the mean of the group is {where(shifts, 0.0, 'resolved', 'not resolved')}. By intervals that hold for "
-        f"all δ at once, shifts {verdict_of(gains)}.",
+        f"all δ at once, {where(gains, 1.0, 'a shift lowers the variance', 'no shift lowers the variance')}.",
         rows_of(("run", "δ of lowest variance", "δ of the surest gain", "over RLOO, there (for all δ at once)"), rows),
         "What this does not show: it holds for the success rates of these prompts, and rests on few of them in the "
         "Qwen runs (first table). Where no shift is surely better than none, there is no ratio.",

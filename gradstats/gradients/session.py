@@ -117,9 +117,7 @@ class MeasuringSession:
         if reference is not None:
             refuse_dispatched(reference.model)
             refuse_unfit_forward(reference, rollouts.select([0]))
-        chosen, check, passed_over = _choose_engine(
-            section.engine, CheckedSequences.make(policy, rollouts, selection, sketch), section.memory_gib
-        )
+        chosen, check, passed_over = _choose_engine(section, CheckedSequences.make(policy, rollouts, selection, sketch))
         if check.deviation_from_float32 is not None:
             warnings.warn(
                 f"in {policy.dtype} squared norms deviate by up to {check.deviation_from_float32:.1%} from those in "
@@ -351,21 +349,18 @@ def sequence_to_check(rollouts: Rollouts) -> tuple[str, int]:
     return str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
 
 
-def _choose_engine(
-    engine: str, checked: CheckedSequences, memory_gib: float | None
-) -> tuple[str, SelfCheck, dict[str, str]]:
+def _choose_engine(section: MeasurementSection, checked: CheckedSequences) -> tuple[str, SelfCheck, dict[str, str]]:
     """Return the engine, its self-check, and why ``auto`` passed over each earlier one."""
+    engine = section.engine
     if engine == "auto" and is_sharded(checked.policy.model):
         engine = "ghost"  # the only one that works without whole parameters
     if engine != "auto":
         return engine, self_check(checked, ENGINES[engine], engine), {}
     passed_over: dict[str, str] = {}
     for name in ENGINES:
-        if name == "vmap" and gradients_that_fit(checked.policy, checked.selection, memory_gib) < 2:
+        if name == "vmap" and gradients_that_fit(checked.policy, checked.selection, section.memory_gib) < 2:
             # Checking it holds two gradients; measuring would take one sequence at a time, as the loop does.
-            passed_over[name] = (
-                'engine="vmap" holds a gradient for each sequence, and memory_gib has room for one at most'
-            )
+            passed_over[name] = 'engine="vmap" holds a gradient for each sequence: memory_gib has room for one at most'
             continue
         try:
             check = self_check(checked, ENGINES[name], name)

@@ -247,7 +247,8 @@ def _reduced(gradients: dict[str, Tensor], sketch: CountSketch | None) -> PlainG
         total = torch.zeros(1, sketch.dim, dtype=kind, device=first.device)
     for name, gradient in sorted(gradients.items(), key=lambda item: item[1].numel()):
         flat = gradient.flatten()
-        sq_norms[name] = sum(float(span.double().square().sum()) for span in flat.split(_ELEMENTS))
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        sq_norms[name] = sum(float(span.to(wide).square().double().sum()) for span in flat.split(_ELEMENTS))
         if sketch is not None and total is not None:
             sketch.add(total, name, gradient[None])
             if flat.numel() <= room:
