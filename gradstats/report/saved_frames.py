@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from gradstats.system.files import csv_text, read_csv, read_json, write_csv, write_json
-from gradstats.system.outputs import differing_entry, has_columns, refuse_foreign, refuse_other_result
+from gradstats.system.outputs import differing_entry, has_columns, refuse_foreign, refuse_other_result, same_table
 
 #: Prefix of the names of curves along a parameter.
 CURVE = "curve_"
@@ -59,7 +59,7 @@ def make_room(frame: pd.DataFrame, stem: Path, *, overwrite: bool) -> None:
     table, about = frame_paths(stem)
     if not table.exists():
         return
-    same = table.read_bytes() == csv_text(frame).encode()
+    same = same_table(table.read_text(encoding="utf-8"), csv_text(frame))
     difference = differing_entry(read_json(about), _attributes(frame)) if about.exists() else None
     difference = difference or (None if same else "other numbers")
     refuse_other_result(table, difference, overwrite)

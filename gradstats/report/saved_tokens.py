@@ -12,7 +12,7 @@ from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.report.recorded_tables import record_tables
 from gradstats.stats.tokens.proxy_quality import ProxyQuality
 from gradstats.system.files import csv_text, read_csv, read_json, write_csv, write_json
-from gradstats.system.outputs import differing_entry, refuse_foreign, refuse_other_result
+from gradstats.system.outputs import differing_entry, refuse_foreign, refuse_other_result, same_table
 
 ABOUT = "proxy_quality.json"
 FILES = ("proxy_quality.csv", ABOUT, "token_profiles.csv", "token_traces.csv", "token_sample.csv")
@@ -69,7 +69,8 @@ def save_tokens(
     about = {str(name): value for name, value in frame.attrs.items()}
     if (folder / ABOUT).exists():
         # Settings that are not recorded, such as the group size, show in the numbers.
-        same = (folder / FILES[0]).exists() and (folder / FILES[0]).read_bytes() == _text(frame).encode()
+        there = folder / FILES[0]
+        same = there.exists() and same_table(there.read_text(encoding="utf-8"), _text(frame))
         difference = differing_entry(read_json(folder / ABOUT), about) or (None if same else "other numbers")
         refuse_other_result(folder / ABOUT, difference, overwrite)
     long = []

@@ -18,7 +18,7 @@ from gradstats.report.numbers import Triple, common_exponent, number_with_interv
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
 from gradstats.system.files import csv_text, write_csv
-from gradstats.system.outputs import MARK, is_marked, refuse_foreign, refuse_other_result, write_marked
+from gradstats.system.outputs import MARK, is_marked, refuse_foreign, refuse_other_result, same_table, write_marked
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Table:
         tex, markdown, csv = paths = table_paths(path_stem)
         refuse_foreign_tables(path_stem)
         if csv.exists():
-            same = csv.read_text(encoding="utf-8") == csv_text(self.source)
+            same = same_table(csv.read_text(encoding="utf-8"), csv_text(self.source))
             refuse_other_result(csv, None if same else "other numbers", overwrite)
         # The CSV has no mark of its own: it is written last, so that one without its LaTeX is never ours.
         write_marked(tex, f"% {MARK}\n{self.to_latex(layout)}", "a table")

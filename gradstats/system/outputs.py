@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -15,6 +18,10 @@ if TYPE_CHECKING:
 
 #: A mark in every figure, table and page that this program writes, in a comment or in the metadata.
 MARK = "written by gradstats"
+
+# Differences of numbers that count as rounding, since another number of threads adds in another order: relative, and
+# absolute for what is zero but for rounding.
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-12
 
 
 def refuse_foreign(path: str | os.PathLike[str], what: str, is_ours: Callable[[Path], bool]) -> None:
@@ -120,7 +127,7 @@ def refuse_other_result(path: str | os.PathLike[str], difference: str | None, ov
 def differing_entry(
     there: Mapping[str, object], wanted: Mapping[str, object], varying: Collection[str] = ()
 ) -> str | None:
-    """Return in what two results' metadata differ, as in "another seed"; None where they are the same.
+    """Return in what two results' metadata differ, as in "another seed"; None where they are the same up to rounding.
 
     Args:
         there: of the result that exists.
@@ -128,8 +135,35 @@ def differing_entry(
         varying: entries that are not compared.
     """
     as_read = json.loads(to_json(wanted))
-    names = [name for name in (as_read.keys() | there.keys()) - set(varying) if as_read.get(name) != there.get(name)]
+    names = (as_read.keys() | there.keys()) - set(varying)
+    names = {name for name in names if not _same(as_read.get(name), there.get(name))}
     return f"another {min(names)}" if names else None
+
+
+def same_table(there: str, wanted: str) -> bool:
+    """Return whether two tables, as CSV, have the same texts and whole numbers, and the same numbers up to rounding."""
+    rows, others = (list(csv.reader(io.StringIO(text))) for text in (there, wanted))
+    return _same([[_number(cell) for cell in row] for row in rows], [[_number(cell) for cell in row] for row in others])
+
+
+def _number(cell: str) -> object:
+    """Return a cell as a float where it is written as one; whole numbers may be names of prompts."""
+    try:
+        return cell if cell.lstrip("-").isdigit() else float(cell)
+    except ValueError:
+        return cell
+
+
+def _same(one: object, other: object) -> bool:
+    """Return whether two values, or all that they contain, are equal, floats up to rounding."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        both_nan = math.isnan(one) and math.isnan(other)
+        return both_nan or math.isclose(one, other, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+    return one == other
 
 
 def is_marked(path: Path) -> bool:
@@ -158,15 +192,15 @@ def write_marked(path: Path, text: str, what: str) -> None:
 
 
 def write_table(path: Path, frame: pd.DataFrame, *, overwrite: bool) -> None:
-    """Write a table to the user's path: replace the same table, and a different one only on request.
+    """Write a table to the user's path: replace the same table up to rounding, and a different one only on request.
 
     Raises:
         FileExistsError: when there is something else, or a table with other numbers and ``overwrite`` is False.
     """
     refuse_foreign(path, "a table of these columns", lambda there: has_columns(there, list(map(str, frame))))
     if path.exists():
-        new = csv_text(frame).encode()
-        refuse_other_result(path, None if path.read_bytes() == new else "other numbers", overwrite)
+        same = same_table(path.read_text(encoding="utf-8"), csv_text(frame))
+        refuse_other_result(path, None if same else "other numbers", overwrite)
     write_csv(path, frame)
 
 

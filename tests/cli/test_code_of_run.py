@@ -17,7 +17,7 @@ from gradstats.runs.pipeline import run_experiment
 
 LABELS = {
     "length_weighted(alpha=0.8, loo=True)": "length_weighted(alpha=0.8, loo=True)",
-    "recipe:dr_grpo(loo=True)": "Dr. GRPO(loo=True)",
+    "recipe:dr_grpo(loo=True)": "Dr. GRPO, leave-one-out",
     "labels_of_mine:lowered(by=0.25)": "labels_of_mine:lowered(by=0.25)",
 }
 #: Of each, the label of a curve and the parameter that it varies.

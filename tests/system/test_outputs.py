@@ -15,6 +15,7 @@ from gradstats.system.outputs import (
     refuse_foreign,
     refuse_links,
     refuse_other_result,
+    same_table,
     write_marked,
     write_table,
 )
@@ -61,11 +62,31 @@ def test_a_table_replaces_the_same_one_and_another_on_request_only(tmp_path):
     assert path.read_text() == "name,age\nme,9\n"
 
 
+@pytest.mark.parametrize(
+    ("cells", "same"),
+    [
+        ("10000001,0.25,", True),
+        ("10000001,0.2500000000001,", True),
+        ("10000001,0.2501,", False),
+        ("10000002,0.25,", False),  # the name of a prompt
+        ("10000001,0.25,nan", False),
+        ("10000001,0.25", False),
+    ],
+)
+def test_tables_are_the_same_up_to_rounding(cells, same):
+    assert same_table("prompt_id,value,note\n10000001,0.25,\n", f"prompt_id,value,note\n{cells}\n") is same
+
+
 def test_the_difference_between_two_results_is_named():
     wanted = {"seed": 1, "sampler": {"k": (1, 2)}, "versions": 3}
     assert differing_entry({"seed": 1, "sampler": {"k": [1, 2]}, "versions": 4}, wanted, {"versions"}) is None
     assert differing_entry({"seed": 1, "versions": 3}, wanted) == "another sampler"
     assert differing_entry(wanted | {"sampler": {"k": [1, 2]}, "extra": 1}, wanted) == "another extra"
+    fits = [{"fit": "pooled", "low": 0.5, "high": None, "n": 10_000_001}]
+    rounded = [{"fit": "pooled", "low": 0.5 + 1e-15, "high": None, "n": 10_000_001}]
+    assert differing_entry({"fits": rounded}, {"fits": fits}) is None
+    assert differing_entry({"fits": [rounded[0] | {"low": 0.50001}]}, {"fits": fits}) == "another fits"
+    assert differing_entry({"fits": [rounded[0] | {"n": 10_000_002}]}, {"fits": fits}) == "another fits"
     refuse_other_result("x", "another seed", overwrite=True)
     with pytest.raises(FileExistsError, match="x holds a finished result with another seed"):
         refuse_other_result("x", "another seed", overwrite=False)
