@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
+from claims_metric import by_metric, metric_sentences
 from committed_numbers import (
     NOT_RUN,
+    OWN_SAMPLE,
+    UNDECIDED,
     WEIGHTED,
     Triple,
     cell,
@@ -22,6 +26,8 @@ from committed_numbers import (
     table,
     with_interval,
 )
+from findings_runs import committed
+from findings_tokens import token_tables
 
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy
@@ -56,39 +62,29 @@ class Claim(NamedTuple):
 def against_one(triple: Triple | None, below: str, above: str, neither: str) -> str:
     """Choose a verdict by where an interval lies relative to 1."""
     if triple is None:
-        return "Not decided by the committed runs."
+        return UNDECIDED
     _, low, high = triple
     return below if high < 1.0 else above if low > 1.0 else neither
 
 
-#: Policy → the run from which its α is taken.
-POLICIES = {
-    "the embedded policy on 2–3 steps (2000 prompts)": "embedded_resolved",
-    "SmolLM2": "smollm2",
-    "Qwen2.5-Coder-0.5B on MAWPS": "qwen_mawps",
-    "Qwen2.5-Coder-0.5B on GSM8K": "qwen_gsm8k",
-    "Qwen2.5-Coder-1.5B on GSM8K": "qwen_1_5b",
-}
-
-
 def exponents() -> dict[str, Triple]:
-    """Return α of each policy that has been measured."""
-    found = {name: with_interval(numbers(run, "alpha") or {}, "alpha") for name, run in POLICIES.items()}
+    """Return α of each run of findings.md."""
+    found = {run.name: with_interval(numbers(run.folder, "alpha") or {}, "alpha") for run in committed()}
     return {name: alpha for name, alpha in found.items() if alpha is not None}
 
 
 def exponents_against(value: float) -> str:
-    """State on which policies the interval of α does not hold a value."""
+    """State in which runs the interval of α does not hold a value."""
     alphas = exponents()
     below = [name for name, alpha in alphas.items() if alpha[2] < value]
     above = [name for name, alpha in alphas.items() if alpha[1] > value]
     said = [
-        f"lies {how} {value:g} on {', '.join(names)}" for how, names in (("below", below), ("above", above)) if names
+        f"lies {how} {value:g} in {', '.join(names)}" for how, names in (("below", below), ("above", above)) if names
     ]
     if not said:
         return f"No interval of α excludes {value:g}."
     if held := [name for name in alphas if name not in (*below, *above)]:
-        said.append(f"holds it on {', '.join(held)}")
+        said.append(f"holds it in {', '.join(held)}")
     return f"The interval of α {', and '.join(said)}."
 
 
@@ -105,14 +101,10 @@ def std_factor(success: float, group_size: int = 8) -> float:
     return float(policy.moments(est.grpo(), group_size).mean[0] / policy.gradient[0])
 
 
-#: Policy → the run with its token scores.
-PROXIES = {"the embedded policy": "embedded_tokens", "Qwen2.5-Coder-0.5B on MAWPS": "qwen_mawps_tokens"}
-
-
 def own_sample() -> str:
     """State what the published form of the weights does, in which the own sample is part of the baseline."""
     ratio, share = (
-        cell("embedded_resolved", "variance", "length_weighted(alpha=0.8)", column, 8)
+        cell("embedded_resolved", "variance", OWN_SAMPLE, column, 8)
         for column in ("matched_ratio", "matched_bias_share")
     )
     return against_one(
@@ -124,16 +116,6 @@ def own_sample() -> str:
     )
 
 
-METRICS = ("euclidean", "adam(eps=1e-5)")
-ESTIMATORS_IN_METRICS = (
-    "reinforce",
-    "constant(b=optimal)",
-    "token_mean(loo=True)",
-    "length_weighted(alpha=0.8, loo=True)",
-    "length_weighted(alpha=within_prompt, loo=True)",
-    "norm_weighted(loo=True)",
-    "grpo",
-)
 CLAIMS = [
     Claim(
         "The squared norm of a completion's score grows as $T^{2\\alpha}$ with α near 0.8",
@@ -145,8 +127,8 @@ CLAIMS = [
             + "; ".join(f"{name} {shown(alpha)}" for name, alpha in exponents().items())
         ),
         lambda: (
-            f"{exponents_against(0.8)} The completions are shorter than the published ones, and on GSM8K a quarter "
-            "was cut off ([findings](findings.md) has α without those). The published points alone leave a wide "
+            f"{exponents_against(0.8)} The completions are shorter than the published ones, and many were "
+            "cut off on GSM8K ([findings](findings.md) has α without those). The published points alone leave a wide "
             "interval: state α with its interval for the policy that is trained, and within prompts, where a group "
             "baseline uses it."
         ),
@@ -208,14 +190,14 @@ CLAIMS = [
         lambda: (
             "rank correlation with measured energies, and typical error factor: "
             + "; ".join(
-                f"{policy} {shown(proxy(run, 'rank_correlation'))}, {shown(proxy(run, 'factor'))}"
-                for policy, run in PROXIES.items()
-                if table(run, "proxy_quality") is not None
+                f"{run.name_with_tokens} {shown(of_logit(frame, 'rank_correlation'))}, "
+                f"{shown(of_logit(frame, 'factor'))}"
+                for run, frame in token_tables("proxy_quality")
             )
         ),
         lambda: (
-            "Tokens are ordered alike on both policies, and errors of single tokens are larger on the real one: "
-            "measure it on the policy in question."
+            "A high rank correlation leaves room for errors of single tokens, which the factor shows: measure both on "
+            "the policy in question."
         ),
     ),
     Claim(
@@ -320,11 +302,8 @@ def best_exponent() -> str:
     return f"{found['minimiser']:.3g} {written_interval(found['minimiser_low'], found['minimiser_high'], values)}"
 
 
-def proxy(run: str, column: str) -> Triple | None:
-    """Return a measure of the logit proxy in a run with token scores."""
-    frame = table(run, "proxy_quality")
-    if frame is None:
-        return None
+def of_logit(frame: pd.DataFrame, column: str) -> Triple | None:
+    """Return a measure of the logit proxy from the table of all proxies."""
     return with_interval(frame[frame["proxy"] == "logit"].iloc[0], column)
 
 
@@ -353,89 +332,13 @@ def sweep_verdict(name: str, column: str, word: str) -> str:
     """Return whether a quantity differs between the ends of a sweep, by intervals that do not overlap."""
     ends = [triple for _, triple in ends_of(name, column)]
     if not ends:
-        return "Not decided by the committed runs."
+        return UNDECIDED
     (_, low, high), (_, last_low, last_high) = ends
     if last_low > high:
         return f"On this policy the {word} rises between the ends of the sweep."
     if last_high < low:
         return f"On this policy the {word} falls between the ends of the sweep."
     return f"No difference of the {word} is resolved between the ends of the sweep."
-
-
-def of_metrics(label: str, column: str) -> list[Triple]:
-    """Return a quantity of an estimator in the Euclidean metric and in Adam's; nothing where it is not committed."""
-    frame = table("embedded_metric", "sweep")
-    if frame is None:
-        return []
-    rows = frame[frame["estimator"] == label].set_index("measurement.metric")
-    found = [rows.loc[metric] for metric in METRICS if metric in rows.index]
-    return [(row[column], row[f"{column}_low"], row[f"{column}_high"]) for row in found] if len(found) == 2 else []
-
-
-def share_of_blocks(pattern: str) -> list[float]:
-    """Return the share of Σ‖S‖² of the blocks whose names match, in the Euclidean metric and in Adam's."""
-    frame = table("embedded_metric", "blocks")
-    if frame is None:
-        return []
-    chosen = frame[frame["block"].str.contains(pattern)].groupby("measurement.metric")["share_of_sq_norm"].sum()
-    return [float(chosen[metric]) for metric in METRICS]
-
-
-def by_metric() -> str:
-    """Write shares of blocks, α and ratios in both metrics."""
-    head, layers, alpha = share_of_blocks("^head$"), share_of_blocks("^layers"), of_metrics("rloo", "alpha")
-    if not head or not alpha:
-        return NOT_RUN
-    ratios = "; ".join(
-        f"`{label}` over `rloo` {' and '.join(map(shown, triples))}"
-        for label in ("reinforce", WEIGHTED, "norm_weighted(loo=True)")
-        if (triples := of_metrics(label, "matched_ratio"))
-    )
-    return (
-        f"Euclidean and `{METRICS[1]}` with the second moments of its training: the head holds {head[0]:.0%} and "
-        f"{head[1]:.0%} of Σ‖S‖², the layers {layers[0]:.0%} and {layers[1]:.0%}; "
-        f"α {' and '.join(map(shown, alpha))}; {ratios}{with_own_epsilon()}"
-    )
-
-
-def with_own_epsilon() -> str:
-    """Write how many prompts carry the variance with Adam's own ε, for which the larger one was chosen instead."""
-    frame = table("embedded_metric", "sweep")
-    assert frame is not None
-    rows = frame[(frame["estimator"] == "rloo") & (frame["measurement.metric"] == "adam")]
-    return "".join(
-        f". With Adam's own ε of 1e-8, the first that was tried, the variance of `rloo` is worth that of "
-        f"{worth:.1f} of {n} prompts, and ratios are not resolved"
-        for worth, n in zip(rows["n_effective_prompts"], rows["n_prompts"], strict=True)
-    )
-
-
-def metric_sentences() -> str:
-    """State in three sentences what Adam's metric changes: the blocks, α, and the ranking of baselines."""
-    head, alpha = share_of_blocks("^head$"), of_metrics("rloo", "alpha")
-    if not head or not alpha:
-        return "Not decided by the committed runs."
-    moved = "less" if head[1] < head[0] else "more"
-    first = f"On this policy, Adam's division gives the head {moved} of the norm than the Euclidean metric does."
-    (_, low, high), (_, adam_low, adam_high) = alpha
-    apart = "is larger" if adam_low > high else "is smaller" if adam_high < low else "is not resolved to differ"
-    second = f"The length exponent {apart} in Adam's metric."
-    turned = [
-        label
-        for label in ESTIMATORS_IN_METRICS
-        if (triples := of_metrics(label, "matched_ratio")) and _side(triples[0]) * _side(triples[1]) < 0
-    ]
-    third = (
-        f"The verdict against `rloo` turns for {', '.join(f'`{label}`' for label in turned)}."
-        if turned
-        else "No baseline that is resolved on one side of `rloo` in one metric is resolved on the other in the other."
-    )
-    return f"{first} {second} {third}"
-
-
-def _side(triple: Triple) -> int:
-    """Return on which side of 1 an interval lies, 0 where it holds 1 or is not known."""
-    return int(triple[1] > 1.0) - int(triple[2] < 1.0)
 
 
 def render() -> str:

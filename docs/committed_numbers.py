@@ -14,8 +14,11 @@ from gradstats.stats import fit_length_scaling
 
 FIGURES = Path(__file__).parents[1] / "figures"
 NOT_RUN = "not run"
+UNDECIDED = "Not decided by the committed runs."
 #: The length weights at the published exponent.
 WEIGHTED = "length_weighted(alpha=0.8, loo=True)"
+#: The same in the published form, with the own sample in the baseline.
+OWN_SAMPLE = "length_weighted(alpha=0.8)"
 
 # Relative widths of an interval: that of rounding errors, and one that four digits show.
 _ROUNDING, _NARROW = 1e-9, 0.1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-from committed_numbers import WEIGHTED, Triple, committed_path, numbers, shown, table, with_interval
+from committed_numbers import OWN_SAMPLE, WEIGHTED, Triple, committed_path, numbers, shown, table, with_interval
 from findings_alpha import section_alpha
 from findings_runs import (
     GRPO,
@@ -40,7 +40,6 @@ from gradstats.stats.variance.minimiser import written_interval
 from gradstats.stats.variance.n_effective_prompts import FEW as ENOUGH_PROMPTS
 
 PAGE = Path(__file__).with_name("findings.md")
-OWN_SAMPLE = "length_weighted(alpha=0.8)"
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
 COSTS = (
     "Hours are those of sampling and measuring on two cores; where memory is given for two processes, the run was made "

@@ -15,6 +15,11 @@ def claims(docs_module):
     return docs_module("claims_page")
 
 
+@pytest.fixture
+def in_metrics(docs_module):
+    return docs_module("claims_metric")
+
+
 def test_the_page_is_current(claims):
     assert claims.render() == (DOCS / "claims.md").read_text(encoding="utf-8"), "run: python docs/claims_page.py"
 
@@ -51,9 +56,12 @@ def test_an_exponent_whose_interval_is_cut_is_written_as_such(claims, no_figures
     assert claims.best_exponent() == "0.43 [≤ 0, 0.676]"
 
 
-def test_what_the_metric_changes_follows_its_tables(claims, no_figures):
-    assert (claims.by_metric(), claims.metric_sentences()) == (claims.NOT_RUN, "Not decided by the committed runs.")
-    folder, adam = no_figures / "embedded_metric", claims.METRICS[1]
+def test_what_the_metric_changes_follows_its_tables(in_metrics, no_figures):
+    assert (in_metrics.by_metric(), in_metrics.metric_sentences()) == (
+        in_metrics.NOT_RUN,
+        "Not decided by the committed runs.",
+    )
+    folder, adam = no_figures / "embedded_metric", in_metrics.METRICS[1]
     folder.mkdir()
     blocks = [
         ("euclidean", "head", 0.9),
@@ -72,13 +80,14 @@ def test_what_the_metric_changes_follows_its_tables(claims, no_figures):
     rows.append({"measurement.metric": "adam", "estimator": "rloo", "n_effective_prompts": 1.04, "n_prompts": 200})
     pd.DataFrame(rows).to_csv(folder / "sweep.csv")
     assert (
-        "ε of 1e-8, the first that was tried, the variance of `rloo` is worth that of 1.0 of 200" in claims.by_metric()
+        "ε of 1e-8, the first that was tried, the variance of `rloo` is worth that of 1.0 of 200"
+        in in_metrics.by_metric()
     )
     assert (
         "head holds 90% and 20% of Σ‖S‖², the layers 10% and 80%; α 0.5 [0.4, 0.6] and 0.9 [0.8, 1]"
-        in claims.by_metric()
+        in in_metrics.by_metric()
     )
-    assert claims.metric_sentences() == (
+    assert in_metrics.metric_sentences() == (
         "On this policy, Adam's division gives the head less of the norm than the Euclidean metric does. The length "
         "exponent is larger in Adam's metric. The verdict against `rloo` turns for `reinforce`."
     )
