@@ -66,7 +66,7 @@ def test_a_table_replaces_the_same_one_and_another_on_request_only(tmp_path):
     ("cells", "same"),
     [
         ("10000001,0.25,", True),
-        ("10000001,0.2500000000001,", True),
+        ("10000001,0.2500001,", True),
         ("10000001,0.2501,", False),
         ("10000002,0.25,", False),  # the name of a prompt
         ("10000001,0.25,nan", False),
