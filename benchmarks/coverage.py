@@ -17,7 +17,7 @@ import tyro
 from jaxtyping import Float
 from safetensors.numpy import load_file
 
-from gradstats.config.defaults import PROMPTS_PER_BATCH
+from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import compare, fit_length_scaling, mundlak_test

@@ -12,11 +12,9 @@ from jaxtyping import Float
 
 from gradstats import estimators
 from gradstats.estimators import Batch
+from gradstats.stats.intervals import skewed_mean, studentised_ratio
 from gradstats.stats.jackknife import Statistic, mean_statistic
-from gradstats.stats.skewed_mean import skewed_mean
-from gradstats.stats.studentised import studentised_ratio
-from gradstats.stats.variance.ratio_simultaneous import ratio_simultaneous
-from gradstats.stats.variance.u_statistic import mean_over_pairs
+from gradstats.stats.variance.estimates import mean_over_pairs, ratio_simultaneous
 
 LEVEL = 0.95
 N_PROMPTS, DIMENSION = 12_000, 12

@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 from gradstats.estimators import Batch, Recipe, recipes, token_weightings
 from gradstats.estimators.estimator import Weighting
-from gradstats.measurement.weighted_gradients import WeightedGradients
+from gradstats.measurement.measurement import WeightedGradients
 from gradstats.reference import EnumeratedPolicy
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats import compare

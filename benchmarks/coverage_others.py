@@ -31,7 +31,7 @@ from gradstats.stats import (
     plan_alpha,
     plan_signal,
 )
-from gradstats.stats.on_policy.temperature import temperature_test
+from gradstats.stats.on_policy import temperature_test
 from gradstats.system.files import atomic_path
 
 SIZE = 3

@@ -15,7 +15,7 @@ import pandas as pd
 import tyro
 
 from gradstats.gradients import select_parameters
-from gradstats.gradients.peak_memory import activation_size, peak_memory
+from gradstats.gradients.memory import activation_size, peak_memory
 from gradstats.system.files import atomic_path
 
 FIGURES = Path(__file__).parents[1] / "figures"

@@ -20,7 +20,7 @@ import tyro
 from gradstats.policy.policy import load_policy
 from gradstats.prompts.load import load_prompts
 from gradstats.sampling import SamplerSettings
-from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.plan import open_sampler
 from gradstats.system.files import write_json
 
 METHODS = ("transformers", "continuous")

@@ -30,7 +30,7 @@ from jaxtyping import Int
 
 import gradstats
 from gradstats.config.experiment import load_experiment
-from gradstats.config.measurement import MeasurementSection
+from gradstats.config.sections import MeasurementSection
 from gradstats.gradients import MeasuringSession, session
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts

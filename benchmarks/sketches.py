@@ -26,7 +26,7 @@ import tyro
 from torch import Tensor
 
 from gradstats.gradients import CountSketch
-from gradstats.gradients.engines.outer_products import OuterProducts
+from gradstats.gradients.engines.reduction import OuterProducts
 from gradstats.system.files import write_json
 
 DIM = 16384

@@ -26,11 +26,10 @@ import tyro
 
 from gradstats.gradients import CountSketch, ParameterSelection, select_parameters
 from gradstats.gradients.engines.ghost import ghost_engine
-from gradstats.gradients.engines.loop import loop_engine
+from gradstats.gradients.engines.registry import loop_engine
 from gradstats.gradients.objective import Chunk, make_chunk
-from gradstats.gradients.tokens.projections import head_gradients, project_tokens
+from gradstats.gradients.tokens.projections import Tangents, head_gradients, project_tokens
 from gradstats.gradients.tokens.scores import heaviest_tokens
-from gradstats.gradients.tokens.tangents import Tangents
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.policy.policy import Policy, load_policy
 from gradstats.prompts.problem import Problem
@@ -234,7 +233,7 @@ def draw(table: Any, stem: Path) -> list[Path]:
     import seaborn as sns
 
     from gradstats.plots import save_figure, style
-    from gradstats.plots.forest import plain_ticks
+    from gradstats.plots.variance import plain_ticks
 
     shown = table.dropna(subset=["stated_stderr"])
     rc_params: dict[str, Any] = style("icml", "half")

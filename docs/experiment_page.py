@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradstats.config.experiment import Experiment
-from gradstats.config.template import as_yaml
+from gradstats.config.experiment import Experiment, as_yaml
 from gradstats.config.validation import Section
 
 PAGE = Path(__file__).with_name("experiment_file.md")

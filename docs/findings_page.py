@@ -34,10 +34,9 @@ from findings_tokens import section_concentration, section_proxy
 
 from gradstats import data
 from gradstats.estimators.display_names import in_words
-from gradstats.report.completion_means import completion_means
-from gradstats.report.saved_results import read_results
+from gradstats.report.saved_results import completion_means, read_results
+from gradstats.stats.variance.estimates import FEW as ENOUGH_PROMPTS
 from gradstats.stats.variance.minimiser import written_interval
-from gradstats.stats.variance.n_effective_prompts import FEW as ENOUGH_PROMPTS
 
 PAGE = Path(__file__).with_name("findings.md")
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"

@@ -6,8 +6,7 @@ import pandas as pd
 from committed_numbers import committed_path, numbers, shown, table, with_interval
 from findings_runs import MEMORY, RUNS, UNRESOLVED, Run, answer, figure, hours_of, rows_of, verdict_of
 
-from gradstats.report.completion_means import completion_means
-from gradstats.report.saved_results import read_results
+from gradstats.report.saved_results import completion_means, read_results
 
 #: Proxies that need no gradient, and what the page calls them.
 PROXIES = {"logit": "1 − 2π + Σπ² (logit)", "surprisal": "−log π (surprisal)", "entropy": "entropy"}

@@ -21,7 +21,7 @@ import yaml
 import gradstats
 from gradstats.cli.commands import COMMANDS, main
 from gradstats.integrations import trl
-from gradstats.report.run_figures import FIGURES
+from gradstats.report.figures import FIGURES
 from gradstats.system.files import read_json
 
 ROOT = Path(__file__).parents[1]

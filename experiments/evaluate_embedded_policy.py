@@ -11,8 +11,8 @@ from safetensors import safe_open
 
 import gradstats as gs
 from gradstats.prompts.embedded import extract_answer, generate_problems, parse_problem
-from gradstats.stats.effective_sample_size import effective_sample_size
 from gradstats.stats.length_reward import length_reward_correlation
+from gradstats.stats.measured import effective_sample_size
 from gradstats.stats.profile import LONG, PolicyProfile, profile_policy
 
 COST = "One thread took 47 processor minutes, half a second a step."

@@ -19,11 +19,11 @@ import tyro
 from jaxtyping import Float
 from train_with_estimators import ARMS, WATCHED
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.plots import estimator_appearance, save_figure, style
-from gradstats.plots.forest import draw_landmark, draw_row, forest_limits, plain_ticks, set_rows, wrap_label
-from gradstats.plots.legend import legend_below
-from gradstats.plots.theme import edge
+from gradstats.plots.marks import legend_below
+from gradstats.plots.style import edge
+from gradstats.plots.variance import draw_landmark, draw_row, forest_limits, plain_ticks, set_rows, wrap_label
 from gradstats.report.sweeps import is_sweep, read_sweep
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.system.environment import environment

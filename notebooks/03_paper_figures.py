@@ -53,7 +53,7 @@ import matplotlib.pyplot as plt
 
 import gradstats as gs
 from gradstats.config.sections import FiguresSection
-from gradstats.report.overlay import draw_overlay
+from gradstats.report.figures import draw_overlay
 from gradstats.report.saved_results import read_results
 
 warm, cool = (read_results(path) for path in runs)

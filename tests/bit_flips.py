@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gradstats.measurement.storage import read_measurement
-from gradstats.report.recorded_experiment import read_recorded_experiment
-from gradstats.report.saved_results import read_results
+from gradstats.report.saved_results import read_recorded_experiment, read_results
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.growth import read_plan
 from gradstats.runs.regrading import read_regradings

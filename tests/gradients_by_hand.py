@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from gradstats.stats.variance.gradient_statistics import Beside, GradientStatistics
-from gradstats.stats.variance.group_moments import Groups, cross_signal, prompt_moments
+from gradstats.stats.variance.estimates import Beside, GradientStatistics
+from gradstats.stats.variance.moments import Groups, cross_signal, prompt_moments
 
 
 def moments_of(gradients):

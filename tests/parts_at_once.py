@@ -15,7 +15,7 @@ from killed_runs import exit_code, forked, in_a_fork, kill_at
 
 from gradstats.config.experiment import read_experiment
 from gradstats.runs import pipeline
-from gradstats.runs.parts import RunPart
+from gradstats.runs.directory import RunPart
 from gradstats.runs.pipeline import run_experiment, run_part
 from gradstats.system.lock import LockedError
 

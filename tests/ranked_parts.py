@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from gradstats.config.validation import WrongSetting, WrongSettingsError
-from gradstats.gradients.ranks import GroupMemoryError
+from gradstats.gradients.distributed import GroupMemoryError
 from gradstats.runs.executors.rank_group import RankedExecutor
 
 

@@ -12,7 +12,7 @@ import pytest
 from saved_runs import save_run, saved_sweep
 
 from gradstats.config.experiment import find_experiment, read_experiment
-from gradstats.config.labels import read_label
+from gradstats.config.options import read_label
 from gradstats.estimators import recipes, registry
 from gradstats.system.files import write_json
 

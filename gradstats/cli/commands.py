@@ -10,18 +10,40 @@ from collections.abc import Callable
 import tyro
 
 from gradstats.cli import terminal
-from gradstats.cli.breakdowns import allocate, by_success
-from gradstats.cli.critic import critic
-from gradstats.cli.curves import curve, optimal_baselines
 from gradstats.cli.installation import check, env, list_things
 from gradstats.cli.options import REGISTRY
-from gradstats.cli.profiling import profile
-from gradstats.cli.ratios import ratios
 from gradstats.cli.reporting import figures, report, tables
-from gradstats.cli.running import measure, regrade, run, sample
-from gradstats.cli.starting import init
-from gradstats.cli.statistics import alpha, group_size, length_reward, plan, shift, tokens, variance
-from gradstats.cli.sweeping import sweep
+from gradstats.cli.running import init, measure, regrade, run, sample, sweep
+from gradstats.cli.statistics import (
+    allocate,
+    alpha,
+    by_success,
+    critic,
+    curve,
+    group_size,
+    length_reward,
+    optimal_baselines,
+    plan,
+    profile,
+    ratios,
+    shift,
+    tokens,
+    variance,
+)
+
+# RuntimeError covers the self-check and torch's out-of-memory error, whose messages state the remedy.
+EXPECTED = (ValueError, OSError, LookupError, ImportError, TypeError, RuntimeError)
+
+
+def unexpected(error: Exception) -> str:
+    """Return one sentence on an unexpected failure: a damaged file on which a library failed, or a bug."""
+    if isinstance(error, MemoryError):
+        return "memory ran out: use fewer or shorter sequences, or a machine with more memory"
+    return (
+        f"{type(error).__name__}: {error}: unexpected, a file may be damaged; GRADSTATS_TRACEBACK=1 prints where it "
+        "happened, for a bug report"
+    )
+
 
 _STDOUT = 1  # file descriptor
 _VERSION = "--version"
@@ -63,8 +85,6 @@ def main() -> None:
     A failure that the user can correct (wrong settings, missing files, a full disk) ends with a one-sentence message
     and exit code 1; set GRADSTATS_TRACEBACK=1 to see the traceback.
     """
-    from gradstats.cli.errors import EXPECTED, unexpected
-
     if sys.argv[1:] == [_VERSION]:
         from gradstats.system.environment import __version__
 

@@ -19,9 +19,8 @@ from gradstats.cli.options import (
     described_by,
     policy_section,
 )
-from gradstats.config.defaults import CHECKED_TYPES
-from gradstats.config.measurement import MeasurementSection
-from gradstats.config.option_types import WeightType
+from gradstats.config.options import CHECKED_TYPES, WeightType
+from gradstats.config.sections import MeasurementSection
 from gradstats.system.files import to_json
 
 

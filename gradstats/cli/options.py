@@ -9,23 +9,17 @@ import tyro
 from pydantic_core import PydanticUndefined
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from gradstats.config.experiment import with_settings
-from gradstats.config.labels import read_display_names
-from gradstats.config.option_types import (
+from gradstats.config.experiment import as_yaml, with_settings
+from gradstats.config.options import (
     BlockNames,
     DisplayNames,
     ExecutorName,
     FreeOptions,
     GroupSizes,
     RewardNames,
+    read_display_names,
 )
-from gradstats.config.sections import (
-    ExecutionSection,
-    PolicySection,
-    PromptsSection,
-    VarianceSection,
-)
-from gradstats.config.template import as_yaml
+from gradstats.config.sections import ExecutionSection, PolicySection, PromptsSection, VarianceSection
 from gradstats.config.validation import Section
 
 Positional = tyro.conf.Positional

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from gradstats.cli import terminal
 from gradstats.cli.options import OptionsOf, Positional, SettingWords, described_by, one_or_more
-from gradstats.config.labels import read_display_names
+from gradstats.config.options import read_display_names
 from gradstats.config.sections import FiguresSection
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ def figures(
         figure_style: venue, width, theme and formats.
         out: the folder; by default that of the run, or figures/NAME+NAME for several.
     """
-    from gradstats.report.figures import draw_run
-    from gradstats.report.overlay import draw_overlay
-    from gradstats.report.run_folder import refuse_inside_run, writing_into
-    from gradstats.report.saved_results import read_results
+    from gradstats.report.figures import draw_overlay, draw_run
+    from gradstats.report.saved_results import read_results, refuse_inside_run, writing_into
     from gradstats.report.sweeps import is_sweep
 
     if not runs:
@@ -55,9 +53,7 @@ def figures(
 def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
     """Draw the figures of a run in its own folder, in place of those that its manifest lists."""
     from gradstats.report.figures import draw_run, refuse_foreign_figures
-    from gradstats.report.recorded_tables import record_tables
-    from gradstats.report.run_folder import writing_into
-    from gradstats.report.saved_results import read_results
+    from gradstats.report.saved_results import read_results, record_tables, writing_into
     from gradstats.runs.directory import remove_listed_results
     from gradstats.system.outputs import refuse_links
 
@@ -73,7 +69,7 @@ def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
 
 def _redraw_sweep(folder: Path, out: Path | None, figure_style: FiguresSection) -> list[Path]:
     """Join the results of a sweep again and draw them, in its own folder or in another."""
-    from gradstats.report.run_folder import refuse_inside_run
+    from gradstats.report.saved_results import refuse_inside_run
     from gradstats.report.sweeps import draw_sweep, read_sweep, write_sweep_results
     from gradstats.system.lock import only_writer
 
@@ -142,11 +138,9 @@ def tables(
         out: the folder; RUN/tables by default, and tables/NAME+NAME for several runs.
     """
     from gradstats.report.figures import refuse_unknown_estimators
-    from gradstats.report.latex_layout import Layout
-    from gradstats.report.recorded_tables import record_tables
-    from gradstats.report.run_folder import refuse_inside_run, writing_into
-    from gradstats.report.run_tables import layout_for, left_out, run_tables, write_run_tables
-    from gradstats.report.several_runs import several_tables
+    from gradstats.report.latex import Layout
+    from gradstats.report.run_tables import layout_for, left_out, run_tables, several_tables, write_run_tables
+    from gradstats.report.saved_results import record_tables, refuse_inside_run, writing_into
     from gradstats.report.sweeps import is_sweep
 
     if not runs:
@@ -181,8 +175,8 @@ def tables(
 
 def _named_results(runs: tuple[Path, ...]) -> dict[str, SavedResults]:
     """Return name → results of run directories; of the folder of a sweep, of each cell that has any."""
+    from gradstats.report.run_tables import run_names
     from gradstats.report.saved_results import read_results
-    from gradstats.report.several_runs import run_names
     from gradstats.report.sweeps import is_sweep, read_sweep
 
     if len(runs) == 1 and is_sweep(runs[0]):

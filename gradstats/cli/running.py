@@ -1,18 +1,21 @@
-"""The commands that sample, score and measure."""
+"""The command that writes a new experiment file."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+from rich import box
+from rich.prompt import Prompt
+from rich.table import Table
 
 from gradstats.cli import terminal
-from gradstats.cli.code_of_run import code_of_run, with_code_of_run
 from gradstats.cli.options import (
     Address,
+    AsJson,
     Executor,
     GpusPerWorker,
     OptionsOf,
@@ -37,13 +40,18 @@ from gradstats.cli.options import (
     prompts_section,
     with_execution,
 )
+from gradstats.cli.statistics import code_of_run, with_code_of_run
 from gradstats.config.experiment import with_settings
-from gradstats.config.measurement import MeasurementSection
-from gradstats.config.option_types import RewardNames
-from gradstats.config.sections import SamplingSection
+from gradstats.config.options import RewardNames
+from gradstats.config.sections import MeasurementSection, PolicySection, PromptsSection, SamplingSection
+from gradstats.config.validation import Section
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from gradstats.report.sweeps import SweepResult
     from gradstats.runs.pipeline import PartResult
+
 
 #: Exit code of a part whose shards are drawn but not measured: EX_TEMPFAIL, after which launchers try again.
 UNFINISHED = 75
@@ -100,7 +108,7 @@ def _run(
     part: str | None,
 ) -> None:
     from gradstats.config.experiment import load_experiment
-    from gradstats.runs.parts import RunPart
+    from gradstats.runs.directory import RunPart
     from gradstats.runs.validate import check_names
     from gradstats.system.user_code import code_beside
 
@@ -166,7 +174,7 @@ def sample(
         out: the file to write.
     """
     import gradstats
-    from gradstats.report.run_folder import refuse_inside_run, writing_into
+    from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.rollouts.table import is_rollouts_file, refuse_to_replace_rollouts
     from gradstats.sampling.plan import SamplingPlan
     from gradstats.system.outputs import refuse_foreign
@@ -247,11 +255,15 @@ def measure(
             tokenizer.
     """
     import gradstats
-    from gradstats.gradients.blocks import n_block_sketches
-    from gradstats.measurement.disk_size import measured_bytes, require_space
-    from gradstats.measurement.storage import is_measurement_folder, refuse_to_replace_measurement
+    from gradstats.gradients.parameters import n_block_sketches
+    from gradstats.measurement.storage import (
+        is_measurement_folder,
+        measured_bytes,
+        refuse_to_replace_measurement,
+        require_space,
+    )
     from gradstats.measurement.token_scores import remark_on_precision
-    from gradstats.report.run_folder import refuse_inside_run, writing_into
+    from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.rollouts.table import read_rollouts
     from gradstats.runs.second_moments import metric_and_rest
     from gradstats.system.outputs import refuse_foreign
@@ -264,7 +276,7 @@ def measure(
     if rollouts_format == "gradstats":
         table = read_rollouts(rollouts, partial=partial)
     else:
-        from gradstats.rollouts.readers import READERS
+        from gradstats.rollouts.trainer_dumps import READERS
 
         table = READERS[rollouts_format](rollouts, loaded.tokenizer, **with_settings({}, rollouts_options))
     metric, table = metric_and_rest(loaded, table, settings, progress)
@@ -292,3 +304,221 @@ def measure(
     scores = measured.token_scores()
     if scores is not None:
         terminal.note(remark_on_precision(scores))
+
+
+# Of at most this many cells every pair is printed.
+_FEW = 4
+
+
+def sweep(
+    experiment: Positional[str],
+    out: Path | None = None,
+    dry_run: bool = False,
+    overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
+    trust: bool = False,
+    executor: Executor = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = None,
+    ranks_per_worker: RanksPerWorker = None,
+    threads: Threads = None,
+    address: Address = None,
+    progress: Progress = True,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment file with ``vary`` once for each cell, and join what the cells found. Resumes like ``run``.
+
+    Args:
+        experiment: a file with ``vary``, or the name of a sweep that comes with the project (``list sweeps``).
+        out: the folder of the run directories; runs/NAME by default.
+        dry_run: only print the cells, and for each what would be sampled and measured.
+        overrides: settings to change in all cells, as in prompts.n=60.
+        trust: as for ``gradstats run``.
+    """
+    from gradstats.config.sweep import load_sweep
+    from gradstats.runs.sweep import check_cells, draws_alike, run_sweep
+
+    overrides = with_execution(
+        overrides,
+        executor=executor,
+        workers=workers,
+        gpus_per_worker=gpus_per_worker,
+        ranks_per_worker=ranks_per_worker,
+        threads=threads,
+        address=address,
+    )
+    loaded = load_sweep(experiment, overrides, trust=trust)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_cells(loaded)
+    if dry_run:
+        from gradstats.runs.cost import estimate_cost
+
+        for at, cell in enumerate(loaded.cells):
+            earlier = [one.name for one in loaded.cells[:at] if draws_alike(one.experiment, cell.experiment)]
+            cost = estimate_cost(cell.experiment, progress=progress)
+            terminal.show_cost(cell.experiment, cost, cell.experiment.execution.workers)
+            if earlier:
+                terminal.note(f"{cell.name} takes the completions of {earlier[0]}: it samples nothing")
+        return
+    result = run_sweep(experiment, overrides, out=out, trust=trust, progress=progress)
+    if as_json:
+        differences = result.differences().to_dict("records")
+        terminal.print_json(result.to_frame(), missing=list(result.missing), differences=differences)
+    else:
+        show_sweep(result)
+
+
+def show_sweep(result: SweepResult) -> None:
+    """Print what the cells of a sweep found, and which have no results."""
+    from gradstats.report.sweeps import DIFFERENCES, TABLE
+    from gradstats.stats.variance.quantities import JUDGED, filled_in
+
+    frame = result.to_frame()
+    for columns, rows in (
+        (("alpha", "mean_length", "mean_reward"), frame.drop_duplicates("cell")),
+        ((JUDGED.name,), frame.dropna(subset="estimator") if JUDGED.name in frame else frame.iloc[:0]),
+    ):
+        if not len(rows):
+            continue
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        of_estimators = columns == (JUDGED.name,)
+        names = ["cell", "estimator"] if of_estimators else ["cell"]
+        for name in names:
+            table.add_column(name, overflow="fold")
+        for name in columns:
+            heading = filled_in(JUDGED.heading, frame.attrs) if of_estimators else _heading(name)
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row in rows.to_dict("records"):
+            table.add_row(
+                *(_folded(row[name]) for name in names),
+                *(terminal.with_interval(row, name) for name in columns),
+            )
+        terminal.console.print(table)
+    differences = result.differences()
+    show_differences(differences)
+    for cell in result.missing:
+        terminal.note(f"{cell} has no results yet: the same command runs it")
+    tables = TABLE if differences.empty else f"{TABLE}, {DIFFERENCES}"
+    terminal.console.print(f"written: {terminal.escape(str(result.path))}: {tables}, and a run directory for each cell")
+
+
+def _heading(quantity: str) -> str:
+    return "α" if quantity == "alpha" else quantity.replace("_", " ")
+
+
+def _folded(name: object) -> str:
+    """Return a name for a cell of a printed table, broken after its first comma."""
+    return terminal.escape(str(name)).replace(",", ",\n", 1)
+
+
+def show_differences(differences: pd.DataFrame) -> None:
+    """Print how far cells with the same prompts lie apart; of many cells, only from the first one."""
+    if differences.empty:
+        return
+    cells = list(dict.fromkeys([*differences["minus"], *differences["cell"]]))
+    kept = differences["minus"].isin(cells if len(cells) <= _FEW else cells[:1])
+    table = Table(title="differences, paired over prompts", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("cell", "minus", "of"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("difference", justify="right", no_wrap=True)
+    for row in differences.loc[kept].to_dict("records"):
+        names = (_folded(row["cell"]), _folded(row["minus"]), _heading(row["quantity"]))
+        table.add_row(*names, terminal.with_interval(row, "difference"))
+    terminal.console.print(table)
+
+
+#: What is written where nothing was given, and the section has no default or one for larger models.
+_POLICY = _PROBLEMS = "embedded"
+_N_PROMPTS, _CAP = "32", "400"
+_GROUP_SIZE = str(SamplingSection().group_size)
+
+#: The questions, in their order: option, section and setting, and the answer that return alone gives.
+_ASKED: tuple[tuple[str, type[Section], str, str, str], ...] = (
+    ("policy", PolicySection, "policy", "name", _POLICY),
+    ("prompts", PromptsSection, "prompts", "source", _PROBLEMS),
+    ("n", PromptsSection, "prompts", "n", _N_PROMPTS),
+    ("group_size", SamplingSection, "sampling", "group_size", _GROUP_SIZE),
+    ("max_new_tokens", SamplingSection, "sampling", "max_new_tokens", _CAP),
+    ("reward", SamplingSection, "sampling", "reward", ""),
+)
+
+
+def init(
+    name: Positional[str] = "experiment",
+    policy: Annotated[str | None, described_by(PolicySection, "name", by_default=_POLICY)] = None,
+    prompts: Annotated[str | None, described_by(PromptsSection, "source", by_default=_PROBLEMS)] = None,
+    n: Annotated[int | None, described_by(PromptsSection, "n", by_default=_N_PROMPTS)] = None,
+    group_size: Annotated[int | None, described_by(SamplingSection, "group_size")] = None,
+    max_new_tokens: Annotated[int | None, described_by(SamplingSection, "max_new_tokens", by_default=_CAP)] = None,
+    reward: Annotated[str | None, described_by(SamplingSection, "reward")] = None,
+    overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
+    ask: bool = True,
+) -> None:
+    """Write a new experiment file in which every setting is explained, and the schema with which editors complete it.
+
+    Args:
+        name: the file to write, with or without ``.yaml``.
+        overrides: further settings, as in sampling.temperature=0.6 measurement.engine=ghost.
+        ask: in a terminal, ask for what was not given as an option.
+    """
+    from gradstats.config.experiment import (
+        SCHEMA_FILE,
+        experiment_of,
+        experiment_schema,
+        experiment_text,
+        with_settings,
+    )
+    from gradstats.runs.validate import check_names
+    from gradstats.system.files import atomic_path, to_json
+    from gradstats.system.user_code import code_beside
+
+    path = Path(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    if path.exists():
+        raise FileExistsError(f"{path} exists and is not replaced: choose another name")
+    given = {
+        "policy": policy, "prompts": prompts, "n": n, "group_size": group_size, "max_new_tokens": max_new_tokens,
+        "reward": reward,
+    }  # fmt: skip
+    if ask and _is_terminal():
+        given = {option: _asked(option, value) for option, value in given.items()}
+    settings: dict[str, Any] = {"policy": {}, "prompts": {}, "sampling": {}}
+    for option, _, section, setting, otherwise in _ASKED:
+        value = otherwise if given[option] is None else given[option]
+        if value != "":
+            settings = with_settings(settings, [f"{section}.{setting}={value}"])
+    settings = with_settings(settings, overrides)
+    text = experiment_text(path.name, settings)
+    experiment = experiment_of(path, settings)
+    with code_beside(path.resolve().parent), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            check_names(experiment)
+        except ValueError as error:
+            if not isinstance(error.__cause__, ImportError):
+                raise
+            # The function may be written after the file that names it.
+            terminal.note(f"{error}; write it before the run")
+    with atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    schema = to_json(experiment_schema()) + "\n"
+    beside = path.parent / SCHEMA_FILE
+    if not beside.exists():
+        with atomic_path(beside) as partial:
+            partial.write_text(schema, encoding="utf-8")
+    elif beside.read_text(encoding="utf-8", errors="replace") != schema:
+        terminal.note(f"{beside} is not the schema of this version and was left: remove it to have it written anew")
+    terminal.console.print(f"→ {path}", markup=False)
+    terminal.console.print(f"next: gradstats run {path} --dry-run, then gradstats run {path}", markup=False)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _asked(option: str, given: object) -> object:
+    """Return what was given, or ask for it."""
+    _, section, _, setting, otherwise = next(row for row in _ASKED if row[0] == option)
+    if given is not None:
+        return given
+    meaning = (section.model_fields[setting].description or "").removesuffix(".")
+    return Prompt.ask(f"{terminal.escape(option.replace('_', ' '))} ({terminal.escape(meaning)})", default=otherwise)

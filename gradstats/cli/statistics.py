@@ -1,21 +1,117 @@
-"""The commands on a measurement: α, the variance comparison, and further questions with one command each."""
+"""The command that profiles policies side by side."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec
+
+import numpy as np
 
 from gradstats.cli import terminal
-from gradstats.cli.code_of_run import with_code_of_run
-from gradstats.cli.options import AsJson, Level, OptionsOf, Overwrite, Partial, Positional, Trust, described_by
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.option_types import FitMethod, IntervalMethod, Target
-from gradstats.config.sections import VarianceSection
+from gradstats.cli.options import (
+    AsJson,
+    Level,
+    OptionsOf,
+    Overwrite,
+    Partial,
+    PolicySettings,
+    Positional,
+    Progress,
+    PromptCount,
+    PromptSettings,
+    PromptSource,
+    Trust,
+    described_by,
+    one_or_more,
+    policy_section,
+    prompts_section,
+)
+from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod, IntervalMethod, Target
+from gradstats.config.sections import SamplingSection, VarianceSection
 from gradstats.system.files import to_json
+from gradstats.system.user_code import MissingModuleError, UserCodeError, code_beside
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from gradstats.report.tables import Table
+
+
+def refuse_foreign_result(folder: Path | None, name: str, columns: Sequence[str]) -> None:
+    """Refuse to write over what lies in the folder asked for, before anything is computed."""
+    if folder is not None:
+        from gradstats.report.added_results import refuse_foreign_added
+
+        refuse_foreign_added(folder, name, columns)
+
+
+def save_result(
+    frame: pd.DataFrame, folder: Path | None, name: str, overwrite: bool, uses_values: bool = False
+) -> None:
+    """Write a table and its figure to a run, or to the folder asked for; a bare measurement keeps neither."""
+    if folder is not None:
+        from gradstats.report.added_results import save_added
+
+        for path in save_added(frame, folder, name, overwrite=overwrite, uses_values=uses_values):
+            terminal.note(f"→ {path}")
+
+
+P = ParamSpec("P")
+
+
+def with_code_of_run(command: Callable[P, None]) -> Callable[P, None]:
+    """Let a command whose first argument is a run find modules beside its experiment file, see :func:`code_of_run`.
+
+    Args:
+        command: a command with an option ``trust``.
+    """
+    signature = inspect.signature(command)
+
+    @functools.wraps(command)
+    def wrapped(*arguments: P.args, **options: P.kwargs) -> None:
+        given = signature.bind(*arguments, **options)
+        given.apply_defaults()
+        with code_of_run(next(iter(given.arguments.values())), bool(given.arguments["trust"])):
+            command(*arguments, **options)
+
+    return wrapped
+
+
+@contextmanager
+def code_of_run(source: object, trust: bool) -> Iterator[None]:
+    """Search the folder of a run's experiment file for modules as well, while the context is open.
+
+    The run records where that folder is. A run may come from someone else, who may have recorded any folder: it is
+    searched only with permission.
+
+    Args:
+        source: a run directory; for anything else nothing is added.
+        trust: search the recorded folder.
+
+    Raises:
+        MissingModuleError: for a module that is not found, with the recorded folder where there is one.
+    """
+    with code_beside(_recorded_folder(source)) if trust else nullcontext():
+        try:
+            yield
+        except MissingModuleError as error:
+            folder = None if trust else _recorded_folder(source)
+            if folder is None:
+                raise
+            raise UserCodeError(
+                f"{error}; the experiment file of {source} was in {folder}: add --trust to search there as well"
+            ) from error
+
+
+def _recorded_folder(source: object) -> Path | None:
+    from gradstats.runs.directory import experiment_folder
+
+    return experiment_folder(source) if isinstance(source, Path) else None
 
 
 def refuse_unknown_estimators(*labels: str) -> None:
@@ -33,7 +129,7 @@ def refuse_unknown_estimators(*labels: str) -> None:
 def save_table(out: Path | None, frame: pd.DataFrame, overwrite: bool, *, quiet: bool = False) -> None:
     """Write a table to the path that the user asked for, if any, and name it, unless the output is JSON (quiet)."""
     if out is not None:
-        from gradstats.report.run_folder import writing_into
+        from gradstats.report.saved_results import writing_into
         from gradstats.system.outputs import write_table
 
         with writing_into(out):
@@ -62,7 +158,7 @@ def alpha(
         interval: kind of interval; by default cluster-robust by prompt (CR2).
     """
     import gradstats
-    from gradstats.runs.points import load_points
+    from gradstats.runs.analysis import load_points
 
     report = gradstats.alpha_report(
         **load_points(source, partial=partial), method=method, interval=interval, confidence_level=confidence_level
@@ -95,7 +191,7 @@ def variance(
     """
     refuse_unknown_estimators(*settings.estimators, settings.reference)
     from gradstats.measurement.storage import read_measurement
-    from gradstats.runs.sources import refuse_foreign_table
+    from gradstats.runs.analysis import refuse_foreign_table
 
     if by_length is not None and settings.max_grad_norm is not None:
         raise ValueError("max_grad_norm clips gradients of whole batches, which are not split by length: leave it out")
@@ -106,15 +202,15 @@ def variance(
     with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
         if by_length is not None:
-            from gradstats.runs.breakdowns import length_bins
+            from gradstats.runs.analysis import length_bins
 
             frame, notes = length_bins(measured, settings, by_length, settings.first_group_size)
         elif blocks:
-            from gradstats.runs.breakdowns import block_variances
+            from gradstats.runs.analysis import block_variances
 
             frame, notes = block_variances(measured, settings)
         else:
-            from gradstats.stats.variance.available import compare_available
+            from gradstats.stats.variance.comparison import compare_available
 
             comparison = compare_available(measured, **settings.arguments())
             frame, notes = comparison.to_frame(settings.confidence_level), comparison.notes
@@ -122,11 +218,11 @@ def variance(
         terminal.print_json(frame, notes)
     else:
         if by_length is not None:
-            from gradstats.report.length_table import length_table
+            from gradstats.report.analysis_tables import length_table
 
             terminal.show_table(length_table(frame))
         elif blocks:
-            from gradstats.report.share_tables import block_table
+            from gradstats.report.analysis_tables import block_table
 
             terminal.show_table(block_table(frame))
         else:
@@ -157,11 +253,11 @@ def tokens(
     """
     import gradstats
     from gradstats.measurement.storage import read_measurement
-    from gradstats.runs.sources import folder_of_results
+    from gradstats.runs.analysis import folder_of_results
 
     with folder_of_results(source, out, partial=partial) as folder:
         if folder is not None:
-            from gradstats.report.saved_tokens import refuse_foreign_tokens
+            from gradstats.report.saved_results import refuse_foreign_tokens
 
             refuse_foreign_tokens(folder)
         measured = read_measurement(source, partial=partial)
@@ -172,9 +268,7 @@ def tokens(
             terminal.show_tokens(quality, confidence_level)
         if folder is not None:
             from gradstats.report.figures import draw_run
-            from gradstats.report.recorded_tables import record_tables
-            from gradstats.report.saved_results import read_results
-            from gradstats.report.saved_tokens import save_tokens
+            from gradstats.report.saved_results import read_results, record_tables, save_tokens
 
             save_tokens(quality, folder, confidence_level, overwrite=overwrite)
             results = read_results(folder)
@@ -220,7 +314,7 @@ def plan(
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
     import gradstats
     from gradstats.measurement.storage import read_measurement
-    from gradstats.runs.points import load_points
+    from gradstats.runs.analysis import load_points
 
     if estimator is None:
         if signal or ratio is not None:
@@ -319,3 +413,370 @@ def length_reward(
 
     answer = gradstats.length_reward_correlation(read_rollouts(source, partial=partial))
     terminal.show_answer(answer, as_json, confidence_level)
+
+
+Estimators = Annotated[tuple[str, ...], one_or_more("ESTIMATOR")]
+
+
+@with_code_of_run
+def by_success(
+    source: Positional[Path],
+    estimators: Positional[Estimators],
+    success: str | None = None,
+    group_size: int | None = None,
+    bins: int | None = None,
+    target: Annotated[Target, described_by(VarianceSection, "target")] = "auto",
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    out: Path | None = None,
+    partial: Partial = False,
+    trust: Trust = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Split the expected gradient and the variance of estimators by the success rate of the prompt.
+
+    Args:
+        source: a measurement folder or a run directory.
+        estimators: their names, with parameters as in "recipe:grpo(scale=none)".
+        success: column of the rollouts with the exact rate of each prompt; by default half of a prompt's completions
+            choose its bin and the other half form the group.
+        group_size: completions per group; all of these by default.
+        bins: number of bins of about equally many prompts; 4 by default.
+        out: also write the table as CSV.
+    """
+    refuse_unknown_estimators(*estimators)
+    import gradstats
+    from gradstats.measurement.storage import read_measurement
+    from gradstats.report.analysis_tables import success_table
+    from gradstats.runs.analysis import refuse_foreign_table
+
+    refuse_foreign_table(out, ["estimator", "success_low"])
+    measured = read_measurement(source, partial=partial)
+    rates = None
+    if success is not None:
+        frame = measured.rollouts.frame
+        if success not in frame:
+            raise ValueError(f"--success {success}: the rollouts have no such column, only {', '.join(frame)}")
+        rates = frame[success].to_numpy(dtype=np.float64)
+    found = gradstats.variance_by_success(
+        measured, estimators, success=rates, group_size=group_size, bins=bins, target=target
+    )
+    frame = found.to_frame(confidence_level)
+    _show(frame, success_table(frame), found.notes, out, overwrite, as_json)
+
+
+@with_code_of_run
+def allocate(
+    source: Positional[Path],
+    estimators: Positional[Estimators],
+    tokens: float,
+    group_sizes: tuple[int, ...] = (),
+    target: Annotated[Target, described_by(VarianceSection, "target")] = "auto",
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    out: Path | None = None,
+    partial: Partial = False,
+    trust: Trust = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate the noise of a batch over prompts and completions per prompt, at an equal number of tokens.
+
+    Args:
+        source: a measurement folder or a run directory.
+        estimators: their names, recipes and token-level ones included.
+        tokens: completion tokens of a batch.
+        group_sizes: completions of a prompt; by default powers of two up to the number measured. Larger ones are
+            extrapolated for rloo and its multiples.
+        out: also write the table as CSV.
+    """
+    refuse_unknown_estimators(*estimators)
+    import gradstats
+    from gradstats.measurement.storage import read_measurement
+    from gradstats.report.analysis_tables import allocation_table
+    from gradstats.runs.analysis import refuse_foreign_table
+
+    refuse_foreign_table(out, ["estimator", "relative_noise"])
+    measured = read_measurement(source, partial=partial)
+    found = gradstats.allocate(measured, estimators, tokens=tokens, group_sizes=group_sizes or None, target=target)
+    frame = found.to_frame(confidence_level)
+    notes = [found.sentence(confidence_level), *found.notes]
+    _show(frame, allocation_table(frame), notes, out, overwrite, as_json)
+
+
+def _show(
+    frame: pd.DataFrame, table: Table, notes: Sequence[str], out: Path | None, overwrite: bool, as_json: bool
+) -> None:
+    if as_json:
+        terminal.print_json(frame, notes)
+    else:
+        terminal.show_table(table)
+        for sentence in notes:
+            terminal.note(sentence)
+    save_table(out, frame, overwrite, quiet=as_json)
+
+
+@with_code_of_run
+def curve(
+    source: Positional[Path],
+    estimator: Positional[str],
+    values: Positional[str],
+    group_size: int | None = None,
+    reference: Annotated[str, described_by(VarianceSection, "reference")] = "rloo",
+    target: Annotated[Target, described_by(VarianceSection, "target")] = "auto",
+    prompts_per_batch: Annotated[int | None, described_by(VarianceSection, "prompts_per_batch")] = None,
+    n_resamples: Annotated[int | None, described_by(VarianceSection, "n_resamples")] = None,
+    max_grad_norm: Annotated[float | None, described_by(VarianceSection, "max_grad_norm")] = None,
+    seed: Annotated[int, described_by(VarianceSection, "seed")] = 0,
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    out: Path | None = None,
+    as_json: AsJson = False,
+    partial: Partial = False,
+    trust: Trust = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Follow an estimator's variance, cosine and bias along one of its parameters, and find where it is lowest.
+
+    Table and figure are written to the run directory, or to --out.
+
+    Args:
+        source: a measurement folder or a run directory.
+        estimator: its label, in which the parameter may be missing, as in "length_weighted(loo=True)".
+        values: the parameter with its first and last value and how many there are, alpha=0:2:41, or with a list,
+            group_size=2,4,8; clip_width sets eps_low and eps_high.
+        group_size: completions per group; all of a prompt by default.
+        out: folder for table and figure; the run directory by default, none for a bare measurement.
+    """
+    parameter, grid = parameter_values(values)
+    from gradstats.estimators import get
+    from gradstats.estimators.by_label import with_parameter
+
+    get(reference)  # unknown labels are refused before the statistics are imported, which takes longer
+    one = get(estimator) if parameter == "group_size" else with_parameter(estimator, parameter, float(grid[0]))
+    from gradstats.measurement.storage import read_measurement
+    from gradstats.report.analysis_tables import curve_name, curve_table
+    from gradstats.runs.analysis import folder_of_results
+    from gradstats.stats import variance_curve
+
+    name = curve_name(estimator, parameter)
+    options = {} if parameter == "group_size" else {"group_size": group_size}
+    with folder_of_results(source, out, partial=partial) as folder:
+        refuse_foreign_result(folder, name, ["value", "trace_cov"])
+        measured = read_measurement(source, partial=partial)
+        with warnings.catch_warnings():  # its notes say the same, and more
+            warnings.simplefilter("ignore")
+            found = variance_curve(
+                measured, estimator, parameter, grid, reference=reference, target=target,
+                prompts_per_batch=prompts_per_batch, n_resamples=n_resamples, max_grad_norm=max_grad_norm,
+                rng=seed, **options,
+            )  # fmt: skip
+        frame = found.to_frame(confidence_level)
+        if as_json:
+            about = {str(name): value for name, value in frame.attrs.items()} | {"curve": found.estimator}
+            print(to_json(about | {"rows": frame.to_dict("records")}))
+        else:
+            terminal.show_table(curve_table(frame))
+            terminal.console.print(found.sentence(confidence_level), markup=False)
+        for sentence in found.notes:
+            terminal.note(sentence)
+        save_result(frame, folder, name, overwrite, "values" in {*one.needs, *get(reference).needs})
+
+
+def optimal_baselines(
+    source: Positional[Path],
+    group_size: int | None = None,
+    target: Annotated[Target, described_by(VarianceSection, "target")] = "auto",
+    prompts_per_batch: Annotated[int | None, described_by(VarianceSection, "prompts_per_batch")] = None,
+    n_resamples: Annotated[int | None, described_by(VarianceSection, "n_resamples")] = None,
+    seed: Annotated[int, described_by(VarianceSection, "seed")] = 0,
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    out: Path | None = None,
+    as_json: AsJson = False,
+    partial: Partial = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Learn the exponent, shift and mixture of means of lowest variance, and compare published baselines with them.
+
+    Table and figure are written to the run directory, or to --out.
+
+    Args:
+        source: a measurement folder or a run directory.
+        group_size: completions per group; all of a prompt by default.
+        out: folder for table and figure; the run directory by default, none for a bare measurement.
+    """
+    import gradstats
+    from gradstats.measurement.storage import read_measurement
+    from gradstats.report.analysis_tables import baselines_table
+    from gradstats.report.saved_results import OPTIMAL_BASELINES
+    from gradstats.runs.analysis import folder_of_results
+
+    with folder_of_results(source, out, partial=partial) as folder:
+        refuse_foreign_result(folder, OPTIMAL_BASELINES, ["estimator", "kind", "ratio_to_learned"])
+        measured = read_measurement(source, partial=partial)
+        found = gradstats.optimal_baselines(
+            measured, group_size=group_size, target=target, prompts_per_batch=prompts_per_batch,
+            n_resamples=n_resamples, rng=seed,
+        )  # fmt: skip
+        frame = found.to_frame(confidence_level)
+        if as_json:
+            about = {str(name): value for name, value in frame.attrs.items()}
+            print(to_json(about | {"rows": frame.to_dict("records")}))
+        else:
+            terminal.show_table(baselines_table(frame))
+            terminal.console.print(found.sentence(confidence_level), markup=False)
+        for sentence in found.notes:
+            terminal.note(sentence)
+        save_result(frame, folder, OPTIMAL_BASELINES, overwrite)
+
+
+def parameter_values(text: str) -> tuple[str, np.ndarray]:
+    """Read a parameter and its values: ``alpha=0:2:41``, first, last and how many, or ``k=1,2,4``.
+
+    Raises:
+        ValueError: for anything else.
+
+    Example:
+        >>> parameter_values("alpha=0:1:3")
+        ('alpha', array([0. , 0.5, 1. ]))
+    """
+    name, _, given = text.partition("=")
+    try:
+        if ":" in given:
+            first, last, count = given.split(":")
+            values = np.linspace(float(first), float(last), int(count))
+        else:
+            values = np.array([float(value) for value in given.split(",")])
+    except ValueError:
+        values = np.array([])
+    if not name.isidentifier() or len(values) < 2:
+        raise ValueError(
+            f"{text!r} cannot be read as a parameter with values: write alpha=0:2:41 (first, last, how many), or "
+            "group_size=2,4,8"
+        )
+    return name, values
+
+
+def critic(
+    source: Positional[Path],
+    last_step: int = 5,
+    low: float = 0.25,
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    out: Path | None = None,
+    as_json: AsJson = False,
+    partial: Partial = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Compare the values of a fitted head with Monte-Carlo values: bias and explained variance by step.
+
+    Table and figure are written to the run directory, or to --out. The run needs values.fitted and values.monte_carlo.
+
+    Args:
+        source: a run directory.
+        last_step: the last step with a row of its own together with all later ones, from 0.
+        low: Monte-Carlo value at or below which a step counts as wrong.
+        out: folder for table and figure; the run directory by default.
+    """
+    import gradstats
+    from gradstats.measurement.storage import read_measurement
+    from gradstats.report.analysis_tables import critic_table
+    from gradstats.report.saved_results import CRITIC
+    from gradstats.runs.analysis import folder_of_results
+
+    with folder_of_results(source, out, partial=partial) as folder:
+        refuse_foreign_result(folder, CRITIC, ["states", "monte_carlo"])
+        found = gradstats.critic_quality(read_measurement(source, partial=partial), last_step=last_step, low=low)
+        frame = found.to_frame(confidence_level)
+        if as_json:
+            terminal.print_json(frame, found.notes)
+        else:
+            terminal.show_table(critic_table(frame))
+        for sentence in found.notes:
+            terminal.note(sentence)
+        save_result(frame, folder, CRITIC, overwrite, uses_values=True)
+
+
+def ratios(
+    source: Positional[Path],
+    bins: int = 4,
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    out: Path | None = None,
+    partial: Partial = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Report how far the scored policy is from the sampling policy, and how much the clips of the recipes remove.
+
+    Args:
+        source: a measurement folder or a run directory, whose sampler recorded log-probabilities.
+        bins: number of bins of completion length.
+        out: also write the table of ratios as CSV.
+    """
+    import gradstats
+    from gradstats.measurement.storage import read_measurement
+    from gradstats.report.analysis_tables import clipping_table, ratio_table
+    from gradstats.runs.analysis import refuse_foreign_table
+
+    refuse_foreign_table(out, ["ratio", "chi_squared"])
+    found = gradstats.ratio_diagnostics(read_measurement(source, partial=partial), n_bins=bins)
+    frame, clipping = found.to_frame(confidence_level), found.clipping_frame(confidence_level)
+    if as_json:
+        print(to_json({"ratios": frame.to_dict("records"), "clipping": clipping.to_dict("records")}))
+    else:
+        terminal.show_table(ratio_table(frame))
+        if len(clipping):
+            terminal.show_table(clipping_table(clipping))
+    for sentence in found.notes:
+        terminal.note(sentence)
+    save_table(out, frame, overwrite, quiet=as_json)
+
+
+def profile(
+    sources: Positional[Annotated[tuple[str, ...], one_or_more("RUN_OR_POLICY")]],
+    settings: OptionsOf[SamplingSection],
+    prompts: PromptSource = "embedded",
+    n: PromptCount = None,
+    prompt_settings: PromptSettings = (),
+    policy_settings: PolicySettings = (),
+    confidence_level: Level = CONFIDENCE_LEVEL,
+    out: Path | None = None,
+    as_json: AsJson = False,
+    progress: Progress = True,
+    partial: Partial = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Profile policies side by side: entropy, spread of ‖S‖², α, effect of the reward, variance of a few estimators.
+
+    Args:
+        sources: run directories or measurement folders; or policies (as for ``gradstats sample``), from which
+            completions are drawn and measured with the options below.
+        out: also write the table, as OUT.tex, OUT.md and OUT.csv.
+    """
+    from gradstats.report.saved_results import refuse_inside_run, writing_into
+    from gradstats.report.tables import profile_table, refuse_foreign_tables, table_paths
+    from gradstats.runs.profiles import measurement_for_profile
+    from gradstats.stats import profile_policy
+
+    if not sources:
+        raise ValueError("name at least one run directory or policy: gradstats profile RUN_OR_POLICY …")
+    if out is not None:
+        refuse_foreign_tables(out)
+        for path in table_paths(out):
+            refuse_inside_run(path)
+    source = prompts_section(prompts, n, settings.seed, prompt_settings)
+    names = [Path(name).name for name in sources]
+    if len(set(names)) < len(names):  # folders of the same name: only the whole path distinguishes them
+        names = list(sources)
+    profiles = {}
+    for heading, name in zip(names, sources, strict=True):
+        policy = policy_section(name, policy_settings)
+        measured = measurement_for_profile(name, policy, source, settings, partial=partial, progress=progress)
+        profiles[heading] = profile_policy(measured)
+    table = profile_table(profiles, confidence_level=confidence_level)
+    if as_json:
+        print(to_json({"rows": table.source.to_dict("records")}))
+    else:
+        terminal.show_table(table)
+    if out is not None:
+        with writing_into(out):
+            paths = table.save(out, overwrite=overwrite)
+        for path in paths:
+            terminal.console.print(f"→ {path}")

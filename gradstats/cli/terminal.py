@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions
 from rich.table import Column, Table
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.system.files import to_json
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gradstats.runs.analysis import RunResult
     from gradstats.runs.cost import CostEstimate
     from gradstats.stats import AlphaReport
-    from gradstats.stats.tokens.proxy_quality import ProxyQuality
+    from gradstats.stats.proxy_quality import ProxyQuality
 
 _UNWRAPPED = 10_000  # columns of a file or a pipe
 WIDE = 100  # columns; labels are broken into lines on a narrower terminal
@@ -183,7 +183,7 @@ def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = 
 
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
-    from gradstats.report.variance_columns import BEST_SET, TOGETHER, best_set_marks, variance_columns
+    from gradstats.report.analysis_tables import BEST_SET, TOGETHER, best_set_marks, variance_columns
     from gradstats.stats.printed import short_with_interval
     from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
 
@@ -239,7 +239,7 @@ def _labels(frame: pd.DataFrame, narrow: bool) -> list[str]:
 
 def show_tokens(quality: ProxyQuality, confidence_level: float = CONFIDENCE_LEVEL) -> None:
     """Print the quality of proxies of token energies, and how energy is spread over tokens."""
-    from gradstats.stats.tokens.proxy_quality import PROXY_QUANTITIES
+    from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 
     frame = quality.to_frame(confidence_level)
     title = (

@@ -1,23 +1,26 @@
-"""The experiment file: what a run samples, measures, compares and draws."""
+"""The text of a new experiment file: every setting with what it means, those that were not chosen behind a ``#``."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 from pydantic import Field, PrivateAttr, field_validator
+from pydantic.fields import FieldInfo
 
-from gradstats.config.measurement import MeasurementSection
-from gradstats.config.option_types import FreeOptions, Tracker
+from gradstats.config.options import FreeOptions, Tracker
 from gradstats.config.sections import (
     ExecutionSection,
     FiguresSection,
     LengthScalingSection,
+    MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,
@@ -26,7 +29,60 @@ from gradstats.config.sections import (
 )
 from gradstats.config.trust import is_received, refuse_untrusted
 from gradstats.config.validation import Section, WrongSettingsError
-from gradstats.config.yaml_text import read_yaml
+
+# An experiment has some hundred values; a few lines of nested aliases can stand for billions.
+_MOST_VALUES = 100_000
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
+        for name, count in names.items():
+            if count > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {name!r} is given {count} times: give it once", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str) -> Any:
+    """Read a YAML document of plain values.
+
+    Raises:
+        yaml.YAMLError: when it is not YAML, repeats a key, or expands to more than 100,000 values.
+
+    >>> read_yaml("{a: 1, b: [x, 2.5]}")
+    {'a': 1, 'b': ['x', 2.5]}
+    """
+    try:
+        loader = _Loader(text)
+        try:
+            root = loader.get_single_node()
+            if root is None:
+                return None
+            if _n_values(root, {}) > _MOST_VALUES:
+                raise yaml.YAMLError(f"its aliases expand to more than {_MOST_VALUES:,} values: write them out")
+            return loader.construct_document(root)
+        finally:
+            loader.dispose()
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply, or refers to itself") from error
+    except ValueError as error:  # a date that does not exist, an integer of a million digits
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
+
+
+def _n_values(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Count the values of a node with its aliases written out; one that contains itself has infinitely many."""
+    if id(node) not in counted:
+        counted[id(node)] = _MOST_VALUES + 1  # what an alias to a node that is still open stands for
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            children = [child for pair in node.value for child in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            children = list(node.value)
+        counted[id(node)] = 1 + sum(_n_values(child, counted) for child in children)
+    return counted[id(node)]
+
 
 #: The entry of a file that varies settings, see :mod:`gradstats.config.sweep`.
 VARY = "vary"
@@ -292,3 +348,72 @@ def find_experiment(name: str, *, sweep: bool = False) -> Path:
     raise FileNotFoundError(
         f"there is no {kind} file {name}, and no {kind} of that name comes with the project ({hint})"
     )
+
+
+#: The schema with which editors complete and check a file; it lies beside it.
+SCHEMA_FILE = "experiment.schema.json"
+_WIDTH = 110
+_BEGINNING = """\
+# yaml-language-server: $schema={schema}
+# Check this file with `gradstats run {file} --dry-run`, and run it with `gradstats run {file}`.
+# A setting behind "#" shows the value that it has by default; remove the "# " in front of it to change it.
+"""
+
+
+def experiment_text(file: str, settings: Mapping[str, Any]) -> str:
+    """Write an experiment file that chooses some settings and shows all others with their defaults.
+
+    Args:
+        file: the name of the file, for its first lines.
+        settings: ``description``, and section → setting → value; a section of which nothing is chosen shows its first
+            setting with its default.
+
+    Returns:
+        YAML, with one comment for every setting.
+
+    Raises:
+        WrongSettingsError: when a setting is unknown, missing, of a wrong type or out of range.
+    """
+    Experiment(name="new", **dict(settings))
+    parts = [_BEGINNING.format(schema=SCHEMA_FILE, file=file)]
+    for name, field in Experiment.model_fields.items():
+        if name == "name":  # that of the file
+            continue
+        of_section = field.annotation if isinstance(field.annotation, type) else None
+        chosen = settings.get(name)
+        if of_section is not None and issubclass(of_section, Section):
+            parts.append("\n".join([*_comment(field, ""), f"{name}:", *_section(of_section, chosen or {})]) + "\n")
+        else:
+            parts.append("\n".join(_setting(name, field, chosen, "")) + "\n")
+    return "\n".join(parts)
+
+
+def _section(section: type[Section], chosen: Mapping[str, object]) -> Iterator[str]:
+    """Yield the lines of a section."""
+    if not chosen:  # a section whose settings are all comments would be empty
+        first, field = next(iter(section.model_fields.items()))
+        chosen = {first: field.get_default(call_default_factory=True)}
+    for name, field in section.model_fields.items():
+        yield from _setting(name, field, chosen.get(name), "  ", shown=name in chosen)
+
+
+def _setting(name: str, field: FieldInfo, value: object, indent: str, *, shown: bool | None = None) -> Iterator[str]:
+    """Yield a setting under its comment, itself a comment where it is not chosen."""
+    yield from _comment(field, indent)
+    if value is not None or shown:
+        yield f"{indent}{name}: {as_yaml(value)}"
+    else:
+        yield f"{indent}# {name}: {as_yaml(field.get_default(call_default_factory=True))}"
+
+
+def _comment(field: FieldInfo, indent: str) -> list[str]:
+    meaning = field.description or ""
+    return textwrap.wrap(
+        meaning, _WIDTH, initial_indent=f"{indent}## ", subsequent_indent=f"{indent}## ", break_on_hyphens=False
+    )
+
+
+def as_yaml(value: object) -> str:
+    """Write a value on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000)
+    return text.removesuffix("...\n").strip()

@@ -12,22 +12,21 @@ from gradstats.estimators.registry import names, register, table
 # one advantage per completion
 from gradstats.estimators.baselines.means import asymmetric, batch_mean, constant, dr_grpo, group_mean, reinforce, rloo
 from gradstats.estimators.baselines.weighted import length_weighted, norm_weighted, token_mean
-from gradstats.estimators.baselines.weighted_mean import optimal_constant
-from gradstats.estimators.baselines.group_std import grpo
-from gradstats.estimators.baselines.best_of_group import pass_at_k
-from gradstats.estimators.baselines.log_mean_exp import kimi
-from gradstats.estimators.baselines.maximum_likelihood import max_rl
-from gradstats.estimators.baselines.shrinkage import james_stein
-from gradstats.estimators.baselines.whitening import reinforce_pp, reinforce_pp_baseline
+from gradstats.estimators.baselines.weighted import optimal_constant
+from gradstats.estimators.baselines.scaled import grpo
+from gradstats.estimators.baselines.means import pass_at_k
+from gradstats.estimators.baselines.means import kimi
+from gradstats.estimators.baselines.means import max_rl
+from gradstats.estimators.baselines.scaled import james_stein
+from gradstats.estimators.baselines.scaled import reinforce_pp, reinforce_pp_baseline
 
 # one advantage per token
-from gradstats.estimators.baselines.discounted import discounted
-from gradstats.estimators.baselines.greedy import remax
+from gradstats.estimators.baselines.token_baseline import discounted
+from gradstats.estimators.baselines.means import remax
 from gradstats.estimators.baselines.token_baseline import causal_optimal, otb, otb_turns
 from gradstats.estimators.baselines.value_baseline import gae, vine
 
 # whole policy-gradient estimators
-from gradstats.estimators import recipes
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.estimators.by_label import get
 from gradstats.estimators.recipes.weightings import token_weightings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from gradstats.config.labels import read_label
+from gradstats.config.options import read_label
 from gradstats.config.trust import names_code
 from gradstats.estimators import registry
 from gradstats.estimators.recipes.named import RECIPES

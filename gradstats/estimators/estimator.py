@@ -1,17 +1,252 @@
-"""Estimators: the definition behind a name, the object with its parameters, and the protocol shared with recipes."""
+"""User-defined estimators, named "module:function" without being registered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, Generic, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 
+from gradstats.config.options import written
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.parameters import Parameters
-from gradstats.estimators.parametrised import Parametrised
+from gradstats.system.user_code import import_function
+
+#: Values by name; a user's own estimator may take values of any type.
+Parameters = Mapping[str, Any]
+#: Whether a value is accepted, and what is accepted, in words.
+Rule = tuple[Callable[[object], bool], str]
+
+
+def _finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _one_of(*choices: str) -> Rule:
+    return lambda value: value in choices, " or ".join(repr(choice) for choice in choices)
+
+
+def _whole(least: int) -> Rule:
+    accepted = f"a whole number of at least {least}"
+    return lambda value: isinstance(value, int | np.integer) and bool(value >= least), accepted
+
+
+SWITCH: Rule = (lambda value: isinstance(value, bool | np.bool_), "True or False")
+FINITE: Rule = (_finite, "a finite number")
+POSITIVE: Rule = (lambda value: _finite(value) and value > 0, "a finite number above 0")
+NOT_NEGATIVE: Rule = (lambda value: _finite(value) and value >= 0, "a finite number of at least 0")
+SHARE: Rule = (lambda value: _finite(value) and 0 <= value <= 1, "a number between 0 and 1")
+
+RULES: dict[str, Rule] = {
+    "loo": SWITCH,
+    "scope": _one_of("group", "batch"),
+    "off_policy": SWITCH,
+    "truncate": POSITIVE,
+    "singleton": _one_of("zero", "reward", "nan"),
+    "b": (lambda value: _finite(value) or value == "optimal", "a number or 'optimal'"),
+    "alpha": (lambda value: _finite(value) or value == "within_prompt", "a finite number or 'within_prompt'"),
+    "delta": FINITE,
+    "tau": POSITIVE,
+    "ddof": _whole(0),
+    "eps": NOT_NEGATIVE,
+    "normalize": SWITCH,
+    "shrink_factor": SWITCH,
+    "gamma": SHARE,
+    "lam": SHARE,
+    "whiten": SWITCH,
+    "k": _whole(1),
+    "energy": _one_of("logit", "exact"),
+    "zero_tail": SWITCH,
+    "eps_low": NOT_NEGATIVE,
+    "eps_high": NOT_NEGATIVE,
+    "dual_clip": POSITIVE,
+    "convention": _one_of("verl", "trl"),
+    "max_tokens": POSITIVE,
+    "beta": NOT_NEGATIVE,
+    "kind": _one_of("k1", "k2", "k3"),
+    "max": POSITIVE,
+    "cache": POSITIVE,
+    "share": SHARE,
+    "threshold": NOT_NEGATIVE,
+    "rescale": SWITCH,
+    "dynamic_sampling": SWITCH,
+    "low": POSITIVE,
+    "high": POSITIVE,
+    "over": _one_of("mean", "sum", "max"),
+    "baseline": (lambda value: isinstance(value, str) and bool(value), "the label of an estimator"),
+}
+
+
+# Similarity from which on a name counts as misspelt; at 0.5, "dapo" passes for "opo".
+_NEAR = 0.7
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that a misspelt one stands for; None where none is near."""
+    near = get_close_matches(name, list(known), cutoff=_NEAR)
+    # Letters that changed places, as in "gpro", are likelier than others that are equally similar.
+    return min(near, key=lambda one: sorted(one) != sorted(name), default=None)
+
+
+def suggest(name: str, known: list[str]) -> str:
+    """Suggest the nearest known name, or list all of them where none is near."""
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(known))}"
+
+
+def bind_parameters(
+    what: str,
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
+    keywords: Parameters,
+    skip: int,
+) -> dict[str, object]:
+    """Bind values to the parameters of ``function`` and fill in the defaults.
+
+    Args:
+        what: the name of the function in messages, as in "estimator kimi".
+        function: the function whose signature is used.
+        arguments: positional values.
+        keywords: values by name.
+        skip: how many leading arguments are data rather than parameters.
+
+    Returns:
+        Every parameter with its value.
+
+    Raises:
+        TypeError: for an unknown parameter, or one that is required and missing; it is named.
+    """
+    declared = list(inspect.signature(function).parameters.values())[skip:]
+    names = [parameter.name for parameter in declared]
+    if len(arguments) > len(names):
+        raise TypeError(f"{what} takes {len(names)} parameters ({', '.join(names)}), got {len(arguments)}")
+    given = dict(zip(names, arguments, strict=False))
+    for name, value in keywords.items():
+        if name not in names:
+            remedy = suggest(name, names) if names else "it has no parameters"
+            raise TypeError(f"{what} has no parameter {name!r}: {remedy}")
+        if name in given:
+            raise TypeError(f"{what} got {name!r} twice, by position and by name")
+        given[name] = value
+    missing = [p.name for p in declared if p.name not in given and p.default is inspect.Parameter.empty]
+    if missing:
+        raise TypeError(f"{what} needs a value for {' and '.join(missing)}: {missing[0]} has no default")
+    return {p.name: _as_declared(p, given.get(p.name, p.default)) for p in declared}
+
+
+def _as_declared(parameter: inspect.Parameter, value: object) -> object:
+    """Convert whole numbers to ``float`` where that is declared, so that labels and types do not vary."""
+    declared = str(parameter.annotation).startswith("float") or parameter.annotation is float
+    if declared and isinstance(value, int | float | np.number) and not isinstance(value, bool):
+        return float(value)
+    return value
+
+
+def check_parameters(
+    what: str, function: Callable[..., object], parameters: Parameters, own: Mapping[str, Rule] | None = None
+) -> None:
+    """Refuse values outside the range that a parameter of that name has in every estimator.
+
+    Args:
+        what: the name of the function in messages.
+        function: the function whose parameters they are.
+        parameters: every parameter with its value.
+        own: rules in place of the common ones.
+
+    Raises:
+        ValueError: naming the parameter, its value and what is accepted.
+    """
+    declared = inspect.signature(function).parameters
+    for name, value in parameters.items():
+        left_out = value is None and declared[name].default is None
+        allowed, accepted = (own or {}).get(name) or RULES[name]
+        if not left_out and not allowed(value):
+            raise ValueError(f"{what}: {name} must be {accepted}, got {value!r}")
+
+
+def describe(name: str, function: Callable[..., object], parameters: Parameters) -> str:
+    """Format ``name(parameter=value, …)`` with the parameters that have no default or differ from it."""
+    signature = inspect.signature(function).parameters
+    stated = [f"{key}={written(value)}" for key, value in parameters.items() if value != signature[key].default]
+    return f"{name}({', '.join(stated)})" if stated else name
+
+
+@runtime_checkable
+class NamedFunction(Protocol):
+    """A function that is found by name, and the properties of its use."""
+
+    @property
+    def name(self) -> str:
+        """The canonical name."""
+        ...
+
+    @property
+    def function(self) -> Callable[..., object]:
+        """The function that the parameters are passed to."""
+        ...
+
+    @property
+    def across_groups(self) -> Callable[[Parameters], bool]:
+        """Whether it is batch-level, that is, uses other groups than the prompt's, given the parameters."""
+        ...
+
+    @property
+    def unit(self) -> Callable[[Parameters], str]:
+        """What gradients are measured in, or divided by, given the parameters."""
+        ...
+
+
+Defined = TypeVar("Defined", bound=NamedFunction, covariant=True)
+
+
+@dataclass(frozen=True)
+class Parametrised(Generic[Defined]):
+    """A definition with its parameters, which its label shows.
+
+    Attributes:
+        definition: what the name stands for.
+        parameters: every parameter, defaults included.
+        written: the label it was found by; None for one that was built from its factory.
+    """
+
+    definition: Defined
+    parameters: Parameters
+    written: str | None = field(default=None, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The canonical name, without parameters."""
+        return self.definition.name
+
+    @property
+    def label(self) -> str:
+        """The label that it was found by, else :attr:`composition`."""
+        return self.composition if self.written is None else self.written
+
+    @property
+    def composition(self) -> str:
+        """The name with the parameters that are required or differ from their defaults."""
+        return describe(self.name, self.definition.function, self.parameters)
+
+    @property
+    def across_groups(self) -> bool:
+        """Whether it is batch-level: whether a group's weights depend on other groups of the batch."""
+        return self.definition.across_groups(self.parameters)
+
+    @property
+    def unit(self) -> str:
+        """What gradients are measured in, or divided by; variances of different units are not compared."""
+        return self.definition.unit(self.parameters)
+
+    def __hash__(self) -> int:
+        return hash(self.composition)
+
+    def __repr__(self) -> str:
+        return self.label
+
 
 Level = Literal["sequence", "token"]
 
@@ -34,7 +269,7 @@ class Definition:
         needs: Batch fields that are required, given the parameters.
         across_groups: whether it is batch-level, that is, uses other groups than the prompt's, given the parameters.
         expected_scale: c with E[ĝ] = c·∇J, given the group size and the parameters; None where unknown.
-        checked: whether values are checked against :data:`gradstats.estimators.parameters.RULES`.
+        checked: whether values are checked against :data:`gradstats.estimators.estimator.RULES`.
         unit: what the gradient is measured in, given the parameters: ``"sequence_sum"``, followed by what the
             advantages are divided by, as in ``"sequence_sum / group_std"``.
         display: what figures and tables of a paper call it; empty: its label.
@@ -164,3 +399,35 @@ def composition_of(estimator: Weighting) -> str:
 def unit_of(estimator: Weighting) -> str:
     """Return the unit of an estimator's gradient; an object that states no ``unit`` is taken as a plain sum."""
     return getattr(estimator, "unit", SEQUENCE_SUM)
+
+
+def user_definition(name: str, registered: Iterable[Definition]) -> Definition:
+    """Return the definition behind "module:function", a function ``Batch → advantages``.
+
+    The requirements of :func:`gradstats.estimators.register` hold here as well. A function that is not registered must
+    return one advantage for each completion, and its bias is unknown.
+
+    Args:
+        name: the module, a colon, the function; without parameters.
+        registered: the known definitions, including those that the module registers when it is imported.
+
+    Raises:
+        ImportError, ValueError: as for :func:`gradstats.system.user_code.import_function`.
+    """
+    function = import_function(name, "the estimator")
+    known = next((definition for definition in registered if definition.function is function), None)
+    if known is not None:
+        return replace(known, name=name)
+    return Definition(
+        name=name,
+        function=function,
+        baseline="user's own",
+        scale="–",
+        bias="not stated",
+        source="user's own",
+        level="sequence",
+        needs=lambda parameters: (),
+        across_groups=lambda parameters: False,
+        expected_scale=lambda group_size, parameters: None,
+        checked=False,
+    )

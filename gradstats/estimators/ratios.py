@@ -1,15 +1,15 @@
-r"""Ratios of the scored policy to the policy that sampled: of a token, :math:`ρ_t = π(y_t)/π_{old}(y_t)`, and of a
-completion, :math:`ρ_i = \prod_t ρ_{i,t}`.
-
-A batch without ``old_logprobs`` is taken as drawn from the scored policy, with every ratio 1.
-"""
+"""Weights that are formed a few prompts at a time, so that no array of all tokens is held."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import Level, Weighting, composition_of, unit_of
 
 #: Below this :math:`χ^2 = E[ρ_i^2] - 1` of whole completions, sampler and scorer count as one policy: bfloat16 and the
 #: kernels of a server leave less, another checkpoint or temperature more.
@@ -85,3 +85,121 @@ def without_negligible_ratios(batch: Batch) -> Batch:
     if batch.old_logprobs is None or chi_squared(batch) > NEGLIGIBLE_CHI_SQUARED:
         return batch
     return batch.with_fields(old_logprobs=None)
+
+
+@dataclass(frozen=True)
+class AlongCompletions:
+    """A token-level estimator used at the level of completions, which needs only the scores of completions.
+
+    Attributes:
+        estimator: an estimator whose weights are constant along each completion.
+    """
+
+    estimator: Weighting
+
+    @property
+    def name(self) -> str:
+        """The estimator's name."""
+        return self.estimator.name
+
+    @property
+    def label(self) -> str:
+        """The estimator's label."""
+        return self.estimator.label
+
+    @property
+    def composition(self) -> str:
+        """What the estimator is composed of."""
+        return composition_of(self.estimator)
+
+    @property
+    def level(self) -> Level:
+        """``"sequence"``."""
+        return "sequence"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The optional fields of the Batch that the estimator requires."""
+        return self.estimator.needs
+
+    @property
+    def across_groups(self) -> bool:
+        """Whether the estimator is batch-level."""
+        return self.estimator.across_groups
+
+    @property
+    def unit(self) -> str:
+        """The estimator's unit."""
+        return unit_of(self.estimator)
+
+    def expected_scale(self, group_size: int) -> float | None:
+        """Return the estimator's factor c in E[ĝ] = c·∇J."""
+        return self.estimator.expected_scale(group_size)
+
+    def weights(self, batch: Batch) -> Float[np.ndarray, "n"]:
+        """Return the weight of each completion.
+
+        Raises:
+            ValueError: when the weights differ between the tokens of a completion.
+        """
+        weights = self.estimator.weights(batch)
+        if weights.ndim == 1:
+            return weights
+        first = weights[np.arange(len(weights)), batch.mask.argmax(axis=1)]
+        if not np.array_equal(weights, np.where(batch.mask, first[:, None], 0.0)):
+            raise ValueError(f"{self.label} weights the tokens of a completion differently: it needs scores of tokens")
+        return first
+
+
+def along_completions(estimator: Weighting, batch: Batch) -> Weighting:
+    """Return the estimator at the level of completions where its weights on this batch allow it, else unchanged.
+
+    ReMax with a terminal reward is an example: its baseline is one number per prompt.
+    """
+    if estimator.level != "token" or any(not batch.has(need) for need in estimator.needs):
+        return estimator
+    candidate = AlongCompletions(estimator)
+    try:
+        candidate.weights(batch)
+    except ValueError:
+        return estimator
+    return candidate
+
+
+#: Tokens, padding included, whose weights are formed together: 32 MiB in float64.
+TOKENS_AT_ONCE = 2**22
+
+
+def in_blocks_of_groups(weights_of: Callable[[Batch], np.ndarray], batch: Batch) -> np.ndarray:
+    """Return ``weights_of(batch)``, called on whole groups, as many at a time as :data:`TOKENS_AT_ONCE` allows.
+
+    Args:
+        weights_of: batch → one value for each completion, (n,) or (n, T), which depends on its group alone.
+        batch: the completions.
+
+    Returns:
+        The values in the order of the batch.
+    """
+    if batch.mask.size <= TOKENS_AT_ONCE:
+        return weights_of(batch)
+    weights = None
+    for rows in _blocks(batch):
+        of_rows = weights_of(batch.select(rows))
+        if weights is None:
+            weights = np.empty((len(batch.rewards), *of_rows.shape[1:]), dtype=of_rows.dtype)
+        weights[rows] = of_rows
+    assert weights is not None
+    return weights
+
+
+def _blocks(batch: Batch) -> Iterator[Int[np.ndarray, " rows"]]:
+    """Yield positions of the completions of consecutive groups, at least one group at a time."""
+    order = np.argsort(batch.group_index, kind="stable")
+    ends = np.cumsum(batch.group_sizes)
+    most = TOKENS_AT_ONCE // batch.mask.shape[1]
+    start = 0
+    while start < len(order):
+        within = int(np.searchsorted(ends, start + most, side="right"))
+        stop = int(ends[max(within - 1, int(np.searchsorted(ends, start, side="right")))])
+        yield order[start:stop]
+        start = stop

@@ -10,11 +10,19 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 import pandas as pd
 
-from gradstats.config.labels import read_label
+from gradstats.config.options import read_label
 from gradstats.estimators.batch import COLUMN, HOW_TO_GET, Batch
-from gradstats.estimators.estimator import SEQUENCE_SUM, Definition, Estimator, Level
-from gradstats.estimators.parameters import Parameters, bind_parameters, check_parameters, suggest
-from gradstats.estimators.user_estimator import user_definition
+from gradstats.estimators.estimator import (
+    SEQUENCE_SUM,
+    Definition,
+    Estimator,
+    Level,
+    Parameters,
+    bind_parameters,
+    check_parameters,
+    suggest,
+    user_definition,
+)
 
 P = ParamSpec("P")
 V = TypeVar("V")

@@ -1,12 +1,11 @@
 """From rollouts to gradients: measuring, engines, sketches, token scores and checks."""
 
-from gradstats.gradients.blocks import ParameterSelection, select_parameters
 from gradstats.gradients.checks.check_engines import check_engines
 from gradstats.gradients.checks.self_check import SelfCheck, SelfCheckError
 from gradstats.gradients.engines.registry import ENGINES
-from gradstats.gradients.engines.unsupported import UnsupportedModuleError
 from gradstats.gradients.measure import measure
 from gradstats.gradients.metric import AdamMetric
+from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, select_parameters
 from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.sketches import CountSketch
 

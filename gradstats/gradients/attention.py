@@ -3,15 +3,174 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradstats.gradients.precision import own_precision
-from gradstats.policy.model import CausalModel
+from gradstats.gradients.parameters import UnsupportedModuleError, describe
+from gradstats.policy.model import CausalModel, dtype_name
 from gradstats.policy.policy import Policy
+from gradstats.rollouts.table import Rollouts
+
+
+@contextmanager
+def own_precision(policy: Policy) -> Iterator[None]:
+    """Step out of ``torch.autocast`` that the caller has switched on: forward and backward passes keep their dtype."""
+    with torch.autocast(policy.device.type, enabled=False):
+        yield
+
+
+@contextmanager
+def refusing_lower_precision(policy: Policy) -> Iterator[None]:
+    """Watch the forward passes inside for computations in a narrower dtype than that of the parameters.
+
+    A wrapper around the model's forward method may switch autocast on (accelerate's mixed precision) or replace the
+    parameters by narrower ones (FSDP's mixed precision), and cast the logits back.
+
+    Args:
+        policy: the policy.
+
+    Raises:
+        ValueError: afterwards, naming the first module that computes in a narrower dtype.
+    """
+    model, device, own_dtype = policy.model, policy.device.type, policy.dtype
+    found: list[str] = []
+    dtypes = {name: tensor.dtype for name, tensor in model.named_parameters(remove_duplicate=False)}
+    handles = []
+
+    def note(path: str, module: nn.Module, dtype: torch.dtype, own: torch.dtype, why: str) -> None:
+        if dtype.is_floating_point and dtype.itemsize < own.itemsize and not found:
+            found.append(f"{describe(path, module)} computes in {dtype_name(dtype)} {why}")
+
+    def watch(path: str, module: nn.Module) -> None:
+        owned = {name: dtypes[f"{path}.{name}" if path else name] for name, _ in module.named_parameters(recurse=False)}
+
+        def before(module: nn.Module, _inputs: tuple[object, ...]) -> None:
+            if torch.is_autocast_enabled(device):
+                note(path, module, torch.get_autocast_dtype(device), own_dtype, "under autocast")
+            for name, tensor in module._parameters.items():
+                if tensor is not None and name in owned:
+                    note(path, module, tensor.dtype, owned[name], f"with its {name} replaced by a narrower one")
+
+        def after(module: nn.Module, _inputs: tuple[object, ...], output: object) -> None:
+            if isinstance(module, (nn.Linear, nn.Embedding)) and isinstance(output, Tensor) and "weight" in owned:
+                note(path, module, output.dtype, owned["weight"], "inside a wrapper of its forward method")
+
+        handles.extend([module.register_forward_pre_hook(before), module.register_forward_hook(after)])
+
+    for path, module in model.named_modules():
+        watch(path, module)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if found:
+        raise ValueError(
+            f"{found[0]}, although the parameters of {policy.name} are {dtype_name(own_dtype)}: measure the model "
+            "without its mixed-precision wrapper, or load it in the dtype that is meant"
+        )
+
+
+@dataclass(frozen=True)
+class _LengthDependence:
+    """How the factors of one rotary embedding, or of one of its kinds of layers, depend on the length.
+
+    Attributes:
+        path: name of the module in the model.
+        module: the module.
+        prefix: of its attributes for one kind of layers; empty where all layers share them.
+        dynamic: whether each length beyond ``limit`` has factors of its own; otherwise all of them share the long ones.
+        limit: the largest length with the original factors.
+    """
+
+    path: str
+    module: Any
+    prefix: str
+    dynamic: bool
+    limit: int
+
+
+def length_classes(models: Sequence[nn.Module], times: np.ndarray) -> list[tuple[int, ...]]:
+    """Return what the rotary factors of sequences depend on: sequences of one class may be padded together.
+
+    Args:
+        models: the models that they go through.
+        times: (sequences,), number of tokens, prompts included.
+
+    Returns:
+        For each sequence, one number for each rotary embedding whose factors depend on the length; empty for most
+        models.
+    """
+    dependences = [one for model in models for one in _dependences(model)]
+    return [tuple(_class(one, int(time)) for one in dependences) for time in times]
+
+
+def same_class(model: nn.Module, rollouts: Rollouts, rows: Sequence[int]) -> list[list[int]]:
+    """Split rows of the rollouts into those that may be padded together."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for row, kind in zip(rows, length_classes([model], rollouts.times[list(rows)]), strict=True):
+        found.setdefault(kind, []).append(row)
+    return list(found.values())
+
+
+def refuse_mixed_lengths(model: nn.Module, times: Sequence[int]) -> None:
+    """Refuse sequences of which one would get other rotary factors in a chunk than alone.
+
+    Args:
+        model: the model.
+        times: number of tokens of each sequence of the chunk, prompts included.
+
+    Raises:
+        UnsupportedModuleError: naming the rotary embedding.
+    """
+    longest = max(times)
+    for one in _dependences(model):
+        for time in times:
+            if _class(one, time) != _class(one, longest):
+                raise UnsupportedModuleError(
+                    f"sequences of {time} and {longest} tokens cannot go through the model together, since the factors "
+                    f"of {describe(one.path, one.module)} depend on the length: put them into chunks of their own"
+                )
+
+
+def forget_lengths(model: nn.Module) -> None:
+    """Restore the original factors, which a longer sequence has replaced: results must not depend on earlier ones."""
+    for one in _dependences(model):
+        name = f"{one.prefix}max_seq_len_cached"
+        if one.dynamic and int(getattr(one.module, name, one.limit)) != one.limit:
+            original = getattr(one.module, f"{one.prefix}original_inv_freq")
+            now = getattr(one.module, f"{one.prefix}inv_freq")
+            one.module.register_buffer(f"{one.prefix}inv_freq", original.to(now.device), persistent=False)
+            setattr(one.module, name, one.limit)
+
+
+def _class(one: _LengthDependence, time: int) -> int:
+    return 0 if time <= one.limit else time if one.dynamic else 1
+
+
+def _dependences(model: nn.Module) -> Iterator[_LengthDependence]:
+    for path, module in model.named_modules():
+        kinds: object = module.__dict__.get("rope_type")
+        if isinstance(kinds, str):
+            kinds = {"": kinds}
+        if not isinstance(kinds, dict):
+            continue
+        rotary: Any = module
+        for layers, kind in kinds.items():
+            prefix = f"{layers}_" if layers else ""
+            if "dynamic" in kind:
+                yield _LengthDependence(path, module, prefix, True, int(rotary.original_max_seq_len))
+            elif kind == "longrope":
+                settings = rotary.config.rope_parameters
+                limit = (settings[layers] if layers else settings)["original_max_position_embeddings"]
+                yield _LengthDependence(path, module, prefix, False, int(limit))
 
 
 def attention_of(model: CausalModel) -> str:

@@ -1,8 +1,18 @@
-"""Recognise an out-of-memory error, whichever allocator raised it."""
+"""The memory that measuring one chunk takes at its peak, estimated before it is measured."""
 
 from __future__ import annotations
 
+from dataclasses import astuple, dataclass
+
 import torch
+from torch import Tensor
+
+from gradstats.gradients.objective import Objective
+from gradstats.gradients.parameters import ParameterSelection
+from gradstats.gradients.sketches import default_sketch_version
+from gradstats.measurement.storage import GIB
+from gradstats.policy.model import n_logits
+from gradstats.policy.policy import Policy
 
 _SENTENCES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -12,3 +22,125 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sentence in str(error) for sentence in _SENTENCES)
+
+
+#: Python, torch and transformers without a model, on a CPU. A GPU holds none of them.
+LIBRARIES_GIB = 0.48
+# Fitted to the peaks of figures/engines/engines.csv. Activations that the backward pass creates beside those that it
+# needs:
+_ACTIVATION_COPIES = 1.2
+# The logits and what is computed from them: their gradient; under torch.func every intermediate result.
+_LOGIT_COPIES = {"ghost": 2.0, "loop": 2.0, "vmap": 6.0}
+# Gradients of all selected parameters while they are added up and reduced, for each sequence that is held.
+_GRADIENT_COPIES = {"ghost": 0.0, "loop": 2.4, "vmap": 1.5}
+_LENGTHS = (32, 64)
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """An estimate in GiB, by what takes it.
+
+    Attributes:
+        libraries: Python and the libraries.
+        weights: the parameters of the model.
+        activations: what the forward pass keeps for the backward pass, and what that adds.
+        logits: logits and their gradients.
+        gradients: gradients of whole sequences.
+        sketches: sketches of the chunk, and their random signs.
+        preconditioner: P of a metric, one more copy of the selected parameters.
+    """
+
+    libraries: float
+    weights: float
+    activations: float
+    logits: float
+    gradients: float
+    sketches: float
+    preconditioner: float
+
+    @property
+    def total(self) -> float:
+        """The sum, in GiB."""
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class ActivationSize:
+    """Bytes that the forward pass of one sequence keeps: ``linear`` · time + ``quadratic`` · time²."""
+
+    linear: float
+    quadratic: float
+
+    def __call__(self, time: int) -> float:
+        """Return the bytes of one sequence of that length."""
+        return self.linear * time + self.quadratic * time**2
+
+
+def activation_size(policy: Policy) -> ActivationSize:
+    """Count what autograd keeps of two short sequences without parameters and logits; attention may grow with time²."""
+    (short, long), (few, many) = _LENGTHS, (_kept_bytes(policy, length) for length in _LENGTHS)
+    quadratic = max(0.0, (many / long - few / short) / (long - short))
+    return ActivationSize(few / short - quadratic * short, quadratic)
+
+
+def peak_memory(
+    policy: Policy,
+    engine: str,
+    selection: ParameterSelection,
+    n_sequences: int,
+    time: int,
+    sketch_dim: int | None,
+    activations: ActivationSize,
+) -> PeakMemory:
+    """Estimate the peak of an engine on a chunk; within 30 % of what was measured in figures/memory/memory.csv.
+
+    Args:
+        policy: the model.
+        engine: ``"ghost"``, ``"vmap"`` or ``"loop"``, which takes one sequence after another.
+        selection: the parameters whose gradients are measured.
+        n_sequences: sequences of the chunk.
+        time: their tokens, prompts included.
+        sketch_dim: dimension of the sketches, times the blocks where each has its own; None for none.
+        activations: as :func:`activation_size` gives it.
+    """
+    at_once = 1 if engine == "loop" else n_sequences
+    item = policy.dtype.itemsize
+    sketches = 0.0
+    if sketch_dim is not None:
+        # Sketches are float32; version 1 keeps signs as bits.
+        kept = selection.n_parameters / 8.0 if default_sketch_version(selection.n_parameters) == 1 else 0.0
+        sketches = 4.0 * n_sequences * sketch_dim + kept
+    sizes = (
+        item * sum(parameter.numel() for parameter in policy.model.parameters()),
+        _ACTIVATION_COPIES * at_once * activations(time),
+        _LOGIT_COPIES[engine] * at_once * time * max(item, 4) * n_logits(policy.model),
+        _GRADIENT_COPIES[engine] * at_once * item * selection.n_parameters,
+        sketches,
+        sum(one.numel() * one.element_size() for one in selection.preconditioner.values()),
+    )
+    libraries = LIBRARIES_GIB if policy.device.type == "cpu" else 0.0
+    return PeakMemory(libraries, *(size / GIB for size in sizes))
+
+
+def _kept_bytes(policy: Policy, length: int) -> int:
+    """Bytes of the tensors that autograd keeps of one sequence, each storage once."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
+    vocabulary = n_logits(policy.model)
+    kept: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and tensor.shape[-1:] != (vocabulary,):
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    ids = torch.zeros(1, length, dtype=torch.long, device=policy.device)
+    with (
+        Objective(policy.model, policy.temperature) as objective,
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
+    ):
+        # What autograd keeps lives as long as the result, so that no two tensors have one address.
+        result = objective(policy.model, ids, length - 1)
+    del result
+    return sum(kept.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from gradstats.config.measurement import MeasurementSection
-from gradstats.gradients.attention import warn_of_other_attention
-from gradstats.gradients.blocks import ParameterSelection, select_parameters
+from gradstats.config.sections import MeasurementSection
+from gradstats.gradients.attention import own_precision, refuse_mixed_lengths, warn_of_other_attention
 from gradstats.gradients.checks.plain_pass import plain_tokens
 from gradstats.gradients.checks.self_check import (
     CheckedSequences,
@@ -25,31 +24,78 @@ from gradstats.gradients.checks.self_check import (
     refuse_unfit_forward,
     self_check,
 )
-from gradstats.gradients.chunking import default_memory_gib, gradients_that_fit, plan_chunks
+from gradstats.gradients.distributed import GroupMemoryError, Ranks
 from gradstats.gradients.engines.experts import experts_implementation
 from gradstats.gradients.engines.reduction import ChunkResult
-from gradstats.gradients.engines.registry import ENGINES, Engine
-from gradstats.gradients.engines.unsupported import UnsupportedModuleError
-from gradstats.gradients.engines.vmap import vmap_engine
-from gradstats.gradients.held_parameters import refuse_dispatched
+from gradstats.gradients.engines.registry import ENGINES, Engine, vmap_engine
 from gradstats.gradients.memory import is_out_of_memory
-from gradstats.gradients.metric import AdamMetric, refuse_estimated_from
-from gradstats.gradients.objective import Chunk, TokenStatistics, make_chunk
-from gradstats.gradients.random_signs import default_sketch_version
-from gradstats.gradients.ranks import GroupMemoryError, Ranks
-from gradstats.gradients.reference_policy import as_reference, reference_logprobs, token_statistics
-from gradstats.gradients.second_moments import read_metric
-from gradstats.gradients.sketches import CountSketch
-from gradstats.gradients.tokens.check import check_projections
-from gradstats.gradients.tokens.scores import MeasuredChunk, TokenResult, TokenSettings, measure_tokens
-from gradstats.gradients.tokens.weights import TokenWeights, named_weightings
-from gradstats.measurement.measurement import Measurement
-from gradstats.measurement.weighted_gradients import WeightedGradients
-from gradstats.policy.model import refuse_weights_that_are_not_finite, vocabulary_size
-from gradstats.policy.policy import Policy, as_policy
+from gradstats.gradients.metric import AdamMetric, read_metric, refuse_estimated_from
+from gradstats.gradients.objective import (
+    Chunk,
+    Objective,
+    TokenStatistics,
+    default_memory_gib,
+    gradients_that_fit,
+    make_chunk,
+    plan_chunks,
+)
+from gradstats.gradients.parameters import (
+    ParameterSelection,
+    UnsupportedModuleError,
+    refuse_dispatched,
+    select_parameters,
+)
+from gradstats.gradients.sketches import CountSketch, default_sketch_version
+from gradstats.gradients.tokens.scores import (
+    MeasuredChunk,
+    TokenResult,
+    TokenSettings,
+    TokenWeights,
+    check_projections,
+    measure_tokens,
+    named_weightings,
+)
+from gradstats.measurement.measurement import Measurement, WeightedGradients
+from gradstats.policy.model import n_logits, refuse_weights_that_are_not_finite, vocabulary_size
+from gradstats.policy.policy import Policy, as_policy, suitable_threads
 from gradstats.policy.sharding import is_sharded
-from gradstats.policy.threads import suitable_threads
 from gradstats.rollouts.table import Rollouts
+
+
+def as_reference(reference: object, policy: Policy) -> Policy:
+    """Return the reference as a policy; a bare model is scored at the measured policy's temperature.
+
+    Raises:
+        TypeError: when it is neither a policy nor a model.
+        ValueError: when its vocabulary has another size.
+    """
+    other = as_policy(reference)
+    if other is not reference:
+        other = replace(other, temperature=policy.temperature)
+    expected, given = n_logits(policy.model), n_logits(other.model)
+    if given != expected:
+        raise ValueError(
+            f"reference_policy {other.name} has a vocabulary of {given}, but {policy.name} one of {expected}: give a "
+            "reference with the same tokenizer"
+        )
+    return other
+
+
+def token_statistics(policy: Policy, chunk: Chunk) -> TokenStatistics:
+    """Statistics, (batch, kept) each, of a chunk's tokens under a policy, by a forward pass without gradients.
+
+    Raises:
+        UnsupportedModuleError: when sequences of the chunk have other rotary factors than alone.
+    """
+    refuse_mixed_lengths(policy.model, chunk.times)
+    with torch.no_grad(), own_precision(policy), Objective(policy.model, policy.temperature) as objective:
+        _, statistics = objective(policy.model, chunk.input_ids.to(policy.device), chunk.kept)
+    return statistics
+
+
+def reference_logprobs(reference: Policy, chunk: Chunk) -> torch.Tensor:
+    """Log-probabilities (batch, kept) of a chunk's tokens, by a forward pass without gradients."""
+    return token_statistics(reference, chunk).logprobs
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +12,41 @@ import pandas as pd
 
 from gradstats.config.experiment import Experiment
 from gradstats.measurement.measurement import Measurement
-from gradstats.report.run_folder import is_run_directory
+from gradstats.report.saved_results import is_run_directory
 from gradstats.report.sweeps import LISTED, SweepList, read_sweep_list, write_sweep_list
 from gradstats.runs.analysis import attempt, distance_of_sampler, fit_alpha, save_comparison
 from gradstats.runs.directory import ANALYSIS, RunDirectory
+from gradstats.runs.tracking import result_values
 from gradstats.system.files import remove_path
 from gradstats.system.lock import only_writer
 
 if TYPE_CHECKING:
     from gradstats.stats import AlphaReport, OnPolicyCheck, SamplerGap
+
+
+@dataclass
+class Complaints:
+    """The reasons that were warned of."""
+
+    _said: set[str] = field(default_factory=set)
+
+    def say(self, what: str, error: Exception) -> None:
+        """Warn of what could not be done and why, unless the reason was given before.
+
+        The warning does not become an error where warnings are errors.
+
+        Args:
+            what: what happened instead.
+            error: why; the first line of its message is shown.
+        """
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if reason in self._said:
+            return
+        self._said.add(reason)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn(f"{what} ({reason}); training continues", RuntimeWarning, stacklevel=2)
+
 
 #: The setting that varies from one measured step to the next.
 VARIED = "policy.revision"
@@ -129,6 +156,25 @@ def _on_policy(measured: Measurement) -> OnPolicyCheck | None:
 
 
 def _compared(run: RunDirectory, measured: Measurement, paths: list[Path]) -> pd.DataFrame:
-    from gradstats.stats.variance.available import compare_available
+    from gradstats.stats.variance.comparison import compare_available
 
     return save_comparison(run, compare_available(measured, **run.experiment.variance.arguments()), paths)
+
+
+#: What every key begins with.
+PREFIX = "gradstats"
+
+
+def logged_values(step: RecordedStep, seconds: float) -> dict[str, float]:
+    """Return what to log of a measured step: key → number, as in ``"gradstats/rloo/ratio_low"``.
+
+    These are the :func:`gradstats.runs.tracking.result_values` of the step, and ``seconds``.
+
+    Args:
+        step: the results of the measurement.
+        seconds: how long measuring and analysing took.
+    """
+    found = result_values(step.measured.rollouts, step.alpha, step.variance, on_policy=step.on_policy, gap=step.gap) | {
+        "seconds": seconds
+    }
+    return {f"{PREFIX}/{key}": value for key, value in found.items()}

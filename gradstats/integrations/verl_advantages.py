@@ -17,7 +17,7 @@ from gradstats.estimators import recipes, registry
 from gradstats.estimators.batch import Batch, how_to_get
 from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe
-from gradstats.integrations.complaints import Complaints
+from gradstats.integrations.training_record import Complaints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """The result of measuring: gradients as norms and sketches, and token statistics."""
 
-from gradstats.measurement.measurement import Measurement
+from gradstats.measurement.measurement import Measurement, WeightedGradients
 from gradstats.measurement.storage import read_measurement
 from gradstats.measurement.token_scores import TokenScores
-from gradstats.measurement.weighted_gradients import WeightedGradients
 
 __all__ = ["Measurement", "TokenScores", "WeightedGradients", "read_measurement"]

@@ -1,18 +1,242 @@
-"""The measurement: the result of measuring rollouts."""
+"""Measurements of several shards joined into one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gradstats.measurement.token_quantities import TokenQuantities
-from gradstats.measurement.weighted_gradients import WeightedGradients, sketched_gram
-from gradstats.rollouts.table import Rollouts
+from gradstats.config.options import EUCLIDEAN, written
+from gradstats.measurement.token_scores import TokenScores
+from gradstats.rollouts.table import Rollouts, refuse_different_policies
+from gradstats.system.shards import ORIGIN
+
+
+def metric_label(metadata: Mapping[str, Any]) -> str:
+    """Return the label of the metric that a measurement's metadata records; without a record it is Euclidean.
+
+    Two measurements are comparable if and only if their labels are equal: Adam's contains a digest of the second
+    moments.
+
+    Example:
+        >>> metric_label({})
+        'euclidean'
+        >>> adam = {"name": "adam", "eps": 1e-8, "power": 0.5, "step": None, "beta2": 0.999, "moments": "1a2b"}
+        >>> metric_label({"metric": adam})
+        'adam(eps=1e-08, power=0.5, moments=1a2b)'
+    """
+    described = metadata.get("metric")
+    if described is None:
+        return EUCLIDEAN
+    names = (
+        ["eps", "power", "moments"] if described.get("step") is None else ["eps", "power", "step", "beta2", "moments"]
+    )
+    inside = ", ".join(f"{name}={_value(described[name])}" for name in names)
+    return f"{described['name']}({inside})"
+
+
+def metric_sentence(metadata: Mapping[str, Any]) -> str:
+    """Return what the metric of a measurement is, as a sentence without its full stop; empty for the Euclidean one.
+
+    Example:
+        >>> adam = {"name": "adam", "eps": 1e-8, "power": 0.5, "step": None, "beta2": 0.999, "moments": "1a2b"}
+        >>> metric_sentence({"metric": adam | {"source": "optimizer.pt"}})
+        'norms and inner products are those of P·S with P = 1/(v̂^0.5 + 1e-08), v̂ from optimizer.pt'
+    """
+    described = metadata.get("metric")
+    if described is None:
+        return ""
+    power, eps = _value(described["power"]), _value(described["eps"])
+    source = described.get("source")
+    return f"norms and inner products are those of P·S with P = 1/(v̂^{power} + {eps})" + (
+        f", v̂ from {source}" if source else ""
+    )
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else written(value)
+
+
+_LAYER = re.compile(r"^(?:.*?\.)?(?:layers|layer|h|blocks|block)\.(\d+)(?:\.(.*))?$")
+
+
+def split_layer(name: str) -> tuple[int, str] | None:
+    """Return the number of a layer and the rest of the name, or None for what is in no layer.
+
+    Example:
+        >>> split_layer("model.layers.3.mlp.up_proj.weight")
+        (3, 'mlp.up_proj.weight')
+        >>> split_layer("layers.3")
+        (3, '')
+        >>> split_layer("lm_head.weight") is None
+        True
+    """
+    match = _LAYER.match(name)
+    return None if match is None else (int(match.group(1)), match.group(2) or "")
+
+
+#: What a measurement is told that would need sketches by block.
+NO_BLOCK_SKETCHES = "this measurement holds no sketches by block: measure with block_sketches=True"
+
+
+@dataclass(frozen=True)
+class WeightedGradients:
+    r"""Gradients :math:`\sum_t w_t \nabla\log\pi(y_{i,t})` under the user's token weights, as norms and sketches.
+
+    Attributes:
+        sq_norms_by_block: frame (N, blocks), squared norms.
+        sketches: (N, sketch_dim), projections of the same seed as those of the measurement itself, or None.
+        sketches_by_block: (N, blocks, sketch_dim), those of each block, which sum to ``sketches``; or None.
+    """
+
+    sq_norms_by_block: pd.DataFrame
+    sketches: np.ndarray | None
+    sketches_by_block: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.sq_norms_by_block)
+
+    @property
+    def sq_norms(self) -> np.ndarray:
+        """(N,) squared norms."""
+        return self.sq_norms_by_block.to_numpy(dtype=np.float64).sum(axis=1)
+
+    def gram(self) -> np.ndarray:
+        """Return (N, N) inner products: unbiased from the sketches, exact on the diagonal.
+
+        Raises:
+            ValueError: when no sketches were measured.
+        """
+        return sketched_gram(self.sketches, self.sq_norms)
+
+    def select(self, rows: np.ndarray) -> WeightedGradients:
+        """Return the sequences at the given positions, in that order."""
+        table = self.sq_norms_by_block.iloc[rows].reset_index(drop=True)
+        sketches = (None if values is None else values[rows] for values in (self.sketches, self.sketches_by_block))
+        return WeightedGradients(table, *sketches)
+
+    def of_block(self, block: str) -> WeightedGradients:
+        """Return the gradients with respect to the parameters of one block alone.
+
+        Raises:
+            ValueError: when no sketches by block were measured.
+        """
+        if self.sketches_by_block is None:
+            raise ValueError(NO_BLOCK_SKETCHES)
+        place = list(self.sq_norms_by_block).index(block)
+        return WeightedGradients(self.sq_norms_by_block.filter(items=[block]), self.sketches_by_block[:, place])
+
+    @classmethod
+    def concatenate(cls, shards: Sequence[WeightedGradients]) -> WeightedGradients:
+        """Stack the gradients of several shards, which all have the same sketches."""
+
+        def stacked(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+            present = [values for values in arrays if values is not None]
+            return np.concatenate(present) if present else None
+
+        return cls(
+            pd.concat([shard.sq_norms_by_block for shard in shards], ignore_index=True),
+            stacked([shard.sketches for shard in shards]),
+            stacked([shard.sketches_by_block for shard in shards]),
+        )
+
+
+def sketched_gram(sketches: np.ndarray | None, sq_norms: np.ndarray) -> np.ndarray:
+    r"""(N, N) inner products: :math:`\langle C S_i, C S_j\rangle` from the sketches, squared norms on the diagonal.
+
+    Raises:
+        ValueError: when there are no sketches.
+    """
+    if sketches is None:
+        raise ValueError("this measurement holds no sketches: measure with sketch_dim, for example 16384")
+    wide = sketches.astype(np.float64)
+    gram = wide @ wide.T
+    np.fill_diagonal(gram, sq_norms)
+    return gram
+
+
+class TokenQuantities:
+    """What follows from a measurement's token scores; base class of :class:`gradstats.Measurement`."""
+
+    rollouts: Rollouts
+    sketches: np.ndarray | None
+    token_projections: list[np.ndarray] | None
+    heavy_positions: list[np.ndarray] | None
+    heavy_sq_norms: list[np.ndarray] | None
+    heavy_sketches: list[np.ndarray] | None
+
+    @property
+    def n_token_probes(self) -> int:
+        """K, the number of random directions that token scores were projected on; 0 for none."""
+        return self.token_projections[0].shape[1] if self.token_projections else 0
+
+    def token_scores(self) -> list[TokenScores] | None:
+        """Return each sequence's measured token scores; None when neither probes nor exact tokens were measured."""
+        if self.token_projections is None and self.heavy_positions is None:
+            return None
+        nothing = np.zeros(0)
+        return [
+            TokenScores(
+                None if self.token_projections is None else self.token_projections[row],
+                nothing.astype(np.int64) if self.heavy_positions is None else self.heavy_positions[row],
+                nothing if self.heavy_sq_norms is None else self.heavy_sq_norms[row],
+                None if self.heavy_sketches is None else self.heavy_sketches[row],
+                mask,
+            )
+            for row, mask in enumerate(self.rollouts.masks)
+        ]
+
+    @property
+    def token_energy(self) -> list[np.ndarray] | None:
+        r"""For each sequence, (T_i,) :math:`\lVert s_t\rVert^2`, unbiased: see :meth:`TokenScores.energy`."""
+        scores = self._scores_with_probes(1, "token energies")
+        return None if scores is None else [one.energy() for one in scores]
+
+    @property
+    def token_energy_stderr(self) -> list[np.ndarray] | None:
+        """For each sequence, (T_i,) standard errors of the token energies, 0 where they are exact."""
+        scores = self._scores_with_probes(1, "token energies")
+        return None if scores is None else [one.energy_stderr() for one in scores]
+
+    @property
+    def cumulative_energy(self) -> list[np.ndarray] | None:
+        r"""For each sequence, (T_i,) :math:`W_t = \sum_{u\le t}\lVert s_u\rVert^2`, unbiased."""
+        scores = self._scores_with_probes(1, "cumulative energies")
+        return None if scores is None else [one.cumulative_energy() for one in scores]
+
+    @property
+    def cumulative_energy_stderr(self) -> list[np.ndarray] | None:
+        """For each sequence, (T_i,) standard errors of the cumulative energies, from the spread of the probes."""
+        scores = self._scores_with_probes(2, "standard errors of cumulative energies")
+        return None if scores is None else [one.cumulative_energy_stderr() for one in scores]
+
+    @property
+    def token_cross(self) -> list[np.ndarray] | None:
+        r"""For each sequence, (T_i,) :math:`\langle s_t, S\rangle`, unbiased: see :meth:`TokenScores.cross`."""
+        scores = self._scores_with_probes(1, "inner products of light tokens")
+        if scores is None:
+            return None
+        sketches = [None] * len(scores) if self.sketches is None else self.sketches
+        return [one.cross(sketch) for one, sketch in zip(scores, sketches, strict=True)]
+
+    def _scores_with_probes(self, needed: int, what: str) -> list[TokenScores] | None:
+        """Return the token scores, with a warning where some tokens need more probes than were measured."""
+        scores = self.token_scores()
+        if scores is not None and self.n_token_probes < needed and any(one.light.any() for one in scores):
+            warnings.warn(
+                f"{what} are NaN on tokens that were not measured exactly, since token_probes is "
+                f"{self.n_token_probes}: measure with token_probes={max(needed, 32)}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return scores
+
 
 #: Fields with one value per token.
 TOKEN_FIELDS = ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms")
@@ -189,8 +413,6 @@ class Measurement(TokenQuantities):
         Raises:
             ValueError: when there are none, or they differ in policy, blocks, sketches, weightings or reference policy.
         """
-        from gradstats.measurement.concatenation import concatenate_measurements
-
         return concatenate_measurements(shards, allow_policy_mismatch=allow_policy_mismatch)
 
     def save(self, folder: str | os.PathLike[str], token_dtype: str = "float32", *, overwrite: bool = False) -> None:
@@ -208,3 +430,73 @@ class Measurement(TokenQuantities):
         from gradstats.measurement.storage import save_measurement
 
         save_measurement(self, folder, token_dtype, overwrite=overwrite)
+
+
+#: Entries of the metadata that measurements must share to be joined.
+_SHARED = (
+    "metric",
+    "sketch_dim",
+    "sketch_seed",
+    "sketch_version",
+    "block_names",
+    "token_probes",
+    "token_seed",
+    "token_exact",
+    "token_distribution",
+)
+
+
+def concatenate_measurements(shards: Iterable[Measurement], *, allow_policy_mismatch: bool = False) -> Measurement:
+    """Stack measurements, see :meth:`gradstats.Measurement.concatenate`."""
+    shards = list(shards)
+    if not shards:
+        raise ValueError("there are no measurements to concatenate: give at least one")
+    _refuse_different(shards)
+    if not allow_policy_mismatch:
+        refuse_different_policies((shard.metadata for shard in shards), "measurements")
+    tables = (shard.rollouts for shard in shards)
+    gradients = WeightedGradients.concatenate([shard.gradients for shard in shards])
+    per_token = [shard.per_token_fields() | shard.heavy_fields() for shard in shards]
+    return Measurement(
+        Rollouts.concatenate(tables, allow_policy_mismatch=allow_policy_mismatch),
+        gradients.sq_norms_by_block,
+        gradients.sketches,
+        **{name: [rows for fields in per_token for rows in fields[name]] for name in per_token[0]},
+        weighted={
+            name: WeightedGradients.concatenate([shard.weighted[name] for shard in shards])
+            for name in shards[0].weighted
+        },
+        metadata={name: value for name, value in shards[0].metadata.items() if name != ORIGIN}
+        | {"not_finite": [row for shard in shards for row in shard.metadata.get("not_finite", [])]},
+        sketches_by_block=gradients.sketches_by_block,
+    )
+
+
+def _refuse_different(shards: Sequence[Measurement]) -> None:
+    """Refuse measurements whose values are not comparable."""
+    for name in _SHARED:
+        values = {str(shared_entry(shard, name)) for shard in shards}
+        if len(values) > 1:
+            raise ValueError(
+                f"measurements differ in {name} ({', '.join(sorted(values))}): measure them with the same settings"
+            )
+    for name, kinds in (
+        ("sketches by block", {shard.sketches_by_block is None for shard in shards}),
+        ("ref_logprobs", {shard.ref_logprobs is None for shard in shards}),
+        ("values", {shard.values is None for shard in shards}),
+        ("fitted_values", {shard.fitted_values is None for shard in shards}),
+        ("token_projections", {shard.token_projections is None for shard in shards}),
+        ("the tokens measured exactly", {tuple(shard.heavy_fields()) for shard in shards}),
+        ("the names of their token_weights", {tuple(shard.weighted) for shard in shards}),
+    ):
+        if len(kinds) > 1:
+            raise ValueError(f"measurements differ in {name}: measure them with the same settings")
+
+
+def shared_entry(measured: Measurement, name: str) -> object:
+    """Return an entry of the metadata; measurements that record no version of the sketch have version 1."""
+    if name == "metric":
+        return metric_label(measured.metadata)
+    if name == "sketch_version":
+        return None if measured.sketches is None else measured.metadata.get(name, 1)
+    return measured.metadata.get(name)

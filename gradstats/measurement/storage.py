@@ -1,28 +1,169 @@
-"""The folder of a measurement: ``rollouts.parquet``, ``tensors.safetensors`` and ``measurement.json``."""
+"""The disk space that a measurement takes, and the refusal to begin one that does not fit."""
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from gradstats.measurement.concatenation import concatenate_measurements
-from gradstats.measurement.measurement import HEAVY_FIELDS, OPTIONAL_TOKEN_FIELDS, TOKEN_FIELDS, Measurement
-from gradstats.measurement.state_values import with_state_values
-from gradstats.measurement.weighted_gradients import WeightedGradients
-from gradstats.rollouts.table import Rollouts, read_rollouts
-from gradstats.rollouts.within_run import part_of_run
-from gradstats.system.checksums import FORMAT, changed_sentence, digest, file_digest, refuse_newer_format
-from gradstats.system.files import atomic_path, read_json, write_json
+from gradstats.config.experiment import MeasurementSection
+from gradstats.measurement.measurement import (
+    HEAVY_FIELDS,
+    OPTIONAL_TOKEN_FIELDS,
+    TOKEN_FIELDS,
+    Measurement,
+    WeightedGradients,
+    concatenate_measurements,
+)
+from gradstats.rollouts.schema import read_checked, write_checked
+from gradstats.rollouts.table import Rollouts, part_of_run, read_rollouts
+from gradstats.system.files import (
+    FORMAT,
+    atomic_path,
+    changed_sentence,
+    digest,
+    file_digest,
+    read_json,
+    refuse_newer_format,
+    write_json,
+)
 from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
-from gradstats.system.shards import ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
+from gradstats.system.shards import ORIGIN, PLAN, IncompleteRunError, planned_shards, read_origin, refuse_foreign_shard
+
+#: The file of the values of a fitted head; those of prefixes lie in numbered shards beside it.
+FITTED = "fitted.parquet"
+_KEY = ["prompt_id", "sample_id"]
+
+
+@dataclass(frozen=True)
+class StateValues:
+    """One value for each token of some completions.
+
+    Attributes:
+        completions: frame with ``prompt_id``, ``sample_id`` and the ``reward`` that the values predict.
+        values: for each completion, (T_i,) values of the state before each token; NaN where there is none.
+        metadata: how they were obtained.
+    """
+
+    completions: pd.DataFrame
+    values: list[np.ndarray]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rollouts: Rollouts, values: Sequence[np.ndarray], metadata: dict[str, Any]) -> StateValues:
+        """Return values with the completions that they belong to."""
+        return cls(pd.DataFrame(rollouts.frame[[*_KEY, "reward"]]).reset_index(drop=True), list(values), metadata)
+
+    @classmethod
+    def concatenate(cls, shards: Sequence[StateValues]) -> StateValues:
+        """Stack the values of several shards, with the metadata of the first."""
+        completions = pd.concat([shard.completions for shard in shards], ignore_index=True)
+        return cls(completions, [row for shard in shards for row in shard.values], shards[0].metadata)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write one file, whole or not at all, with its checksum."""
+        columns = {name: pa.array(self.completions[name].tolist()) for name in self.completions}
+        values = pa.array([row.tolist() for row in self.values], type=pa.list_(pa.float64()))
+        write_checked(pa.table(columns | {"values": values}), self.metadata, Path(path))
+
+    def for_rollouts(self, rollouts: Rollouts) -> list[np.ndarray]:
+        """Return the values of some completions, in their order.
+
+        Raises:
+            ValueError: for a completion without values, or with another reward or number of tokens.
+        """
+        place = {key: row for row, key in enumerate(zip(*(self.completions[name] for name in _KEY), strict=True))}
+        rewards = self.completions["reward"].to_numpy()
+        found = []
+        keys = zip(rollouts.prompt_id, rollouts.sample_id, strict=True)
+        for key, reward, mask in zip(keys, rollouts.rewards, rollouts.masks, strict=True):
+            row = place.get(key)
+            named = f"completion {key[1]} of prompt {str(key[0])!r}"
+            if row is None:
+                raise ValueError(f"{named} has none")
+            if rewards[row] != reward:
+                raise ValueError(f"{named} had another reward when they were made")
+            if len(self.values[row]) != len(mask):
+                raise ValueError(f"{named} has another number of tokens")
+            found.append(self.values[row])
+        return found
+
+
+def read_state_values(path: str | os.PathLike[str]) -> StateValues:
+    """Read what :meth:`StateValues.to_parquet` wrote.
+
+    Raises:
+        ValueError: when the file is damaged, or has changed since it was written.
+    """
+    path = Path(path)
+    table = read_checked(path, "state values")
+    columns = dict(table.columns)
+    if "values" not in columns or not {*_KEY, "reward"} <= set(columns):
+        raise ValueError(f"{path} holds no state values: remove it and repeat the command")
+    values = [np.array(row, dtype=np.float64) for row in columns.pop("values")]
+    return StateValues(pd.DataFrame(columns), values, table.metadata)
+
+
+def digest_of_state_values(folder: Path) -> str | None:
+    """Return the digest of all state values in a folder; None where there are none."""
+    files = sorted(folder.glob("*.parquet"))
+    return digest([[path.name, file_digest(path)] for path in files]) if files else None
+
+
+def with_state_values(measured: Measurement, folder: Path) -> Measurement:
+    """Return a run's measurement with the state values in a folder; a warning says why some are left out.
+
+    Args:
+        measured: the measurement.
+        folder: the run's ``values``; nothing changes where there is none.
+    """
+    found: dict[str, list[np.ndarray]] = {}
+    for name, read in (("fitted_values", _fitted), ("values", _of_prefixes)):
+        try:
+            stored = read(folder)
+            if stored is not None:
+                found[name] = stored.for_rollouts(measured.rollouts)
+        except ValueError as error:
+            warnings.warn(
+                f"the state values in {folder} are left out ({error}): `gradstats run` makes them again, "
+                "once what is damaged has been removed",
+                UserWarning,
+                stacklevel=3,
+            )
+    return replace(measured, **found) if found else measured
+
+
+def _fitted(folder: Path) -> StateValues | None:
+    return read_state_values(folder / FITTED) if (folder / FITTED).exists() else None
+
+
+def _of_prefixes(folder: Path) -> StateValues | None:
+    try:
+        planned = planned_shards(folder, ".parquet")
+    except IncompleteRunError as error:
+        raise ValueError("not all of them were made") from error
+    if planned is None and any(folder.glob("shard-*.parquet")):
+        raise ValueError(f"their {PLAN} is missing")
+    if planned is None or not planned.paths:
+        return None
+    shards = []
+    for path in planned.paths:
+        shard = read_state_values(path)
+        refuse_foreign_shard(shard.metadata, path, planned)
+        shards.append(shard)
+    return StateValues.concatenate(shards)
+
 
 #: What ``token_dtype`` narrows.
 _NARROWED = {"token_projections", "heavy_sketches"}
@@ -210,3 +351,59 @@ def _narrowed(name: str, values: np.ndarray, dtype: str) -> np.ndarray:
     if largest > np.finfo(dtype).max:
         raise ValueError(f'{name} reach {largest:.3g}, too large for {dtype}: save with token_dtype="float32"')
     return values.astype(dtype)
+
+
+GIB = 1024**3
+_MIB = 1024**2
+# Four statistics of each token in float64, its id and its sampler's log-probability.
+_BYTES_PER_TOKEN = 4 * 8 + 8
+_BYTES_PER_SKETCH_ENTRY = 4
+
+
+def measured_bytes(rollouts: Rollouts, section: MeasurementSection, n_blocks: int = 0) -> int:
+    """Return an upper bound of the disk space that the measurement of some rollouts takes, in bytes.
+
+    Args:
+        rollouts: the sequences.
+        section: what is measured.
+        n_blocks: blocks whose sketches are kept beside the whole's.
+    """
+    lengths = rollouts.frame["completion_tokens"].map(len).to_numpy()
+    counted = zip(*np.unique(lengths, return_counts=True), strict=True)
+    return sum(bytes_of_sequences(int(length), int(n), section, n_blocks) for length, n in counted)
+
+
+def bytes_of_sequences(length: int, n: int, section: MeasurementSection, n_blocks: int = 0) -> int:
+    """Return an upper bound of the disk space that ``n`` sequences of ``length`` tokens take, in bytes.
+
+    ``n_blocks`` is as for :func:`measured_bytes`.
+    """
+    sketch_dim, probes, exact = section.sketch_dim or 0, section.token_probes, section.token_exact
+    # The heaviest tokens that hold a share of a sum are at most that share of all tokens.
+    heavy = min(length, math.ceil(exact * length) if 0 < exact < 1 else int(exact))
+    item = np.dtype(section.token_dtype).itemsize
+    return n * (
+        length * (_BYTES_PER_TOKEN + probes * item)
+        + sketch_dim * (1 + n_blocks) * _BYTES_PER_SKETCH_ENTRY
+        + heavy * (sketch_dim * item + 16)
+    )
+
+
+def require_space(folder: Path, n_bytes: int) -> None:
+    """Refuse to begin a measurement that does not fit on the disk.
+
+    Args:
+        folder: where it is going to be written; it need not exist yet.
+        n_bytes: the space that it needs.
+
+    Raises:
+        OSError: when less is free there.
+    """
+    folder = folder.resolve()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if n_bytes > free:
+        raise OSError(
+            f"the measurement takes up to {n_bytes / _MIB:,.1f} MiB, and {existing} has {free / _MIB:,.1f} MiB left: "
+            "measure with fewer token_probes or token_exact, a smaller sketch_dim, or elsewhere"
+        )

@@ -1,22 +1,21 @@
 """Finished statistics → matplotlib axes, at a venue's width."""
 
-from gradstats.plots.allocation import plot_allocation
-from gradstats.plots.appearance import Appearance, estimator_appearance
+from gradstats.plots.allocation import plot_allocation, plot_critic, plot_shares
 from gradstats.plots.blocks import plot_alpha_by_block, plot_block_heatmap
-from gradstats.plots.critic import plot_critic
-from gradstats.plots.group_size import plot_group_size
-from gradstats.plots.length_reward import plot_length_bins, plot_length_reward
-from gradstats.plots.length_scaling import plot_length_scaling
-from gradstats.plots.sample_size import write_sample_size
-from gradstats.plots.save import save_figure
-from gradstats.plots.shares import plot_shares
+from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
+from gradstats.plots.length_scaling import plot_length_bins, plot_length_reward, plot_length_scaling
+from gradstats.plots.names import Appearance, estimator_appearance, estimator_unit
+from gradstats.plots.save import save_figure, write_sample_size
 from gradstats.plots.style import VENUES, style
 from gradstats.plots.sweep import plot_sweep, varying_settings
-from gradstats.plots.token_profiles import plot_concentration, plot_token_correlation
-from gradstats.plots.tokens import plot_proxy, plot_token_energy, plot_token_energy_panels
-from gradstats.plots.units import estimator_unit
+from gradstats.plots.tokens import (
+    plot_concentration,
+    plot_proxy,
+    plot_token_correlation,
+    plot_token_energy,
+    plot_token_energy_panels,
+)
 from gradstats.plots.variance import plot_variance, plot_variance_of_runs, plot_variance_panels
-from gradstats.plots.variance_components import plot_prompt_parts
 from gradstats.plots.variance_curve import plot_variance_curve, plot_variance_curve_panels
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The noise of a gradient against completions per prompt, at an equal number of tokens."""
+"""A value head beside Monte-Carlo values: bias and explained variance along the steps."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from gradstats.plots.appearance import estimator_appearance, variants
-from gradstats.plots.forest import plain_ticks
-from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
-from gradstats.plots.intervals import draw_intervals, interval_keys
-from gradstats.plots.legend import legend_below, legend_height
-from gradstats.plots.names import names_in
-from gradstats.plots.theme import edge, muted, stroke
+from gradstats.plots.marks import (
+    WithFrame,
+    as_frame,
+    draw_intervals,
+    draw_nothing,
+    interval_keys,
+    legend_below,
+    legend_height,
+    require_columns,
+)
+from gradstats.plots.names import estimator_appearance, names_in, variants, wrapped_to_axis
+from gradstats.plots.style import edge, ink, muted, paper, stroke
+from gradstats.plots.variance import plain_ticks
+from gradstats.stats.critic_quality import FAILED, RECOVERED
 from gradstats.stats.variance.quantities import in_metric
+from gradstats.stats.variance.shares import SHARES
 
 
 def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -99,3 +107,115 @@ def _distinct(frame: pd.DataFrame) -> list[list[str]]:
         else:
             found.append(([str(name)], numbers))
     return [names for names, _ in found]
+
+
+_AXIS_LABELS = {"success": "success rate of the prompt", "length": "completion length (tokens)"}
+
+
+def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = "share_of_gradient") -> Axes:
+    """Draw what each bin makes up of the expected gradient or of the variance, which have no unit.
+
+    Args:
+        table: :func:`gradstats.variance_by_success`, or frames of :func:`gradstats.variance_by_length` stacked; columns
+            ``estimator``, the ends of each bin (``success_low`` and ``success_high``, or ``length_…``), and ``value``
+            with its ``_low`` and ``_high``.
+        ax: where to draw; None makes a figure, higher for more entries in the legend below.
+        value: ``"share_of_gradient"`` or ``"share_of_variance"``. An estimator whose expected gradient is not resolved
+            has no share of it, which the legend says.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for an unknown value, or a frame without its columns.
+    """
+    frame = as_frame(table)
+    if value not in SHARES:
+        raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(SHARES)}")
+    quantity = "success" if "success_low" in frame else "length"
+    edges = [f"{quantity}_low", f"{quantity}_high"]
+    ends = [value, f"{value}_low", f"{value}_high"]
+    require_columns(frame, ["estimator", *edges, *ends], "draw what variance_by_success() gives")
+    lines = [(str(name), rows[ends].to_numpy(dtype=float)) for name, rows in frame.groupby("estimator", sort=False)]
+    names = names_in(frame)
+    labels = [names[name] + ("" if np.isfinite(numbers[:, 0]).any() else " (not resolved)") for name, numbers in lines]
+    keys = interval_keys(frame[ends].to_numpy(dtype=float))
+    entries = [*labels, *(str(key.get_label()) for key in keys)]
+    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    if ax is None:
+        width, height = plt.rcParams["figure.figsize"]
+        _, ax = plt.subplots(figsize=(width, height + 0.15 + legend_height(entries, width, font_size)))
+    bins = frame[edges].drop_duplicates().to_numpy(dtype=float)
+    kinds = variants([name for name, _ in lines])
+    for place, ((name, numbers), label, kind) in enumerate(zip(lines, labels, kinds, strict=True)):
+        color, marker = estimator_appearance(name)
+        at = np.arange(len(numbers)) + min(0.12, 0.6 / len(lines)) * (place - (len(lines) - 1) / 2.0)
+        drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
+        ax.plot(at, numbers[:, 0], linewidth=stroke(1.0), label=label, zorder=3, **drawn, **edge())
+        middle, low, high = numbers.T
+        draw_intervals(ax, at, middle, low, high, color)
+    if not np.isfinite(frame[value].to_numpy(dtype=float)).any():
+        draw_nothing(ax, "no share is resolved" if len(frame) else "no bins")
+        ax.set_yticks([])
+    ax.axhline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
+    ax.set_xticks(range(len(bins)), labels=[bin_label(low, high, "–\n") for low, high in bins])
+    ax.set_xlim(-0.5, max(len(bins), 1) - 0.5)
+    ax.set_xlabel(_AXIS_LABELS[quantity])
+    ax.set_ylabel(in_metric(SHARES[value], frame.attrs))
+    legend_below(ax, font_size, keys)
+    return ax
+
+
+def bin_label(low: float, high: float, dash: str = "–") -> str:
+    """Return the ends of a bin, or the only value in it."""
+    return f"{low:.3g}" if low == high else f"{low:.3g}{dash}{high:.3g}"
+
+
+_PANELS = (("bias", "bias of the head"), ("explained_variance", "explained variance"))
+_AFTER = {RECOVERED: "recovered", FAILED: "not recovered"}
+
+
+def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
+    """Draw the bias and the explained variance of a value head by step, and its bias after a wrong step.
+
+    Args:
+        table: a :class:`gradstats.CriticQuality`, or its frame.
+
+    Returns:
+        The axes, bias first.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    columns = ["states", *(f"{name}{end}" for name, _ in _PANELS for end in ("", "_low", "_high"))]
+    require_columns(frame, columns, "draw what critic_quality() gives")
+    width, height = plt.rcParams["figure.figsize"]
+    keys = interval_keys(*(frame[[f"{name}{end}" for end in ("", "_low", "_high")]].to_numpy() for name, _ in _PANELS))
+    _, both = plt.subplots(2, 1, figsize=(width, 1.55 * height + (0.2 if keys else 0.0)), sharex=True)
+    axes = [ax for ax in np.ravel(both) if isinstance(ax, Axes)]
+    drawn = frame.loc[frame["states"] != "all"].reset_index(drop=True)
+    after = drawn["states"].isin(list(_AFTER))
+    at = np.arange(len(drawn)) + 0.5 * after.to_numpy(dtype=float)
+    for ax, (name, label) in zip(axes, _PANELS, strict=True):
+        value, low, high = (drawn[f"{name}{end}"].to_numpy(dtype=float) for end in ("", "_low", "_high"))
+        known = np.isfinite(value)
+        if not known.any():
+            draw_nothing(ax, "not resolved")
+        draw_intervals(ax, at, value, low, high, ink())
+        for some, marker, fill in ((known & ~after, "o", ink()), (known & after, "D", paper())):
+            ax.plot(at[some], value[some], marker=marker, linestyle="none", color=ink(), markerfacecolor=fill, zorder=3)
+        ax.axhline(0.0, color=muted(), linewidth=stroke(0.8), linestyle=(0, (4, 2)), zorder=1)
+        ax.set_ylabel(label)
+    names = [
+        _AFTER.get(str(states), str(states).removeprefix("step ").replace(" and later", "+"))
+        for states in drawn["states"]
+    ]
+    axes[-1].set_xticks(at, names)
+    for tick, turned in zip(axes[-1].get_xticklabels(), after, strict=True):
+        if turned:
+            tick.set(rotation=30, ha="right", rotation_mode="anchor")
+    label = "step that begins at the state" + (", or after a wrong step" if after.any() else "")
+    axes[-1].set_xlabel(wrapped_to_axis(label, 0.85))
+    legend_below(axes[0], plt.rcParams["font.size"] * 7.0 / 8.0, keys)
+    return axes

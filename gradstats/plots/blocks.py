@@ -10,8 +10,18 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from gradstats.measurement.layers import split_layer
-from gradstats.plots.forest import (
+from gradstats.measurement.measurement import split_layer
+from gradstats.plots.marks import (
+    WithFrame,
+    as_frame,
+    draw_nothing,
+    interval_keys,
+    legend_below,
+    legend_height,
+    require_columns,
+)
+from gradstats.plots.style import ink, palette
+from gradstats.plots.variance import (
     draw_landmark,
     draw_row,
     forest_limits,
@@ -20,10 +30,6 @@ from gradstats.plots.forest import (
     set_rows,
     wrap_label,
 )
-from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, require_columns
-from gradstats.plots.intervals import interval_keys
-from gradstats.plots.legend import legend_below, legend_height
-from gradstats.plots.theme import ink, palette
 from gradstats.stats.variance.quantities import in_metric
 
 VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}

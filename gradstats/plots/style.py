@@ -1,6 +1,19 @@
-"""Figure style: a venue and a column → matplotlib rcParams."""
+"""PGF pictures without a LaTeX installation: text is measured with the figure's own fonts."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+import io
+import re
+from typing import Any, NamedTuple, TypedDict
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import seaborn as sns
+from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_pgf import RendererPgf
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
 
 
 class Venue(NamedTuple):
@@ -126,3 +139,122 @@ def style(
         "lines.linewidth": 1.2 * scale,
         "lines.markersize": 3.5 * scale,
     }
+
+
+Color = tuple[float, float, float]
+
+#: Least contrast (WCAG) of a colour to light paper and to dark paper.
+LEAST_CONTRAST = {"light": 1.8, "dark": 4.5}
+# Shares of ink in a line to compare with, and in a remark.
+LINE, REMARK = 0.58, 0.65
+_STEPS = 40
+
+
+class Edge(TypedDict):
+    """The outline of markers, which pale colours need on white."""
+
+    markeredgecolor: Color
+    markeredgewidth: float
+
+
+def ink() -> Color:
+    """Return the colour of text."""
+    return to_rgb(plt.rcParams["text.color"])
+
+
+def paper() -> Color:
+    """Return the colour behind what is drawn."""
+    return to_rgb(plt.rcParams["axes.facecolor"])
+
+
+def muted(share: float = LINE) -> Color:
+    """Return the colour with a share of ink on the paper, from 0 for paper to 1 for ink."""
+    return _mixed(paper(), ink(), share)
+
+
+def edge() -> Edge:
+    """Return the outline of markers."""
+    return {"markeredgecolor": muted(0.87), "markeredgewidth": stroke(0.4)}
+
+
+def stroke(points: float) -> float:
+    """Return the width of a line that has so many points beside 8-point text."""
+    return points * plt.rcParams["font.size"] / 8.0
+
+
+def palette() -> list[Color]:
+    """Return seaborn's colour-blind palette, each colour readable on the paper."""
+    return [readable(color) for color in sns.color_palette("colorblind")]
+
+
+def readable(color: ColorType) -> Color:
+    """Return a colour with the least contrast to the paper, mixed with black or white where it has less.
+
+    Colours that have enough are returned as they are.
+    """
+    behind, seen = paper(), to_rgb(color)
+    light = _luminance(behind) > 0.5
+    least = LEAST_CONTRAST["light" if light else "dark"]
+    towards = (0.0, 0.0, 0.0) if light else (1.0, 1.0, 1.0)
+    shades = (_mixed(seen, towards, at / _STEPS) for at in range(_STEPS + 1))
+    return next((shade for shade in shades if contrast(shade, behind) >= least), towards)
+
+
+def contrast(one: Color, other: Color) -> float:
+    """Return the contrast ratio of two colours, from 1 to 21 (WCAG 2)."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color: Color) -> float:
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _mixed(one: Color, other: Color, share: float) -> Color:
+    red, green, blue = ((1.0 - share) * first + share * second for first, second in zip(one, other, strict=True))
+    return red, green, blue
+
+
+class _OwnFontsRenderer(RendererPgf):
+    """matplotlib's PGF renderer, which otherwise asks a running LaTeX for the size of every text."""
+
+    def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, **options: Any) -> None:
+        super().draw_text(gc, x, y, escaped(s), prop, angle, **options)
+
+    def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> tuple[float, float, float]:
+        return RendererBase.get_text_width_height_descent(self, s, prop, ismath)
+
+
+def escaped(text: str) -> str:
+    r"""Escape TeX's own characters outside of formulas; matplotlib does so for ``^`` and ``%`` alone."""
+    parts = re.split(r"(?<!\\)(\$[^$]*\$)", text)
+    return "".join(part if at % 2 else re.sub(r"(?<!\\)([_#&{}])", r"\\\1", part) for at, part in enumerate(parts))
+
+
+def pgf_picture(fig: Figure) -> str:
+    r"""Return a figure as a PGF picture for ``\input``, with its texts set in the document's fonts.
+
+    Nothing is rasterised, so that a picture is one file.
+    """
+    body = io.StringIO()
+    with mpl.rc_context({"pgf.rcfonts": False}):
+        fig.draw(_OwnFontsRenderer(fig, body))
+    width, height = fig.get_size_inches()
+    return "\n".join(
+        [
+            r"% \input this file; it needs \usepackage{pgf}",
+            r"\begingroup%",
+            r"\makeatletter%",
+            # What matplotlib's numbers are set in.
+            r"\providecommand{\mathdefault}[1]{#1}%",
+            r"\begin{pgfpicture}%",
+            rf"\pgfpathrectangle{{\pgfpointorigin}}{{\pgfqpoint{{{width:f}in}}{{{height:f}in}}}}%",
+            r"\pgfusepath{use as bounding box, clip}%",
+            *(line.rstrip() for line in body.getvalue().splitlines()),
+            r"\end{pgfpicture}%",
+            r"\makeatother%",
+            r"\endgroup%",
+            "",
+        ]
+    )

@@ -15,13 +15,26 @@ from matplotlib.axes import Axes
 from matplotlib.markers import CARETUP
 from matplotlib.ticker import NullLocator
 
-from gradstats.plots.appearance import Appearance, estimator_appearance, variants
-from gradstats.plots.forest import draw_landmark, plain_ticks
-from gradstats.plots.frames import WithFrame, as_frame, require_columns
-from gradstats.plots.intervals import draw_intervals, interval_keys
-from gradstats.plots.legend import legend_below, legend_height
-from gradstats.plots.names import in_mathematics, names_in, reference_name, wrapped_to_axis
-from gradstats.plots.theme import edge, ink, stroke
+from gradstats.plots.marks import (
+    WithFrame,
+    as_frame,
+    draw_intervals,
+    interval_keys,
+    legend_below,
+    legend_height,
+    require_columns,
+)
+from gradstats.plots.names import (
+    Appearance,
+    estimator_appearance,
+    in_mathematics,
+    names_in,
+    reference_name,
+    variants,
+    wrapped_to_axis,
+)
+from gradstats.plots.style import edge, ink, stroke
+from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
 
 #: What is drawn of a cell, and its axis label.

@@ -11,12 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from gradstats.estimators.display_names import distinct_names
-from gradstats.plots.forest import plain_ticks
-from gradstats.plots.frames import WithFrame, as_frame, draw_nothing, quantity_to_draw, require_columns
-from gradstats.plots.intervals import interval_keys, mark_without_interval
-from gradstats.plots.legend import legend_below, legend_height
+from gradstats.plots.marks import (
+    WithFrame,
+    as_frame,
+    draw_nothing,
+    interval_keys,
+    legend_below,
+    legend_height,
+    mark_without_interval,
+    quantity_to_draw,
+    require_columns,
+)
 from gradstats.plots.names import LABELS, in_mathematics, reference_name
-from gradstats.plots.theme import edge, ink, muted, paper, stroke
+from gradstats.plots.style import edge, ink, muted, paper, stroke
+from gradstats.plots.variance import plain_ticks
 from gradstats.stats.variance.minimiser import written_interval
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric
 

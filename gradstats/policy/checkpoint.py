@@ -1,19 +1,29 @@
-"""Find and check a policy's weights and tokenizer, and load adapters."""
+"""Digests of the parts of a policy: its weights, its adapter, its tokenizer.
+
+They are computed from the files, so that they do not depend on dtype or device.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.resources
 import json
 import warnings
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerBase
+
 from gradstats.policy.model import CausalModel, vocabulary_size
-from gradstats.system.hub import commit_of, hub_problem
+from gradstats.system.environment import commit_of, hub_problem
 
 if TYPE_CHECKING:
-    from transformers import GgufConfig, PreTrainedTokenizerBase
+    from transformers import GgufConfig
 
 
 class ParametersError(ValueError):
@@ -273,3 +283,115 @@ def unreachable(name: str, reason: str, what: str = "policy") -> ConnectionError
         f"download it where there is a connection (hf download {repository} --local-dir "
         f"models/{repository.rpartition('/')[2]}) and pass that folder instead"
     )
+
+
+def checkpoint_names() -> list[str]:
+    """Return the revisions of the embedded policy: checkpoints of its training run, in order, as ``"step-0500"``."""
+    return sorted(path.stem for path in (EMBEDDED_FOLDER / "checkpoints").glob("step-*.safetensors"))
+
+
+def load_checkpoint(model: CausalModel, revision: str) -> None:
+    """Put the weights of a checkpoint of the training run into the embedded policy's model.
+
+    Checkpoints are stored in bfloat16 and the final weights in float32: checkpoints carry rounding errors of about
+    0.4 % per weight.
+
+    Args:
+        model: the embedded policy's model; its weights are replaced.
+        revision: a name of :func:`checkpoint_names`.
+
+    Raises:
+        ValueError: for an unknown revision; the known ones are named.
+    """
+    if revision not in checkpoint_names():
+        raise ValueError(
+            f'revision is {revision!r}, but the policy "embedded" has the revisions {", ".join(checkpoint_names())}: '
+            "choose one of them, or leave it out for the final weights"
+        )
+    stored = load_file(EMBEDDED_FOLDER / "checkpoints" / f"{revision}.safetensors")
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(stored[name])
+
+
+def second_moments() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    r"""Return the running mean :math:`v` of squared gradients at the end of the embedded policy's training.
+
+    :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, started at 0: Adam divides by
+    :math:`\sqrt{v / (1 - \beta_2^{\mathrm{step}})} + \epsilon`.
+
+    Returns:
+        Parameter name → tensor in float32 (stored in bfloat16), and ``{"step", "beta2", "eps"}``.
+    """
+    path = EMBEDDED_FOLDER / "second_moments.safetensors"
+    with safe_open(path, "pt") as stored:
+        about = {name: float(value) for name, value in stored.metadata().items()}
+    return {name: tensor.float() for name, tensor in load_file(path).items()}, about
+
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+_OTHER_FILES = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "second_moments.safetensors")
+
+
+class PolicyMismatchError(ValueError):
+    """Rollouts were drawn from a policy other than the one that is loaded."""
+
+
+def weights_digest(source: Path) -> str | None:
+    """Digest a file of weights, or the weights in a folder; None where it holds none.
+
+    A file that has not changed is read once in a process: reading costs one to two seconds per gigabyte.
+    """
+    files = [source] if source.is_file() else _weights_in(source)
+    if not files:
+        return None
+    digests = [_digest(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Digest a tokenizer's vocabulary, its rules where the library states them, and its chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = None if backend is None else backend.to_str()
+    parts = [sorted(tokenizer.get_vocab().items()), rules, tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+
+
+def refuse_other_policy(recorded: Mapping[str, Any] | None, digests: Mapping[str, str], what: str, remedy: str) -> None:
+    """Refuse rollouts that another policy drew, as far as both have digests of the same part.
+
+    Args:
+        recorded: the ``policy`` in the metadata of the rollouts; those of earlier versions have no digests.
+        digests: those of the policy that is loaded now.
+        what: what was drawn, such as "the rollouts".
+        remedy: what to do, after a colon.
+
+    Raises:
+        PolicyMismatchError: naming the part that differs.
+    """
+    before = (recorded or {}).get("digests") or {}
+    differing = [part for part in before if before[part] != digests.get(part, before[part])]
+    differing += [part for part in digests if before and part == "adapter" and part not in before]
+    differing += [part for part in before if digests and part == "adapter" and part not in digests]
+    if differing:
+        part = differing[0]
+        then, now = before.get(part, "none")[:12], digests.get(part, "none")[:12]
+        raise PolicyMismatchError(
+            f"{what} were drawn from a policy that differs in its {part} (SHA-256 {then}, now {now}): {remedy}"
+        )
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    """List the files of the first format that the folder has, in the order of their names."""
+    for pattern in _WEIGHTS:
+        files = sorted(path for path in folder.glob(pattern) if path.name not in _OTHER_FILES)
+        if files:
+            return files
+    return []
+
+
+@lru_cache(maxsize=256)
+def _digest(path: str, _changed: int, _size: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+
+from gradstats.config.options import WeightType
+
+#: Name → type, in the order in which messages list them.
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(WeightType)}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type, as in ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
 
 if TYPE_CHECKING:
     from transformers import GenerationMixin, PreTrainedModel

@@ -1,4 +1,4 @@
-"""A policy: a causal language model, its tokenizer, and the distribution whose score is measured."""
+"""The number of threads that a small model runs with."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from gradstats.policy.checkpoint import (
     is_adapter,
     known_as,
     load_adapter,
+    load_checkpoint,
     load_error,
     locate,
     refuse_other_parameters,
     refuse_pickled,
+    tokenizer_digest,
     unreachable,
+    weights_digest,
     weights_file,
 )
-from gradstats.policy.digests import tokenizer_digest, weights_digest
-from gradstats.policy.dtypes import DTYPES, dtype_name
-from gradstats.policy.embedded import load_checkpoint
-from gradstats.policy.model import CausalModel, class_name
+from gradstats.policy.model import DTYPES, CausalModel, class_name, dtype_name
 from gradstats.policy.sharding import (
     is_sharded,
     n_ranks,
@@ -44,7 +44,7 @@ from gradstats.policy.sharding import (
     shards_while_loading,
 )
 from gradstats.system.chat_template import refuse_endless_template
-from gradstats.system.hub import commit_of, hub_problem
+from gradstats.system.environment import commit_of, hub_problem
 
 
 @dataclass(frozen=True)
@@ -337,3 +337,23 @@ def as_policy(policy_or_model: object) -> Policy:
         )
     model = cast("CausalModel", policy_or_model)
     return Policy(model, None, known_as(model))
+
+
+_SMALL = 10_000_000
+
+
+@contextmanager
+def suitable_threads(policy: Policy) -> Iterator[None]:
+    """Run a small model on the CPU with one thread while the context is open.
+
+    Its matrices are too small to be split: threads spend their time waiting for each other, and slow the run down
+    several times where another process uses a core. Models above ten million parameters keep torch's setting.
+    """
+    kept = torch.get_num_threads()
+    small = sum(parameter.numel() for parameter in policy.model.parameters()) < _SMALL
+    if small and policy.device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(kept)

@@ -2,20 +2,294 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 
-from gradstats.prompts.columns import ColumnMapping
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from gradstats.prompts.embedded import generate_problems
-from gradstats.prompts.files import SUFFIXES, file_problems
-from gradstats.prompts.hub import hub_problems
-from gradstats.prompts.known_sets import columns_like, known_settings
-from gradstats.prompts.problem import Problem, Settings
-from gradstats.prompts.reasoning_tasks import is_reasoning_gym_task, reasoning_gym_problems
-from gradstats.prompts.user_source import user_problems
+from gradstats.prompts.problem import ColumnMapping, Problem, Settings, problems_from_rows
+from gradstats.system.environment import hub_problem
+from gradstats.system.files import read_json_lines
+from gradstats.system.user_code import import_function
+from gradstats.system.worker import PROCESS, IsolatedError
+
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+
+
+def file_problems(path: Path, mapping: ColumnMapping, n: int | None = None, seed: int = 0) -> list[Problem]:
+    """Read the problems of a file, in its order.
+
+    Args:
+        path: a ``.jsonl``, ``.csv`` or ``.parquet`` file.
+        mapping: which columns hold the problems.
+        n: how many problems; all when None.
+        seed: seed of the subset.
+
+    Returns:
+        The problems.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: for a broken or truncated file (JSONL: the line is named), and where
+            :func:`gradstats.prompts.problem.problems_from_rows` raises it.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"the prompt file {path} does not exist")
+    if path.suffix == ".jsonl":
+        rows = [row for _, row in read_json_lines(path)]
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        return problems_from_rows(rows, columns, str(path), mapping, n, seed)
+    try:
+        # Every cell of a CSV file stays text: "007", "1e3" and "NA" are answers.
+        table = pd.read_csv(path, dtype=str, keep_default_na=False) if path.suffix == ".csv" else pq.read_table(path)
+    except (ValueError, OSError) as error:  # pandas' and pyarrow's parser errors are ValueErrors
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the prompt file {path} cannot be read ({reason}): write or download it again") from error
+    if isinstance(table, pd.DataFrame):
+        return problems_from_rows(table.to_dict("records"), list(table), str(path), mapping, n, seed)
+    return problems_from_rows(_ArrowRows(table), table.column_names, str(path), mapping, n, seed)
+
+
+class _ArrowRows:
+    """Rows of an Arrow table, converted one by one, so that a subset of a large file stays cheap."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, row: int) -> dict[str, object]:
+        return {name: self._table.column(name)[row].as_py() for name in self._table.column_names}
+
+
+def hub_problems(
+    dataset: str,
+    mapping: ColumnMapping,
+    n: int | None = None,
+    seed: int = 0,
+    *,
+    config: str | None = None,
+    split: str = "train",
+    revision: str | None = None,
+) -> list[Problem]:
+    """Read the problems of a hub data set, or of a local folder that ``datasets`` can load.
+
+    Args:
+        dataset: id on the hub, or a folder.
+        mapping: which columns hold the problems.
+        n: how many problems; all when None.
+        seed: seed of the subset; the same rows in a file give the same subset.
+        config: the data set's configuration name.
+        split: the split to read.
+        revision: commit, tag or branch of the data set.
+
+    Returns:
+        The problems.
+
+    Raises:
+        ImportError: when the ``datasets`` library is missing.
+        ConnectionError: when the hub cannot be reached.
+        ValueError: for an unknown configuration or split, a broken file, and where
+            :func:`gradstats.prompts.problem.problems_from_rows` raises it.
+    """
+    try:
+        import datasets
+        from datasets.exceptions import DatasetsError
+    except ImportError as error:
+        raise ImportError(
+            f"loading {dataset!r} from the hub needs the `datasets` library: pip install 'gradstats[hub]'"
+        ) from error
+    if not Path(dataset).exists() and (reason := hub_problem(dataset, "README.md", "dataset", revision)):
+        raise _unreachable(dataset, reason)
+    try:
+        rows = datasets.load_dataset(dataset, config, split=split, revision=revision)
+    except (ConnectionError, OSError) as error:
+        if Path(dataset).exists():
+            raise ValueError(
+                f"the data set folder {dataset} cannot be loaded: {' '.join(str(error).split())}"
+            ) from error
+        raise _unreachable(dataset, f"{type(error).__name__}: {error}") from error
+    except (ValueError, DatasetsError) as error:
+        requested = f"config {config!r} and split {split!r}" if config else f"split {split!r}"
+        raise ValueError(f"the data set {dataset!r} has no {requested}: {' '.join(str(error).split())}") from error
+    return problems_from_rows(rows, rows.column_names, f"the split {split!r} of {dataset}", mapping, n, seed)
+
+
+def _unreachable(dataset: str, reason: str) -> ConnectionError:
+    folder = f"data/{dataset.rpartition('/')[2]}"
+    return ConnectionError(
+        f"the data set {dataset!r} could not be loaded ({reason}): download it where there is a connection "
+        f"(hf download {dataset} --repo-type dataset --local-dir {folder}) and pass that folder instead"
+    )
+
+
+#: Id on the hub → settings of :func:`gradstats.load_prompts`.
+KNOWN_SETS: dict[str, Settings] = {
+    # Solutions are free text that ends with the answer.
+    "microsoft/orca-math-word-problems-200k": {
+        "split": "train",
+        "prompt_column": "question",
+        "answer_column": "answer",
+        "answer_format": "last_number",
+    },
+    "openai/gsm8k": {
+        "config": "main",
+        "split": "test",
+        "prompt_column": "question",
+        "answer_column": "answer",
+        "answer_format": "hashes",
+    },
+    "HuggingFaceH4/MATH-500": {
+        "split": "test",
+        "prompt_column": "problem",
+        "answer_column": "answer",
+        "id_column": "unique_id",
+    },
+    # Each problem is repeated about a hundred times; the prompt is a conversation of one message.
+    "BytedTsinghua-SIA/DAPO-Math-17k": {
+        "split": "train",
+        "prompt_column": "prompt",
+        "answer_column": "reward_model.ground_truth",
+        "id_column": "extra_info.index",
+        "drop_repeats": True,
+    },
+    "open-r1/DAPO-Math-17k-Processed": {
+        "config": "all",
+        "split": "train",
+        "prompt_column": "prompt",
+        "answer_column": "solution",
+        "id_column": "extra_info.index",
+    },
+}
+
+_OF_THE_HUB = ("config", "split")
+
+
+def known_settings(name: str) -> Settings:
+    """Return the settings of a known data set, by its id or folder name; empty for other data sets."""
+    last = Path(name).name.lower()
+    for known, settings in KNOWN_SETS.items():
+        if name == known or (Path(name).is_dir() and last == known.rpartition("/")[2].lower()):
+            return settings
+    return {}
+
+
+def columns_like(name: str) -> Settings:
+    """Return the columns and answer format of a known data set, for a file or data set of the same shape.
+
+    Raises:
+        ValueError: for an unknown id; the known ones are listed.
+    """
+    if name not in KNOWN_SETS:
+        raise ValueError(f"like is {name!r}: choose a data set whose columns are known: {', '.join(KNOWN_SETS)}")
+    return {key: value for key, value in KNOWN_SETS[name].items() if key not in _OF_THE_HUB}
+
+
+_FIELDS = ("prompt_id", "prompt", "answer")
+
+
+def user_problems(name: str, n: int | None, seed: int, settings: Settings) -> list[Problem]:
+    """Call the user's function as ``function(n, rng=seed, **settings)``.
+
+    It returns problems, or mappings with the fields of :class:`gradstats.prompts.Problem`, of which ``reward`` and
+    ``details`` may be left out; ``n`` is None when all problems are requested.
+
+    Raises:
+        ImportError: when the function cannot be imported or may not be used, see :mod:`gradstats.system.user_code`.
+        ValueError: when it fails, returns something other than problems, or does not return ``n`` of them.
+    """
+    function = import_function(name, "the source of problems")
+    try:
+        returned = function(n, rng=seed, **settings)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"the source of problems {name!r} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(returned, Iterable):
+        raise ValueError(f"the source of problems {name!r} returned a {type(returned).__name__}: return a list")
+    problems = [_problem(entry, name) for entry in returned]
+    if n is not None and len(problems) != n:
+        raise ValueError(f"the source of problems {name!r} returned {len(problems)} problems, and n is {n}")
+    return problems
+
+
+def _problem(entry: object, name: str) -> Problem:
+    if isinstance(entry, Problem):
+        return entry
+    if not isinstance(entry, Mapping) or not all(isinstance(entry.get(field), str) for field in _FIELDS):
+        raise ValueError(
+            f"the source of problems {name!r} returned {repr(entry)[:60]}: return gradstats.prompts.Problem, or "
+            f"mappings with the texts {', '.join(_FIELDS)}"
+        )
+    try:
+        return Problem(**entry)
+    except TypeError as error:
+        raise ValueError(f"the source of problems {name!r} returned a problem with other fields: {error}") from error
+
+
+# For some tasks a single problem takes many seconds to generate.
+_SECONDS = 600.0
+
+
+def reasoning_gym_problems(task: str, n: int, seed: int, **settings: object) -> list[Problem]:
+    """Generate ``n`` problems of a reasoning-gym task, which depend only on the seed and the settings.
+
+    Args:
+        task: the task's name, for example "chain_sum".
+        n: how many problems.
+        seed: seed of the generator.
+        **settings: the settings of the task, for example ``min_terms=2``.
+
+    Returns:
+        The problems; their ``details`` are what the task's scorer needs.
+
+    Raises:
+        ImportError: when reasoning-gym is not installed.
+        ValueError: for an unknown task (with the nearest names), or settings that the task does not accept.
+    """
+    _refuse_unknown(task)
+    problems = []
+    for index in range(n):
+        try:
+            entry = PROCESS.call(
+                "gradstats.prompts.task_entries:entry", task, settings, seed, n, index, seconds=_SECONDS
+            )
+        except IsolatedError as error:
+            raise ValueError(f"the reasoning-gym task {task!r} refuses the settings {settings}: {error}") from error
+        details = {"task": task, "settings": settings, "seed": seed, "size": n, "index": index}
+        problems.append(Problem(f"{task}-{seed}-{index}", entry["question"], entry["answer"], "reasoning_gym", details))
+    return problems
+
+
+def is_reasoning_gym_task(name: str) -> bool:
+    """Return whether ``name`` is a task that the installed reasoning-gym knows (False where it is not installed)."""
+    try:
+        from reasoning_gym.factory import DATASETS  # filled by importing the package
+    except ImportError:
+        return False
+    return name in DATASETS
+
+
+def _refuse_unknown(task: str) -> None:
+    try:
+        import reasoning_gym  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"the task {task!r} needs reasoning-gym, which is not installed: pip install 'gradstats[tasks]'"
+        ) from error
+    if not is_reasoning_gym_task(task):
+        from difflib import get_close_matches
+
+        from reasoning_gym.factory import DATASETS
+
+        near = ", ".join(get_close_matches(task, DATASETS, n=3)) or "none"
+        raise ValueError(f"reasoning-gym has no task {task!r}; nearest: {near}")
+
 
 _PREFIX = "reasoning-gym/"
 _COLUMNS = tuple(field.name for field in fields(ColumnMapping))
@@ -33,13 +307,13 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
             arithmetic that the embedded policy was trained on. A file has the columns ``prompt`` and ``answer`` (or
             those named in ``settings``). A bare task name works too (extra ``tasks``), and so does a folder that holds
             a data set of the hub (extra ``hub``). For a function of your own see
-            :func:`gradstats.prompts.user_source.user_problems`.
+            :func:`gradstats.prompts.load.user_problems`.
         n: number of prompts; all of a file or data set by default. It is required for generated problems. A subset is
             seeded and keeps the order of the source; a larger ``n`` only adds to it.
         rng: seed of the subset, or of the generator.
         **settings: options of the source, as in ``prompt_column="question", answer_format="hashes"``. For files and the
             hub: ``prompt_column``, ``answer_column``, ``id_column``, ``answer_format``, ``skip_unparsable``,
-            ``drop_repeats`` (see :class:`gradstats.prompts.columns.ColumnMapping`), and ``like``, the id of a known
+            ``drop_repeats`` (see :class:`gradstats.prompts.problem.ColumnMapping`), and ``like``, the id of a known
             data set that has the same columns; known data sets need none of these. For the hub also ``config``,
             ``split`` and ``revision``. For reasoning-gym the settings of the task; for "embedded" ``steps``.
 
@@ -97,7 +371,7 @@ def _column_settings(settings: Settings, name: str, others: tuple[str, ...]) -> 
     """Split the settings of a source into its column mapping and the others."""
     settings = {key: value for key, value in settings.items() if value is not None}
     like = settings.pop("like", None)
-    _refuse_unknown(settings, (*_COLUMNS, "like", *others), name)
+    _refuse_unknown_of_load(settings, (*_COLUMNS, "like", *others), name)
     settings = (columns_like(like) if like is not None else {}) | settings
     mapping = ColumnMapping(**{key: value for key, value in settings.items() if key in _COLUMNS})
     return mapping, {key: value for key, value in settings.items() if key in others}
@@ -105,7 +379,7 @@ def _column_settings(settings: Settings, name: str, others: tuple[str, ...]) -> 
 
 def _embedded(n: int, seed: int, settings: Settings) -> list[Problem]:
     known = [name for name in signature(generate_problems).parameters if name not in ("n", "rng")]
-    _refuse_unknown(settings, known, "embedded")
+    _refuse_unknown_of_load(settings, known, "embedded")
     try:
         generated = generate_problems(n, rng=seed, **settings)
     except TypeError as error:
@@ -116,7 +390,7 @@ def _embedded(n: int, seed: int, settings: Settings) -> list[Problem]:
     ]
 
 
-def _refuse_unknown(settings: Settings, known: Sequence[str], name: str) -> None:
+def _refuse_unknown_of_load(settings: Settings, known: Sequence[str], name: str) -> None:
     """Refuse the settings that a source does not have, with the nearest that it has."""
     for setting in settings:
         if setting not in known:

@@ -1,9 +1,14 @@
-"""A problem: the question put to the policy, and its reference answer."""
+"""Convert rows of a table with a prompt and an answer column into problems; read answers in several formats."""
 
 from __future__ import annotations
 
+import re
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+import numpy as np
 
 #: Options of a source of problems by name; reasoning-gym's tasks accept any values that JSON can hold.
 Settings = dict[str, Any]
@@ -26,3 +31,218 @@ class Problem:
     answer: str
     reward: str = "math"
     details: Settings = field(default_factory=dict)
+
+
+AnswerFormat = Literal["text", "last_number", "hashes"]
+
+# A minus sign after a digit is a subtraction; commas belong to a number where they separate thousands.
+_NUMBER = re.compile(r"(?:(?<![\d)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
+
+
+def last_number(text: str) -> str | None:
+    """Return the last number in a text, without commas, or None if there is none."""
+    numbers = _NUMBER.findall(text)
+    return numbers[-1].replace(",", "") if numbers else None
+
+
+def extract_reference(text: str, answer_format: str) -> str | None:
+    """Return the reference answer in a solution text.
+
+    Args:
+        text: a cell of the data set's answer column.
+        answer_format: "text" takes the whole text; "last_number" the last number in it (free-text solutions such as
+            those of orca-math); "hashes" the text after the last ``####`` (GSM8K).
+
+    Returns:
+        The answer, or None when the text contains no answer in that format.
+    """
+    if answer_format == "text":
+        return text.strip() or None
+    if answer_format == "hashes":
+        _, marker, answer = text.rpartition("####")
+        return answer.strip().replace(",", "") or None if marker else None
+    return last_number(text)
+
+
+@dataclass(frozen=True)
+class ColumnMapping:
+    """Which columns of a table hold its problems.
+
+    A column may be a path into nested columns: ``reward_model.ground_truth``, ``choices.0.text``.
+
+    Attributes:
+        prompt_column: the problem's text, or a conversation of one user message.
+        answer_column: the reference answer.
+        id_column: unique, stable names of the problems; the row number when None.
+        answer_format: how the reference answer is written, see :func:`extract_reference`.
+        skip_unparsable: leave out rows without an answer in that format and warn with their number; otherwise such a
+            row is an error.
+        drop_repeats: leave out rows that repeat an earlier row's prompt.
+
+    Raises:
+        ValueError: for an unknown answer format.
+    """
+
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    id_column: str | None = None
+    answer_format: str = "text"
+    skip_unparsable: bool = False
+    drop_repeats: bool = False
+
+    def __post_init__(self) -> None:
+        if self.answer_format not in get_args(AnswerFormat):
+            known = ", ".join(get_args(AnswerFormat))
+            raise ValueError(f"answer_format must be one of {known}, not {self.answer_format!r}")
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """A table whose rows can be read one by one, each as a mapping from column to cell."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Mapping[str, object]: ...
+
+
+class _UnparsableAnswer(ValueError):
+    """A row has no answer in the stated format."""
+
+
+def problems_from_rows(
+    rows: Rows,
+    columns: Sequence[str],
+    source: str,
+    mapping: ColumnMapping,
+    n: int | None = None,
+    seed: int = 0,
+) -> list[Problem]:
+    """Read the problems of a table in row order: all of them, or a seeded subset.
+
+    Subsets with the same seed are nested: a larger ``n`` keeps every problem of a smaller one.
+
+    Args:
+        rows: the table; rows that are not drawn are not read.
+        columns: the names of its columns.
+        source: the name of the table in messages.
+        mapping: which columns hold the problems.
+        n: how many problems; all when None.
+        seed: seed of the subset.
+
+    Returns:
+        The problems.
+
+    Raises:
+        ValueError: for an empty table, a missing column (the existing ones are listed), an empty cell, an answer that
+            does not have the stated format, repeated names, or an ``n`` larger than the table.
+    """
+    if not len(rows):
+        raise ValueError(f"{source} holds no problems")
+    for role, column in (
+        ("prompt", mapping.prompt_column),
+        ("answer", mapping.answer_column),
+        ("id", mapping.id_column),
+    ):
+        if column is not None and column not in columns and column.partition(".")[0] not in columns:
+            has = ", ".join(map(str, columns))
+            raise ValueError(f"{source} has no column {column!r} (it has {has}): set {role}_column")
+    order = range(len(rows)) if n is None else np.random.default_rng(seed).permutation(len(rows)).tolist()
+    problems: dict[int, Problem] = {}
+    prompts: set[str] = set()
+    n_unparsable = 0
+    for row in order:
+        if len(problems) == n:
+            break
+        try:
+            problem = _problem(rows[row], row, source, mapping)
+        except _UnparsableAnswer:
+            if not mapping.skip_unparsable:
+                raise
+            n_unparsable += 1
+            continue
+        if mapping.drop_repeats and problem.prompt in prompts:
+            continue
+        prompts.add(problem.prompt)
+        problems[row] = problem
+    if n is not None and len(problems) < n:
+        raise ValueError(f"n is {n}, but {source} holds only {len(problems)} problems")
+    if n_unparsable:
+        warnings.warn(
+            f"{n_unparsable} rows of {source} were left out: no answer in {mapping.answer_column!r} in the format "
+            f"{mapping.answer_format!r}",
+            UserWarning,
+            stacklevel=2,
+        )
+    if not problems:
+        raise ValueError(f"{source} holds no problems whose answer could be read")
+    _refuse_repeated_names(problems, source, mapping)
+    return [problems[row] for row in sorted(problems)]
+
+
+def _problem(record: Mapping[str, object], row: int, source: str, mapping: ColumnMapping) -> Problem:
+    prompt = _text(_cell(record, mapping.prompt_column, row, source), mapping.prompt_column, row, source)
+    answer = _cell(record, mapping.answer_column, row, source)
+    if isinstance(answer, (list, dict)):
+        entry = next(iter(answer), 0) if isinstance(answer, dict) else 0
+        raise ValueError(
+            f"row {row} of {source} holds a {type(answer).__name__} in {mapping.answer_column!r}: name the entry that "
+            f"is the answer, for example answer_column={mapping.answer_column}.{entry}"
+        )
+    reference = None if answer is None or answer != answer else extract_reference(str(answer), mapping.answer_format)
+    if reference is None:
+        raise _UnparsableAnswer(
+            f"row {row} of {source} has no answer in {mapping.answer_column!r} in the format "
+            f"{mapping.answer_format!r}: {str(answer)[:60]!r}; correct it, or set skip_unparsable=true"
+        )
+    name = row if mapping.id_column is None else _cell(record, mapping.id_column, row, source)
+    if name is None or name == "":
+        raise ValueError(f"row {row} of {source} has no name in {mapping.id_column!r}: choose another id_column")
+    return Problem(prompt_id=str(name), prompt=prompt, answer=reference)
+
+
+def _cell(record: Mapping[str, object], column: str, row: int, source: str) -> object:
+    """Return a cell, or the value at a dotted path inside one; None where the row has no such column."""
+    if column in record or "." not in column:
+        return record.get(column)
+    first, *path = column.split(".")
+    value, path_read = record.get(first), first
+    for step in path:
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            has = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
+            raise ValueError(f"row {row} of {source} has no {step!r} in {path_read!r} (it has {has})")
+        path_read += f".{step}"
+    return value
+
+
+def _text(value: object, column: str, row: int, source: str) -> str:
+    """Return the prompt's text; for a conversation, the text of its only user message."""
+    if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
+        roles = [message.get("role") for message in value]
+        if roles != ["user"]:
+            raise ValueError(
+                f"row {row} of {source} holds a conversation of {', '.join(map(str, roles)) or 'no messages'} in "
+                f"{column!r}: a prompt is one user message; pass a system prompt as system_prompt"
+            )
+        value = value[0].get("content")
+    if value is None or value != value or (isinstance(value, str) and not value.strip()):
+        raise ValueError(f"row {row} of {source} has an empty {column!r}")
+    if not isinstance(value, str):
+        raise ValueError(
+            f"row {row} of {source} holds a {type(value).__name__} in {column!r} ({str(value)[:60]}): a prompt is text"
+        )
+    return value
+
+
+def _refuse_repeated_names(problems: Mapping[int, Problem], source: str, mapping: ColumnMapping) -> None:
+    first: dict[str, int] = {}
+    for row, problem in sorted(problems.items()):
+        if problem.prompt_id in first:
+            raise ValueError(
+                f"{source} repeats names in its column {mapping.id_column!r} ({problem.prompt_id!r} in rows "
+                f"{first[problem.prompt_id]} and {row}): prompt ids must be unique, so choose another id_column or none"
+            )
+        first[problem.prompt_id] = row

@@ -1,7 +1,6 @@
 """Oracles: slow, plain and independent of the code they are compared with."""
 
-from gradstats.reference.enumerated import EnumeratedPolicy
-from gradstats.reference.moments import GradientMoments
+from gradstats.reference.enumerated import EnumeratedPolicy, GradientMoments
 from gradstats.reference.optimal_baselines import (
     ExactOptimum,
     exact_minimiser,

@@ -1,9 +1,4 @@
-"""Every sequence-level estimator as plain loops written directly from its formula.
-
-Slow on purpose, and sharing no code with ``gradstats.estimators``: of the Batch only the raw fields are read.
-Each returns (N,) advantages. ``NAIVE_ESTIMATORS`` finds them by name; the token-level ones are in
-``naive_token_estimators``.
-"""
+"""Oracle of every gradient engine: plain autograd, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -11,8 +6,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from gradstats.estimators import Batch
+from gradstats.rollouts.table import Rollouts
 
 
 def members(batch: Batch, i: int, loo: bool, scope: str = "group") -> list[int]:
@@ -225,3 +222,280 @@ NAIVE_ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
     "james_stein": james_stein,
     "reinforce_pp_baseline": reinforce_pp_baseline,
 }
+
+
+def clipped_objective(ratio: float, advantage: float, low: float, high: float, dual: float | None) -> float:
+    """Return min(ρA, clip(ρ)A), and not below cA for A < 0 where a dual clip c is given."""
+    value = min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
+    return max(value, dual * advantage) if dual is not None and advantage < 0 else value
+
+
+def token_weight(ratio: float, advantage: float, low: float, high: float, dual: float | None = None) -> float:
+    """Return d/d log π of the clipped objective, by a central difference in log ρ."""
+    step = 1e-6
+    above = clipped_objective(ratio * math.exp(step), advantage, low, high, dual)
+    below = clipped_objective(ratio * math.exp(-step), advantage, low, high, dual)
+    return (above - below) / (2 * step)
+
+
+def sequence_ratio(log_ratios: list[float]) -> float:
+    """Return GSPO's s_i = exp(mean_t log ρ_t)."""
+    return math.exp(sum(log_ratios) / len(log_ratios))
+
+
+def cispo_weight(ratio: float, advantage: float, convention: str, low: float, high: float) -> float:
+    """Return stop-grad(clip(ρ))·A in verl's and in TRL's convention."""
+    if convention == "trl":
+        return min(ratio, high) * advantage
+    return min(max(ratio, 1 - low), 1 + high) * advantage
+
+
+def aggregation_factor(batch: Batch, i: int, name: str, max_tokens: float | None = None) -> float:
+    """Return the factor of each token of completion i within its group's gradient."""
+    group = [j for j in range(len(batch.rewards)) if batch.groups[j] == batch.groups[i]]
+    if name == "sequence_sum":
+        return 1 / len(group)
+    if name == "sequence_mean":
+        return 1 / len(group) / int(batch.lengths[i])
+    if name == "token_mean":
+        return 1 / sum(int(batch.lengths[j]) for j in group)
+    return 1 / (len(group) * (batch.mask.shape[1] if max_tokens is None else max_tokens))
+
+
+def kl_value(log_ratio: float, kind: str) -> float:
+    """Return k1, k2 or k3 at log π/π_ref."""
+    if kind == "k1":
+        return log_ratio
+    return 0.5 * log_ratio**2 if kind == "k2" else math.exp(-log_ratio) - 1 + log_ratio
+
+
+def kl_slope(log_ratio: float, kind: str) -> float:
+    """Return dk/d log π, by a central difference."""
+    step = 1e-6
+    return (kl_value(log_ratio + step, kind) - kl_value(log_ratio - step, kind)) / (2 * step)
+
+
+def differing_groups(batch: Batch) -> np.ndarray:
+    """Return which groups, in sorted order of their labels, hold two different rewards."""
+    kept = []
+    for group in sorted(set(batch.groups.tolist())):
+        rewards = {float(r) for r, label in zip(batch.rewards, batch.groups, strict=True) if label == group}
+        kept.append(len(rewards) > 1)
+    return np.array(kept)
+
+
+def counted(batch: Batch, i: int) -> list[int]:
+    """Return the counted positions of completion i."""
+    return [t for t in range(batch.mask.shape[1]) if batch.mask[i, t]]
+
+
+def reward_at(batch: Batch, i: int, t: int) -> float:
+    """Return r_{i,t}; without token rewards R_i sits on the last counted token."""
+    if batch.token_rewards is not None:
+        return float(batch.token_rewards[i, t])
+    return float(batch.rewards[i]) if t == counted(batch, i)[-1] else 0.0
+
+
+def return_at(batch: Batch, i: int, t: int, gamma: float = 1.0) -> float:
+    """Return G_{i,t} over counted tokens."""
+    ahead = [u for u in counted(batch, i) if u >= t]
+    return sum(gamma**step * reward_at(batch, i, u) for step, u in enumerate(ahead))
+
+
+def fill(batch: Batch, value: Callable[[int, int], float]) -> np.ndarray:
+    """Return (N, T) with ``value(i, t)`` at counted tokens."""
+    advantages = np.zeros(batch.mask.shape)
+    for i in range(len(batch.rewards)):
+        for t in counted(batch, i):
+            advantages[i, t] = value(i, t)
+    return advantages
+
+
+def remax(batch: Batch) -> np.ndarray:
+    """Return G_{i,t} − R(greedy)."""
+    greedy = batch.greedy_rewards
+    assert greedy is not None
+    return fill(batch, lambda i, t: return_at(batch, i, t) - greedy[i])
+
+
+def whiten_tokens(batch: Batch, values: np.ndarray) -> np.ndarray:
+    """Return the values whitened over all counted tokens of the batch."""
+    places = [(i, t) for i in range(len(batch.rewards)) for t in counted(batch, i)]
+    white = dict(zip(places, whiten([float(values[place]) for place in places]), strict=True))
+    return fill(batch, lambda i, t: white[i, t])
+
+
+def reinforce_pp(batch: Batch, gamma: float = 1.0) -> np.ndarray:
+    """Return G_{i,t}, whitened."""
+    return whiten_tokens(batch, fill(batch, lambda i, t: return_at(batch, i, t, gamma)))
+
+
+def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False) -> np.ndarray:
+    """Return Σ_l (γλ)^l δ_{t+l}."""
+    values = batch.values
+    assert values is not None
+
+    def advantage(i: int, t: int) -> float:
+        ahead = [u for u in counted(batch, i) if u >= t]
+        total = 0.0
+        for step, u in enumerate(ahead):
+            next_value = values[i, ahead[step + 1]] if step + 1 < len(ahead) else 0.0
+            total += (gamma * lam) ** step * (reward_at(batch, i, u) + gamma * next_value - values[i, u])
+        return total
+
+    advantages = fill(batch, advantage)
+    return whiten_tokens(batch, advantages) if whiten else advantages
+
+
+def vine(batch: Batch, k: int = 9) -> np.ndarray:
+    """Return V̂ at the end of the step − V̂ at its start + its rewards."""
+    values = batch.values
+    assert values is not None
+
+    def advantage(i: int, t: int) -> float:
+        tokens = counted(batch, i)
+        starts = [u for u in tokens if not math.isnan(values[i, u])]
+        start = max(u for u in starts if u <= t)
+        later = [u for u in starts if u > t]
+        inside = [u for u in tokens if u >= start and (not later or u < later[0])]
+        end_value = values[i, later[0]] if later else 0.0
+        return end_value - values[i, start] + sum(reward_at(batch, i, u) for u in inside)
+
+    return fill(batch, advantage)
+
+
+def energy_at(batch: Batch, i: int, t: int, energy: str) -> float:
+    """Return ρ²‖s_t‖², or ρ²w_t with w_t = 1 − 2π(y_t) + Σ_v π(v)²."""
+    if energy == "exact":
+        assert batch.token_energy is not None
+        value = float(batch.token_energy[i, t])
+    else:
+        assert batch.logprobs is not None
+        assert batch.sum_pi_squared is not None
+        value = 1 - 2 * math.exp(batch.logprobs[i, t]) + float(batch.sum_pi_squared[i, t])
+    return value if batch.importance is None else value * float(batch.importance[i, t]) ** 2
+
+
+def zeroed(batch: Batch, i: int, column: int) -> bool:
+    """Return whether the zero-tail rule sets B = 0 for completion i at a column."""
+    others = [int(batch.lengths[j]) for j in members(batch, i, loo=True)]
+    return bool(others) and int(batch.lengths[i]) > max(others) and column >= max(others)
+
+
+def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool = False) -> np.ndarray:
+    """Return (G_{i,t} − B_t)·m, B_t = Σ G W m/(Σ W m + 1e-8)."""
+
+    def advantage(i: int, t: int) -> float:
+        baseline = 0.0
+        if len(members(batch, i, loo=False)) > 1 and not (zero_tail and zeroed(batch, i, t)):
+            alive = [j for j in members(batch, i, loo) if batch.mask[j, t]]
+            weight = {j: sum(energy_at(batch, j, u, energy) for u in counted(batch, j) if u <= t) for j in alive}
+            numerator = sum(return_at(batch, j, t) * weight[j] for j in alive)
+            baseline = numerator / (sum(weight.values()) + 1e-8)
+        return return_at(batch, i, t) - baseline
+
+    return fill(batch, advantage)
+
+
+def otb_turns(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool = False) -> np.ndarray:
+    """Return the same with the q-th counted token of each completion in place of position t."""
+
+    def advantage(i: int, t: int) -> float:
+        place = counted(batch, i).index(t)
+        baseline = 0.0
+        if len(members(batch, i, loo=False)) > 1 and not (zero_tail and zeroed(batch, i, place)):
+            numerator = denominator = 0.0
+            for j in members(batch, i, loo):
+                tokens = counted(batch, j)
+                if place < len(tokens):
+                    weight = sum(energy_at(batch, j, u, energy) for u in tokens[: place + 1])
+                    numerator += return_at(batch, j, tokens[place]) * weight
+                    denominator += weight
+            baseline = numerator / (denominator + 1e-8)
+        return return_at(batch, i, t) - baseline
+
+    return fill(batch, advantage)
+
+
+def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> np.ndarray:
+    """Return G_{i,t} − Σ R⟨s_t, S⟩/Σ‖s_t‖²."""
+    energy, cross = batch.token_energy, batch.token_cross
+    assert energy is not None
+    assert cross is not None
+
+    def advantage(i: int, t: int) -> float:
+        alive = [j for j in members(batch, i, loo, scope) if batch.mask[j, t]]
+        total = sum(energy[j, t] for j in alive)
+        baseline = 0.0
+        if len(members(batch, i, loo=False, scope=scope)) > 1 and total != 0:
+            baseline = sum(batch.rewards[j] * cross[j, t] for j in alive) / total
+        return return_at(batch, i, t) - baseline
+
+    return fill(batch, advantage)
+
+
+def discounted(batch: Batch, baseline: str = "rloo", gamma: float = 1.0) -> np.ndarray:
+    """Return Σ_{u≥t} γ^{u−t} r_u − γ^{T−t} b_i, with b_i the mean reward of the group, without sample i for "rloo"."""
+
+    def advantage(i: int, t: int) -> float:
+        tokens = counted(batch, i)
+        others = [j for j in members(batch, i, loo=False) if j != i or baseline == "group_mean"]
+        alone = len(members(batch, i, loo=False)) == 1
+        mean = batch.rewards[i] if alone else sum(batch.rewards[j] for j in others) / len(others)
+        total = 0.0
+        for place in range(tokens.index(t), len(tokens)):
+            last = batch.rewards[i] if tokens[place] == tokens[-1] else 0.0
+            reward = last if batch.token_rewards is None else batch.token_rewards[i, tokens[place]]
+            total += gamma ** (place - tokens.index(t)) * reward
+        return total - gamma ** (len(tokens) - 1 - tokens.index(t)) * mean
+
+    return fill(batch, advantage)
+
+
+NAIVE_TOKEN_ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
+    "remax": remax,
+    "reinforce_pp": reinforce_pp,
+    "gae": gae,
+    "vine": vine,
+    "otb": otb,
+    "otb_turns": otb_turns,
+    "causal_optimal": causal_optimal,
+    "discounted": discounted,
+}
+
+
+def sequence_gradients(
+    model: torch.nn.Module, rollouts: Rollouts, temperature: float = 1.0
+) -> list[dict[str, torch.Tensor]]:
+    r"""Return gradients :math:`S_i = \nabla \sum_t m_t \log\mathrm{softmax}(z_t/\tau)_{y_t}` by one backward pass each.
+
+    Args:
+        model: a causal language model of transformers.
+        rollouts: the sequences; ``completion_mask`` gives :math:`m_t`, 1 without it.
+        temperature: :math:`\tau`.
+
+    Returns:
+        For each sequence, parameter name → gradient (zeros for parameters it does not touch).
+    """
+    device = next(model.parameters()).device
+    results = []
+    for prompt, completion, mask in zip(
+        rollouts.tokens("prompt_tokens"), rollouts.tokens("completion_tokens"), rollouts.masks, strict=True
+    ):
+        ids = torch.tensor([*prompt.tolist(), *completion.tolist()], device=device)
+        logits = model(ids[None], use_cache=False).logits[0]
+        total = logits.new_zeros(())
+        for offset, counts in enumerate(mask):
+            if counts:
+                position = len(prompt) + offset
+                total = total + torch.log_softmax(logits[position - 1] / temperature, dim=-1)[ids[position]]
+        model.zero_grad(set_to_none=True)
+        total.backward()
+        results.append(
+            {
+                name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+                for name, parameter in model.named_parameters()
+            }
+        )
+        model.zero_grad(set_to_none=True)
+    return results

@@ -12,8 +12,8 @@ from scipy import optimize
 
 from gradstats import estimators as families
 from gradstats.estimators import Batch
+from gradstats.estimators.by_label import with_parameter
 from gradstats.estimators.estimator import SEQUENCE_SUM, Level, Weighting
-from gradstats.estimators.with_parameter import with_parameter
 from gradstats.reference.enumerated import EnumeratedPolicy
 
 #: The exponents between which the best is sought, as in :func:`gradstats.optimal_baselines`.

@@ -10,13 +10,19 @@ import pandas as pd
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
-from gradstats.measurement.state_values import digest_of_state_values
-from gradstats.plots.sample_size import write_sample_size
-from gradstats.plots.save import figure_paths, refuse_foreign_figure
+from gradstats.measurement.storage import digest_of_state_values
+from gradstats.plots.save import figure_paths, refuse_foreign_figure, write_sample_size
 from gradstats.report.figures import added_figure, sample_size_of_run, styled
-from gradstats.report.recorded_tables import record_tables
-from gradstats.report.saved_frames import STATE_VALUES, frame_paths, make_room, refuse_foreign_frame, save_frame
-from gradstats.report.saved_results import SavedResults, read_results
+from gradstats.report.saved_results import (
+    STATE_VALUES,
+    SavedResults,
+    frame_paths,
+    make_room,
+    read_results,
+    record_tables,
+    refuse_foreign_frame,
+    save_frame,
+)
 from gradstats.system.files import csv_text
 
 

@@ -6,15 +6,101 @@ a column's ``_low`` and ``_high`` are the ends of its interval and have no entry
 
 from __future__ import annotations
 
-from gradstats.report import breakdown_columns as breakdowns
-from gradstats.report.critic_table import CRITIC_HEADINGS
-from gradstats.report.printed_column import PrintedColumn, each, headings, of
-from gradstats.report.ratio_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
-from gradstats.stats.on_policy.check import WORDS
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gradstats.report import columns as breakdowns
+from gradstats.report.analysis_tables import CLIPPING_HEADINGS, CRITIC_HEADINGS, RATIO_HEADINGS
+from gradstats.stats.on_policy import WORDS
 from gradstats.stats.profile import PROFILE_QUANTITIES
-from gradstats.stats.tokens.cumulative_error import FRACTIONS
-from gradstats.stats.tokens.proxy_quality import PROXY_QUANTITIES
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, VARIANCE_COMPONENTS
+from gradstats.stats.proxy_quality import PROXY_QUANTITIES
+from gradstats.stats.token_profiles import FRACTIONS
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, VARIANCE_COMPONENTS, Quantity, filled_in
+
+
+@dataclass(frozen=True)
+class PrintedColumn:
+    """One column, or one row where a table has a row for each quantity.
+
+    Attributes:
+        name: as it is saved.
+        meaning: in words.
+        file: that defines it, from the folder of the package.
+    """
+
+    name: str
+    meaning: str
+    file: str
+
+
+def of(file: str, **meanings: str) -> tuple[PrintedColumn, ...]:
+    """Return columns that one file defines: name → meaning."""
+    return tuple(PrintedColumn(name, meaning, file) for name, meaning in meanings.items())
+
+
+def each(folder: str, headings: Mapping[str, str]) -> tuple[PrintedColumn, ...]:
+    """Return quantities that have a file of their name."""
+    return tuple(PrintedColumn(name, heading, f"{folder}/{name}.py") for name, heading in headings.items())
+
+
+def headings(quantities: tuple[Quantity, ...]) -> dict[str, str]:
+    """Return the headings of quantities by name."""
+    return {one.name: filled_in(one.heading, {}) for one in quantities}
+
+
+#: Of bins of success rates.
+SUCCESS_BINS = {
+    "success": "range of success rates",
+    "n_prompts": "prompts of these rates",
+    "group_size": "completions per group",
+    "scale": "factor of the prompts' expected gradient on that of the target",
+    "kept_scale": "the same of groups with any non-zero weight",
+    "kept_share": "share of groups with any non-zero weight",
+    "spread_share": "share of groups whose rewards are not all equal",
+}
+
+#: Of any bins.
+SHARES = {
+    "share_of_gradient": "share of the expected gradient that the bin makes up",
+    "share_of_variance": "share of tr Cov: the covariance of the bin's part with the whole",
+}
+
+#: Of batches of an equal number of tokens.
+ALLOCATION = {
+    "group_size": "completions of a prompt",
+    "n_prompts": "prompts that the tokens pay for",
+    "extrapolated": "whether no groups of this size were measured",
+    "noise_to_signal": "variance of the batch gradient at the target's scale, over ‖∇J‖²",
+    "relative_noise": "the variance over that of rloo at the largest measured size",
+    "tokens_saved": "share of tokens saved at equal noise",
+    "within_prompt": "variance between groups of one prompt",
+    "between_prompt": "variance between the expected gradients of prompts",
+}
+
+#: Of the group size at which RLOO is as noisy.
+EQUIVALENT_GROUP_SIZE = {
+    "group_size": "completions per group",
+    "n_prompts": "prompts",
+    "same_prompts_group_size": "group size at which RLOO is as noisy at the same number of prompts",
+    "tokens_saved": "share of tokens saved at equal noise, against RLOO in groups of the same size",
+}
+
+ALPHA_DIFFERENCE = {
+    "alpha": "α of the first sample",
+    "other_alpha": "α of the second",
+    "difference": "first less second, paired over prompts",
+    "pvalue": "of no difference",
+    "n_prompts": "prompts of both",
+}
+
+CELL_DIFFERENCES = {
+    "cell": "run of the sweep",
+    "minus": "the run that is subtracted",
+    "quantity": "alpha, mean_length or mean_reward",
+    "difference": "between the two, paired over prompts",
+    "n_prompts": "prompts of both",
+}
+
 
 _VARIANCE = "stats/variance"
 _LENGTH = "stats/length_scaling"
@@ -88,7 +174,7 @@ _POINT = (
 _SHARES = of(f"{_VARIANCE}/gradient_shares.py", **breakdowns.SHARES)
 
 _PLAN = of(
-    "stats/plans/prompt_plan.py",
+    "stats/prompt_plan.py",
     confidence_level="level of the planned interval",
     n_prompts="prompts needed, by the pilot's estimates",
     n_prompts_assured="prompts that are enough in 80 % of studies",
@@ -149,7 +235,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         ),
         *each(_LENGTH, {"alpha": "exponent α of the run"}),
     ),
-    "cell_differences": of("report/sweep_differences.py", **breakdowns.CELL_DIFFERENCES),
+    "cell_differences": of("report/sweeps.py", **breakdowns.CELL_DIFFERENCES),
     "variance_by_block": (*of(f"{_VARIANCE}/by_block.py", block="block of parameters"), *_ROW),
     "equivalent_group_size": (
         *_ESTIMATOR,
@@ -174,29 +260,29 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             notes="what to know when reading the table",
             lowest_beyond_doubt="the only estimator in the best set",
         ),
-        *of("measurement/metric.py", metric="the metric that gradients were measured in"),
+        *of("measurement/measurement.py", metric="the metric that gradients were measured in"),
         *of(f"{_VARIANCE}/target.py", target="the gradient that bias and cosine are judged against"),
         *each("stats", {"effective_sample_size": "completions of equal weight that importance weights are worth"}),
     ),
     "ratios": (
         *of(
-            "stats/ratios/spread.py",
+            "stats/ratios.py",
             ratio="kind of importance ratio: of tokens, of completions, geometric mean",
             length="range of lengths",
             n="ratios",
             n_prompts="prompts",
             **{name: RATIO_HEADINGS[name] for name in ("mean", "variance", "chi_squared")},
         ),
-        *of("stats/ratios/diagnostics.py", by_length="whether of completions of these lengths only"),
+        *of("stats/ratio_diagnostics.py", by_length="whether of completions of these lengths only"),
         *each("stats", {"effective_sample_size": RATIO_HEADINGS["effective_sample_size"]}),
         *of(
-            "report/run_figures.py",
+            "report/figures.py",
             effective_share="effective sample size over n",
             estimator="kind of ratio, in a figure",
         ),
     ),
     "ratio_clipping": of(
-        "stats/ratios/clipping.py",
+        "stats/ratio_diagnostics.py",
         recipe="recipe that clips",
         removed_of="what the removed share is a share of",
         **CLIPPING_HEADINGS,
@@ -222,7 +308,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             on_policy="the on-policy check",
             sentences="what to consider when reading α",
         ),
-        *of("measurement/metric.py", metric="the metric of the norms"),
+        *of("measurement/measurement.py", metric="the metric of the norms"),
         *each(
             _LENGTH,
             {"curvature": "whether one power law fits", "most_influential_prompt": "whose omission moves α most"},
@@ -250,7 +336,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "on_policy": (
         *each("stats/on_policy", WORDS),
         *of(
-            "stats/on_policy/check.py",
+            "stats/on_policy.py",
             quantity="which of the three",
             on_policy_value="what on-policy sampling gives",
             estimate="the estimate",
@@ -261,7 +347,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "sampler_gap": (
         *of(
-            "stats/on_policy/sampler_gap.py",
+            "stats/sampler_gap.py",
             mean_abs_gap="mean |log π − log q| of a token, nats",
             token_kl="KL(q‖π) per token, nats",
             token_distance="total variation distance per token",
@@ -325,9 +411,9 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             axis="distance, position or number of tokens",
             quantity="what is estimated",
         ),
-        *of("report/saved_tokens.py", profile="which profile"),
+        *of("report/saved_results.py", profile="which profile"),
     ),
-    "token_traces": (*_TOKEN, *of("report/saved_tokens.py", sequence="completion, named by its length")),
+    "token_traces": (*_TOKEN, *of("report/saved_results.py", sequence="completion, named by its length")),
     "token_sample": _TOKEN,
     "length_scaling": _POINT,
     "profile": (
@@ -337,12 +423,12 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "plan alpha": (
         *_PLAN,
-        *of("stats/plans/alpha_plan.py", half_width="wanted half-width", stderr_of_one="standard error of α times √M"),
+        *of("stats/plans.py", half_width="wanted half-width", stderr_of_one="standard error of α times √M"),
     ),
     "plan ratio": (
         *_PLAN,
         *of(
-            "stats/plans/ratio_plan.py",
+            "stats/plans.py",
             estimator="in the numerator",
             reference="in the denominator",
             quantity="which ratio",
@@ -354,7 +440,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "plan signal": (
         *_PLAN,
         *of(
-            "stats/plans/signal_plan.py",
+            "stats/plans.py",
             estimator="whose signal is to be resolved",
             signal_sq="the pilot's ‖E ĝ‖²",
             linear="part of its variance that falls like 4/M",

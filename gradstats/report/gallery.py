@@ -11,20 +11,32 @@ from typing import TypedDict
 from urllib.parse import quote
 
 from gradstats.estimators.display_names import distinct_names, in_words
-from gradstats.report.completion_means import ENDS
-from gradstats.report.figures import first_figure_as_svg
+from gradstats.report.figures import RunFigure, first_figure_as_svg
 from gradstats.report.numbers import Triple, number_with_interval
-from gradstats.report.page import inline_svg
-from gradstats.report.page_table import Cell, Definition, Row, breakable, column_definition, named_row
-from gradstats.report.rendered_page import rendered, write_page
-from gradstats.report.run_figures import RunFigure
-from gradstats.report.run_folder import refuse_inside_run, writing_into
-from gradstats.report.saved_results import SavedResults, differing_settings, read_results
-from gradstats.report.several_runs import levels_of, numbers_of_run, run_names
-from gradstats.report.shown_text import visible
+from gradstats.report.page import (
+    Cell,
+    Definition,
+    Row,
+    breakable,
+    column_definition,
+    inline_svg,
+    named_row,
+    rendered,
+    write_page,
+)
+from gradstats.report.prompts_on_page import visible
+from gradstats.report.run_tables import levels_of, numbers_of_run, run_names
+from gradstats.report.saved_results import (
+    ENDS,
+    SavedResults,
+    differing_settings,
+    read_results,
+    refuse_inside_run,
+    writing_into,
+)
 from gradstats.report.sweeps import is_sweep, read_sweep
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
-from gradstats.stats.variance.winner import best_rows
+from gradstats.stats.variance.result import best_rows
 from gradstats.system.outputs import is_marked, refuse_foreign
 
 #: Runs of which the page shows a figure: the first ones.

@@ -7,21 +7,276 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import TypedDict
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.report.glossary import TERMS
-from gradstats.report.numbers import number_with_interval
-from gradstats.report.page_table import variance_on_page
+import pandas as pd
+
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.plots.names import LABELS
+from gradstats.report.analysis_tables import (
+    BEST_SET,
+    TOGETHER,
+    VarianceColumn,
+    best_set_marks,
+    frame_in_words,
+    variance_columns,
+)
+from gradstats.report.columns import INDEX
+from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
+from gradstats.report.numbers import common_exponent, number_with_interval
 from gradstats.report.prompts_on_page import prompts_on_page
-from gradstats.report.rendered_page import rendered, write_page
-from gradstats.report.run_folder import refuse_inside_run, writing_into
-from gradstats.report.saved_results import SavedAlpha, SavedResults, read_results
-from gradstats.report.sentence_links import FIGURE_WORDS, linked, of_section
-from gradstats.report.variance_columns import TOGETHER
-from gradstats.system.files import read_json, to_json
+from gradstats.report.saved_results import SavedAlpha, SavedResults, read_results, refuse_inside_run, writing_into
+from gradstats.stats.variance.quantities import JUDGED, shown_in
+from gradstats.stats.variance.result import best_rows
+from gradstats.system.files import atomic_path, read_json, to_json
 from gradstats.system.outputs import is_marked, refuse_foreign, refuse_links
+
+
+def rendered(template: str, **shown: object) -> str:
+    """Return a template of this package filled in; all text is escaped, and an unknown name is an error.
+
+    Args:
+        template: its file name.
+        **shown: name in the template → value.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("gradstats.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template(template).render(shown)
+
+
+def write_page(page: str, target: Path) -> Path:
+    """Write a page, whole or not at all; the caller has asked that nothing foreign is replaced.
+
+    Raises:
+        OSError: when the file cannot be written.
+    """
+    try:
+        with atomic_path(target) as partial:
+            partial.write_text(page, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise OSError(
+            f"the report cannot be written to {target} ({error.strerror or error}): choose another with --out"
+        ) from error
+    return target
+
+
+#: Figure → what a link to it is called.
+FIGURE_WORDS: dict[str, str] = {
+    "length_scaling": "figure: norms against length",
+    "alpha_by_block": "figure: α by block",
+    "alpha_energy": "figure: norms and token energies",
+    "variance": "figure: variance",
+    "variance_bias": "figure: variance, cosine and bias",
+    "length_bins": "figure: noise by length",
+    "success_shares": "figure: gradient by success rate",
+    "length_shares": "figure: gradient by length",
+    "length_reward": "figure: length and reward",
+    "ratios": "figure: importance ratios",
+    "group_sizes": "figure: group sizes",
+    "allocation": "figure: noise by completions per prompt",
+    "token_correlation": "figure: correlation of tokens",
+}
+
+# What a sentence mentions, as a regular expression → the figure that shows it. The first that was drawn is linked.
+_TOPICS: tuple[tuple[str, str], ...] = (
+    ("token energ", "alpha_energy"),
+    ("block", "alpha_by_block"),
+    ("χ²", "ratios"),
+    ("importance", "ratios"),
+    ("on-policy", "token_correlation"),
+    ("between prompts", "length_scaling"),
+    ("α = ", "length_scaling"),
+    ("moves α", "length_scaling"),
+    ("power law", "length_scaling"),
+    ("cut off", "length_scaling"),
+    ("cosine", "variance_bias"),
+    ("bias_share", "variance_bias"),
+    (r"\b(matched_)?ratio\b", "variance"),
+)
+
+
+class LinkedSentence(TypedDict):
+    """A sentence and the figures that show what it says."""
+
+    text: str
+    figures: list[str]
+
+
+def linked(sentences: Iterable[str], drawn: Collection[str]) -> list[LinkedSentence]:
+    """Return sentences with the figure that shows what each says; with none where no figure does.
+
+    Args:
+        sentences: of the verdict on α, or the notes of a comparison.
+        drawn: names of the figures that are on the page.
+
+    >>> linked(["α is 0.5 within prompts and 0.6 between prompts"], ["length_scaling"])[0]["figures"]
+    ['length_scaling']
+    """
+    return [{"text": sentence, "figures": _figures(sentence, drawn)} for sentence in sentences]
+
+
+def of_section(names: Iterable[str], drawn: Collection[str]) -> list[str]:
+    """Return those figures of a section that are on the page."""
+    return [name for name in names if name in drawn]
+
+
+def _figures(sentence: str, drawn: Collection[str]) -> list[str]:
+    return [figure for topic, figure in _TOPICS if re.search(topic, sentence) and figure in drawn][:1]
+
+
+class Definition(TypedDict):
+    """A column: its heading, what it means, and the file that defines it, from the folder of the package."""
+
+    name: str
+    heading: str
+    meaning: str
+    file: str
+
+
+class Cell(TypedDict):
+    """One number of the table: its text, what sorts it, whether it is bold."""
+
+    html: str
+    key: str
+    bold: bool
+
+
+class Row(TypedDict):
+    """One estimator of the table: its name in words, as a page shows it, and the label that files and commands use."""
+
+    name: str
+    html: str
+    label: str
+    cells: list[Cell]
+
+
+class VarianceOnPage(TypedDict):
+    """What the template shows of the variance comparison."""
+
+    columns: list[Definition]
+    rows: list[Row]
+    level: str
+    n_prompts: int | None
+    reference: str | None
+    notes: list[str]
+    together: list[str]
+    has_best_set: bool
+
+
+def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | None = None) -> VarianceOnPage | None:
+    """Return the table of a comparison for the page, or None where there is none.
+
+    The matched ratio, by which estimators are ranked, comes first, so that it is beside the names on a narrow screen.
+
+    Args:
+        frame: of the comparison, with its ``.attrs``.
+        labels: label of an estimator → name that the user gives it; the others are named in words.
+    """
+    if frame is None:
+        return None
+    saved = frame.copy()
+    saved.attrs = frame.attrs | {LABELS: dict(labels or {})}
+    frame = frame_in_words(saved)
+    about = frame.attrs
+    shown = [name for name in shown_in("page") if name in frame]
+    columns: list[Definition] = [column_definition("estimator", "estimator")]
+    rows: list[Row] = [
+        named_row(str(name), str(label)) for name, label in zip(frame["estimator"], saved["estimator"], strict=True)
+    ]
+    names = {row["label"]: row["name"] for row in rows}
+    together = []
+    best = best_rows(saved)
+    marks = best_set_marks(frame)
+    listed = variance_columns(frame, shown, "page")
+    judged = [column for column in listed if column.quantity == JUDGED.name]
+    # The best set stands behind the columns of the matched ratio that it is drawn from.
+    for column in (*judged, None, *(column for column in listed if column.quantity != JUDGED.name)):
+        if column is None:
+            _add_best_set(columns, rows, marks)
+            continue
+        exponent = common_exponent(column.triples)
+        columns.append(column_definition(_name(column), column.heading + (f" (×10^{exponent})" if exponent else "")))
+        if column.together:
+            together.append(column.heading)
+        for number, row in enumerate(rows):
+            bold = column.quantity == JUDGED.name and not column.together and number in best
+            row["cells"].append(_cell(column, number, exponent, bold))
+    return {
+        "columns": columns,
+        "rows": rows,
+        "level": f"{about['confidence_level']:.0%}" if "confidence_level" in about else "",
+        "n_prompts": about.get("n_prompts"),
+        "reference": about.get("reference"),
+        "notes": [in_words_of(note, names) for note in about.get("notes", [])],
+        "together": together,
+        "has_best_set": marks is not None,
+    }
+
+
+def column_definition(name: str, heading: str) -> Definition:
+    """Return what a column of the variance table means, in the words of the glossary.
+
+    Args:
+        name: as it is saved.
+        heading: as the table prints it.
+    """
+    file = next(column.file for column in INDEX["variance"] if column.name == name)
+    return {"name": name, "heading": heading, "meaning": TERMS[TERM_OF_COLUMN[name]], "file": f"gradstats/{file}"}
+
+
+def named_row(name: str, label: str) -> Row:
+    """Return the row of an estimator, as yet without cells."""
+    return {"name": name, "html": breakable(name), "label": label, "cells": []}
+
+
+def in_words_of(text: str, names: Mapping[str, str]) -> str:
+    """Return a sentence in which the labels of some estimators are replaced by their names.
+
+    >>> in_words_of("group_mean and my_group_mean(loo=True)", {"group_mean": "group mean"})
+    'group mean and my_group_mean(loo=True)'
+    """
+    if not names:
+        return text
+    longest_first = sorted(names, key=len, reverse=True)
+    labels = re.compile(rf"(?<![\w:.=])(?:{'|'.join(map(re.escape, longest_first))})(?![\w(]|:\w)")
+    return labels.sub(lambda found: names[found[0]], text)
+
+
+def breakable(name: str) -> str:
+    """Return a name, escaped, that a narrow column may break where its words and parameters end.
+
+    A value in words stays on the line of its parameter: the spaces of ``α = 0.8`` do not break.
+    """
+    kept = re.sub(r"(?<=\S) = (?=\S)", "\u00a0=\u00a0", html.escape(name))
+    return re.sub(r"([_(,]|=(?!\u00a0))", r"\1<wbr>", kept)
+
+
+def _name(column: VarianceColumn) -> str:
+    return f"{column.quantity}_simultaneous" if column.together else column.quantity
+
+
+def _cell(column: VarianceColumn, number: int, exponent: int, bold: bool) -> Cell:
+    value, low, high = column.triples[number]
+    key = value if math.isfinite(value) else low
+    return {
+        "html": number_with_interval(value, low, high, exponent=exponent, markup="html"),
+        "key": repr(float(key)) if math.isfinite(key) else "",
+        "bold": bold,
+    }
+
+
+def _add_best_set(columns: list[Definition], rows: list[Row], marks: list[str] | None) -> None:
+    if marks is None:
+        return
+    columns.append(column_definition("in_best_set", BEST_SET))
+    for row, mark in zip(rows, marks, strict=True):
+        row["cells"].append({"html": mark, "key": {"yes": "0", "no": "1"}.get(mark, ""), "bold": False})
+
 
 # What the inks of each theme become on the page, so that figures follow its dark mode: text, paper, grid.
 _PAGE_INKS = ("currentColor", "var(--paper)", "var(--rule)")
@@ -108,7 +363,7 @@ def _is_of_0_1(run: Path) -> bool:
 
 def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str:
     """Return the page as text, with the figures given as SVG, or drawn here where None are."""
-    figures = _figures(run, svgs)
+    figures = _figures_of_page(run, svgs)
     drawn = [figure["name"] for figure in figures]
     variance = variance_on_page(run.variance, run.figure_style.labels)
     return rendered(
@@ -159,7 +414,7 @@ def inline_svg(svg: str, prefix: str, title: str) -> str:
     return body.replace("<svg", opening, 1)
 
 
-def _figures(run: SavedResults, svgs: Mapping[str, str] | None) -> list[dict[str, str]]:
+def _figures_of_page(run: SavedResults, svgs: Mapping[str, str] | None) -> list[dict[str, str]]:
     from gradstats.report.figures import figures_as_svg, figures_of
 
     drawn = figures_as_svg(run) if svgs is None else svgs

@@ -1,9 +1,12 @@
-"""The saved numbers of a run, read back for figures, tables and reports; needs no model and no measurement."""
+"""How many completions a run has, how long they are and how they are rewarded on average."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,16 +14,419 @@ from typing import NotRequired, TypedDict, cast
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
-from gradstats.config.experiment import Experiment, FiguresSection
-from gradstats.config.metrics import EUCLIDEAN
-from gradstats.report.recorded_experiment import read_recorded_experiment
-from gradstats.report.recorded_tables import refuse_changed_tables
-from gradstats.report.saved_frames import read_added
-from gradstats.report.saved_tokens import SavedTokens, read_tokens
+from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
+from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.stats import LengthScalingFit, fit_length_scaling
+from gradstats.stats.jackknife import mean_statistic
+from gradstats.stats.proxy_quality import ProxyQuality
 from gradstats.stats.variance.quantities import shown_in
-from gradstats.system.files import read_csv, read_json
+from gradstats.system.files import (
+    atomic_path,
+    changed_sentence,
+    csv_text,
+    file_digest,
+    read_csv,
+    read_json,
+    write_csv,
+    write_json,
+)
+from gradstats.system.lock import only_writer
+from gradstats.system.outputs import (
+    differing_entry,
+    has_columns,
+    refuse_foreign,
+    refuse_links,
+    refuse_other_result,
+    same_table,
+)
+from gradstats.system.shards import PLAN
+
+_CHECKSUM = "# sha256 of the lines above, which record what was run: "
+
+
+def write_recorded_experiment(path: Path, settings: str) -> None:
+    """Record a run's settings.
+
+    Args:
+        path: the file.
+        settings: the resolved experiment as YAML.
+    """
+    with atomic_path(path) as partial:
+        partial.write_text(f"{settings}{_CHECKSUM}{_sha256(settings)}\n", encoding="utf-8")
+
+
+def read_recorded_experiment(path: Path) -> Experiment:
+    """Read a run's settings; files of earlier versions have no checksum.
+
+    Raises:
+        ValueError: when the file has changed since it was written, or does not hold an experiment.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(changed_sentence(path)) from error
+    settings, line, checksum = text.rpartition(_CHECKSUM)
+    nameless = not line and re.search(r"[0-9a-f]{64}\s*\Z", text)  # a checksum whose words have changed
+    if nameless or (line and checksum.strip() != _sha256(settings)):
+        raise ValueError(changed_sentence(path))
+    return read_experiment(path)
+
+
+def is_recorded_experiment(path: Path) -> bool:
+    """Whether a file was written by :func:`write_recorded_experiment`."""
+    return _CHECKSUM.encode() in path.read_bytes()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_run_directory(path: Path) -> bool:
+    """Return whether a folder is a run directory: one with an ``experiment.yaml`` that a run recorded."""
+    recorded = path / "experiment.yaml"
+    return recorded.is_file() and ((path / "rollouts" / PLAN).exists() or is_recorded_experiment(recorded))
+
+
+def enclosing_run(path: Path) -> Path | None:
+    """Return the run directory that a path is or lies in, also through links; None where it lies in none."""
+    places = (path, *path.absolute().parents, *path.resolve().parents)
+    return next((folder for folder in places if is_run_directory(folder)), None)
+
+
+@contextmanager
+def writing_into(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the lock of the run directory that a path is or lies in; nothing is locked where it lies in none.
+
+    Args:
+        path: the file or folder to be written.
+
+    Raises:
+        LockedError: when another process works on the run (:func:`gradstats.system.lock.only_writer`).
+        ValueError: when the run contains symbolic links (:func:`gradstats.system.outputs.refuse_links`).
+    """
+    run = enclosing_run(Path(path))
+    if run is None:
+        yield
+        return
+    with only_writer(run):
+        refuse_links(run)
+        yield
+
+
+def refuse_inside_run(out: Path, *, source: Path | None = None) -> None:
+    """Refuse to write a result over the files of a run, which belong together, or while a process works on the run.
+
+    Args:
+        out: where the result is to be written.
+        source: the run directory that the result is about, in which it may lie; None where there is none.
+
+    Raises:
+        FileExistsError: when ``out`` is a file or folder of another run directory, or the directory itself.
+        LockedError, ValueError: as :func:`writing_into`.
+    """
+    run = enclosing_run(out)
+    if run is not None and os.path.lexists(out) and (source is None or run.resolve() != source.resolve()):
+        raise FileExistsError(f"{out} belongs to the run {run}: choose another path (--out)")
+    with writing_into(out):
+        pass
+
+
+#: Prefix of the names of curves along a parameter.
+CURVE = "curve_"
+#: Name of the table of learned, published and oracle baselines.
+OPTIMAL_BASELINES = "optimal_baselines"
+#: Name of the table of a value head beside Monte-Carlo values.
+CRITIC = "critic"
+#: Attribute of a frame that was made from state values: the digest of those of the run.
+STATE_VALUES = "state_values"
+#: Names of the tables that commands add to a run, as patterns.
+ADDED = (f"{CURVE}*", OPTIMAL_BASELINES, CRITIC)
+
+
+def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> list[Path]:
+    """Write a frame and its ``.attrs``; returns the two paths.
+
+    Another frame that may be replaced is removed first, its attributes before its table, and the new attributes are
+    written last: a process killed in between leaves no table beside the attributes of another.
+
+    Args:
+        frame: the frame; its attributes must be values that JSON can hold.
+        stem: path without a suffix.
+        overwrite: replace the same table with other settings or numbers.
+
+    Raises:
+        FileExistsError: when another file lies there, or a table that may not be replaced.
+    """
+    make_room(frame, stem, overwrite=overwrite)
+    table, about = frame_paths(stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    write_csv(table, frame)
+    write_json(about, _attributes(frame))
+    return [table, about]
+
+
+def make_room(frame: pd.DataFrame, stem: Path, *, overwrite: bool) -> None:
+    """Remove another frame that lies where one is to be written; nothing where it is the same.
+
+    Args:
+        frame: the frame that is to be written.
+        stem: as for :func:`save_frame`.
+        overwrite: as for :func:`save_frame`.
+
+    Raises:
+        FileExistsError: as :func:`save_frame`.
+    """
+    refuse_foreign_frame(stem, list(map(str, frame)))
+    table, about = frame_paths(stem)
+    if not table.exists():
+        return
+    same = same_table(table.read_text(encoding="utf-8"), csv_text(frame))
+    difference = differing_entry(read_json(about), _attributes(frame)) if about.exists() else None
+    difference = difference or (None if same else "other numbers")
+    refuse_other_result(table, difference, overwrite)
+    if difference is not None:
+        about.unlink(missing_ok=True)
+        table.unlink()
+
+
+def frame_paths(stem: Path) -> list[Path]:
+    """Return where a frame and its attributes lie."""
+    return [stem.with_suffix(".csv"), stem.with_suffix(".json")]
+
+
+def _attributes(frame: pd.DataFrame) -> dict[str, object]:
+    return {str(name): value for name, value in frame.attrs.items()}
+
+
+def refuse_foreign_frame(stem: Path, columns: Sequence[str]) -> None:
+    """Refuse to write a frame where something lies that is not an earlier one with these columns.
+
+    Raises:
+        FileExistsError: in that case.
+    """
+    table, about = frame_paths(stem)
+    refuse_foreign(table, "an earlier table of this command", lambda there: has_columns(there, columns))
+    refuse_foreign(about, "the settings of an earlier table", lambda _: table.is_file())
+
+
+def read_frame(table: Path) -> pd.DataFrame:
+    """Return what :func:`save_frame` wrote, with its ``.attrs``; a number that is not finite is None among these.
+
+    Raises:
+        ValueError: when a file is broken.
+    """
+    try:
+        frame = read_csv(table)
+        about = table.with_suffix(".json")
+        frame.attrs |= read_json(about) if about.exists() else {}
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{table} cannot be read ({error}): repeat the command that made it") from error
+    return frame
+
+
+def read_added(run: Path) -> dict[str, pd.DataFrame]:
+    """Return the frames that commands added to a run directory: name → frame, in alphabetical order."""
+    return {path.stem: read_frame(path) for path in added_tables(run)}
+
+
+def added_tables(run: Path) -> list[Path]:
+    """Return the tables that commands added to a run directory, in alphabetical order, each with its JSON beside it."""
+    tables = (path for pattern in ADDED for path in sorted((run / "tables").glob(f"{pattern}.csv")))
+    return [path for path in tables if path.with_suffix(".json").exists()]
+
+
+def table_checksums(path: Path, files: Iterable[Path]) -> dict[str, str]:
+    """Digest the tables (CSV) among some files of a run: path in the run → SHA-256, as its manifest records them."""
+    return {file.relative_to(path).as_posix(): file_digest(file) for file in files if file.suffix == ".csv"}
+
+
+def record_tables(path: Path, files: Sequence[Path], checksums: Mapping[str, str] | None = None) -> None:
+    """List files that were added to a run, or written again, in its manifest, with the checksums of tables.
+
+    What is listed is removed when the run is analysed again, for instance with other rewards. The manifest of a run of
+    version 0.1 has no checksums, and gets none.
+
+    Args:
+        path: the run directory.
+        files: files of the run.
+        checksums: those of the tables among them, as :func:`table_checksums` returns them, where these are yet to be
+            written; a table that it leaves out has none from then on.
+    """
+    if not (path / "manifest.json").exists():
+        return
+    manifest = read_json(path / "manifest.json")
+    listed, recorded = manifest.get("files"), manifest.get("checksums")
+    names = [file.relative_to(path).as_posix() for file in files]
+    changes: dict[str, object] = {"files": list(dict.fromkeys([*(listed if isinstance(listed, list) else []), *names]))}
+    if isinstance(recorded, dict):
+        others = {name: checksum for name, checksum in recorded.items() if name not in names}
+        changes["checksums"] = others | (table_checksums(path, files) if checksums is None else dict(checksums))
+    write_json(path / "manifest.json", manifest | changes)
+
+
+def listed_additions(path: Path) -> list[Path]:
+    """Return the files of the tables that commands added to a run, as its manifest lists them."""
+    manifest = path / "manifest.json"
+    listed = read_json(manifest).get("files", []) if manifest.exists() else []
+    names = set(map(str, listed if isinstance(listed, list) else []))
+    files = [file for table in added_tables(path) for file in (table, table.with_suffix(".json"))]
+    return [file for file in files if file.exists() and file.relative_to(path).as_posix() in names]
+
+
+def refuse_changed_tables(path: Path, tables: Collection[Path] | None = None) -> None:
+    """Refuse a run directory (not a copy of its results) in which a table is not what the manifest records.
+
+    Args:
+        path: the run directory.
+        tables: the tables that are compared; all when None.
+
+    Raises:
+        ValueError: naming the first such table.
+    """
+    manifest = path / "manifest.json"
+    recorded = read_json(manifest).get("checksums") if manifest.exists() else None
+    if not isinstance(recorded, dict) or not (path / "rollouts").is_dir():
+        return
+    for name, checksum in recorded.items():
+        table = path / name
+        compared = Path(name).parts[0] != "figures" and (tables is None or table in tables)
+        if compared and table.is_file() and file_digest(table) != checksum:
+            raise ValueError(changed_sentence(table))
+
+
+ABOUT = "proxy_quality.json"
+FILES = ("proxy_quality.csv", ABOUT, "token_profiles.csv", "token_traces.csv", "token_sample.csv")
+MOST_TOKENS = 3000
+_DIGITS = "%.7g"
+TRACES_AT = (0.25, 0.5, 0.9)
+PROFILES = ("correlation", "concentration", "local_slope")
+
+
+@dataclass(frozen=True)
+class SavedTokens:
+    """The saved results of ``gradstats tokens``.
+
+    Attributes:
+        proxies: the frame of :class:`gradstats.ProxyQuality`, with its ``.attrs``.
+        profiles: profile → its frame.
+        traces: tokens of three completions, at the quartile, median and ninth decile of length.
+        sample: at most 3000 tokens of all completions, drawn at random.
+    """
+
+    proxies: pd.DataFrame
+    profiles: dict[str, pd.DataFrame]
+    traces: pd.DataFrame
+    sample: pd.DataFrame
+
+
+def refuse_foreign_tokens(folder: Path) -> None:
+    """Refuse to save token results where files of these names lie that are not earlier token results.
+
+    Raises:
+        FileExistsError: in that case.
+    """
+    about = folder / ABOUT
+    try:
+        is_earlier_result = about.is_file() and "n_probes" in read_json(about)
+    except ValueError:
+        is_earlier_result = False
+    for name in FILES:
+        refuse_foreign(folder / name, "token results", lambda _: is_earlier_result)
+
+
+def save_tokens(
+    quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL, *, overwrite: bool = True
+) -> list[Path]:
+    """Write the numbers of a :class:`gradstats.ProxyQuality` to a folder; returns the paths.
+
+    In the folder of a finished run they are listed in its manifest before they are written: what a killed process
+    leaves belongs to the run all the same. The caller then holds the run's lock.
+
+    Raises:
+        FileExistsError: when ``overwrite`` is False and the folder holds token results of other settings.
+    """
+    frame = quality.to_frame(confidence_level)
+    about = {str(name): value for name, value in frame.attrs.items()}
+    if (folder / ABOUT).exists():
+        # Settings that are not recorded, such as the group size, show in the numbers.
+        there = folder / FILES[0]
+        same = there.exists() and same_table(there.read_text(encoding="utf-8"), _text(frame))
+        difference = differing_entry(read_json(folder / ABOUT), about) or (None if same else "other numbers")
+        refuse_other_result(folder / ABOUT, difference, overwrite)
+    long = []
+    for name in PROFILES:
+        profile = getattr(quality, name)
+        table = profile.to_frame(confidence_level)
+        table.columns = ["first", "last", "value", "low", "high", "n_prompts"]
+        long.append(table.assign(profile=name, axis=profile.axis, quantity=profile.quantity))
+    tokens = quality.tokens
+    sample = tokens
+    if len(tokens) > MOST_TOKENS:
+        sample = tokens.sample(MOST_TOKENS, random_state=0).sort_index()
+    tables = {
+        "proxy_quality.csv": frame,
+        "token_profiles.csv": pd.concat(long, ignore_index=True),
+        "token_traces.csv": _traces(tokens, confidence_level),
+        "token_sample.csv": sample,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / name for name in FILES]
+    record_tables(folder, paths, {})
+    for name, table in tables.items():
+        write_csv(folder / name, table, float_format=_DIGITS)
+    write_json(folder / ABOUT, about)
+    record_tables(folder, paths)
+    return paths
+
+
+def _text(frame: pd.DataFrame) -> str:
+    return csv_text(frame, float_format=_DIGITS)
+
+
+def read_tokens(folder: Path) -> SavedTokens | None:
+    """Read what :func:`save_tokens` wrote; None where there is nothing.
+
+    Raises:
+        ValueError: when a file is missing or broken.
+    """
+    if not (folder / FILES[0]).exists():
+        return None
+    try:
+        proxies, long, traces, sample = (read_csv(folder / name) for name in FILES if name.endswith(".csv"))
+        proxies.attrs |= read_json(folder / ABOUT)
+        profiles = {}
+        for name, rows in long.groupby("profile", sort=False):
+            axis, quantity = rows["axis"].iloc[0], rows["quantity"].iloc[0]
+            names = {"first": f"{axis}_first", "last": f"{axis}_last", "value": quantity}
+            names |= {end: f"{quantity}_{end}" for end in ("low", "high")}
+            profiles[str(name)] = rows.rename(columns=names)[[*names.values(), "n_prompts"]].reset_index(drop=True)
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(
+            f"the token results in {folder} cannot be read ({error}): make them again with `gradstats tokens {folder}`"
+        ) from error
+    return SavedTokens(proxies, profiles, traces, sample)
+
+
+def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
+    """Return the completions of typical lengths, with the intervals of their energies."""
+    from scipy import stats
+
+    keys = ["prompt_id", "sample_id"]
+    traces = sorted((rows for _, rows in tokens.groupby(keys, sort=False)), key=len)
+    places = sorted({round(share * (len(traces) - 1)) for share in TRACES_AT})
+    quantile = stats.norm.ppf(0.5 + confidence_level / 2.0)
+    drawn = []
+    for place in places:
+        rows = traces[place]
+        # An energy is a mean of squares: symmetric about its logarithm, and never below 0.
+        energy, error = rows["energy"].to_numpy(), rows["energy_stderr"].to_numpy()
+        width = np.exp(quantile * np.divide(error, energy, out=np.zeros(len(rows)), where=energy > 0))
+        label = f"{len(rows)} tokens"
+        drawn.append(rows.assign(sequence=label, energy_low=energy / width, energy_high=energy * width))
+    return pd.concat(drawn, ignore_index=True)
+
 
 # Settings in which two runs must agree to answer the same question.
 SETTINGS_OF_THE_QUESTION = (
@@ -337,3 +743,43 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 def _read_json(path: Path) -> dict[str, object] | None:
     return read_json(path) if path.exists() else None
+
+
+#: What follows the name of an estimate, and of the ends of its interval.
+ENDS = ("", "_low", "_high")
+#: Means over prompts → the column of the completions.
+MEANS = {"mean_length": "length", "mean_reward": "reward"}
+
+
+def completion_means(results: SavedResults) -> dict[str, float]:
+    """Return the size of a run, and the mean length and reward of its completions with intervals; NaN where unknown.
+
+    Means are those of the prompts' means, with Student's t interval over prompts at the level of the run's comparison.
+
+    Returns:
+        ``n_prompts``, ``n_completions``, ``truncated_share``, and ``mean_length`` and ``mean_reward``, each with
+        ``_low`` and ``_high``.
+    """
+    points = results.points
+    manifest = results.manifest
+    n_completions = manifest.get("n_sequences", np.nan if points is None else len(points))
+    truncated = manifest.get("n_truncated")
+    known = {
+        "n_prompts": manifest.get("n_prompts", np.nan),
+        "n_completions": n_completions,
+        "truncated_share": np.nan if truncated is None else truncated / n_completions,
+    }
+    level = float(str(results.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
+    for name, column in MEANS.items():
+        values = (np.nan,) * 3
+        if points is not None and column in points:
+            each = prompt_means(points, column)
+            if len(each) > 1:
+                values = mean_statistic(each).estimate().with_interval(level)
+        known |= dict(zip((f"{name}{end}" for end in ENDS), values, strict=True))
+    return known
+
+
+def prompt_means(points: pd.DataFrame, column: str) -> Float[np.ndarray, " prompts"]:
+    """Return the mean of a column over the completions of each prompt, in the order of the prompts' names."""
+    return np.array([rows[column].mean() for _, rows in points.groupby("prompt_id")], dtype=float)

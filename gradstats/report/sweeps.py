@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,15 +15,85 @@ import pandas as pd
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
-from gradstats.plots.sample_size import sample_size_of, write_sample_size
-from gradstats.report.completion_means import ENDS, completion_means
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import styled
-from gradstats.report.saved_results import SavedResults, differing_settings, read_results, setting_named
-from gradstats.report.sweep_differences import COLUMNS, paired_differences
+from gradstats.report.saved_results import (
+    ENDS,
+    MEANS,
+    SavedResults,
+    completion_means,
+    differing_settings,
+    prompt_means,
+    read_results,
+    setting_named,
+)
+from gradstats.stats.jackknife import Interval, mean_statistic
+from gradstats.stats.length_scaling.diagnostics import alpha_difference
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.outputs import has_columns, refuse_foreign
+
+COLUMNS = ("cell", "minus", "quantity", "difference", "difference_low", "difference_high", "n_prompts")
+_LEAST_PROMPTS = 3
+# Of more cells, only the differences from the first are returned: pairs grow with the square.
+_MOST_CELLS = 12
+
+
+def paired_differences(cells: Mapping[str, SavedResults]) -> pd.DataFrame:
+    r"""Return the differences between each two cells that answer the same prompts.
+
+    A mean (``mean_length``, ``mean_reward``) is that over prompts of a prompt's mean, and its difference has Student's
+    t interval over prompts of the differences prompt by prompt. The difference of α is that of
+    :func:`gradstats.alpha_difference`, where both lines are fitted by least squares.
+
+    Args:
+        cells: name → saved results.
+
+    Returns:
+        One row for each pair and quantity: ``cell``, ``minus`` (the cell subtracted), ``quantity``, ``difference`` with
+        ``_low`` and ``_high`` at the level of the first cell's comparison, and ``n_prompts``. Pairs with other prompts,
+        or fewer than 3, have no rows; of more than 12 cells, only the differences from the first are returned.
+    """
+    known = {cell: results for cell, results in cells.items() if results.points is not None}
+    prompts = {cell: _prompts(results) for cell, results in known.items()}
+    names = list(known)
+    pairs = combinations(names, 2) if len(names) <= _MOST_CELLS else product(names[:1], names[1:])
+    rows = []
+    for one, other in pairs:
+        if len(prompts[one]) < _LEAST_PROMPTS or prompts[one] != prompts[other]:
+            continue
+        first, second = known[one], known[other]
+        level = float(str(first.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
+        # Later cells less earlier ones: a sweep's settings usually rise.
+        for quantity, found in _differences(second, first, level).items():
+            rows.append(dict(zip(COLUMNS, (other, one, quantity, *found, len(prompts[one])), strict=True)))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _prompts(results: SavedResults) -> frozenset[str]:
+    return frozenset() if results.points is None else frozenset(map(str, results.points["prompt_id"]))
+
+
+def _differences(one: SavedResults, other: SavedResults, level: float) -> dict[str, Interval]:
+    """Return quantity → difference with its interval, of two cells with the same prompts."""
+    points = [results.points for results in (one, other) if results.points is not None]
+    found: dict[str, Interval] = {}
+    if all(results.alpha is not None and results.alpha.get("method", "ols") == "ols" for results in (one, other)):
+        try:
+            alpha = alpha_difference(*points)
+        except ValueError:  # too few different lengths, as in a cell whose α could not be fitted
+            pass
+        else:
+            found["alpha"] = (alpha.difference, *alpha.confidence_interval(level))
+    for name, column in MEANS.items():
+        if all(column in frame for frame in points):
+            means = [prompt_means(frame, column) for frame in points]
+            if np.isfinite(means).all():
+                found[name] = mean_statistic(means[0] - means[1]).estimate().with_interval(level)
+    return found
+
 
 #: The file that lists the cells of a sweep, in the folder that holds them.
 LISTED = "sweep.json"

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.metrics import EUCLIDEAN
-from gradstats.report.latex_layout import LatexColumn, Layout, fitting, latex_table, refuse_too_wide, refuse_unknown
-from gradstats.report.latex_text import latex_escape
+from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
+from gradstats.report.latex import (
+    LatexColumn,
+    Layout,
+    fitting,
+    latex_escape,
+    latex_table,
+    refuse_too_wide,
+    refuse_unknown,
+)
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval, triples_of
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile

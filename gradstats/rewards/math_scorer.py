@@ -10,7 +10,7 @@ from math_verify import parse, verify
 from math_verify.errors import TimeoutException
 from sympy import Basic, MatrixBase
 
-from gradstats.rewards.errors import ReferenceAnswerError, ScoringTimeoutError
+from gradstats.rewards.grading import ReferenceAnswerError, ScoringTimeoutError
 
 Expression = Basic | MatrixBase | str
 

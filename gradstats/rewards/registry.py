@@ -4,15 +4,120 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import numbers
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from difflib import get_close_matches
+from pathlib import Path
+from typing import TypedDict
 
-from gradstats.config.labels import read_label
+from gradstats.config.options import read_label
 from gradstats.prompts.embedded import extract_answer
-from gradstats.prompts.problem import Problem
-from gradstats.rewards.final_answer import final_answer
-from gradstats.rewards.user_reward import user_reward
+from gradstats.prompts.problem import Problem, last_number
+from gradstats.system.user_code import UserLabelError, import_function, look_in, search_folders
 from gradstats.system.worker import PROCESS
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+
+
+def final_answer(completion: str) -> str:
+    r"""Find the answer: in the last ``<answer>`` tags, else the last ``\boxed{}``, else the last number.
+
+    A completion without any of these is itself the answer, stripped.
+    """
+    for answer in (_last_tagged(completion), _last_boxed(completion), last_number(completion)):
+        if answer is not None:
+            return answer
+    return completion.strip()
+
+
+def _last_tagged(text: str) -> str | None:
+    """Return the text between the last pair of tags, in one pass, since a completion may hold megabytes of tags."""
+    answer, place = None, 0
+    while (start := text.find(_OPEN, place)) >= 0 and (end := text.find(_CLOSE, start)) >= 0:
+        answer, place = text[start + len(_OPEN) : end].strip(), end + len(_CLOSE)
+    return answer
+
+
+def _last_boxed(text: str) -> str | None:
+    r"""Return the content of the last ``\boxed{}``, inner braces included; None where none is closed."""
+    _, marker, inside = text.rpartition("\\boxed{")
+    depth = 1
+    for position, character in enumerate(inside if marker else ""):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return inside[:position].strip()
+    return None
+
+
+_WHAT = "the reward"
+#: Seconds for importing the module of a reward, which may load a library.
+_IMPORT_SECONDS = 120.0
+_CALL_SECONDS = 30.0
+
+
+class Answer(TypedDict, total=False):
+    """What a reward returned: a number, or the description of something else."""
+
+    value: float
+    other: str
+
+
+def user_reward(name: str, parameters: Mapping[str, object]) -> Callable[[str, Problem], float]:
+    """Return a reward that calls the user's function in the worker process.
+
+    Args:
+        name: ``"module:function"``, see :mod:`gradstats.system.user_code` for where modules are searched for.
+        parameters: further arguments of the function, by name.
+
+    Returns:
+        A function ``(completion_text, problem) -> float``. It raises IsolatedTimeoutError where a call takes longer
+        than 30 s, IsolatedError where it raises or exits, and TypeError where it does not return a number.
+
+    Raises:
+        ImportError: when the function cannot be imported or may not be used.
+        ValueError: when the name is not of that form, or the function has no parameter of a given name.
+    """
+    folders = list(map(str, search_folders()))
+    PROCESS.call("gradstats.rewards.registry:prepare", name, folders, list(parameters), seconds=_IMPORT_SECONDS)
+    return functools.partial(_score, name, folders, dict(parameters))
+
+
+def prepare(name: str, folders: list[str], parameters: list[str]) -> None:
+    """Import the function, in the worker, and check the names of its parameters."""
+    known = list(inspect.signature(_function(name, tuple(folders))).parameters.values())[2:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
+        return
+    names = [parameter.name for parameter in known]
+    for parameter in parameters:
+        if parameter not in names:
+            listed = ", ".join(names) or "none"
+            raise UserLabelError(f"the reward {name!r} has no parameter {parameter!r}; it has {listed}")
+
+
+def score(
+    name: str, folders: list[str], parameters: dict[str, object], completion: str, problem: dict[str, object]
+) -> Answer:
+    """Call the function, in the worker."""
+    value = _function(name, tuple(folders))(completion, Problem(**problem), **parameters)  # pyright: ignore[reportArgumentType]
+    return {"value": float(value)} if isinstance(value, numbers.Real) else {"other": repr(value)[:80]}
+
+
+@functools.lru_cache(maxsize=64)
+def _function(name: str, folders: tuple[str, ...]) -> Callable[..., object]:
+    look_in([Path(folder) for folder in folders])
+    return import_function(name, _WHAT)
+
+
+def _score(name: str, folders: list[str], parameters: dict[str, object], completion: str, problem: Problem) -> float:
+    fields = json.loads(json.dumps(asdict(problem), default=str))
+    question = ("gradstats.rewards.registry:score", name, folders, parameters, completion, fields)
+    answer: Answer = PROCESS.call(*question, seconds=_CALL_SECONDS)
+    if "value" in answer:
+        return answer["value"]
+    raise TypeError(f"it returned {answer.get('other')}, which is not a number")
+
 
 Reward = Callable[[str, Problem], float]
 
@@ -78,7 +183,7 @@ def get_reward(reward: str | Reward | None) -> Reward:
 
     Args:
         reward: a name in :data:`REWARDS` or a "module:function" of your own
-            (see :mod:`gradstats.rewards.user_reward`), with parameters in brackets, as in
+            (see :mod:`gradstats.rewards.registry`), with parameters in brackets, as in
             "reasoning_gym(threshold=0.5)"; a function ``(completion_text, problem) -> float``, which is returned
             unchanged; or None, which uses the reward named by each problem.
 

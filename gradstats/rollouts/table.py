@@ -13,14 +13,64 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gradstats.rewards.grading_counts import merge_grading_counts
-from gradstats.rollouts.checksum import METADATA_KEY, read_checked, write_checked
-from gradstats.rollouts.one_policy import refuse_different_policies
-from gradstats.rollouts.schema import SCHEMA, TOKEN_COLUMNS, TOKEN_SOURCES, token_ids, validate
-from gradstats.rollouts.within_run import part_of_run
-from gradstats.system.checksums import remark_on_missing_checksums
+from gradstats.rewards.grading import merge_grading_counts
+from gradstats.rollouts.schema import (
+    METADATA_KEY,
+    SCHEMA,
+    TOKEN_COLUMNS,
+    TOKEN_SOURCES,
+    read_checked,
+    token_ids,
+    validate,
+    write_checked,
+)
+from gradstats.system.files import remark_on_missing_checksums
 from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
+
+
+def refuse_different_policies(metadata: Iterable[Mapping[str, Any]], what: str) -> None:
+    """Refuse to join tables whose recorded policies differ in weights, adapter or tokenizer.
+
+    Tables that record no digest of a part, as those of version 0.1, are not compared in it.
+
+    Args:
+        metadata: of each table, with the ``policy`` that drew or scored it.
+        what: the tables, as in "rollouts".
+
+    Raises:
+        ValueError: naming the part that differs.
+    """
+    policies = [entries.get("policy") for entries in metadata]
+    digests = [policy.get("digests") or {} for policy in policies if isinstance(policy, Mapping)]
+    known = [entries for entries in digests if entries]
+    for part in sorted({part for entries in known for part in entries}):
+        # Where one has an adapter and another does not, that is a difference as well.
+        having = known if part == "adapter" else [entries for entries in known if part in entries]
+        values = {str(entries.get(part, "none"))[:12] for entries in having}
+        if len(values) > 1:
+            raise ValueError(
+                f"the {what} come from policies with different {part} (SHA-256 {', '.join(sorted(values))}): their "
+                "gradients are of different functions; keep them apart, or join them with allow_policy_mismatch=True"
+            )
+
+
+#: Within a run: new rewards that are still to be written into its shards; then some hold old rewards, some new ones.
+PENDING_REWARDS = Path("regraded", "pending.json")
+
+
+def part_of_run(folder: Path, part: str) -> Path:
+    """Return the part of a run directory, "rollouts" or "measurement"; any other folder is returned unchanged.
+
+    Raises:
+        ValueError: when scoring the completions of the run again was interrupted.
+    """
+    run = folder.parent if folder.name == part else folder
+    if (run / PENDING_REWARDS).exists():
+        raise ValueError(f"scoring {run} again was interrupted: finish it with `gradstats regrade {run}`")
+    inside = folder / part
+    return inside if inside.is_dir() else folder
+
 
 # Token ids are written as 32-bit integers.
 # Entries of the metadata that differ between two calls with the same settings.

@@ -1,28 +1,213 @@
-"""The analysis step of a run: fits, comparisons, tables, figures and the report."""
+"""Points of a length-scaling fit from a path: a table in any of the usual formats, a measurement, published points."""
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+import pandas as pd
+
+from gradstats import data, estimators
+from gradstats.estimators.estimator import SEQUENCE_SUM, unit_of
 from gradstats.measurement.measurement import Measurement
-from gradstats.measurement.state_values import digest_of_state_values
-from gradstats.measurement.storage import read_measurement
+from gradstats.measurement.storage import digest_of_state_values, read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
-from gradstats.report.recorded_tables import listed_additions, refuse_changed_tables
-from gradstats.report.saved_frames import STATE_VALUES
+from gradstats.report.saved_results import (
+    STATE_VALUES,
+    enclosing_run,
+    is_run_directory,
+    listed_additions,
+    refuse_changed_tables,
+    refuse_inside_run,
+    writing_into,
+)
 from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
 from gradstats.runs.regrading import read_regradings
-from gradstats.system.files import read_json, write_csv, write_json
+from gradstats.stats import allocate, compare, equivalent_group_sizes, variance_by_success
+from gradstats.stats.variance.comparison import reasons_against
+from gradstats.stats.variance.length_bins import variances_by_length
+from gradstats.system.files import read_csv, read_json, read_json_lines, write_csv, write_json
+from gradstats.system.lock import only_writer
+from gradstats.system.outputs import has_columns, refuse_foreign, refuse_links
 from gradstats.system.progress import ProgressReport, progress_bar
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gradstats.config.experiment import VarianceSection
+    from gradstats.estimators.estimator import Weighting
     from gradstats.stats import AlphaReport, LengthScalingFit, SamplerGap, VarianceComparison
+
+
+#: Tables in addition to the variance comparison.
+BREAKDOWNS = ("group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins")
+
+
+def variance_breakdowns(
+    measured: Measurement, section: VarianceSection, doing: Callable[[str], None] = lambda name: None
+) -> dict[str, pd.DataFrame]:
+    """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out.
+
+    Args:
+        measured: the completions.
+        section: names estimators, reference, target, level and seed.
+        doing: is called with the name of each of :data:`BREAKDOWNS` before it is made.
+
+    Returns:
+        ``group_sizes``: the estimators that stay within their group at 2, 4, 8, … completions per group, with their
+        variance within and between prompts where a prompt has two groups; ``equivalent_group_size``: of each whose
+        expectation is a known multiple of the gradient, or whose scale is estimated, the group size at which RLOO has
+        the same noise; ``allocation``: their noise over prompts and completions at the number of tokens of the run;
+        ``length_bins``: noise, signal and bias of what completions of some lengths contribute to the reference, then
+        to each of the other group-level estimators; ``success_bins``: what prompts of some success rates make up, of
+        the reference and the first estimator of each other unit, where prompts have four completions.
+    """
+    most = int(np.unique(measured.rollouts.prompt_id, return_counts=True)[1].min())
+    sizes = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
+    makers = {
+        "group_sizes": lambda: _group_sizes(measured, section, sizes),
+        "equivalent_group_size": lambda: _equivalent(measured, section, max(sizes, default=0) // 2),
+        "allocation": lambda: _allocation(measured, section, sizes),
+        "length_bins": lambda: length_bins(measured, section)[0],
+        "success_bins": lambda: _success(measured, section, most),
+    }
+    frames = {}
+    for name in BREAKDOWNS:
+        doing(name)
+        with warnings.catch_warnings():  # the comparison itself has warned of what is not resolved
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                frame = makers[name]()
+            except ValueError:  # too few completions for groups, or too few prompts: no such table
+                continue
+        if len(frame):
+            frames[name] = frame
+    return frames
+
+
+def length_bins(
+    measured: Measurement, section: VarianceSection, n_bins: int = 4, group_size: int | None = None
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the table by completion length of the reference and of each estimator, and the notes on it.
+
+    Args:
+        measured: the completions.
+        section: names estimators, reference, target, level and seed; what is batch-level or not measured is left out.
+        n_bins: bins of about equally many completions.
+        group_size: completions of a group; all of a prompt by default.
+
+    Raises:
+        ValueError: as :func:`gradstats.variance_by_length`; where none of the estimators can be split.
+    """
+    chosen: list[Weighting] = [
+        estimators.get(label) for label in dict.fromkeys([section.reference, *section.estimators])
+    ]
+    reasons = [
+        f"{one.label} is a batch-level estimator, which is not split by length" if one.across_groups else reason
+        for one, reason in zip(chosen, reasons_against(measured, chosen, section.target), strict=True)
+    ]
+    allowed, left_out = _allowed(chosen, reasons)
+    found = variances_by_length(
+        measured, allowed, n_bins=n_bins, group_size=group_size, rng=section.seed, target=section.target
+    )
+    frame = pd.concat([one.to_frame(section.confidence_level) for one in found], ignore_index=True)
+    frame.attrs["confidence_level"] = section.confidence_level
+    return frame, list(dict.fromkeys([*left_out, *(note for one in found for note in one.comparison.notes)]))
+
+
+def block_variances(measured: Measurement, section: VarianceSection) -> tuple[pd.DataFrame, list[str]]:
+    """Return the variance table block by block of the parameters, and the notes on it.
+
+    Args:
+        measured: the completions, with sketches by block.
+        section: as for :func:`gradstats.compare`; estimators that are not measured are left out.
+
+    Raises:
+        ValueError: as :func:`gradstats.compare`; where none of the estimators can be compared.
+    """
+    chosen: list[Weighting] = [estimators.get(label) for label in section.estimators]
+    allowed, left_out = _allowed(chosen, reasons_against(measured, chosen, section.target))
+    found = compare(measured, **section.arguments(estimators=allowed), blocks=True)
+    return found.to_frame(section.confidence_level), [*left_out, *found.notes]
+
+
+def _allowed(chosen: list[Weighting], reasons: list[str | None]) -> tuple[list[Weighting], list[str]]:
+    """Return the estimators that nothing speaks against, and what speaks against the others.
+
+    Raises:
+        ValueError: where there are none.
+    """
+    left_out = list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    allowed = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
+    if not allowed:
+        raise ValueError("; ".join(left_out))
+    return allowed, left_out
+
+
+def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
+    chosen = _within_groups(measured, section)
+    comparison = compare(measured, **section.arguments(estimators=chosen, group_size=sizes))
+    frame = comparison.to_frame(section.confidence_level)
+    if comparison.n_groups > sum(split.n_prompts for split in comparison.splits):
+        components = comparison.variance_components(section.confidence_level)
+        columns = [column for column in components if column not in frame]
+        frame[columns] = components[columns]
+    return frame
+
+
+def _equivalent(measured: Measurement, section: VarianceSection, size: int) -> pd.DataFrame:
+    if size < 3:
+        return pd.DataFrame()
+    chosen = _within_groups(measured, section)
+    # The shrinkage of an own-sample baseline would count as lower variance.
+    known = [one for one in chosen if one.expected_scale(size) or unit_of(one) != SEQUENCE_SUM]
+    answers = equivalent_group_sizes(measured, known, size, target=section.target, unresolved="nan")
+    return pd.concat([answer.to_frame(section.confidence_level) for answer in answers], ignore_index=True)
+
+
+def _allocation(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
+    """Return the noise at the number of tokens of the run itself, for groups up to four times the largest here."""
+    if not sizes:
+        return pd.DataFrame()
+    found = allocate(
+        measured,
+        _within_groups(measured, section),
+        tokens=float(np.sum(measured.rollouts.lengths)),
+        group_sizes=[*sizes, 2 * sizes[-1], 4 * sizes[-1]],
+        rng=section.seed,
+        target=section.target,
+    )
+    return found.to_frame(section.confidence_level)
+
+
+def _success(measured: Measurement, section: VarianceSection, completions: int) -> pd.DataFrame:
+    """Return the bins by success rate of the reference and of the first estimator of each other unit."""
+    if completions < 4:  # half of them form a group, and one completion has no baseline
+        return pd.DataFrame()
+    reference = estimators.get(section.reference)
+    by_unit: dict[str, Weighting] = {unit_of(reference): reference}
+    for one in _within_groups(measured, section):
+        by_unit.setdefault(unit_of(one), one)
+    found = variance_by_success(measured, list(by_unit.values()), rng=section.seed, target=section.target)
+    return found.to_frame(section.confidence_level)
+
+
+def _within_groups(measured: Measurement, section: VarianceSection) -> list[Weighting]:
+    """Return the estimators that stay within their group and that the measurement allows, token-level ones included."""
+    chosen = [estimators.get(label) for label in section.estimators]
+    reasons = reasons_against(measured, chosen, section.target)
+    pairs = zip(chosen, reasons, strict=True)
+    return [one for one, reason in pairs if reason is None and not one.across_groups]
+
 
 Result = TypeVar("Result")
 
@@ -62,7 +247,6 @@ def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
         progress: show a progress bar, which names the current step.
     """
     from gradstats.report.page import refuse_foreign_page
-    from gradstats.runs.breakdowns import BREAKDOWNS
 
     refuse_foreign_page(run.path)  # before the work, and before the manifest tells another version
     with run.step(ANALYSIS):
@@ -80,8 +264,7 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
     from gradstats.report.figures import draw_run_for_report
     from gradstats.report.page import remove_page, remove_unmarked_page, write_page_of_run
     from gradstats.report.saved_results import read_results
-    from gradstats.runs.breakdowns import variance_breakdowns
-    from gradstats.stats.variance.reduced_coordinates import rotated_once
+    from gradstats.stats.variance.sketch_error import rotated_once
 
     paths: list[Path] = []
     with run.step(ANALYSIS):
@@ -186,10 +369,10 @@ def distance_of_sampler(run: RunDirectory, measured: Measurement) -> SamplerGap 
 
 def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> AlphaReport:
     """Write ``alpha.json``, the points behind the fit, and its table."""
-    from gradstats.report.latex_layout import layout_of
+    from gradstats.report.latex import layout_of
     from gradstats.report.tables import alpha_table
     from gradstats.stats import alpha_report
-    from gradstats.stats.tokens.token_sums import has_token_energies, summed_energy
+    from gradstats.stats.token_profiles import has_token_energies, summed_energy
 
     section = run.experiment.length_scaling
     report = alpha_report(measured, **section.arguments())
@@ -209,7 +392,7 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
 
 def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Path]) -> VarianceComparison:
     """Write ``variance.csv``, ``variance.json`` (its settings and notes) and the table."""
-    from gradstats.stats.variance.available import compare_available
+    from gradstats.stats.variance.comparison import compare_available
 
     section = run.experiment.variance
     comparison = compare_available(measured, **section.arguments())
@@ -220,8 +403,8 @@ def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Pat
 def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: list[Path]) -> pd.DataFrame:
     """Write the files of a comparison, and return its frame."""
     from gradstats.plots.names import LABELS
-    from gradstats.report.latex_layout import layout_of
-    from gradstats.report.variance_table import variance_table
+    from gradstats.report.analysis_tables import variance_table
+    from gradstats.report.latex import layout_of
 
     run.remarks += comparison.notes
     frame = comparison.to_frame(run.experiment.variance.confidence_level)
@@ -237,8 +420,8 @@ def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: li
 
 def describe_ratios(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
     """Write the importance ratios of the scored policy to the sampler, and how much of them recipes clip."""
-    from gradstats.report.latex_layout import layout_of
-    from gradstats.report.ratio_tables import clipping_table, ratio_table
+    from gradstats.report.analysis_tables import clipping_table, ratio_table
+    from gradstats.report.latex import layout_of
     from gradstats.stats import ratio_diagnostics
 
     level = run.experiment.variance.confidence_level
@@ -251,7 +434,7 @@ def describe_ratios(run: RunDirectory, measured: Measurement, paths: list[Path])
 
 def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
     """Write the token-level results: proxies of token energies, profiles, traces."""
-    from gradstats.report.saved_tokens import save_tokens
+    from gradstats.report.saved_results import save_tokens
     from gradstats.stats import proxy_quality
 
     section = run.experiment.variance
@@ -267,3 +450,144 @@ def attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Resul
     except (ValueError, ArithmeticError) as error:  # the latter: a division 0/0 or a number out of range
         run.remarks.append(f"{what}: {error}")
         return None
+
+
+def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
+    """Refuse to write a table where a file without its columns lies, or a file of a run.
+
+    Raises:
+        FileExistsError: in that case.
+    """
+    if out is not None:
+        refuse_foreign(out, f"a table with the columns {', '.join(columns)}", lambda there: has_columns(there, columns))
+        refuse_inside_run(out)
+
+
+@contextmanager
+def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) -> Iterator[Path | None]:
+    """Yield the folder that a command adds its results to, locked where it is a run; None for a bare measurement.
+
+    Args:
+        source: the measurement folder or run directory that the command reads.
+        out: the folder that the user asked for; the run directory by default.
+        partial: whether the results are those of an incomplete run, which does not keep them.
+
+    Raises:
+        ValueError: when it is a run directory that contains symbolic links, or any run directory and ``partial`` is
+            True.
+        FileExistsError: when it is another run than the one that is read.
+        NotADirectoryError: when it is a file or a device.
+        LockedError: when another process works on the run.
+    """
+    folder = source if out is None and (source / "measurement").is_dir() else out
+    if folder is None:
+        yield None
+        return
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder: choose another one (--out)")
+    is_run = (folder / "measurement").is_dir() or is_run_directory(folder)
+    if partial and (is_run or enclosing_run(folder) is not None):
+        raise ValueError(
+            f"with --partial nothing is written into the run {folder}, which would hold the numbers as those of "
+            "all its shards: choose another folder (--out)"
+        )
+    if not is_run:
+        refuse_inside_run(folder)
+        with writing_into(folder):
+            yield folder
+        return
+    if source.resolve() not in (folder.resolve(), (folder / "measurement").resolve()):
+        raise FileExistsError(f"{folder} is another run than {source}: choose another folder (--out)")
+    with only_writer(folder):
+        refuse_links(folder)
+        yield folder
+
+
+#: The path that stands for standard input.
+STDIN = Path("-")
+
+
+def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
+    """Return the input of a length-scaling fit.
+
+    Args:
+        path: a table (.csv, .tsv, .jsonl or .parquet; ``-`` for CSV, TSV or JSON Lines on standard input), a
+            measurement folder, a run directory, or the name of a data set of :mod:`gradstats.data`.
+        partial: as for :func:`gradstats.read_measurement`.
+
+    Returns:
+        Arguments of :func:`gradstats.fit_length_scaling`: ``measured``, or ``lengths``, ``sq_norms``, ``groups`` and,
+        where the table has them, ``truncated``.
+
+    Raises:
+        FileNotFoundError: when there is no such file or folder.
+        ValueError: when the table cannot be read or lacks a column.
+    """
+    if path.is_dir():
+        return {"measured": read_measurement(path, partial=partial)}
+    frame = _table(path)
+    for column in ("length", "sq_norm"):
+        if column not in frame:
+            raise ValueError(f"{path} has no column {column!r} (it has {', '.join(map(str, frame))})")
+        if frame[column].dtype.kind not in "iuf":
+            raise ValueError(f"the column {column!r} of {path} holds something that is not a number")
+        if np.isinf(values := frame[column].to_numpy(dtype=float)).any():
+            row = int(np.flatnonzero(np.isinf(values))[0])
+            raise ValueError(
+                f"row {row + 1} of {path} has the {column} {values[row]}: give a finite number, or drop it"
+            )
+    if "prompt_id" in frame and (unnamed := frame["prompt_id"].isna().to_numpy()).any():
+        raise ValueError(f"row {int(np.flatnonzero(unnamed)[0]) + 1} of {path} has no prompt_id: name its prompt")
+    groups = frame["prompt_id"].astype(str).to_numpy() if "prompt_id" in frame else None
+    points = {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
+    if "truncated" not in frame:
+        return points
+    return points | {"truncated": _yes_or_no("truncated", frame["truncated"].to_numpy(), path)}
+
+
+def _table(path: Path) -> pd.DataFrame:
+    """Read a table by the ending of its name; a file of another ending is CSV.
+
+    Raises:
+        FileNotFoundError: when there is no such file, nor a data set of that name.
+        ValueError: when it cannot be read.
+    """
+    if path == STDIN:
+        return _from_text(sys.stdin.read())
+    if not path.exists():
+        if str(path) in data.names():
+            return data.load(str(path))
+        raise FileNotFoundError(
+            f"{path} does not exist: give a table (CSV, TSV, JSON Lines or Parquet; - for standard input), a "
+            f"measurement folder, a run directory, or the name of a published data set ({', '.join(data.names())})"
+        )
+    kind = {".tsv": "TSV", ".jsonl": "JSON Lines", ".parquet": "Parquet"}.get(path.suffix, "CSV")
+    try:
+        if kind == "Parquet":
+            return pd.read_parquet(path)
+        if kind == "JSON Lines":
+            return pd.DataFrame([row for _, row in read_json_lines(path)])
+        return read_csv(path, separator="\t" if kind == "TSV" else ",")
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as {kind}: {' '.join(str(error).split())}") from error
+
+
+def _from_text(text: str) -> pd.DataFrame:
+    """Read a table from standard input, whose first line shows its format."""
+    first = text.lstrip().partition("\n")[0]
+    try:
+        if first.startswith("{"):
+            return pd.DataFrame([json.loads(line) for line in text.split("\n") if line.strip()])
+        return read_csv(io.StringIO(text), separator="\t" if "\t" in first else ",")
+    except ValueError as error:
+        raise ValueError(f"standard input cannot be read as CSV, TSV or JSON Lines: {error}") from error
+
+
+def _yes_or_no(column: str, cells: np.ndarray, path: Path) -> np.ndarray:
+    """Return a column of flags in any of the ways in which tables write them."""
+    words = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
+    flags = [words.get(str(cell).strip().lower()) for cell in cells]
+    if None in flags:
+        row = flags.index(None)
+        raise ValueError(f"row {row + 1} of {path} has {column}={cells[row]!r}: write true or false")
+    return np.array(flags, dtype=bool)

@@ -10,24 +10,27 @@ import numpy as np
 import torch
 
 from gradstats.config.experiment import Experiment
-from gradstats.config.measurement import MeasurementSection
-from gradstats.config.metrics import adam_section
-from gradstats.gradients.blocks import ParameterSelection, n_block_sketches, select_parameters
-from gradstats.gradients.chunking import default_memory_gib, gradients_that_fit, plan_chunks
+from gradstats.config.options import adam_section
+from gradstats.config.sections import MeasurementSection
+from gradstats.gradients.attention import same_class
 from gradstats.gradients.engines.layers import supported_layers
 from gradstats.gradients.engines.registry import ENGINES
-from gradstats.gradients.engines.unsupported import UnsupportedModuleError
-from gradstats.gradients.objective import make_chunk
-from gradstats.gradients.peak_memory import activation_size, peak_memory
-from gradstats.gradients.rotary import same_class
+from gradstats.gradients.memory import activation_size, peak_memory
+from gradstats.gradients.objective import default_memory_gib, gradients_that_fit, make_chunk, plan_chunks
+from gradstats.gradients.parameters import (
+    ParameterSelection,
+    UnsupportedModuleError,
+    n_block_sketches,
+    select_parameters,
+)
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
-from gradstats.measurement.disk_size import GIB, bytes_of_sequences
+from gradstats.measurement.storage import GIB, bytes_of_sequences
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
-from gradstats.runs.further_weightings import possible_weightings
-from gradstats.runs.loading import sampling_plan
-from gradstats.runs.revisions import resolve_revisions
+from gradstats.runs.growth import resolve_revisions
+from gradstats.runs.measuring_step import possible_weightings
+from gradstats.runs.sampling_step import sampling_plan
 from gradstats.runs.validate import check_names
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import SamplingPlan

@@ -7,19 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, load_experiment_file
-from gradstats.report.recorded_experiment import read_recorded_experiment
-from gradstats.rewards.grading_counts import ungraded_sentence, warn_ungraded
+from gradstats.report.saved_results import read_recorded_experiment
+from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse, remove_additions
-from gradstats.runs.directory import RunDirectory, refuse_other_folder, remove_listed_results
-from gradstats.runs.executors.choice import executor_of
-from gradstats.runs.executors.seam import Executor
+from gradstats.runs.directory import RunDirectory, RunPart, refuse_other_folder, remove_listed_results
+from gradstats.runs.executors.local import Executor, executor_of
 from gradstats.runs.growth import read_plan
-from gradstats.runs.loading import experiment_problems
 from gradstats.runs.measuring_step import is_measured, measure_shards, missing_measurements
-from gradstats.runs.parts import RunPart
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
-from gradstats.runs.sampling_step import missing_rollouts, n_planned_shards, sample_shards
+from gradstats.runs.sampling_step import experiment_problems, missing_rollouts, n_planned_shards, sample_shards
 from gradstats.runs.tracking import Tracking, require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import continue_prefixes, make_values

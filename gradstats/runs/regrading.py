@@ -12,12 +12,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from gradstats.report.recorded_experiment import read_recorded_experiment, write_recorded_experiment
-from gradstats.rollouts.table import Rollouts, read_rollouts
-from gradstats.rollouts.within_run import PENDING_REWARDS
+from gradstats.report.saved_results import read_recorded_experiment, write_recorded_experiment
+from gradstats.rollouts.table import PENDING_REWARDS, Rollouts, read_rollouts
 from gradstats.runs.growth import answers_digest, read_plan, rounds_of, write_plan
-from gradstats.system.checksums import changed_sentence, file_digest
-from gradstats.system.files import atomic_path, read_json, write_json
+from gradstats.system.files import atomic_path, changed_sentence, file_digest, read_json, write_json
 from gradstats.system.progress import progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin, shard_path
 

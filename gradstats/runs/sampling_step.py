@@ -10,33 +10,83 @@ from typing import TYPE_CHECKING, Any
 from gradstats.config.experiment import Experiment
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.executors.seam import Crew, ask
+from gradstats.runs.executors.local import Crew, ask
 from gradstats.runs.growth import (
     RESTORE,
     GrownPlan,
     Round,
     grown_plan,
     read_plan,
+    resolve_revisions,
     rounds_of,
     rounds_to_extend,
     size_of,
     write_plan,
 )
-from gradstats.runs.loading import sampling_plan
-from gradstats.runs.revisions import resolve_revisions
 from gradstats.system.files import read_json, write_json
 from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
 
 if TYPE_CHECKING:
-    from gradstats.sampling.kept_answers import Unfinished
-    from gradstats.sampling.plan import SamplingPlan
+    from gradstats.policy.policy import Policy
+    from gradstats.prompts import Problem
+    from gradstats.sampling.plan import SamplingPlan, Unfinished
     from gradstats.sampling.sampler import Completion
+
+
+def sampling_plan(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> SamplingPlan:
+    """Load the problems and the policy of an experiment, at the given revisions, and form its batches.
+
+    ``progress`` is as for :func:`gradstats.load_policy`, also in the other functions.
+    """
+    # torch and transformers are imported here, so that redrawing a finished run does not load them.
+    from gradstats.sampling.plan import SamplingPlan
+
+    problems = experiment_problems(experiment, revisions)
+    return SamplingPlan.make(behaviour_policy(experiment, revisions, progress), problems, experiment.sampling)
+
+
+def experiment_problems(experiment: Experiment, revisions: dict[str, str | None]) -> list[Problem]:
+    """Load the problems of an experiment, at the revision that the run recorded."""
+    from gradstats.prompts.load import load_prompts
+
+    prompts = experiment.prompts
+    pinned = {"revision": revisions["prompts"]} if revisions.get("prompts") else {}
+    return load_prompts(prompts.source, prompts.n, rng=prompts.seed, **(prompts.settings | pinned))
+
+
+def behaviour_policy(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> Policy:
+    """Load the policy that draws the completions: the experiment's, with the changes of ``behaviour_policy``."""
+    if not experiment.behaviour_policy:
+        return experiment_policy(experiment, revisions, progress)
+    changed = experiment.sampling_policy
+    pinned = revisions if {"name", "revision"}.isdisjoint(experiment.behaviour_policy) else {}
+    return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned, progress)
+
+
+def reference_policy(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> Policy | None:
+    """Load the reference of a KL term, the policy with the changes of ``reference_policy``; None without these."""
+    changed = experiment.kl_reference
+    if changed is None:
+        return None
+    pinned = revisions if {"name", "revision"}.isdisjoint(experiment.reference_policy) else {}
+    return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned, progress)
+
+
+def experiment_policy(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> Policy:
+    """Load the policy of an experiment, at the revision that the run recorded; in a group of ranks, a part of it."""
+    from gradstats.policy.policy import load_policy
+    from gradstats.policy.sharding import in_group
+
+    section = experiment.policy
+    options = section.arguments(revision=revisions.get("policy") or section.revision)
+    sharded = experiment.execution.ranks_per_worker > 1 and in_group()
+    return load_policy(section.name, **options, sharded=sharded, progress=progress)
 
 
 @dataclass(frozen=True)
 class SamplingWork:
-    """The inputs of sampling, see :class:`gradstats.runs.executors.seam.Work`.
+    """The inputs of sampling, see :class:`gradstats.runs.executors.local.Work`.
 
     Attributes:
         experiment: the experiment.
@@ -77,7 +127,7 @@ class PlanBatches:
         Raises:
             ValueError: when policy, prompts, tokenizer or answers differ from those of the earlier rounds.
         """
-        from gradstats.policy.digests import refuse_other_policy
+        from gradstats.policy.checkpoint import refuse_other_policy
 
         plan.warn_overridden()
         if self.earlier:
@@ -101,7 +151,7 @@ class DrawBatch:
 
     def __call__(self, plan: SamplingPlan, report: Report) -> Rollouts | Unfinished:
         """Return the batch, or what had arrived of it when it failed."""
-        from gradstats.sampling.kept_answers import draw_with_answers
+        from gradstats.sampling.plan import draw_with_answers
 
         only = replace(plan, rows=[*[[]] * self.number, self.rows])
         return draw_with_answers(plan.sampler, self.answers, lambda: only.draw(self.number, report.tokens))
@@ -172,7 +222,7 @@ def _drawn(
     run: RunDirectory, shards: Shards[Rollouts], crew: Crew[SamplingPlan], plan: GrownPlan, progress: bool
 ) -> Generator[tuple[int, Rollouts], None, None]:
     """Yield the batches that have no shard yet, under a progress bar."""
-    from gradstats.sampling.kept_answers import answers_path, keep_answers, read_answers
+    from gradstats.sampling.plan import answers_path, keep_answers, read_answers
 
     def part(batch: int) -> DrawBatch:
         return DrawBatch(batch, plan.rows[batch], read_answers(answers_path(shards.folder, batch)))

@@ -8,20 +8,18 @@ import numpy as np
 from jaxtyping import Bool
 
 from gradstats import estimators
-from gradstats.config.defaults import TOKEN_BUDGET
-from gradstats.config.measurement import MeasurementSection
-from gradstats.config.metrics import adam_section, estimate_section, refuse_correction
+from gradstats.config.options import TOKEN_BUDGET, adam_section, estimate_section, refuse_correction
+from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.estimator import Weighting
-from gradstats.gradients.mean_squares import mean_square_gradients
-from gradstats.gradients.metric import AdamMetric, prompt_digests
-from gradstats.gradients.second_moments import prompts_of_moments, read_metric
+from gradstats.gradients.measure import mean_square_gradients
+from gradstats.gradients.metric import AdamMetric, prompt_digests, prompts_of_moments, read_metric
 from gradstats.gradients.session import MeasuringSession
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.further_weightings import ScoredTokens
 from gradstats.runs.growth import read_plan
-from gradstats.runs.loading import experiment_policy
+from gradstats.runs.measuring_step import ScoredTokens
+from gradstats.runs.sampling_step import experiment_policy
 from gradstats.system.progress import progress_bar
 
 

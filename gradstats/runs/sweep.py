@@ -10,8 +10,7 @@ from typing import Any
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.sweep import Cell, Sweep, load_sweep
-from gradstats.report.recorded_experiment import write_recorded_experiment
-from gradstats.report.saved_results import flat_settings, setting_named
+from gradstats.report.saved_results import flat_settings, setting_named, write_recorded_experiment
 from gradstats.report.sweeps import (
     LISTED,
     TABLE,
@@ -23,7 +22,7 @@ from gradstats.report.sweeps import (
     write_sweep_list,
     write_sweep_results,
 )
-from gradstats.runs.executors.choice import executor_of, require_executor
+from gradstats.runs.executors.local import executor_of, require_executor
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names

@@ -10,10 +10,10 @@ import numpy as np
 
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
-from gradstats.config.metrics import adam_section, estimate_section
+from gradstats.config.options import adam_section, estimate_section
 from gradstats.estimators import Batch, Estimator, Recipe
-from gradstats.estimators.along_completions import along_completions
 from gradstats.estimators.batch import COLUMN, how_to_get
+from gradstats.estimators.ratios import along_completions
 from gradstats.estimators.recipes.weightings import weighting_names
 from gradstats.rewards.grading import Grader
 
@@ -153,7 +153,7 @@ def _check_second_moments(experiment: Experiment) -> None:
         return
     estimate = estimate_section(second_moments)
     if estimate is None:
-        from gradstats.gradients.second_moments import moments_file
+        from gradstats.gradients.metric import moments_file
 
         moments_file(second_moments)
         return

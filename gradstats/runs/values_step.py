@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
-from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
+from gradstats.measurement.storage import FITTED, StateValues, read_state_values
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import read_plan
-from gradstats.runs.loading import behaviour_policy, experiment_policy, experiment_problems
 from gradstats.runs.regrading import read_regradings
-from gradstats.system.checksums import FORMAT, digest
-from gradstats.system.files import read_json, write_json
+from gradstats.runs.sampling_step import behaviour_policy, experiment_policy, experiment_problems
+from gradstats.system.files import FORMAT, digest, read_json, write_json
 from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
 
@@ -66,7 +65,7 @@ def fit_head(run: RunDirectory, progress: bool) -> None:
 
 @dataclass(frozen=True)
 class PrefixWork:
-    """The inputs of values of prefixes, see :class:`gradstats.runs.executors.seam.Work`.
+    """The inputs of values of prefixes, see :class:`gradstats.runs.executors.local.Work`.
 
     Attributes:
         experiment: the experiment.

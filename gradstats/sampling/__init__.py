@@ -2,7 +2,6 @@
 
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.sample import sample
-from gradstats.sampling.sampler import Completion, Sampler
-from gradstats.sampling.settings import SamplerSettings
+from gradstats.sampling.sampler import Completion, Sampler, SamplerSettings
 
 __all__ = ["Completion", "Sampler", "SamplerSettings", "SamplingPlan", "sample"]

@@ -1,28 +1,90 @@
-"""The plan of sampling: which completions each batch contains, and how it is drawn and scored."""
+"""Server responses that arrived before a batch failed, kept in a file so that they are not paid for twice."""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gradstats.config.sections import SamplingSection
+from gradstats.policy.model import refuse_weights_that_are_not_finite
 from gradstats.policy.policy import Policy
 from gradstats.prompts.problem import Problem
-from gradstats.rewards.grading import Grader
-from gradstats.rewards.grading_counts import ungraded_sentence
+from gradstats.rewards.grading import Grader, ungraded_sentence
 from gradstats.rewards.registry import Reward
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
-from gradstats.sampling.engines import open_sampler
-from gradstats.sampling.sampler import Completion, Sampler
-from gradstats.sampling.settings import SamplerSettings
-from gradstats.sampling.stop_tokens import stop_token_ids
+from gradstats.sampling.sampler import Completion, KeepsAnswers, Sampler, SamplerSettings, stop_token_ids
 from gradstats.sampling.transformers_sampler import TransformersSampler
-from gradstats.system.checksums import digest
+from gradstats.system.files import digest, read_json, write_json
+
+#: Name → what it is; ``gradstats.sampling`` takes these as ``sampler``.
+SAMPLERS = {
+    "transformers": "batches of prompts of similar length through the policy's own generate",
+    "continuous": "transformers' continuous batching, which starts a new prompt when a completion ends",
+    "vllm": "vLLM in this process (extra vllm)",
+    "openai": "a server of the OpenAI completions API at base_url (extra openai)",
+}
+
+
+def open_sampler(
+    sampler: str | Sampler,
+    policy: Policy,
+    base_url: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Sampler:
+    """Return the sampler with the given name; an object is returned unchanged.
+
+    Args:
+        sampler: a name of :data:`SAMPLERS`, or a sampler.
+        policy: the policy to draw from (for a server: whose tokenizer and stop tokens count).
+        base_url: the server's address, for "openai" alone.
+        options: for "openai" the attributes of :class:`gradstats.sampling.server_sampler.ServerSampler` (model,
+            logprobs_of, concurrency, timeout_seconds, max_retries); for "vllm" arguments of ``vllm.LLM``; for
+            "continuous" those of transformers' ``ContinuousBatchingConfig``.
+
+    Raises:
+        ValueError: for an unknown name or option, an address that the engine does not use, or weights with NaN.
+        ImportError: when the engine's library is not installed.
+    """
+    if not isinstance(sampler, str):
+        return sampler
+    options = dict(options or {})
+    kind: Any
+    arguments: dict[str, Any]
+    if sampler not in SAMPLERS:
+        raise ValueError(f"sampler is {sampler!r}: choose one of {', '.join(SAMPLERS)}")
+    if base_url is not None and sampler != "openai":
+        raise ValueError(f'base_url is {base_url!r}, but sampler is {sampler!r}: a server takes sampler "openai"')
+    if sampler in ("transformers", "continuous"):  # the others draw from weights of their own
+        refuse_weights_that_are_not_finite(policy.model, policy.name)
+    # Imported here: each needs a library that the others do not.
+    if sampler == "openai":
+        from gradstats.sampling.server_sampler import ServerSampler
+
+        kind, arguments = ServerSampler, {"base_url": base_url or "", **options}
+    elif sampler == "vllm":
+        from gradstats.sampling.vllm_sampler import VllmSampler
+
+        kind, arguments = VllmSampler, {"options": options}
+    elif sampler == "continuous":
+        from gradstats.sampling.transformers_sampler import ContinuousSampler
+
+        kind, arguments = ContinuousSampler, {"options": options}
+    else:
+        from gradstats.sampling.transformers_sampler import TransformersSampler
+
+        kind, arguments = TransformersSampler, options
+    try:
+        return kind(policy, **arguments)
+    except TypeError as error:
+        raise ValueError(f"sampler_options {options} do not suit the sampler {sampler!r}: {error}") from error
+
 
 #: Beyond what a run samples; the list of batches of a mistyped group_size would fill the memory.
 _MOST_COMPLETIONS = 10_000_000
@@ -246,3 +308,98 @@ def refuse_long_prompts(
         f"max_new_tokens is {max_new_tokens}, and with the {longest} tokens of prompt {name!r} that exceeds the "
         f"model's context of {context}: {least} the {too_long} longest prompt(s)"
     )
+
+
+Drawn = TypeVar("Drawn")
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A batch that failed.
+
+    Attributes:
+        answers: those that had arrived.
+        error: why it failed.
+    """
+
+    answers: dict[str, Completion]
+    error: BaseException
+
+
+def draw_with_answers(
+    sampler: Sampler, answers: Mapping[str, Completion], draw: Callable[[], Drawn]
+) -> Drawn | Unfinished:
+    """Draw a batch with the answers kept from an earlier failure of it.
+
+    Args:
+        sampler: any sampler; one that does not keep answers is left alone.
+        answers: the answers, by request.
+        draw: draws the batch.
+
+    Returns:
+        The batch; where drawing it failed and answers had arrived before, these.
+    """
+    if not isinstance(sampler, KeepsAnswers):
+        return draw()
+    sampler.kept.clear()
+    sampler.kept.update(answers)
+    try:
+        return draw()
+    except BaseException as error:
+        if not sampler.kept:
+            raise
+        return Unfinished(dict(sampler.kept), error)
+    finally:
+        sampler.kept.clear()
+
+
+def draw_keeping_answers(sampler: Sampler, path: Path, draw: Callable[[], Drawn]) -> Drawn:
+    """Draw a batch with the answers in a file, which is written when that fails and removed when it succeeds.
+
+    Args:
+        sampler: any sampler.
+        path: the file of the batch, see :func:`answers_path`.
+        draw: draws the batch.
+
+    Raises:
+        ValueError: when the file is damaged.
+    """
+    return keep_answers(draw_with_answers(sampler, read_answers(path), draw), path)
+
+
+def answers_path(folder: Path, batch: int) -> Path:
+    """Return where the answers of a batch are kept."""
+    return folder / f".answers-{batch:05d}.json"
+
+
+def read_answers(path: Path) -> dict[str, Completion]:
+    """Return the answers that a failed batch left, by request; none where there is no file.
+
+    Raises:
+        ValueError: when the file is damaged.
+    """
+    if not path.exists():
+        return {}
+    try:
+        return {key: _completion(entry) for key, entry in read_json(path)["answers"].items()}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} does not contain server responses: remove it; they will be requested again"
+        ) from error
+
+
+def keep_answers(drawn: Drawn | Unfinished, path: Path) -> Drawn:
+    """Write the answers of an unfinished batch and raise its error; remove those of a finished one and return it."""
+    if isinstance(drawn, Unfinished):
+        write_json(path, {"answers": {key: asdict(completion) for key, completion in drawn.answers.items()}})
+        raise drawn.error
+    path.unlink(missing_ok=True)
+    return drawn
+
+
+def _completion(entry: dict[str, object]) -> Completion:
+    """Restore a completion; JSON has no NaN."""
+    logprobs = entry["logprobs"]
+    if isinstance(logprobs, list):
+        entry = entry | {"logprobs": [math.nan if value is None else value for value in logprobs]}
+    return Completion(**entry)  # pyright: ignore[reportArgumentType]

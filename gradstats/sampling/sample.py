@@ -11,10 +11,39 @@ from gradstats.policy.policy import Policy
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.grading import RewardSpec
 from gradstats.rollouts.table import Rollouts, read_rollouts
-from gradstats.sampling.draw_batches import draw_batches
-from gradstats.sampling.plan import SamplingPlan, warn_of_rollouts
+from gradstats.sampling.plan import SamplingPlan, answers_path, draw_keeping_answers, warn_of_rollouts
 from gradstats.sampling.sampler import Sampler
+from gradstats.system.progress import progress_bar
 from gradstats.system.shards import Shards
+
+
+def draw_batches(plan: SamplingPlan, shards: Shards[Rollouts] | None, *, progress: bool) -> list[Rollouts]:
+    """Draw the batches of a plan that are not finished, and return all of them in order.
+
+    Args:
+        plan: what to draw.
+        shards: where each batch is kept as it finishes and finished ones are read from; None keeps them in memory.
+        progress: show a progress bar.
+    """
+    finished = [] if shards is None else [shards.read_one(batch) for batch in shards.finished(plan.n_batches)]
+    n_finished = sum(map(len, finished))
+    with progress_bar("sampling", plan.n_completions, done=n_finished, shown=progress) as report:
+        for drawn in finished:
+            report.completions(drawn.rewards, drawn.lengths, before=True)
+
+        def draw(batch: int) -> Rollouts:
+            if shards is None:
+                drawn = plan.draw(batch, report.tokens)
+            else:
+                path = answers_path(shards.folder, batch)
+                drawn = draw_keeping_answers(plan.sampler, path, lambda: plan.draw(batch, report.tokens))
+            report.completions(drawn.rewards, drawn.lengths)
+            return drawn
+
+        if shards is None:
+            return [draw(batch) for batch in range(plan.n_batches)]
+        shards.make_missing(plan.n_batches, draw)
+    return shards.read_all(plan.n_batches)
 
 
 def sample(
@@ -68,7 +97,7 @@ def sample(
             that API; or your own :class:`Sampler`.
         base_url: the server's address, as in ``http://localhost:8000/v1``.
         sampler_options: options of the engine, as in ``{"concurrency": 16, "timeout_seconds": 60}``; see
-            :mod:`gradstats.sampling.engines`.
+            :mod:`gradstats.sampling.plan`.
         greedy: also draw one greedy completion of each prompt, whose reward is ReMax's baseline.
         keep_in: a folder in which finished batches are kept. The same call resumes an interrupted one from them; the
             folder is not removed afterwards.

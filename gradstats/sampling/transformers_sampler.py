@@ -1,10 +1,10 @@
-"""Sampling with ``generate`` of transformers: every parameter is explicit, and log-probabilities are recorded."""
+"""Sampling with continuous batching in transformers: a new prompt starts as soon as a completion ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -20,14 +20,53 @@ from transformers import (
     TopPLogitsWarper,
 )
 from transformers.cache_utils import DynamicLayer
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.configuration_utils import GenerationConfig as GenerationConfig_for_continuous_sampler
+from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from gradstats.policy.model import CausalModel
-from gradstats.policy.policy import Policy
-from gradstats.policy.threads import suitable_threads
-from gradstats.sampling.growing_cache import GrowingLayer
-from gradstats.sampling.sampler import Completion
-from gradstats.sampling.settings import SamplerSettings
-from gradstats.sampling.stop_tokens import stop_token_ids
+from gradstats.policy.policy import Policy, suitable_threads
+from gradstats.sampling.sampler import Completion, SamplerSettings, stop_token_ids
+
+ROOM = 64  # tokens for which a new buffer has room
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values of one layer, as views of the filled part of two buffers.
+
+    ``DynamicLayer`` of transformers concatenates, so that each token copies the keys and values of all earlier ones:
+    for a small model, this takes most of the sampling time. The buffers here are replaced every 64 tokens. Rows are
+    taken out of the cache as from a ``DynamicLayer``.
+    """
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Create empty buffers of the states' type."""
+        super().lazy_initialization(key_states, value_states)
+        self._buffers = [key_states[..., :0, :], value_states[..., :0, :]]
+        self.keys, self.values = self._buffers
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_options: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append the states of further tokens and return those of all tokens."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys = self._appended(0, self.keys, key_states)
+        self.values = self._appended(1, self.values, value_states)
+        return self.keys, self.values
+
+    def _appended(self, which: int, held: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        before, after = held.shape[-2], held.shape[-2] + states.shape[-2]
+        buffer = self._buffers[which]
+        # Where rows were taken out, `held` is a copy that does not lie in the buffer.
+        if held.data_ptr() != buffer.data_ptr() or held.shape[0] != buffer.shape[0] or after > buffer.shape[-2]:
+            buffer = states.new_empty(*states.shape[:-2], after + ROOM, states.shape[-1])
+            buffer[..., :before, :] = held
+            self._buffers[which] = buffer
+        buffer[..., before:after, :] = states
+        return buffer[..., :after, :]
 
 
 @dataclass(frozen=True)
@@ -256,3 +295,88 @@ def _bare_generation_config(model: CausalModel, stop_tokens: list[int], pad: int
         yield
     finally:
         model.generation_config = kept
+
+
+# By default the cache takes most of the free memory, which on a CPU is shared with other processes, and the attention
+# masks of 8192 tokens at once take more than a small share of it.
+_ON_CPU = {"max_memory_percent": 0.1, "max_batch_tokens": 512}
+
+
+@dataclass(frozen=True)
+class ContinuousSampler:
+    """The policy's ``generate_batch``, one seed per batch; designed for GPUs, slow to start on a CPU.
+
+    Attributes:
+        policy: the policy.
+        options: fields of ``ContinuousBatchingConfig``.
+    """
+
+    policy: Policy
+    options: Mapping[str, object] = field(default_factory=dict)
+    own_seeds = False
+
+    def describe(self) -> dict[str, object]:
+        """Return the engine's name and options."""
+        return {"engine": "transformers, continuous batching", **self.options}
+
+    def draw(
+        self,
+        prompts: Sequence[list[int]],
+        settings: SamplerSettings,
+        seeds: Sequence[int],
+        on_tokens: Callable[[int], None] = lambda count: None,
+    ) -> list[Completion]:
+        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`.
+
+        Raises:
+            ValueError: for a repetition penalty, which continuous batching does not support.
+            RuntimeError: when a request fails.
+        """
+        if settings.repetition_penalty != 1.0:
+            raise ValueError(
+                f"repetition_penalty is {settings.repetition_penalty}: continuous batching does not support "
+                "it; leave it at 1, "
+                'or use sampler "transformers"'
+            )
+        stop_tokens = stop_token_ids(self.policy)
+        options: dict[str, object] = {"return_logprobs": True, "drop_unsupported_processors": False}
+        if self.policy.device.type == "cpu":
+            options |= _ON_CPU
+        options |= {"seed": int(seeds[0]), **self.options}
+        config = ContinuousBatchingConfig(**options)  # pyright: ignore[reportArgumentType]  # it checks them
+        generation = GenerationConfig_for_continuous_sampler(
+            do_sample=True,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p or None,
+            max_new_tokens=settings.max_new_tokens,
+            eos_token_id=stop_tokens or None,
+            pad_token_id=stop_tokens[0] if stop_tokens else 0,
+        )
+        # generate_batch seeds the global generator, whose state belongs to the caller.
+        devices = [self.policy.device] if self.policy.device.type == "cuda" else []
+        with suitable_threads(self.policy), torch.random.fork_rng(devices=devices):
+            answers = self.policy.model.generate_batch(
+                inputs=list(prompts), generation_config=generation, continuous_batching_config=config
+            )
+        # Requests are numbered in the order of the prompts and returned in the order in which they ended.
+        ordered = [answers[name] for name in sorted(answers, key=_number)]
+        completions = [self._completion(answer, stop_tokens) for answer in ordered]
+        if len(completions) != len(prompts):
+            raise RuntimeError(
+                f'continuous batching answered {len(completions)} of {len(prompts)} prompts: use sampler "transformers"'
+            )
+        on_tokens(sum(len(completion.tokens) for completion in completions))
+        return completions
+
+    def _completion(self, answer: GenerationOutput, stop_tokens: list[int]) -> Completion:
+        if answer.error is not None:
+            raise RuntimeError(f'continuous batching failed ({answer.error}): use sampler "transformers"')
+        tokens = list(answer.generated_tokens)
+        reason = "stop" if tokens[-1] in stop_tokens else "length"
+        return Completion(tokens, list(answer.logprobs), reason)
+
+
+def _number(request: str) -> int:
+    return int(request.rsplit("_", 1)[-1])

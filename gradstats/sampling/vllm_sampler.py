@@ -8,11 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from gradstats.policy.checkpoint import EMBEDDED
-from gradstats.policy.dtypes import dtype_name
+from gradstats.policy.model import dtype_name
 from gradstats.policy.policy import Policy
-from gradstats.sampling.sampler import Completion
-from gradstats.sampling.settings import SamplerSettings
-from gradstats.sampling.stop_tokens import stop_token_ids
+from gradstats.sampling.sampler import Completion, SamplerSettings, stop_token_ids
 
 
 @dataclass

@@ -10,13 +10,13 @@ import pandas as pd
 from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.estimators.baselines.packing import pack
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.estimators.baselines.grouping import pack
 from gradstats.estimators.batch import Batch, MeasuredCompletions
-from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic, require_level
 from gradstats.stats.printed import Printed
-from gradstats.stats.variance.gradient_shares import with_ends
+from gradstats.stats.variance.shares import with_ends
 
 #: Rows of the states after a wrong step, of completions that end right and of those that end wrong.
 RECOVERED, FAILED = "after a wrong step, recovered", "after a wrong step, not recovered"

@@ -1,4 +1,4 @@
-"""The attributes of a measurement that each statistic needs; any object with these attributes is accepted."""
+"""How many equally weighted items a weighted sum is worth."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from gradstats.estimators.batch import CompletionTable, MeasuredCompletions
 from gradstats.measurement.token_scores import TokenScores
+from gradstats.stats.jackknife import Statistic
 
 
 @runtime_checkable
@@ -205,3 +207,30 @@ class MeasuredTokens(MeasuredProfile, Protocol):
     def token_scores(self) -> list[TokenScores] | None:
         """Return what is known of the token scores of each completion."""
         ...
+
+
+def effective_sample_size(weights: ArrayLike) -> float:
+    r"""Return :math:`(\sum_i w_i)²/\sum_i w_i²`: n of equal weights, 1 where one holds all; NaN where all are 0.
+
+    Args:
+        weights: (n,) w, such as importance ratios or squared norms; they may be in any unit.
+
+    Example:
+        >>> from gradstats.stats.measured import effective_sample_size
+        >>> effective_sample_size([1.0, 1.0, 1.0, 1.0]), effective_sample_size([3.0, 1.0])
+        (4.0, 1.6)
+    """
+    values = np.asarray(weights, dtype=np.float64)
+    squares = float(values @ values)
+    return float(values.sum()) ** 2 / squares if squares > 0 else np.nan
+
+
+def effective_sample_size_of_means(first: Statistic, second: Statistic, n: int) -> Statistic:
+    r"""Return :math:`n\,\bar w²/\overline{w²}`, which is the same number, with its replicates.
+
+    Args:
+        first: the mean of w.
+        second: the mean of w².
+        n: how many there are.
+    """
+    return (first * first / second).scaled(float(n))

@@ -1,4 +1,4 @@
-"""How results are printed: a short table of estimates with their intervals, and the sentences that belong to it."""
+"""Rows of a frame as plain dictionaries, as summaries and JSON files hold them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pandas as pd
+
 if TYPE_CHECKING:
     import pandas as pd
+
 
 _MOST_ROWS = 20
 _WIDTH = 100
@@ -134,3 +137,8 @@ def _cell(value: object) -> str:
     if value is None:
         return "–"
     return short_number(value) if isinstance(value, float) else str(value)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, object]]:
+    """Return one dictionary per row, column → value."""
+    return [{str(column): value for column, value in row.items()} for row in frame.to_dict("records")]

@@ -10,14 +10,13 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.estimators.baselines.weighted_mean import optimal_constant
-from gradstats.stats.effective_sample_size import effective_sample_size
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.estimators.baselines.weighted import optimal_constant
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
-from gradstats.stats.measured import MeasuredProfile
+from gradstats.stats.measured import MeasuredProfile, effective_sample_size
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compare
-from gradstats.stats.variance.variance_comparison import VarianceComparison
+from gradstats.stats.variance.result import VarianceComparison
 
 # The names share_above_half_nat and top16_share, which saved tables hold, state the first two.
 CHOICE = 0.5  # nats of entropy above which a token counts as a choice

@@ -1,10 +1,11 @@
-"""Versions, commit and hardware, on which results depend in addition to the settings."""
+"""The Hugging Face hub: whether it can be reached, and which commit a revision resolves to."""
 
 from __future__ import annotations
 
 import functools
 import os
 import platform
+import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,3 +58,53 @@ def git_commit() -> str | None:
 def hardware() -> dict[str, object]:
     """Return the machine, without its name."""
     return {"machine": platform.machine(), "system": platform.system(), "cpu_count": os.cpu_count()}
+
+
+_SECONDS = 10
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def hub_problem(repo_id: str, file_name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
+    """Return why a repository's files are not available, or None when they are cached or the hub answers.
+
+    The hub is asked once; its client would retry an unreachable host five times for each file.
+
+    Args:
+        repo_id: the repository.
+        file_name: a file that it must hold; where that is cached, the hub is not asked.
+        repo_type: "model" or "dataset".
+        revision: commit, tag or branch.
+    """
+    from huggingface_hub import constants, get_session, try_to_load_from_cache  # takes half a second
+
+    if isinstance(try_to_load_from_cache(repo_id, file_name, repo_type=repo_type, revision=revision), str):
+        return None
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set and the files are not cached"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_SECONDS)
+    except Exception as error:  # they differ between versions of the client
+        return f"the hub does not answer ({type(error).__name__}: {error})"
+    return None
+
+
+def commit_of(repo_id: str, file_name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
+    """Return the current commit of a branch or tag of a repository; None where neither hub nor cache knows it.
+
+    Args:
+        repo_id: the repository.
+        file_name: a file that it holds, whose path in the cache names the commit where the hub cannot be reached.
+        repo_type: "model" or "dataset".
+        revision: commit, tag or branch; the main branch when None.
+    """
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            return HfApi().repo_info(repo_id, repo_type=repo_type, revision=revision, timeout=_SECONDS).sha
+        except Exception:
+            pass
+    cached = try_to_load_from_cache(repo_id, file_name, repo_type=repo_type, revision=revision)
+    return Path(cached).parent.name if isinstance(cached, str) else None

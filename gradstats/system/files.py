@@ -1,23 +1,74 @@
-"""Files and folders that are complete or absent: written under a temporary name, then renamed."""
+"""Read files that hold one JSON object per line."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
 import secrets
 import shutil
 import socket
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradstats.system.checksums import changed_sentence, digest
-
 if TYPE_CHECKING:
     import pandas as pd
+
+
+#: Version of the files of rollouts and measurements; 1 had no checksums.
+FORMAT = 2
+
+
+def digest(data: object) -> str:
+    """Return a fingerprint of anything that JSON can hold.
+
+    >>> digest([1, 2]) == digest((1, 2)) != digest([2, 1])
+    True
+    """
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def changed_sentence(path: str | os.PathLike[str]) -> str:
+    """Return a sentence stating that a file has changed since it was written."""
+    return (
+        f"{os.fspath(path)} has changed since it was written, its checksum does not match: restore it from a copy, or "
+        "remove it and repeat the command that wrote it"
+    )
+
+
+def refuse_newer_format(path: str | os.PathLike[str], version: object) -> None:
+    """Refuse a file that a later version of this program wrote.
+
+    Raises:
+        ValueError: in that case.
+    """
+    text = version.decode("ascii", "replace") if isinstance(version, bytes) else str(version)
+    if not text.isdecimal() or int(text) > FORMAT:
+        raise ValueError(
+            f"{os.fspath(path)} has format {text!r}, and this version of gradstats knows formats up to {FORMAT}: read "
+            "it with the version that wrote it, or a newer one"
+        )
+
+
+def remark_on_missing_checksums() -> None:
+    """Warn that files of an earlier version hold no checksums."""
+    warnings.warn(
+        "these files were written by an earlier version, without checksums: damage to them would go unnoticed",
+        UserWarning,
+        stacklevel=1,
+    )
+
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Of a rename to a name that something has.
@@ -297,3 +348,30 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the number and content of each line that is not blank.
+
+    Args:
+        path: the file, in UTF-8.
+
+    Raises:
+        OSError: when the file cannot be read.
+        ValueError: for a line that is not UTF-8, not JSON or not a JSON object; it is named.
+    """
+    # Split at line feeds only: JSON strings may contain the other characters at which str.splitlines splits.
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"line {number} of {path} is not UTF-8 ({error}): copy the file again") from error
+        except json.JSONDecodeError as error:
+            cut = ": the file is truncated; drop the line" if number == len(lines) else ""
+            raise ValueError(f"line {number} of {path} is not JSON ({error}){cut}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} of {path} is not a JSON object: {str(row)[:60]!r}")
+        yield number, row

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from gradstats.system.checksums import digest
-from gradstats.system.files import partials, read_json, remove_partials, remove_path, to_json, write_json
+from gradstats.system.files import digest, partials, read_json, remove_partials, remove_path, to_json, write_json
 from gradstats.system.lock import LOCK, only_writer
 
 Content = TypeVar("Content")

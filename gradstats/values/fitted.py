@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import nn
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts
@@ -168,9 +168,8 @@ def hidden_states(
         token_budget: most tokens that go through the model at once, padding included.
         progress: show a progress bar.
     """
+    from gradstats.gradients.attention import forget_lengths, length_classes, own_precision
     from gradstats.gradients.objective import make_chunk
-    from gradstats.gradients.precision import own_precision
-    from gradstats.gradients.rotary import forget_lengths, length_classes
 
     policy: Policy = as_policy(policy_or_model)
     adapted = getattr(policy.model, "get_base_model", None)

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradstats.policy.policy import Policy
-from gradstats.policy.threads import suitable_threads
+from gradstats.policy.policy import Policy, suitable_threads
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.grading import Grader, RewardSpec
 from gradstats.rollouts.table import Rollouts
-from gradstats.sampling.settings import SamplerSettings
+from gradstats.sampling.sampler import SamplerSettings
 from gradstats.sampling.transformers_sampler import generate
 from gradstats.system.progress import Report, progress_bar
 

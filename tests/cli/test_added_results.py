@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from gradstats.cli.added_results import refuse_foreign_result, save_result
+from gradstats.cli.statistics import refuse_foreign_result, save_result
 
 NAME = "curve_kimi_tau"
 

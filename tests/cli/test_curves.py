@@ -11,7 +11,7 @@ import pytest
 from command_line import run
 
 import gradstats as gs
-from gradstats.cli.curves import parameter_values
+from gradstats.cli.statistics import parameter_values
 from gradstats.system.files import write_json
 
 

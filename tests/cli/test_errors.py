@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradstats.cli.errors import unexpected
+from gradstats.cli.commands import unexpected
 
 
 def test_the_kind_of_error_and_the_way_to_its_traceback_are_stated():

@@ -23,7 +23,7 @@ def test_quantities_are_listed_one_a_line_with_their_files(monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "list", "quantities")
     (line,) = [line.split() for line in out.splitlines() if line.startswith("energy_ratio ")]
     assert code == 0
-    assert line == ["energy_ratio", "on_policy", "stats/on_policy/energy_ratio.py", "energy", "ratio"]
+    assert line == ["energy_ratio", "on_policy", "stats/on_policy.py", "energy", "ratio"]
 
 
 def test_env_is_json(monkeypatch, capsys):

@@ -8,8 +8,7 @@ import pytest
 import tyro
 
 from gradstats.cli.options import REGISTRY, OptionsOf, SettingWords, described_by, policy_section
-from gradstats.config.measurement import MeasurementSection
-from gradstats.config.sections import PolicySection, SamplingSection, VarianceSection
+from gradstats.config.sections import MeasurementSection, PolicySection, SamplingSection, VarianceSection
 
 
 def parse(section, *words):

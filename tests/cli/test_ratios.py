@@ -11,7 +11,7 @@ import pytest
 from command_line import run
 
 import gradstats as gs
-from gradstats.report.ratio_tables import clipping_table, ratio_table
+from gradstats.report.analysis_tables import clipping_table, ratio_table
 
 
 @pytest.fixture

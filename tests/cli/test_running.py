@@ -14,7 +14,7 @@ from command_line import run
 
 import gradstats
 from gradstats.cli.running import UNFINISHED, show_part
-from gradstats.runs.parts import RunPart
+from gradstats.runs.directory import RunPart
 from gradstats.runs.pipeline import PartResult
 
 mpl.use("Agg")

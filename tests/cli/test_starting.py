@@ -33,8 +33,8 @@ def test_a_terminal_is_asked_for_what_was_not_given(tmp_path, monkeypatch, capsy
         asked.append(question)
         return "5" if question.startswith("group size") else default
 
-    monkeypatch.setattr("gradstats.cli.starting.Prompt.ask", answer)
-    monkeypatch.setattr("gradstats.cli.starting._is_terminal", lambda: True)
+    monkeypatch.setattr("gradstats.cli.running.Prompt.ask", answer)
+    monkeypatch.setattr("gradstats.cli.running._is_terminal", lambda: True)
     run(monkeypatch, capsys, "init", "mine.yaml", "--n", 7)
     made = load_experiment(tmp_path / "mine.yaml")
     assert (made.prompts.n, made.sampling.group_size, made.sampling.reward) == (7, 5, None)

@@ -9,7 +9,7 @@ from rich.console import Console
 from saved_runs import saved_sweep
 
 import gradstats as gs
-from gradstats.cli.sweeping import show_sweep
+from gradstats.cli.running import show_sweep
 
 
 def test_a_dry_run_names_the_cells_and_who_draws_for_whom(tmp_path, monkeypatch, capsys):

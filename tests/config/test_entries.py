@@ -18,12 +18,12 @@ from pydantic_core import PydanticUndefined
 
 import gradstats
 from gradstats.config.experiment import Experiment, experiment_schema, load_experiment
-from gradstats.config.measurement import MeasurementSection
-from gradstats.config.option_types import FitMethod, IntervalMethod
+from gradstats.config.options import FitMethod, IntervalMethod
 from gradstats.config.sections import (
     ExecutionSection,
     FiguresSection,
     LengthScalingSection,
+    MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,
@@ -188,7 +188,7 @@ COMMANDS = {
     "sample": (SamplingSection, "gradstats.sample", ("embedded", "--prompts", "embedded", "--n", 2, "--out", "o")),
     "measure": (MeasurementSection, "gradstats.measure", ("embedded", "--rollouts", "r", "--out", "o")),
     "alpha": (LengthScalingSection, "gradstats.alpha_report", ("m",)),
-    "variance": (VarianceSection, "gradstats.stats.variance.available.compare_available", ("m",)),
+    "variance": (VarianceSection, "gradstats.stats.variance.comparison.compare_available", ("m",)),
     "figures": (FiguresSection, "gradstats.report.figures.draw_run", ("run",)),
 }
 
@@ -241,9 +241,9 @@ def called(imported, monkeypatch, tmp_path):
     monkeypatch.setattr("gradstats.load_prompts", lambda *_, **__: [])
     monkeypatch.setattr("gradstats.rollouts.table.read_rollouts", lambda path, **_: None)
     monkeypatch.setattr("gradstats.measurement.storage.read_measurement", lambda path, **_: None)
-    monkeypatch.setattr("gradstats.runs.points.load_points", lambda path, **_: {})
-    monkeypatch.setattr("gradstats.measurement.disk_size.measured_bytes", lambda *_: 0)
-    monkeypatch.setattr("gradstats.gradients.blocks.n_block_sketches", lambda *_: 0)
+    monkeypatch.setattr("gradstats.runs.analysis.load_points", lambda path, **_: {})
+    monkeypatch.setattr("gradstats.measurement.storage.measured_bytes", lambda *_: 0)
+    monkeypatch.setattr("gradstats.gradients.parameters.n_block_sketches", lambda *_: 0)
     monkeypatch.setattr("gradstats.report.saved_results.read_results", lambda path: None)
     monkeypatch.setattr("gradstats.report.figures.refuse_foreign_figures", lambda *_: None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.config.labels import read_display_names, read_label, written
+from gradstats.config.options import read_display_names, read_label, written
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.config.measurement import MeasurementSection
+from gradstats.config.sections import MeasurementSection
 from gradstats.config.validation import WrongSettingsError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.config.measurement import MeasurementSection
-from gradstats.config.metrics import adam_section, estimate_section
+from gradstats.config.options import adam_section, estimate_section
+from gradstats.config.sections import MeasurementSection
 
 
 def test_labels_state_options():

@@ -7,11 +7,11 @@ from typing import get_args
 import pytest
 
 from gradstats import estimators
-from gradstats.config.measurement import MeasurementSection
 from gradstats.config.sections import (
     DEFAULT_ESTIMATORS,
     FiguresSection,
     LengthScalingSection,
+    MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,
@@ -21,8 +21,8 @@ from gradstats.config.validation import WrongSettingsError
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.plots.save import FORMATS
 from gradstats.plots.style import INK, VENUES
-from gradstats.policy.dtypes import DTYPES
-from gradstats.sampling.engines import SAMPLERS
+from gradstats.policy.model import DTYPES
+from gradstats.sampling.plan import SAMPLERS
 
 SECTIONS = [
     PolicySection,

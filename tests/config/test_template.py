@@ -8,9 +8,8 @@ import re
 import pytest
 import yaml
 
-from gradstats.config.experiment import Experiment
+from gradstats.config.experiment import Experiment, as_yaml, experiment_text
 from gradstats.config.sections import DEFAULT_ESTIMATORS
-from gradstats.config.template import as_yaml, experiment_text
 from gradstats.config.validation import Section, WrongSettingsError
 
 CHOSEN = {

@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from gradstats.config.experiment import Experiment
-from gradstats.config.measurement import MeasurementSection
 from gradstats.config.sections import (
     FiguresSection,
     LengthScalingSection,
+    MeasurementSection,
     SamplingSection,
     VarianceSection,
 )

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import yaml
 
-from gradstats.config.yaml_text import read_yaml
+from gradstats.config.experiment import read_yaml
 
 BOMB = "\n".join(["a: &a [1, 1]", *(f"{b}: &{b} [*{a}, *{a}]" for a, b in itertools.pairwise("abcdefghijklmnopqr"))])
 

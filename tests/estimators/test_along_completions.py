@@ -7,7 +7,7 @@ import pytest
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.estimators.along_completions import AlongCompletions, along_completions
+from gradstats.estimators.ratios import AlongCompletions, along_completions
 from gradstats.stats import compare
 
 RNG = np.random.default_rng(0)

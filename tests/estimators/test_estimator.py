@@ -92,7 +92,7 @@ def test_an_object_without_a_unit_is_taken_as_a_plain_sum():
 )
 def test_each_estimator_states_its_unit(label, unit):
     assert est.get(label).unit == unit
-    assert est.get(label).unit == est.recipes.lookup.unit_of_label(label)
+    assert est.get(label).unit == est.recipes.named.unit_of_label(label)
 
 
 def test_only_what_is_divided_by_a_spread_or_a_mean_has_another_unit():

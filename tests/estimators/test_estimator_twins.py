@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradstats import estimators
-from gradstats.reference.naive_estimators import NAIVE_ESTIMATORS
-from gradstats.reference.naive_token_estimators import NAIVE_TOKEN_ESTIMATORS
+from gradstats.reference.naive_estimators import NAIVE_ESTIMATORS, NAIVE_TOKEN_ESTIMATORS
 
 BOTH = (False, True)
 SINGLETON = ("zero", "reward")

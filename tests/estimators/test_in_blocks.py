@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from gradstats import estimators as est
-from gradstats.estimators import Batch, in_blocks, registry
-from gradstats.estimators.in_blocks import in_blocks_of_groups
+from gradstats.estimators import Batch, registry
+from gradstats.estimators import ratios as in_blocks
+from gradstats.estimators.ratios import in_blocks_of_groups
 
 RNG = np.random.default_rng(0)
 GROUPS = RNG.permutation(np.repeat(np.arange(9), [1, 2, 3, 4, 5, 4, 3, 6, 2]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradstats import estimators as est
-from gradstats.estimators.parameters import RULES, bind_parameters, check_parameters, describe, suggest
+from gradstats.estimators.estimator import RULES, bind_parameters, check_parameters, describe, suggest
 from gradstats.estimators.recipes.components import COMPONENTS
 from gradstats.estimators.registry import DEFINITIONS
 

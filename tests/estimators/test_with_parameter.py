@@ -4,8 +4,8 @@ import pytest
 
 from gradstats import estimators as est
 from gradstats.estimators import recipes
-from gradstats.estimators.along_completions import AlongCompletions
-from gradstats.estimators.with_parameter import with_parameter
+from gradstats.estimators.by_label import with_parameter
+from gradstats.estimators.ratios import AlongCompletions
 
 
 def test_a_label_an_estimator_and_a_recipe_take_the_value():

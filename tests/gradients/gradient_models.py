@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GemmaConfig, Qwen2Moe
 
 import gradstats.gradients as gradients
 from gradstats.measurement.measurement import Measurement
-from gradstats.reference.autograd_loop import sequence_gradients
+from gradstats.reference.naive_estimators import sequence_gradients
 
 ARCHITECTURES = [(name, tied) for name in ("qwen2", "qwen3", "llama", "gpt2", "gemma") for tied in (False, True)]
 

@@ -11,7 +11,7 @@ from gradient_models import any_model
 
 from gradstats.gradients.engines import layers
 from gradstats.gradients.engines.layers import EmbeddingRows, Layer, Term
-from gradstats.gradients.engines.outer_products import OuterProducts
+from gradstats.gradients.engines.reduction import OuterProducts
 
 #: Kind of layer and attribute → model, class of the layer, and a part of the parameter's name.
 LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], type[Layer], str]] = {

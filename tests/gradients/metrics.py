@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from gradstats.gradients import AdamMetric
-from gradstats.reference.autograd_loop import sequence_gradients
+from gradstats.reference.naive_estimators import sequence_gradients
 
 
 def random_metric(model: torch.nn.Module, seed: int = 5, **settings) -> AdamMetric:

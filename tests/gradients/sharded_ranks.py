@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradstats as gs
 import gradstats.gradients as gradients
-from gradstats.gradients.ranks import GroupMemoryError
+from gradstats.gradients.distributed import GroupMemoryError
 from gradstats.measurement.measurement import Measurement
 
 # The call of the second layer's MLP at which memory runs out: after the self-check.

@@ -8,8 +8,8 @@ import torch
 from conftest import tiny_model
 
 import gradstats.gradients as gradients
-from gradstats.gradients.blocks import select_parameters
-from gradstats.reference.autograd_loop import sequence_gradients
+from gradstats.gradients.parameters import select_parameters
+from gradstats.reference.naive_estimators import sequence_gradients
 
 
 @pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])

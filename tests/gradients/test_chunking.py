@@ -7,7 +7,7 @@ import torch
 from conftest import ragged_rollouts, tiny_model
 
 import gradstats.gradients as gradients
-from gradstats.gradients.chunking import plan_chunks
+from gradstats.gradients.objective import plan_chunks
 from gradstats.policy.policy import Policy
 
 

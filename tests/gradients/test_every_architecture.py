@@ -12,7 +12,7 @@ from conftest import ragged_rollouts
 import gradstats.gradients as gradients
 from gradstats.gradients.checks.plain_pass import plain_sketch
 from gradstats.gradients.sketches import CountSketch
-from gradstats.reference.autograd_loop import sequence_gradients
+from gradstats.reference.naive_estimators import sequence_gradients
 
 # One of each way in which a model's modules can differ from those that are known.
 QUICK = (

@@ -12,12 +12,10 @@ from gradient_models import oracle
 from torch import nn
 
 import gradstats.gradients as gradients
-from gradstats.gradients.blocks import select_parameters
 from gradstats.gradients.engines.ghost import without_weight_gradients
-from gradstats.gradients.held_parameters import held_parameters, owners
 from gradstats.gradients.objective import make_chunk
-from gradstats.gradients.tokens.factored_layers import FactoredLayers
-from gradstats.gradients.tokens.tangents import Tangents
+from gradstats.gradients.parameters import held_parameters, owners, select_parameters
+from gradstats.gradients.tokens.projections import FactoredLayers, Tangents
 from gradstats.policy.policy import Policy
 
 

@@ -10,7 +10,7 @@ from gradient_models import any_model, random_weightings
 from token_gradients import token_gradients
 
 import gradstats.gradients as gradients
-from gradstats.gradients.mean_squares import mean_square_gradients
+from gradstats.gradients.measure import mean_square_gradients
 from gradstats.policy.policy import Policy
 
 

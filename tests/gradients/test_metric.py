@@ -14,8 +14,7 @@ from metrics import metric_oracle, random_metric, scaled_gradients, unit_metric
 import gradstats as gs
 import gradstats.gradients as gradients
 from gradstats.gradients.sketches import CountSketch
-from gradstats.measurement.measurement import Measurement
-from gradstats.measurement.metric import metric_label
+from gradstats.measurement.measurement import Measurement, metric_label
 from gradstats.policy.policy import Policy
 
 DIM = 64

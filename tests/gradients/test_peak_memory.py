@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from gradstats.gradients.blocks import select_parameters
-from gradstats.gradients.peak_memory import LIBRARIES_GIB, ActivationSize, activation_size, peak_memory
-from gradstats.measurement.disk_size import GIB
+from gradstats.gradients.memory import LIBRARIES_GIB, ActivationSize, activation_size, peak_memory
+from gradstats.gradients.parameters import select_parameters
+from gradstats.measurement.storage import GIB
 from gradstats.policy.policy import Policy
 
 TABLE = Path(__file__).parents[2] / "figures" / "memory" / "memory.csv"

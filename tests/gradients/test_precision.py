@@ -12,7 +12,7 @@ from conftest import ragged_rollouts, tiny_model
 from torch import nn
 
 import gradstats.gradients as gradients
-from gradstats.gradients.precision import own_precision, refusing_lower_precision
+from gradstats.gradients.attention import own_precision, refusing_lower_precision
 from gradstats.policy.policy import Policy
 
 

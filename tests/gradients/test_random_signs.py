@@ -8,15 +8,15 @@ import torch
 from conftest import tiny_model
 
 import gradstats.gradients as gradients
-from gradstats.gradients.random_signs import (
+from gradstats.gradients.sketches import (
     SKETCH_VERSIONS,
+    CountSketch,
     HashedSigns,
     _mixed,
     default_sketch_version,
     hashed_counters,
     random_signs,
 )
-from gradstats.gradients.sketches import CountSketch
 
 LIKE = torch.zeros(1, dtype=torch.float64)
 SIZE = 2**20

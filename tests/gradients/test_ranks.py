@@ -11,7 +11,7 @@ from conftest import ragged_rollouts, tiny_model
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 
-from gradstats.gradients.ranks import GroupMemoryError, Ranks
+from gradstats.gradients.distributed import GroupMemoryError, Ranks
 
 
 def test_chunks_are_dealt_in_turn_and_ranks_without_one_repeat_the_last():

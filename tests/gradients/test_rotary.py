@@ -13,11 +13,10 @@ from gradient_models import oracle
 from rotary_models import LIMIT, LONG, lengths_around_the_limit, rotary_model
 
 import gradstats.gradients as gradients
-from gradstats.gradients.blocks import select_parameters
-from gradstats.gradients.chunking import plan_chunks
-from gradstats.gradients.objective import make_chunk
-from gradstats.gradients.reference_policy import token_statistics
-from gradstats.gradients.rotary import forget_lengths, length_classes, refuse_mixed_lengths, same_class
+from gradstats.gradients.attention import forget_lengths, length_classes, refuse_mixed_lengths, same_class
+from gradstats.gradients.objective import make_chunk, plan_chunks
+from gradstats.gradients.parameters import select_parameters
+from gradstats.gradients.session import token_statistics
 from gradstats.policy.policy import Policy
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import gradstats as gs
 import gradstats.gradients as gradients
-from gradstats.gradients.second_moments import read_metric
+from gradstats.gradients.metric import read_metric
 
 
 def test_live_from_an_optimizer_in_use():

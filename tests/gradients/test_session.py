@@ -11,7 +11,7 @@ from conftest import ragged_rollouts, tiny_model
 from gradient_models import assert_same, changed
 
 import gradstats.gradients as gradients
-from gradstats.config.measurement import MeasurementSection
+from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.rollouts.table import Rollouts
 
@@ -65,7 +65,7 @@ def test_memory_that_runs_out_halves_the_chunks(monkeypatch, error):
         tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=32)
     )
     session.engine = small
-    monkeypatch.setattr("gradstats.gradients.chunking.MOST_PADDING", 1.0)
+    monkeypatch.setattr("gradstats.gradients.objective.MOST_PADDING", 1.0)
     with pytest.warns(RuntimeWarning, match=r"memory ran out on \d+ sequences of \d+ tokens together: continuing with"):
         measured = session.measure(rollouts)
     assert 30 <= session.token_budget < 120

@@ -13,8 +13,8 @@ from gradient_models import oracle
 from sharded_ranks import measured_from
 
 import gradstats.gradients as gradients
-from gradstats.gradients.blocks import select_parameters
-from gradstats.gradients.sharded import gathered_gradients
+from gradstats.gradients.distributed import gathered_gradients
+from gradstats.gradients.parameters import select_parameters
 from gradstats.policy.sharding import is_sharded
 
 FOLDER = Path(__file__).parent

@@ -8,9 +8,8 @@ import torch
 from conftest import ragged_rollouts, tiny_model
 
 import gradstats.gradients as gradients
-from gradstats.gradients.random_signs import SKETCH_VERSIONS
-from gradstats.gradients.sketches import CountSketch
-from gradstats.reference.autograd_loop import sequence_gradients
+from gradstats.gradients.sketches import SKETCH_VERSIONS, CountSketch
+from gradstats.reference.naive_estimators import sequence_gradients
 
 
 def sketch_of(vectors, dim, seed, version, name="weight"):

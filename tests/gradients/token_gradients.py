@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gradstats.gradients.tokens.tangents import Tangents
+from gradstats.gradients.tokens.projections import Tangents
 
 
 def token_gradients(model, rollouts, temperature=1.0, names=None) -> list[list[dict[str, torch.Tensor]]]:

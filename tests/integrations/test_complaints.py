@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from gradstats.integrations.complaints import Complaints
+from gradstats.integrations.training_record import Complaints
 
 
 def test_each_reason_is_given_once():

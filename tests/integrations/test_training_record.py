@@ -13,8 +13,7 @@ from command_line import run
 import gradstats as gs
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import PolicySection, PromptsSection, VarianceSection
-from gradstats.integrations.logged_values import logged_values
-from gradstats.integrations.training_record import TrainingRecord
+from gradstats.integrations.training_record import TrainingRecord, logged_values
 from gradstats.measurement.measurement import Measurement
 from gradstats.rollouts.table import Rollouts
 

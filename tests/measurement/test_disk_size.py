@@ -9,7 +9,7 @@ from conftest import ragged_rollouts
 from measured_by_hand import measured_by_hand
 
 from gradstats.config.experiment import MeasurementSection
-from gradstats.measurement.disk_size import bytes_of_sequences, measured_bytes, require_space
+from gradstats.measurement.storage import bytes_of_sequences, measured_bytes, require_space
 
 
 def test_sequences_are_counted_by_their_lengths():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.measurement.layers import split_layer
+from gradstats.measurement.measurement import split_layer
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Labels and sentences of metrics."""
 
-from gradstats.measurement.metric import metric_label, metric_sentence
+from gradstats.measurement.measurement import metric_label, metric_sentence
 
 ADAM = {
     "name": "adam",

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from gradstats.measurement.measurement import Measurement
-from gradstats.measurement.state_values import StateValues, read_state_values, with_state_values
+from gradstats.measurement.storage import StateValues, read_state_values, with_state_values
 from gradstats.rollouts.table import Rollouts
 
 

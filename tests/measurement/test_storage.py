@@ -11,7 +11,7 @@ from gradient_models import assert_same, random_weightings
 from measured_by_hand import assert_identical, measured_by_hand
 
 import gradstats.gradients as gradients
-from gradstats.config.measurement import MeasurementSection
+from gradstats.config.sections import MeasurementSection
 from gradstats.measurement import read_measurement
 
 

@@ -11,7 +11,7 @@ from conftest import ragged_rollouts, tiny_model
 from measured_by_hand import measured_by_hand
 
 import gradstats.gradients as gradients
-from gradstats.measurement.weighted_gradients import WeightedGradients, sketched_gram
+from gradstats.measurement.measurement import WeightedGradients, sketched_gram
 
 
 def test_a_gram_matrix_needs_sketches():

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats import plots
-from gradstats.plots.appearance import KNOWN
+from gradstats.plots.names import KNOWN
 from gradstats.stats.variance.quantities import COMPARED
 
 LONG = "an_estimator_of_my_own_with_a_long_name(alpha=0.8, loo=True, prior=12.5)"

@@ -2,7 +2,7 @@
 
 from gradstats import estimators
 from gradstats.plots import estimator_appearance
-from gradstats.plots.appearance import KNOWN, variants
+from gradstats.plots.names import KNOWN, variants
 
 
 def test_known_names_are_all_different():

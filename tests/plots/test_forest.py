@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradstats.plots import style
-from gradstats.plots.forest import (
+from gradstats.plots.variance import (
     draw_row,
     forest_height,
     forest_limits,

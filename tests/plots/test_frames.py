@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from gradstats.plots.frames import as_frame, draw_nothing, quantity_to_draw, require_columns
+from gradstats.plots.marks import as_frame, draw_nothing, quantity_to_draw, require_columns
 from gradstats.stats.variance.quantities import QUANTITIES
 
 mpl.use("Agg")

@@ -9,14 +9,7 @@ import pytest
 from fixture_frames import CASES
 from legibility import assert_legible
 
-from gradstats.plots.intervals import (
-    INTERVAL_ALONE,
-    NO_INTERVAL,
-    OUTSIDE,
-    draw_intervals,
-    interval_keys,
-    without_interval,
-)
+from gradstats.plots.marks import INTERVAL_ALONE, NO_INTERVAL, OUTSIDE, draw_intervals, interval_keys, without_interval
 
 mpl.use("Agg")
 

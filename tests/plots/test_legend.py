@@ -6,7 +6,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 
-from gradstats.plots.legend import ROW, SPACE, legend_below, legend_columns, legend_height, legend_text
+from gradstats.plots.marks import ROW, SPACE, legend_below, legend_columns, legend_height, legend_text
 
 mpl.use("Agg")
 

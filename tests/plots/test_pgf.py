@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from gradstats.plots import save_figure, style
-from gradstats.plots.pgf import escaped, pgf_picture
+from gradstats.plots.style import escaped, pgf_picture
 
 mpl.use("Agg")
 

@@ -8,7 +8,7 @@ import pytest
 from fixture_frames import CASES, variance
 from legibility import assert_legible
 
-from gradstats.plots.sample_size import sample_size, sample_size_of, write_sample_size
+from gradstats.plots.save import sample_size, sample_size_of, write_sample_size
 
 pytestmark = pytest.mark.usefixtures("narrowest")
 

@@ -11,7 +11,7 @@ from fixture_frames import CASES
 from matplotlib.colors import to_rgb
 
 from gradstats import plots
-from gradstats.plots.theme import LEAST_CONTRAST, contrast, edge, ink, muted, palette, paper, stroke
+from gradstats.plots.style import LEAST_CONTRAST, contrast, edge, ink, muted, palette, paper, stroke
 
 mpl.use("Agg")
 

@@ -13,7 +13,7 @@ from fixture_frames import LONG, group_sizes, prompt_parts, variance
 from gradstats import plots
 from gradstats.estimators.display_names import in_words
 from gradstats.plots import estimator_unit, style
-from gradstats.plots.units import rows_of_one_unit
+from gradstats.plots.names import rows_of_one_unit
 from gradstats.stats.variance.quantities import QUANTITIES
 
 mpl.use("Agg")

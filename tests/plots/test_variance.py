@@ -10,13 +10,7 @@ import pytest
 from fixture_frames import variance
 
 from gradstats.estimators.display_names import in_words
-from gradstats.plots import (
-    estimator_appearance,
-    plot_variance,
-    plot_variance_of_runs,
-    plot_variance_panels,
-    style,
-)
+from gradstats.plots import estimator_appearance, plot_variance, plot_variance_of_runs, plot_variance_panels, style
 from gradstats.plots.names import in_mathematics
 from gradstats.stats.variance.quantities import COMPARED, QUANTITIES
 

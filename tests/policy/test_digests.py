@@ -11,7 +11,7 @@ from conftest import ragged_rollouts, tiny_tokenizer
 from safetensors.torch import load_file, save_file
 
 from gradstats.gradients import measure
-from gradstats.policy.digests import PolicyMismatchError, refuse_other_policy, tokenizer_digest, weights_digest
+from gradstats.policy.checkpoint import PolicyMismatchError, refuse_other_policy, tokenizer_digest, weights_digest
 from gradstats.policy.policy import load_policy
 from gradstats.rollouts.table import Rollouts
 

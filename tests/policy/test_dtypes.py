@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradstats.gradients.checks.self_check import TOLERANCES
-from gradstats.policy.dtypes import DTYPES, dtype_name
+from gradstats.policy.model import DTYPES, dtype_name
 
 
 def test_every_type_has_its_name_and_a_tolerance():

@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import gradstats as gs
-from gradstats.policy.checkpoint import EMBEDDED_FOLDER
-from gradstats.policy.embedded import checkpoint_names, second_moments
+from gradstats.policy.checkpoint import EMBEDDED_FOLDER, checkpoint_names, second_moments
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 import gradstats as gs
-from gradstats.gradients.blocks import select_parameters
+from gradstats.gradients.parameters import select_parameters
 from gradstats.policy.model import class_name
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import (

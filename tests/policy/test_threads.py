@@ -6,8 +6,7 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from gradstats.policy.policy import Policy
-from gradstats.policy.threads import suitable_threads
+from gradstats.policy.policy import Policy, suitable_threads
 
 
 def test_small_models_take_one_thread_and_give_the_setting_back(monkeypatch):
@@ -20,7 +19,7 @@ def test_small_models_take_one_thread_and_give_the_setting_back(monkeypatch):
         with pytest.raises(KeyboardInterrupt), suitable_threads(Policy(tiny_model("qwen2"))):
             raise KeyboardInterrupt
         assert torch.get_num_threads() == 2
-        monkeypatch.setattr("gradstats.policy.threads._SMALL", 10)
+        monkeypatch.setattr("gradstats.policy.policy._SMALL", 10)
         with suitable_threads(Policy(tiny_model("qwen2"))):
             assert torch.get_num_threads() == 2
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.prompts.columns import extract_reference
+from gradstats.prompts.problem import extract_reference
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 from prompt_rows import ROWS, write_json_lines
 
-from gradstats.prompts.columns import ColumnMapping
-from gradstats.prompts.files import file_problems
-from gradstats.prompts.load import load_prompts
+from gradstats.prompts.load import file_problems, load_prompts
+from gradstats.prompts.problem import ColumnMapping
 
 
 def test_only_the_rows_of_a_subset_are_read_from_parquet(tmp_path):

@@ -112,7 +112,7 @@ def test_a_known_id_is_loaded_with_its_config_split_and_revision(folders, monkey
         asked.append((name, config, options["split"], options["revision"]))
         return load(str(folders / name.rpartition("/")[2]), config, split=options["split"])
 
-    monkeypatch.setattr("gradstats.prompts.hub.hub_problem", lambda *_args, **_options: None)
+    monkeypatch.setattr("gradstats.prompts.load.hub_problem", lambda *_args, **_options: None)
     monkeypatch.setattr(datasets, "load_dataset", from_folder)
     for name in ("openai/gsm8k", "open-r1/DAPO-Math-17k-Processed", "BytedTsinghua-SIA/DAPO-Math-17k"):
         load_prompts(name, 2, revision="abc")

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gradstats.reference.multisets import multisets, refuse_too_many
+from gradstats.reference.enumerated import multisets, refuse_too_many
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 4])

@@ -19,12 +19,10 @@ import gradstats as gs
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
 from gradstats.report.columns import INDEX, without_interval_end
-from gradstats.report.saved_results import SavedResults
-from gradstats.report.saved_tokens import save_tokens
-from gradstats.report.sweep_differences import paired_differences
-from gradstats.report.sweeps import SweepResult
+from gradstats.report.saved_results import SavedResults, save_tokens
+from gradstats.report.sweeps import SweepResult, paired_differences
 from gradstats.report.tables import alpha_table, profile_table
-from gradstats.runs.breakdowns import block_variances, variance_breakdowns
+from gradstats.runs.analysis import block_variances, variance_breakdowns
 from gradstats.stats.jackknife import NOT_ESTIMATED
 from gradstats.system.files import read_csv, read_json
 from gradstats.values.fitted import FittedValues

@@ -7,8 +7,7 @@ import pytest
 from saved_runs import save_run
 from scipy import stats
 
-from gradstats.report.completion_means import completion_means
-from gradstats.report.saved_results import read_results
+from gradstats.report.saved_results import completion_means, read_results
 from gradstats.system.files import read_json, write_json
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gradstats.estimators import Batch
-from gradstats.report.critic_table import critic_table
+from gradstats.report.analysis_tables import critic_table
 from gradstats.stats import critic_quality
 
 

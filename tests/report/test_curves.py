@@ -8,7 +8,7 @@ import numpy as np
 from comparison_batches import quietly, sized_batch
 
 import gradstats as gs
-from gradstats.report.curves import curve_caption, curve_name, curve_table, draw_curve
+from gradstats.report.analysis_tables import curve_caption, curve_name, curve_table, draw_curve
 
 mpl.use("Agg")
 

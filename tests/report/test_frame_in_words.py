@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from gradstats.plots.names import LABELS
-from gradstats.report.frame_in_words import frame_in_words
+from gradstats.report.analysis_tables import frame_in_words
 
 
 def test_columns_and_what_captions_print_are_named_alike():

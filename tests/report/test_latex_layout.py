@@ -13,12 +13,11 @@ import pytest
 
 from gradstats.config.sections import FiguresSection
 from gradstats.plots.style import VENUES
-from gradstats.report.latex_layout import Layout, layout_of
-from gradstats.report.run_tables import run_tables
+from gradstats.report.analysis_tables import variance_table
+from gradstats.report.latex import Layout, layout_of
+from gradstats.report.run_tables import run_tables, several_tables
 from gradstats.report.saved_results import read_results
-from gradstats.report.several_runs import several_tables
 from gradstats.report.tables import Table
-from gradstats.report.variance_table import variance_table
 
 NAMES = (
     "rloo",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.report.latex_text import breakable, formula_width, latex_escape, text_width, unbreakable, wrapped
+from gradstats.report.latex import breakable, formula_width, latex_escape, text_width, unbreakable, wrapped
 
 
 def test_what_latex_would_read_as_its_own_is_escaped():

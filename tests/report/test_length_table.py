@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import gradstats as gs
-from gradstats.report.length_table import length_table
+from gradstats.report.analysis_tables import length_table
 
 
 def test_a_row_a_bin_with_what_the_estimator_keeps():

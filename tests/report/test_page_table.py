@@ -8,7 +8,7 @@ from saved_runs import save_run
 
 from gradstats.estimators.display_names import in_words
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
-from gradstats.report.page_table import breakable, column_definition, variance_on_page
+from gradstats.report.page import breakable, column_definition, variance_on_page
 from gradstats.report.saved_results import read_results
 from gradstats.stats.variance.quantities import COMPARED
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import gradstats as gs
-from gradstats.report.ratio_tables import clipping_table, ratio_table
+from gradstats.report.analysis_tables import clipping_table, ratio_table
 from tests.off_policy import turned_policy
 
 

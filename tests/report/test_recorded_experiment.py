@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.report.recorded_experiment import (
-    is_recorded_experiment,
-    read_recorded_experiment,
-    write_recorded_experiment,
-)
+from gradstats.report.saved_results import is_recorded_experiment, read_recorded_experiment, write_recorded_experiment
 
 SETTINGS = "name: mine\npolicy:\n  name: embedded\nprompts:\n  source: embedded\n  seed: 3\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.report.recorded_tables import record_tables, refuse_changed_tables, table_checksums
+from gradstats.report.saved_results import record_tables, refuse_changed_tables, table_checksums
 from gradstats.system.files import read_json, write_json
 
 

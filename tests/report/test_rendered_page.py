@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jinja2 import UndefinedError
 
-from gradstats.report.rendered_page import rendered, write_page
+from gradstats.report.page import rendered, write_page
 
 
 def test_text_is_escaped_and_an_unknown_name_is_an_error():

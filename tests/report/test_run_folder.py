@@ -6,8 +6,13 @@ import pytest
 from saved_runs import save_run
 
 from gradstats.config.experiment import Experiment
-from gradstats.report.recorded_experiment import write_recorded_experiment
-from gradstats.report.run_folder import enclosing_run, is_run_directory, refuse_inside_run, writing_into
+from gradstats.report.saved_results import (
+    enclosing_run,
+    is_run_directory,
+    refuse_inside_run,
+    write_recorded_experiment,
+    writing_into,
+)
 from gradstats.system.lock import LOCK, LockedError, only_writer
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from saved_runs import save_run
 
-from gradstats.report.latex_layout import Layout
+from gradstats.report.latex import Layout
 from gradstats.report.run_tables import layout_for, left_out, run_tables, write_run_tables
 from gradstats.report.saved_results import read_results
 from gradstats.report.tables import Table

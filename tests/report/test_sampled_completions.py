@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from saved_runs import HOSTILE, save_rollouts, save_run
 
-from gradstats.report.sampled_completions import MOST_CHARACTERS, MOST_COMPLETIONS, read_completions, spread_over
+from gradstats.report.prompts_on_page import MOST_CHARACTERS, MOST_COMPLETIONS, read_completions, spread_over
 from gradstats.rollouts.table import Rollouts
 
 

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from gradstats.report.saved_frames import read_added, read_frame, save_frame
+from gradstats.report.saved_results import read_added, read_frame, save_frame
 
 
 def curve(value=1.0):

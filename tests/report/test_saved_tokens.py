@@ -15,8 +15,7 @@ import gradstats as gs
 from gradstats.config.experiment import FiguresSection
 from gradstats.report.figures import draw_run
 from gradstats.report.page import report_page
-from gradstats.report.saved_results import read_results
-from gradstats.report.saved_tokens import FILES, read_tokens, save_tokens
+from gradstats.report.saved_results import FILES, read_results, read_tokens, save_tokens
 from gradstats.system.files import read_json, write_csv, write_json
 
 mpl.use("Agg")
@@ -101,7 +100,7 @@ def test_what_a_killed_process_leaves_belongs_to_the_run_and_is_whole(measured, 
         write_csv(path, *arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("gradstats.report.saved_tokens.write_csv", killed)
+        patched.setattr("gradstats.report.saved_results.write_csv", killed)
         with pytest.raises(Killed):
             save_tokens(gs.proxy_quality(measured), folder, 0.95)
     assert set(FILES) <= set(read_json(folder / "manifest.json")["files"])

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from gradstats import data
-from gradstats.report.run_figures import FIGURES
-from gradstats.report.sentence_links import _TOPICS, FIGURE_WORDS, linked, of_section
+from gradstats.report.figures import FIGURES
+from gradstats.report.page import _TOPICS, FIGURE_WORDS, linked, of_section
 from gradstats.stats import alpha_report
 
 NAMES = [figure.name for figure in FIGURES]

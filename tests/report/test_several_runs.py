@@ -9,8 +9,8 @@ import pytest
 from saved_runs import ESTIMATORS, save_run
 
 from gradstats.config.sections import FiguresSection
+from gradstats.report.run_tables import levels_of, numbers_of_run, run_names, several_tables
 from gradstats.report.saved_results import read_results
-from gradstats.report.several_runs import levels_of, numbers_of_run, run_names, several_tables
 from gradstats.system.files import read_json, write_json
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from comparison_batches import correlated_batch, quiet_compare
 
-from gradstats.plots.shares import bin_label
-from gradstats.report.share_tables import (
+from gradstats.plots.allocation import bin_label
+from gradstats.report.analysis_tables import (
     ALLOCATION_HEADINGS,
     BLOCK_HEADINGS,
     SUCCESS_HEADINGS,

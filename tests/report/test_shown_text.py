@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.report.shown_text import shortened, visible
+from gradstats.report.prompts_on_page import shortened, visible
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from gradstats.report.variance_columns import best_set_marks, variance_columns
+from gradstats.report.analysis_tables import best_set_marks, variance_columns
 
 
 def frame():

@@ -8,9 +8,9 @@ from compared_frames import compared as frame
 
 from gradstats.estimators import Batch
 from gradstats.plots.names import LABELS
-from gradstats.report.variance_table import COMPARED_ROWS, variance_table
+from gradstats.report.analysis_tables import COMPARED_ROWS, variance_table
 from gradstats.stats import compare
-from gradstats.stats.variance.winner import clear_winner, lowest
+from gradstats.stats.variance.result import clear_winner, lowest
 
 
 def bold_rows(table):

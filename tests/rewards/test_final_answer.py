@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.rewards.final_answer import final_answer
+from gradstats.rewards.registry import final_answer
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ import pytest
 
 from gradstats.prompts import Problem
 from gradstats.prompts.load import load_prompts
-from gradstats.rewards.errors import ScoringTimeoutError
-from gradstats.rewards.grading import Grader
-from gradstats.rewards.grading_counts import merge_grading_counts, ungraded_sentence
+from gradstats.rewards.grading import Grader, ScoringTimeoutError, merge_grading_counts, ungraded_sentence
 from gradstats.system.worker import PROCESS, IsolatedError
 
 PROBLEMS = [Problem("a", "?", "7"), Problem("b", "?", "8"), Problem("c", "?", "9")]

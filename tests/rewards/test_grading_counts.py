@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.rewards.grading_counts import (
+from gradstats.rewards.grading import (
     GradingCounts,
     RewardCounts,
     merge_grading_counts,

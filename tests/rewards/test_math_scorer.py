@@ -7,7 +7,7 @@ from math_verify.errors import TimeoutException
 
 from gradstats.prompts import Problem
 from gradstats.rewards import math_scorer
-from gradstats.rewards.errors import ReferenceAnswerError, ScoringTimeoutError
+from gradstats.rewards.grading import ReferenceAnswerError, ScoringTimeoutError
 from gradstats.rewards.registry import get_reward
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gradstats.prompts import Problem
 from gradstats.rewards.grading import Grader
-from gradstats.rewards.user_reward import user_reward
+from gradstats.rewards.registry import user_reward
 from gradstats.system.worker import IsolatedError
 
 TEXT = """
@@ -62,7 +62,7 @@ def test_what_is_not_a_number_is_counted(module):
 
 
 def test_one_that_hangs_is_stopped(module, monkeypatch):
-    monkeypatch.setattr("gradstats.rewards.user_reward._CALL_SECONDS", 1.0)
+    monkeypatch.setattr("gradstats.rewards.registry._CALL_SECONDS", 1.0)
     _, tally = Grader.make(f"{module}:hangs", [PROBLEM]).grade(["x"], [PROBLEM])
     assert tally["rewards"][f"{module}:hangs"]["timeouts"] == 1
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gradstats.rollouts.checksum import table_digest
+from gradstats.rollouts.schema import table_digest
 
 COLUMNS = {
     "text": pa.array(["a", None, "", "é"]),

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gradstats.measurement.measurement import Measurement
-from gradstats.rollouts.one_policy import refuse_different_policies
-from gradstats.rollouts.table import Rollouts
+from gradstats.rollouts.table import Rollouts, refuse_different_policies
 
 
 def rollouts(digests, name="a"):

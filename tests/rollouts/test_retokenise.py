@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conftest import tiny_tokenizer
 
-from gradstats.rollouts.retokenise import is_text_of, restore_tokens
+from gradstats.rollouts.trainer_dumps import is_text_of, restore_tokens
 
 
 def test_pieces_decide_between_tokenisations():

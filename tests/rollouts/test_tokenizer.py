@@ -5,7 +5,7 @@ from __future__ import annotations
 from conftest import tiny_tokenizer
 
 from gradstats.policy.policy import load_policy
-from gradstats.rollouts.tokenizer import ChatTokenizer, Tokenizer
+from gradstats.rollouts.trainer_dumps import ChatTokenizer, Tokenizer
 
 
 class WithoutTemplate:

@@ -7,8 +7,7 @@ from conftest import tiny_tokenizer
 from trainer_dump_files import ids, trl_file, verl_file
 
 import gradstats
-from gradstats.rollouts.trl import read_trl_completions
-from gradstats.rollouts.verl import read_verl_rollouts
+from gradstats.rollouts.trainer_dumps import read_trl_completions, read_verl_rollouts
 
 
 def test_without_the_trainers_cap_the_finish_is_unknown_and_no_end_is_made_up(tmp_path, tokenizer):

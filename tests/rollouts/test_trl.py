@@ -11,7 +11,7 @@ import pytest
 from trainer_dump_files import EOS, ids, trl_file
 
 import gradstats
-from gradstats.rollouts.trl import read_trl_completions
+from gradstats.rollouts.trainer_dumps import read_trl_completions
 
 
 def test_trl_messages_become_the_templates_tokens(tmp_path, tokenizer):

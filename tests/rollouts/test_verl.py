@@ -10,7 +10,7 @@ import pytest
 from conftest import tiny_tokenizer
 from trainer_dump_files import EOS, ids, verl_file
 
-from gradstats.rollouts.verl import read_verl_rollouts
+from gradstats.rollouts.trainer_dumps import read_verl_rollouts
 
 
 def test_verl_prompts_get_their_template_back(tmp_path, tokenizer):

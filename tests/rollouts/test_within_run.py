@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.rollouts.within_run import PENDING_REWARDS, part_of_run
+from gradstats.rollouts.table import PENDING_REWARDS, part_of_run
 
 
 @pytest.mark.parametrize("part", ["rollouts", "measurement"])

@@ -9,7 +9,7 @@ import pytest
 
 from gradstats import Rollouts, equivalent_group_size, variance_by_length
 from gradstats.config.experiment import VarianceSection
-from gradstats.runs.breakdowns import length_bins, variance_breakdowns
+from gradstats.runs.analysis import length_bins, variance_breakdowns
 
 
 @dataclass

@@ -9,8 +9,7 @@ import pytest
 
 import gradstats
 from gradstats.config.experiment import Experiment
-from gradstats.gradients.blocks import select_parameters
-from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.parameters import UnsupportedModuleError, select_parameters
 from gradstats.runs.cost import estimate_cost
 
 mpl.use("Agg")

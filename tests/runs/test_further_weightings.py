@@ -9,13 +9,13 @@ import pytest
 
 import gradstats as gs
 from gradstats.config.experiment import Experiment
-from gradstats.config.measurement import MeasurementSection
+from gradstats.config.sections import MeasurementSection
 from gradstats.estimators import recipes, token_weightings
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.weightings import weighting_names
 from gradstats.gradients import MeasuringSession
 from gradstats.rollouts.table import Rollouts
-from gradstats.runs.further_weightings import (
+from gradstats.runs.measuring_step import (
     PossibleWeightings,
     needed_weightings,
     possible_weightings,

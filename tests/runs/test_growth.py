@@ -17,9 +17,9 @@ from small_runs import small_experiment
 from gradstats.gradients import MeasuringSession
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs import parts
+from gradstats.runs import directory as parts
+from gradstats.runs.directory import RunPart
 from gradstats.runs.growth import rounds_of
-from gradstats.runs.parts import RunPart
 from gradstats.runs.pipeline import run_experiment, run_part
 from gradstats.sampling.plan import SamplingPlan
 

@@ -6,7 +6,7 @@ import pytest
 
 import gradstats
 from gradstats.config.experiment import Experiment
-from gradstats.runs.loading import behaviour_policy, experiment_policy, experiment_problems, sampling_plan
+from gradstats.runs.sampling_step import behaviour_policy, experiment_policy, experiment_problems, sampling_plan
 
 
 def test_problems_and_policy_are_those_of_the_public_functions(experiment):
@@ -59,7 +59,7 @@ def test_the_commit_of_a_data_set_goes_before_the_revision_asked_for(experiment,
 
 
 def test_the_policy_that_samples_may_be_an_earlier_checkpoint():
-    from gradstats.policy.embedded import checkpoint_names
+    from gradstats.policy.checkpoint import checkpoint_names
 
     earlier = checkpoint_names()[0]
     experiment = Experiment(

@@ -11,7 +11,7 @@ from small_runs import sampled_and_measured, small_experiment
 
 from gradstats.gradients import MeasuringSession
 from gradstats.measurement.storage import read_measurement
-from gradstats.policy.embedded import checkpoint_names
+from gradstats.policy.checkpoint import checkpoint_names
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.measuring_step import measure_shards
 from gradstats.runs.pipeline import run_experiment

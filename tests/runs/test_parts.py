@@ -10,8 +10,8 @@ import parts_at_once
 import pytest
 from killed_runs import contents, in_new_process
 
-from gradstats.runs import parts
-from gradstats.runs.parts import RunPart, part_records
+from gradstats.runs import directory as parts
+from gradstats.runs.directory import RunPart, part_records
 from gradstats.runs.pipeline import run_experiment, run_part
 from gradstats.system.lock import part_lock, part_writer
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gradstats.runs.points import load_points
+from gradstats.runs.analysis import load_points
 
 FRAME = pd.DataFrame(
     {

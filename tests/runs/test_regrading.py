@@ -121,7 +121,7 @@ def test_results_of_the_old_rewards_do_not_stay(finished, no_model, monkeypatch)
         raise ValueError("rewards that allow no comparison")
 
     monkeypatch.setattr("gradstats.runs.analysis.compare_estimators", impossible)
-    monkeypatch.setattr("gradstats.runs.breakdowns.variance_breakdowns", lambda *_arguments: {})
+    monkeypatch.setattr("gradstats.runs.analysis.variance_breakdowns", lambda *_arguments: {})
     result = regrade_run(path, "exact", progress=False)
     assert any("rewards that allow no comparison" in remark for remark in result.run.remarks)
     assert (path / "alpha.json").exists()

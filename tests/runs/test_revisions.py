@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradstats.config.experiment import load_experiment
-from gradstats.runs.revisions import resolve_revisions
+from gradstats.runs.growth import resolve_revisions
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def hub(monkeypatch):
         state["asked"].append((name, repo_type, revision))
         return f"commit of {name} at {revision}"
 
-    monkeypatch.setattr("gradstats.runs.revisions.hub_problem", problem)
-    monkeypatch.setattr("gradstats.runs.revisions.commit_of", commit)
+    monkeypatch.setattr("gradstats.runs.growth.hub_problem", problem)
+    monkeypatch.setattr("gradstats.runs.growth.commit_of", commit)
     return state
 
 

@@ -12,7 +12,7 @@ from small_runs import sampled_and_measured, small_experiment
 
 import gradstats as gs
 from gradstats.gradients.metric import prompt_digests
-from gradstats.reference.autograd_loop import sequence_gradients
+from gradstats.reference.naive_estimators import sequence_gradients
 from gradstats.runs.second_moments import set_aside
 from gradstats.runs.validate import check_names
 

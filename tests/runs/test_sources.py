@@ -9,7 +9,7 @@ import pytest
 
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs.points import load_points
+from gradstats.runs.analysis import load_points
 
 
 def test_a_run_directory_and_its_folders_give_the_same(finished):

@@ -9,12 +9,12 @@ from greedy_decoding import likeliest
 from transformers.generation.continuous_batching import cache
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from gradstats.measurement.disk_size import GIB
+from gradstats.measurement.storage import GIB
 from gradstats.policy.policy import Policy, load_policy
 from gradstats.sampling import SamplerSettings
-from gradstats.sampling.continuous_sampler import ContinuousSampler
-from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.plan import open_sampler
 from gradstats.sampling.sampler import Completion
+from gradstats.sampling.transformers_sampler import ContinuousSampler
 
 
 @pytest.fixture(scope="module")

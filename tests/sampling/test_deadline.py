@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gradstats.sampling.deadline import client_until
+from gradstats.sampling.sampler import client_until
 
 openai = pytest.importorskip("openai")
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from gradstats.rollouts.table import Rollouts, read_rollouts
-from gradstats.sampling import draw_batches as module
-from gradstats.sampling.draw_batches import draw_batches
+from gradstats.sampling import sample as module
 from gradstats.sampling.plan import SamplingPlan
+from gradstats.sampling.sample import draw_batches
 from gradstats.system.shards import Shards
 
 

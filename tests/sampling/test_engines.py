@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gradstats.policy.policy import load_policy
-from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.plan import open_sampler
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from gradstats.sampling.growing_cache import ROOM, GrowingLayer
+from gradstats.sampling.transformers_sampler import ROOM, GrowingLayer
 
 
 def states(generator, rows, tokens):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gradstats.sampling.kept_answers import answers_path, draw_keeping_answers, draw_with_answers, read_answers
+from gradstats.sampling.plan import answers_path, draw_keeping_answers, draw_with_answers, read_answers
 from gradstats.sampling.sampler import Completion
 from gradstats.system.files import write_json
 

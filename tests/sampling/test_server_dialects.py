@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gradstats.sampling import SamplerSettings
-from gradstats.sampling.server_dialects import DIALECTS
+from gradstats.sampling.server_sampler import DIALECTS
 
 SETTINGS = SamplerSettings(9, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
 FIELDS = {dialect.name: dialect.fields for dialect in DIALECTS}

@@ -15,7 +15,7 @@ from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
 from gradstats.rollouts.table import read_rollouts
 from gradstats.sampling import SamplerSettings
-from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.plan import open_sampler
 from gradstats.sampling.sample import sample
 from gradstats.sampling.sampler import Completion
 from gradstats.sampling.server_sampler import MalformedAnswerError, ServerSampler

@@ -8,7 +8,7 @@ import pytest
 from conftest import tiny_model
 
 from gradstats.policy.policy import Policy
-from gradstats.sampling.stop_tokens import stop_token_ids
+from gradstats.sampling.sampler import stop_token_ids
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from gradstats.policy.policy import load_policy
 from gradstats.sampling import Completion, SamplerSettings
-from gradstats.sampling.engines import open_sampler
+from gradstats.sampling.plan import open_sampler
 
 
 @pytest.fixture(scope="module")

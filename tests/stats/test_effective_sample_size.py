@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gradstats.stats.effective_sample_size import effective_sample_size, effective_sample_size_of_means
 from gradstats.stats.jackknife import mean_statistic
+from gradstats.stats.measured import effective_sample_size, effective_sample_size_of_means
 
 
 def test_by_hand():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import mean_statistic
 
 

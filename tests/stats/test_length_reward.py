@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from comparison_batches import correlated_batch
 
-from gradstats.stats import (
-    length_reward_correlation,
-)
+from gradstats.stats import length_reward_correlation
 
 
 def test_length_reward_correlation_is_within_prompts():

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from gradstats.stats.records import records
+from gradstats.stats.printed import records
 
 
 def test_each_row_is_a_dictionary_with_text_keys():

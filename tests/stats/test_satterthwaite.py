@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradstats.stats.satterthwaite import influential_prompts, satterthwaite_degrees
+from gradstats.stats.jackknife import influential_prompts, satterthwaite_degrees
 
 
 def test_prompts_of_equal_influence_are_counted():

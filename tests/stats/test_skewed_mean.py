@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from gradstats.stats.intervals import SkewedMeanEstimate, skewed_mean, studentised_lognormal
 from gradstats.stats.jackknife import Statistic, mean_statistic
-from gradstats.stats.skewed_mean import SkewedMeanEstimate, skewed_mean, studentised_lognormal
 
 
 def test_draws_are_those_of_lognormal_samples():

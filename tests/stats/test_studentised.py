@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from gradstats.estimators import Batch, in_blocks
-from gradstats.stats import compare, studentised
+from gradstats.estimators import Batch
+from gradstats.estimators import ratios as in_blocks
+from gradstats.stats import compare
+from gradstats.stats import intervals as studentised
+from gradstats.stats.intervals import resampled_prompts, studentised_ratio
 from gradstats.stats.jackknife import mean_statistic
-from gradstats.stats.studentised import resampled_prompts, studentised_ratio
 
 
 def test_draws_are_those_of_a_loop():

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from gradstats.system.checksums import FORMAT, changed_sentence, digest, file_digest, refuse_newer_format
+from gradstats.system.files import FORMAT, changed_sentence, digest, file_digest, refuse_newer_format
 
 
 def test_digests_are_sha256(tmp_path):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradstats.system.hub import commit_of, hub_problem
+from gradstats.system.environment import commit_of, hub_problem
 
 
 def test_the_commit_of_cached_files_is_read_off_their_place(monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from gradstats.system.interrupts import finishing_current_shard
+from gradstats.system.progress import finishing_current_shard
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradstats.system.json_lines import read_json_lines
+from gradstats.system.files import read_json_lines
 
 
 def test_blank_lines_are_passed_over_and_numbers_are_those_of_the_file(tmp_path):

@@ -15,15 +15,7 @@ import time
 import pytest
 
 from gradstats.system import lock as lock_module
-from gradstats.system.lock import (
-    LOCK,
-    LockedError,
-    is_running,
-    only_writer,
-    part_alone,
-    part_lock,
-    part_writer,
-)
+from gradstats.system.lock import LOCK, LockedError, is_running, only_writer, part_alone, part_lock, part_writer
 
 _HOLD = """
 import sys, time

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gradstats.rewards.errors import ReferenceAnswerError
+from gradstats.rewards.grading import ReferenceAnswerError
 from gradstats.system.worker import IsolatedError, IsolatedProcess, IsolatedTimeoutError
 from gradstats.system.worker_main import answer
 
@@ -115,7 +115,7 @@ def test_math_verifys_own_time_limit_is_told_from_a_wrong_answer(monkeypatch):
     def told(completion):
         return answer({"call": MATH, "arguments": [completion, "12"]})
 
-    timeout = "gradstats.rewards.errors:ScoringTimeoutError"
+    timeout = "gradstats.rewards.grading:ScoringTimeoutError"
     assert told("it is 13") == {"value": 0.0}
     monkeypatch.setattr("gradstats.rewards.math_scorer.verify", slow)
     assert told("it is 13") == {"raised": timeout, "message": "a comparison by math-verify took over 5 s"}

@@ -1,11 +1,17 @@
-"""Sums over groups of completions, and over the *other* completions of a group, without looping."""
+r"""The expectation E[ĝ], for the families of baselines for which it is known exactly.
+
+For on-policy samples E[S_i] = 0 given all other samples. A baseline that does not depend on sample i therefore
+leaves E[ĝ] = ∇J, and the mean of the whole group, in which R_i has the weight 1/N, gives (N−1)/N·∇J. A group of
+one follows its ``singleton`` rule: the raw reward is unbiased, and an advantage of zero has E[ĝ] = 0.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import Parameters
 
 
 def reference_sets(batch: Batch, scope: str) -> tuple[Int[np.ndarray, "n"], int]:
@@ -69,3 +75,82 @@ def first_of_group(
     first = np.empty(n_groups)
     first[index[::-1]] = values[::-1]
     return first[index]
+
+
+def packing_order(mask: Bool[np.ndarray, "n t"]) -> Int[np.ndarray, "n t"]:
+    """For each row, the indices of its counted columns followed by the others, each in ascending order."""
+    return np.argsort(~mask, axis=1, kind="stable")
+
+
+def pack(values: np.ndarray, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
+    """Move the counted entries of each row to its left; masked-out entries follow."""
+    return np.take_along_axis(values, packing_order(mask), axis=1)
+
+
+def unpack(packed: np.ndarray, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
+    """Undo :func:`pack`."""
+    values = np.empty_like(packed)
+    np.put_along_axis(values, packing_order(mask), packed, axis=1)
+    return values
+
+
+def packed_rewards(batch: Batch) -> Float[np.ndarray, "n t"]:
+    """Return r_{i,t} in packed order; without ``token_rewards``, R_i on the last counted token."""
+    if batch.token_rewards is not None:
+        return pack(batch.token_rewards, batch.mask)
+    rewards = np.zeros(batch.mask.shape)
+    rewards[np.arange(batch.lengths.size), batch.lengths - 1] = batch.rewards
+    return rewards
+
+
+def discounted_sums(values: Float[np.ndarray, "n t"], discount: float) -> Float[np.ndarray, "n t"]:
+    """Return Σ_{u≥t} discount^{u−t} · values_u along each row."""
+    if discount == 0:
+        return values
+    if discount == 1:
+        return np.cumsum(values[:, ::-1], axis=1)[:, ::-1]
+    sums = values.copy()
+    for column in range(values.shape[1] - 2, -1, -1):
+        sums[:, column] += discount * sums[:, column + 1]
+    return sums
+
+
+def rewards_to_go(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
+    r"""Return G_{i,t} = Σ_{u≥t} γ^{u−t} r_{i,u} over counted tokens, 0 where masked out."""
+    if batch.token_rewards is None and gamma == 1:
+        return np.where(batch.mask, batch.rewards[:, None], 0.0)
+    sums = discounted_sums(packed_rewards(batch), gamma)
+    return np.where(batch.mask, unpack(sums, batch.mask), 0.0)
+
+
+TRUE_GRADIENT = "E[ĝ] = ∇J"
+MEAN_BIAS = "own sample: E[ĝ] = (N−1)/N·∇J; LOO: ∇J"
+WEIGHTED_BIAS = "own sample: biased in scale and direction; LOO: ∇J"
+
+
+def unbiased(group_size: int, parameters: Parameters) -> float | None:
+    """Return 1 at every group size; 0, 1 or unknown for a group of one with a ``singleton`` rule."""
+    if group_size == 1 and parameters.get("scope", "group") == "group" and "singleton" in parameters:
+        return {"zero": 0.0, "reward": 1.0, "nan": None}[parameters["singleton"]]
+    return 1.0
+
+
+def mean_scale(group_size: int, parameters: Parameters) -> float | None:
+    """(N−1)/N for the mean of the whole group, 1 for the leave-one-out mean; unknown for one weighted by ratios."""
+    if parameters["loo"] or group_size == 1:
+        return unbiased(group_size, parameters)
+    if parameters.get("off_policy"):
+        return None
+    return (group_size - 1) / group_size
+
+
+def unbiased_if_loo(group_size: int, parameters: Parameters) -> float | None:
+    """Return 1 for the leave-one-out version; unknown (None) with the own sample, except for a group of one."""
+    if parameters["loo"] or (group_size == 1 and parameters.get("scope", "group") == "group"):
+        return unbiased(group_size, parameters)
+    return None
+
+
+def is_batch_level(parameters: Parameters) -> bool:
+    """Return whether the baseline is taken over the whole batch."""
+    return parameters["scope"] == "batch"

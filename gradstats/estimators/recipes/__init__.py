@@ -1,5 +1,5 @@
 """Whole policy-gradient estimators: advantage, scale, ratio, aggregation, KL and filter together."""
 
-from gradstats.estimators.recipes.lookup import get, names, published, table
+from gradstats.estimators.recipes.named import get, names, published, table
 
 __all__ = ["get", "names", "published", "table"]

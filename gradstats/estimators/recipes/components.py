@@ -1,4 +1,4 @@
-"""The components of a recipe other than its advantage: scale, ratio, aggregation, KL, filter, reward, mask."""
+r"""Which tokens count in the loss: those of the highest entropy, or those whose ratio to the sampler is in bounds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from gradstats.config.labels import read_label
-from gradstats.estimators.estimator import SEQUENCE_SUM, Level
-from gradstats.estimators.parameters import Parameters, Rule, bind_parameters, check_parameters, suggest
-from gradstats.estimators.parametrised import Parametrised
+import numpy as np
+from jaxtyping import Bool, Float
+
+from gradstats.config.options import read_label
+from gradstats.estimators.baselines.grouping import is_batch_level, packed_rewards, reduce_by_group, unpack
+from gradstats.estimators.baselines.means import group_mean_scale
+from gradstats.estimators.baselines.scaled import divide_by_deviation, standard_deviation
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import (
+    FINITE,
+    SEQUENCE_SUM,
+    Level,
+    Parameters,
+    Parametrised,
+    Rule,
+    bind_parameters,
+    check_parameters,
+    suggest,
+)
+from gradstats.estimators.ratios import log_ratios
 
 Kind = Literal["scale", "ratio", "aggregation", "kl", "filter", "reward", "mask"]
 
@@ -149,3 +165,358 @@ def _make(definition: ComponentDefinition, arguments: tuple[object, ...], keywor
     parameters = bind_parameters(what, definition.function, arguments, keywords, skip=definition.skip)
     check_parameters(what, definition.function, parameters, definition.rules)
     return Component(definition, parameters)
+
+
+@component("aggregation", SEQUENCE_SUM)
+def sequence_sum(batch: Batch) -> Float[np.ndarray, "n"]:
+    """Return 1/N Σ_i Σ_t, with N the completions of the group."""
+    return 1.0 / batch.group_sizes[batch.group_index]
+
+
+@component("aggregation", "sequence_mean")
+def sequence_mean(batch: Batch) -> Float[np.ndarray, "n"]:
+    """Return 1/N Σ_i 1/T_i Σ_t. GRPO, 2402.03300."""
+    return 1.0 / (batch.group_sizes[batch.group_index] * batch.lengths)
+
+
+@component("aggregation", "token_mean", across_groups=is_batch_level)
+def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
+    """Return 1/ΣT Σ_i Σ_t. DAPO, 2503.14476.
+
+    Args:
+        batch: the completions.
+        scope: ``"group"`` sums T over the group; ``"batch"`` over the batch, as verl and TRL do.
+    """
+    if scope == "batch":
+        return np.full(batch.rewards.size, batch.n_groups / batch.lengths.sum())
+    totals = np.bincount(batch.group_index, weights=batch.lengths, minlength=batch.n_groups)
+    return 1.0 / totals[batch.group_index]
+
+
+def _with_its_length(parameters: Parameters) -> str:
+    return "constant" if parameters["max_tokens"] is None else f"constant(max_tokens={parameters['max_tokens']:g})"
+
+
+@component("aggregation", "constant", unit=_with_its_length)
+def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray, "n"]:
+    """Return 1/(N·L) Σ_i Σ_t, with one L for all. Dr. GRPO, 2503.20783.
+
+    Args:
+        batch: the completions.
+        max_tokens: L, the cap on the completion's length; without it the width T of the batch, as in verl.
+            It changes only the unit.
+    """
+    width = batch.mask.shape[1] if max_tokens is None else max_tokens
+    return 1.0 / (batch.group_sizes[batch.group_index] * width)
+
+
+@component("aggregation", "delta_l", rules={"alpha": FINITE})
+def delta_l(batch: Batch, alpha: float = 1.0) -> Float[np.ndarray, "n"]:
+    """Return T_i^{−α}/Σ_j T_j^{−α}·Σ_t over the completions of the group: ΔL normalisation, 2509.07558.
+
+    The weights of least variance where that of a completion's gradient grows like T^α.
+
+    Args:
+        batch: the completions.
+        alpha: α; 0 is the plain mean over completions.
+    """
+    shares = batch.lengths.astype(np.float64) ** -alpha
+    totals = np.bincount(batch.group_index, weights=shares, minlength=batch.n_groups)
+    return shares / totals[batch.group_index]
+
+
+@component("scale", "none", skip=2)
+def none(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray, "..."]:
+    """Return A unchanged."""
+    return advantages
+
+
+@component("scale", "group_std", skip=2)
+def group_std(
+    advantages: Float[np.ndarray, "..."], batch: Batch, ddof: int = 1, eps: float = 1e-6
+) -> Float[np.ndarray, "..."]:
+    r"""Return A/(std of the group's rewards + ε). GRPO, 2402.03300; a group of one is left unchanged.
+
+    Args:
+        advantages: (N,) or (N, T).
+        batch: the completions.
+        ddof: the divisor of the variance is N − ddof (verl and TRL 1; rllm and open-instruct 0).
+        eps: ε (verl 1e-6, TRL 1e-4, open-instruct 1e-8).
+    """
+    alone = batch.group_sizes[batch.group_index] == 1
+    deviation = standard_deviation(batch.rewards, batch.group_index, batch.n_groups, ddof)
+    return _divide(advantages, np.where(alone, 1.0, deviation), np.where(alone, 0.0, eps))
+
+
+@component("scale", "batch_std", skip=2, across_groups=lambda parameters: True)
+def batch_std(
+    advantages: Float[np.ndarray, "..."], batch: Batch, ddof: int = 1, eps: float = 1e-6
+) -> Float[np.ndarray, "..."]:
+    r"""Return A/(std of the whole batch's rewards + ε); batch-level.
+
+    Args:
+        advantages: (N,) or (N, T).
+        batch: the completions.
+        ddof: the divisor of the variance is n − ddof for n completions in the batch.
+        eps: ε.
+    """
+    one_set = np.zeros(batch.rewards.size, dtype=np.int64)
+    deviation = standard_deviation(batch.rewards, one_set, 1, ddof)
+    return _divide(advantages, deviation, np.full_like(deviation, eps))
+
+
+@component("scale", "group_mean", skip=2)
+def group_mean(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray, "..."]:
+    r"""Return A/R̄, and 0 for a group whose rewards are all zero. MaxRL, 2602.02710."""
+    return advantages / _column(group_mean_scale(batch), advantages)
+
+
+def _divide(
+    advantages: Float[np.ndarray, "..."], deviation: Float[np.ndarray, "n"], eps: Float[np.ndarray, "n"]
+) -> Float[np.ndarray, "..."]:
+    inverse = divide_by_deviation(np.ones_like(deviation), deviation + eps, 0.0, "the scaled advantage")
+    return advantages * _column(inverse, advantages)
+
+
+def _column(values: Float[np.ndarray, "n"], like: np.ndarray) -> np.ndarray:
+    return values if like.ndim == 1 else values[:, None]
+
+
+@component("filter", "none")
+def none_of_filter(batch: Batch) -> Bool[np.ndarray, "n"]:
+    """Return every completion."""
+    return np.ones(batch.rewards.size, dtype=bool)
+
+
+@component("filter", "dynamic_sampling")
+def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "n"]:
+    """Keep groups whose rewards are not all equal. DAPO, 2503.14476, draws other prompts for the rest."""
+    return _differing(batch.rewards, batch)[batch.group_index]
+
+
+@component("filter", "mask_truncated", needs=("truncated",))
+def mask_truncated(batch: Batch, dynamic_sampling: bool = False, rescale: bool = False) -> Bool[np.ndarray, "n"]:
+    """Drop completions that were cut off at the cap of new tokens: DAPO's overlong filtering, 2503.14476, section 3.4.
+
+    Their rewards stay in the baselines of the others, as in TRL's ``mask_truncated_completions``. The gradient lacks
+    the contribution of the longest completions and is therefore biased.
+
+    Args:
+        batch: the completions, with ``truncated``.
+        dynamic_sampling: also drop groups whose rewards are all equal, as DAPO does.
+        rescale: whether the aggregation's denominators count only the kept completions; by default they count all.
+    """
+    assert batch.truncated is not None
+    kept = ~batch.truncated
+    return kept & _differing(batch.rewards, batch)[batch.group_index] if dynamic_sampling else kept
+
+
+def _differing(rewards: Float[np.ndarray, "n"], batch: Batch) -> Bool[np.ndarray, "groups"]:
+    greatest = reduce_by_group(rewards, batch.group_index, batch.n_groups, np.maximum)
+    least = reduce_by_group(rewards, batch.group_index, batch.n_groups, np.minimum)
+    return greatest > least
+
+
+@component("reward", "none")
+def none_of_reward(batch: Batch) -> Float[np.ndarray, "n"]:
+    """Add nothing."""
+    return np.zeros(batch.rewards.size)
+
+
+@component("reward", "soft_overlong")
+def soft_overlong(batch: Batch, max: float, cache: float) -> Float[np.ndarray, "n"]:  # DAPO's names
+    r"""Return DAPO's soft overlong punishment, 2503.14476, equation 13, a term of the reward by length.
+
+    .. math:: 0 \text{ for } T ≤ L_{max} − L_{cache}, \quad (L_{max} − L_{cache} − T)/L_{cache} \text{ up to } L_{max},
+        \quad −1 \text{ beyond.}
+
+    It is part of the reward: the estimator then estimates the gradient of the punished reward, while a comparison
+    judges it against the gradient of the measured reward. Dynamic sampling looks at the rewards without it, as DAPO
+    does.
+
+    Args:
+        batch: the completions.
+        max: L_max, the greatest length, in counted tokens.
+        cache: L_cache, the length over which the punishment sets in.
+
+    Raises:
+        ValueError: for a cache that is longer than the greatest length.
+    """
+    if cache > max:
+        raise ValueError(f"reward soft_overlong: cache is {cache:g}, more than max, {max:g}: give at most max")
+    return np.clip((max - cache - batch.lengths) / cache, -1.0, 0.0)
+
+
+NEEDS = ("logprobs", "ref_logprobs")
+
+
+def log_ratio_to_reference(batch: Batch) -> Float[np.ndarray, "n t"]:
+    """Return k1 = log π/π_ref at every counted token, 0 elsewhere."""
+    assert batch.logprobs is not None
+    assert batch.ref_logprobs is not None
+    return batch.logprobs - batch.ref_logprobs
+
+
+@component("kl", "none")
+def none_of_kl(batch: Batch) -> tuple[Batch, float]:
+    """No KL term: the batch unchanged, and nothing added to the weights."""
+    return batch, 0.0
+
+
+def divergence(k1: Float[np.ndarray, "n t"], kind: str) -> Float[np.ndarray, "n t"]:
+    """Return an estimate of the divergence at each token, "k1", "k2" or "k3", from k1."""
+    if kind == "k1":
+        return k1
+    return k1**2 / 2 if kind == "k2" else np.expm1(-k1) + k1
+
+
+@component("kl", "in_reward", needs=NEEDS)
+def in_reward(batch: Batch, beta: float = 0.05, kind: str = "k1") -> tuple[Batch, float]:
+    """Replace the token rewards by r_t − β·k and add nothing to the loss.
+
+    Args:
+        batch: the completions, with ``logprobs`` and ``ref_logprobs``.
+        beta: β.
+        kind: "k1" (InstructGPT's, 2203.02155), "k2" or "k3"; verl's ``kl``, ``mse`` and ``low_var_kl``, the last of
+            which it clamps to ±10.
+    """
+    penalty = beta * divergence(log_ratio_to_reference(batch), kind)
+    token_rewards = unpack(packed_rewards(batch), batch.mask) - penalty
+    return batch.with_fields(rewards=batch.rewards - penalty.sum(axis=1), token_rewards=token_rewards), 0.0
+
+
+@component("kl", "in_loss", level="token", needs=NEEDS)
+def in_loss(batch: Batch, beta: float = 0.001, kind: str = "k3") -> tuple[Batch, Float[np.ndarray, "n t"]]:
+    """Add −β·dk/dk1 to the weight of s_t; the rewards stay as they are.
+
+    Args:
+        batch: the completions, with ``logprobs`` and ``ref_logprobs``.
+        beta: β.
+        kind: "k1", "k2" or "k3" (GRPO's).
+    """
+    k1 = log_ratio_to_reference(batch)
+    slope = {"k1": np.ones_like(k1), "k2": k1, "k3": -np.expm1(-k1)}[kind]
+    return batch, np.where(batch.mask, -beta * slope, 0.0)
+
+
+# Beyond e^20 verl's rollout correction does not distinguish ratios.
+_BOUND = 20.0
+
+
+@component("mask", "none")
+def none_of_mask(batch: Batch) -> Bool[np.ndarray, "n t"]:
+    """Return every counted token."""
+    return batch.mask
+
+
+def _by_share(parameters: Parameters) -> bool:
+    return parameters["threshold"] is None
+
+
+@component(
+    "mask",
+    "top_entropy",
+    level="token",
+    needs=("entropy",),
+    across_groups=lambda parameters: _by_share(parameters) and parameters["scope"] == "batch",
+    fixed=lambda parameters: not _by_share(parameters),
+)
+def top_entropy(
+    batch: Batch, share: float = 0.2, scope: str = "batch", threshold: float | None = None, rescale: bool = False
+) -> Bool[np.ndarray, "n t"]:
+    """Keep the tokens of the highest entropy: the top 20 % in Wang et al. 2506.01939.
+
+    A token counts where its entropy is at least the (1 − share) quantile (linearly interpolated) of the entropies of
+    all counted tokens. On-policy, the expected gradient loses the terms of all other tokens.
+
+    Args:
+        batch: the completions, with ``entropy``.
+        share: the share of tokens that is kept.
+        scope: whether the quantile is that of the ``"batch"``, as in the paper, or of each ``"group"``.
+        threshold: keep entropies of at least this many nats instead, the same in every batch: the gradients can then be
+            measured once, as a further weighting.
+        rescale: whether the aggregation's denominators count only the kept tokens; in the paper they count all.
+    """
+    assert batch.entropy is not None
+    if threshold is not None:
+        return batch.mask & (batch.entropy >= threshold)
+    if scope == "batch":
+        return batch.mask & (batch.entropy >= np.quantile(batch.entropy[batch.mask], 1.0 - share))
+    kept = np.zeros_like(batch.mask)
+    for group in range(batch.n_groups):
+        rows = batch.group_index == group
+        least = np.quantile(batch.entropy[rows][batch.mask[rows]], 1.0 - share)
+        kept[rows] = batch.mask[rows] & (batch.entropy[rows] >= least)
+    return kept
+
+
+@component("mask", "reject_tokens", level="token", of_ratios=True)
+def reject_tokens(
+    batch: Batch, high: float, kind: str = "k1", low: float | None = None, rescale: bool = True
+) -> Bool[np.ndarray, "n t"]:
+    r"""Keep tokens whose divergence from the sampler is in bounds.
+
+    ``token_k1``, ``token_k2`` and ``token_k3`` of verl's ``rollout_rs``. With
+    ρ = π/π_old, k1 = −log ρ, k2 = ½(log ρ)² and k3 = ρ − 1 − log ρ.
+
+    Args:
+        batch: the completions, with both log-probabilities; without ``old_logprobs`` all tokens are kept.
+        high: the greatest ratio ρ for k1, the greatest divergence for k2 and k3.
+        kind: "k1", "k2" or "k3".
+        low: the least ratio for k1, 1/high by default, as in verl; k2 and k3 have none.
+        rescale: whether the aggregation's denominators count only the kept tokens, as in verl.
+
+    Raises:
+        ValueError: for bounds that do not suit the kind.
+    """
+    divergence = _divergence(batch, kind)
+    return batch.mask & _within(divergence, kind, low, high)
+
+
+@component("mask", "reject_completions", of_ratios=True)
+def reject_completions(
+    batch: Batch,
+    high: float,
+    kind: str = "k1",
+    over: str = "mean",
+    low: float | None = None,
+    rescale: bool = True,
+) -> Bool[np.ndarray, "n t"]:
+    """Keep completions whose divergence from the sampler is in bounds: verl's ``seq_mean_k1``, ``seq_sum_k3``, ….
+
+    Args:
+        batch: the completions, with both log-probabilities; without ``old_logprobs`` all are kept.
+        high: the greatest ratio for k1 (of the whole completion for "sum", the geometric mean for "mean"), the greatest
+            divergence for k2 and k3.
+        kind: "k1", "k2" or "k3", as for :func:`reject_tokens`.
+        over: the "mean", "sum" or "max" over the completion's tokens; "max" for k2 and k3 only.
+        low: the least ratio for k1, 1/high by default; k2 and k3 have none.
+        rescale: whether the aggregation's denominators count only what is kept, as in verl.
+
+    Raises:
+        ValueError: for bounds or a maximum that do not suit the kind.
+    """
+    if kind == "k1" and over == "max":
+        raise ValueError("mask reject_completions: over='max' is for k2 and k3, never negative: choose one, or 'mean'")
+    divergence = np.where(batch.mask, _divergence(batch, kind), 0.0)
+    of_completion = divergence.max(axis=1) if over == "max" else divergence.sum(axis=1)
+    if over == "mean":
+        of_completion = of_completion / batch.lengths
+    return batch.mask & _within(of_completion, kind, low, high)[:, None]
+
+
+def _divergence(batch: Batch, kind: str) -> Float[np.ndarray, "n t"]:
+    log_ratio = np.clip(log_ratios(batch, "rejection by the ratio"), -_BOUND, _BOUND)
+    return divergence(-log_ratio, kind)
+
+
+def _within(divergence: np.ndarray, kind: str, low: float | None, high: float) -> np.ndarray:
+    """Return whether divergences are in bounds, of which those of k1 are given as ratios."""
+    if kind != "k1":
+        if low is not None:
+            raise ValueError(f"low is {low:g}, but {kind} is never negative and has no lower bound: leave low out")
+        return divergence <= high
+    least = 1.0 / high if low is None else low
+    if least > high:
+        raise ValueError(f"low is {least:g}, above high, {high:g}: give the greatest ratio that is kept as high")
+    return (-divergence >= np.log(least)) & (-divergence <= np.log(high))

@@ -1,10 +1,22 @@
-"""The named recipes, as data: one row per recipe, one entry per component; components left out do nothing.
+"""The named recipes: whole policy-gradient estimators, found by name.
 
-``published_kl`` is the KL term of the paper's objective: a component that the recipe leaves out, since it needs a
-reference policy; "none" where the objective has no term to a reference policy; or, in words, what else it says.
+Every registered estimator that no row names is a recipe as well: its advantage alone, aggregated by
+``sequence_sum``. Recipes differ in unit (scale and aggregation change it): compare noise-to-signal ratios.
 """
 
 from __future__ import annotations
+
+import inspect
+from typing import Any, get_args
+
+import pandas as pd
+
+from gradstats.config.options import read_label, written
+from gradstats.config.trust import names_code
+from gradstats.estimators import registry
+from gradstats.estimators.estimator import SEQUENCE_SUM, nearest, suggest
+from gradstats.estimators.recipes.components import COMPONENTS, DEFAULT_COMPONENTS, Kind, get_component, parameter_names
+from gradstats.estimators.recipes.recipe import CUSTOM, PREFIX, Recipe
 
 RECIPES: dict[str, dict[str, str]] = {
     "reinforce": {
@@ -136,3 +148,255 @@ RECIPES: dict[str, dict[str, str]] = {
         "source": "2509.07558",
     },
 }
+
+
+def get(name: str | Recipe, **overrides: Any) -> Recipe:
+    """Find a recipe by name, with optional changes.
+
+    Args:
+        name: a name of :func:`names`, with or without the prefix "recipe:", and optionally with overrides in
+            brackets, as in ``"recipe:dapo(loo=True)"``; ``"recipe:custom(advantage=rloo, …)"`` composes a new one. A
+            Recipe is returned as it is when nothing is overridden.
+        **overrides: another component (``aggregation="token_mean"``, ``kl="in_loss(beta=0.01)"``), or
+            parameters, which go to every component that takes one of that name (``eps_high=0.28``, ``tau=1.0``).
+
+    Returns:
+        The recipe.
+
+    Raises:
+        KeyError: for an unknown recipe or component, with the nearest known one.
+        TypeError: for a parameter that no component takes, or one that is required and missing.
+        ValueError: for a parameter outside its range; the recipe and the component are named.
+
+    Example:
+        >>> from gradstats.estimators import Batch, recipes
+        >>> recipes.get("dr_grpo")
+        recipe:dr_grpo [group_mean · token_clip · constant]
+        >>> mean_over_tokens = recipes.get("dr_grpo", aggregation="token_mean", eps_high=0.28)
+        >>> mean_over_tokens.label
+        'recipe:dr_grpo(aggregation=token_mean, eps_high=0.28)'
+        >>> mean_over_tokens.weights(Batch(rewards=[1, 0], lengths=[3, 5], groups=["a", "a"]))
+        array([ 0.0625, -0.0625])
+    """
+    if isinstance(name, Recipe):
+        if overrides:
+            raise TypeError(
+                f"overrides change a recipe that is found by name: build a variant of {name.name} with Recipe(…)"
+            )
+        return name
+    base, from_label = read_label(name.removeprefix(PREFIX))
+    label = _label(base, from_label | overrides) if overrides else PREFIX + name.removeprefix(PREFIX)
+    overrides = from_label | overrides
+    row = _row(base, overrides)
+    chosen = {"advantage": row["advantage"]} | {
+        kind: row.get(kind, default) for kind, default in DEFAULT_COMPONENTS.items()
+    }
+    chosen |= {kind: overrides.pop(kind) for kind in list(overrides) if kind in chosen}
+    takers = {kind: _parameters_of(kind, value) for kind, value in chosen.items() if isinstance(value, str)}
+    _check_overrides(base, chosen, takers, overrides)
+    built = {}
+    for kind, value in chosen.items():
+        parameters = {key: overrides[key] for key in takers.get(kind, {}) if key in overrides}
+        try:
+            if kind == "advantage":
+                built[kind] = registry.get_estimator(value, **parameters)
+            else:
+                built[kind] = get_component(kind, value, **parameters)  # type: ignore[arg-type]  # kinds of DEFAULT_COMPONENTS
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{label}: {error}") from None
+    return Recipe(**built, name=base, written=label)
+
+
+def _label(base: str, overrides: dict[str, Any]) -> str:
+    """Return the label of a recipe with overrides, which may be objects."""
+    texts = [
+        f"{key}={written(getattr(value, 'composition', getattr(value, 'label', value)))}"
+        for key, value in overrides.items()
+    ]
+    return f"{PREFIX}{base}({', '.join(texts)})"
+
+
+def _check_overrides(
+    base: str, chosen: dict[str, Any], takers: dict[str, dict[str, bool]], overrides: dict[str, Any]
+) -> None:
+    """Refuse parameters that no component takes, and required ones that are missing.
+
+    Raises:
+        TypeError: naming the recipe, the parameter and the remedy.
+    """
+    for parameter in overrides:
+        if not any(parameter in taken for taken in takers.values()):
+            known = sorted({*chosen, *(taken for names in takers.values() for taken in names)})
+            raise TypeError(f"{PREFIX}{base} has no component or parameter {parameter!r}: {suggest(parameter, known)}")
+    missing = _missing(chosen, takers, overrides)
+    if missing:
+        raise TypeError(
+            f"{PREFIX}{base} needs a value for {' and '.join(missing)}: write it as {_to_be_filled(base, missing)}"
+        )
+
+
+def _missing(chosen: dict[str, Any], takers: dict[str, dict[str, bool]], overrides: dict[str, Any]) -> list[str]:
+    """Return the required parameters of a recipe's components that have no value yet."""
+    found = []
+    for kind, taken in takers.items():
+        _, given = read_label(chosen[kind])
+        found += [name for name, required in taken.items() if required and name not in {**given, **overrides}]
+    return list(dict.fromkeys(found))
+
+
+def _to_be_filled(base: str, missing: list[str]) -> str:
+    """Return the label of a recipe with a place for each value that it needs."""
+    return f"{PREFIX}{base}({', '.join(f'{name}=…' for name in missing)})" if missing else PREFIX + base
+
+
+def _label_of(name: str) -> str:
+    """Return the label of a named recipe as it must be written, as in ``"recipe:kimi_k15(tau=…)"``."""
+    row = {kind: value for kind, value in RECIPES[name].items() if kind in ("advantage", *DEFAULT_COMPONENTS)}
+    return _to_be_filled(name, _missing(row, {kind: _parameters_of(kind, value) for kind, value in row.items()}, {}))
+
+
+def names() -> list[str]:
+    """Return the names of all recipes: the rows of :data:`RECIPES`, then every other estimator by itself."""
+    alone = {row["advantage"] for row in RECIPES.values() if not set(row) & set(DEFAULT_COMPONENTS)}
+    return [*RECIPES, *(name for name in registry.names() if name not in RECIPES and name not in alone)]
+
+
+def table() -> pd.DataFrame:
+    """Return a table of all recipes, one row each.
+
+    Returns:
+        A frame with the columns ``name``, ``baseline``, ``advantage unit`` (whether a completion or each token has its
+        own advantage, and what it is divided by), ``ratio and clip unit``, ``length handling`` (the aggregation),
+        ``KL placement`` (with the term of the paper where the recipe leaves it out), ``filter``, ``needs`` (fields of
+        the Batch), ``bias`` (what E[ĝ] is) and ``source``.
+
+    Example:
+        >>> from gradstats.estimators import recipes
+        >>> frame = recipes.table().set_index("name")
+        >>> frame.loc["grpo", ["baseline", "advantage unit", "ratio and clip unit", "length handling"]].to_list()
+        ['group mean', 'completion, / group_std', 'token: token_clip', 'sequence_mean']
+    """
+    rows = []
+    for name in names():
+        row = _row(name, {})
+        definition = registry.get_definition(read_label(row["advantage"])[0])
+        fields = list(definition.needs(registry.default_parameters(definition)))
+        if "mask" in row:
+            fields += COMPONENTS["mask"][read_label(row["mask"])[0]].needs
+        needs = ", ".join(fields) or "rewards"
+        if "ratio" in row:
+            needs += ", logprobs and old_logprobs off-policy"
+        scale = row.get("scale", definition.scale)
+        level = {"sequence": "completion", "token": "token"}[definition.level]
+        rows.append(
+            {
+                "name": name,
+                "baseline": definition.baseline,
+                "advantage unit": level if scale == "–" else f"{level}, / {scale}",
+                "ratio and clip unit": _ratio_unit(row.get("ratio", DEFAULT_COMPONENTS["ratio"])),
+                "length handling": row.get("aggregation", DEFAULT_COMPONENTS["aggregation"]),
+                "KL placement": _kl_placement(row),
+                "filter": _filters(row),
+                "needs": needs,
+                "bias": row.get("bias", definition.bias),
+                "source": row.get("source", definition.source),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _kl_placement(row: dict[str, str]) -> str:
+    """Return where the recipe has a KL term, with that of its paper where it is another."""
+    own = row.get("kl", DEFAULT_COMPONENTS["kl"])
+    published = row.get("published_kl", own)
+    return own if published == own else f"{own} (published: {published})"
+
+
+def _filters(row: dict[str, str]) -> str:
+    """Return what the recipe leaves out of the loss: groups or completions, and tokens."""
+    stated = [row[kind] for kind in ("filter", "mask") if kind in row]
+    return "; ".join(stated) or DEFAULT_COMPONENTS["filter"]
+
+
+def published() -> pd.DataFrame:
+    """Return the rows of :func:`table` that are published methods as a whole, with their ``label`` and ``components``.
+
+    A label has … in place of a value that it needs.
+
+    Example:
+        >>> from gradstats.estimators import recipes
+        >>> recipes.published().set_index("label").loc["recipe:dr_grpo", "components"]
+        'group_mean · token_clip · constant'
+    """
+    frame = table()
+    frame = frame.loc[[name in RECIPES for name in frame["name"]]].drop(columns="name")
+    frame.insert(0, "label", [_label_of(name) for name in RECIPES])
+    kinds = ("advantage", *DEFAULT_COMPONENTS)
+    frame.insert(1, "components", [" · ".join(row[kind] for kind in kinds if kind in row) for row in RECIPES.values()])
+    return frame.reset_index(drop=True)
+
+
+def _ratio_unit(label: str) -> str:
+    """Return the ratio component with what it applies to, as in "token: token_clip(eps_high=0.28)"."""
+    name, _ = read_label(label)
+    if name == "none":
+        return name
+    return f"{'token' if COMPONENTS['ratio'][name].level == 'token' else 'completion'}: {label}"
+
+
+def unit_of_label(label: str) -> str:
+    """Return the unit of an estimator's gradient, from the label that tables and files give it.
+
+    Args:
+        label: of a baseline, ``"kimi(tau=0.5)"``, or of a recipe, ``"recipe:grpo"`` (in files of earlier versions
+            ``"grpo[group_mean · group_std · sequence_mean]"``). No user code is imported for this.
+
+    Returns:
+        The unit; that of a plain sum for a label under which nothing is registered.
+    """
+    if names_code(label):
+        return SEQUENCE_SUM
+    name, bracket, inside = label.partition("[")
+    try:
+        if bracket:
+            advantage, *components = inside.rstrip("]").split(" · ")
+            return Recipe(advantage, **{_kind_of(label): label for label in components}, name=name).unit
+        if label.startswith(PREFIX):
+            return get(label).unit
+        base, parameters = read_label(name)
+        definition = registry.get_definition(base)
+    except (KeyError, TypeError, ValueError):
+        return SEQUENCE_SUM
+    return definition.unit({**registry.default_parameters(definition), **parameters})
+
+
+def _kind_of(component: str) -> str:
+    """Return the kind of a component that does something: names are unique among those."""
+    base, _ = read_label(component)
+    for kind, known in COMPONENTS.items():
+        if base in known:
+            return kind
+    raise KeyError(f"no component is called {base!r}")
+
+
+def _row(name: str, overrides: dict[str, Any]) -> dict[str, str]:
+    if name in RECIPES:
+        return RECIPES[name]
+    if name in registry.DEFINITIONS:
+        return {"advantage": name}
+    if name == CUSTOM:
+        if "advantage" not in overrides:
+            raise TypeError(f"{PREFIX}{CUSTOM} needs a value for advantage: write {PREFIX}{CUSTOM}(advantage=rloo, …)")
+        return {"advantage": overrides["advantage"]}
+    near = nearest(name, names())
+    hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {', '.join(names())}"
+    raise KeyError(f"no recipe is called {name!r}: {hint}")
+
+
+def _parameters_of(kind: str, label: str) -> dict[str, bool]:
+    """Return the parameters of a component or advantage, and whether each is required."""
+    base, _ = read_label(label)
+    if kind in get_args(Kind):
+        return parameter_names(kind, base)  # type: ignore[arg-type]  # checked on the line before
+    declared = list(inspect.signature(registry.get_definition(base).function).parameters.values())[1:]
+    return {parameter.name: parameter.default is parameter.empty for parameter in declared}

@@ -7,18 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float
 
-from gradstats.config.labels import written
+from gradstats.config.options import written
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
-from gradstats.estimators.in_blocks import in_blocks_of_groups
-from gradstats.estimators.ratios import log_ratios
-from gradstats.estimators.recipes import aggregation as _aggregation  # noqa: F401  # registers components
-from gradstats.estimators.recipes import filter as _filter  # noqa: F401
-from gradstats.estimators.recipes import kl as _kl  # noqa: F401
-from gradstats.estimators.recipes import mask as _mask  # noqa: F401
-from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401
-from gradstats.estimators.recipes import reward as _reward  # noqa: F401
-from gradstats.estimators.recipes import scale as _scale  # noqa: F401
+from gradstats.estimators.ratios import in_blocks_of_groups, log_ratios
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, get_component
 from gradstats.estimators.registry import get_estimator
 

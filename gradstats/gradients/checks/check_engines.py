@@ -10,20 +10,14 @@ import pandas as pd
 import torch
 from torch import nn
 
-from gradstats.config.defaults import CHECKED_TYPES
-from gradstats.gradients.attention import attention_of
-from gradstats.gradients.blocks import ParameterSelection, select_parameters
-from gradstats.gradients.checks.casting import with_dtype
-from gradstats.gradients.checks.deviations import TOLERANCES
-from gradstats.gradients.checks.self_check import refuse_unfit_forward
-from gradstats.gradients.engines.loop import loop_engine
-from gradstats.gradients.engines.registry import ENGINES, Engine
-from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.config.options import CHECKED_TYPES
+from gradstats.gradients.attention import attention_of, same_class
+from gradstats.gradients.checks.self_check import TOLERANCES, refuse_unfit_forward, with_dtype
+from gradstats.gradients.engines.registry import ENGINES, Engine, loop_engine
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import make_chunk
-from gradstats.gradients.rotary import same_class
-from gradstats.policy.dtypes import DTYPES, dtype_name
-from gradstats.policy.model import vocabulary_size
+from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, select_parameters
+from gradstats.policy.model import DTYPES, dtype_name, vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts
 

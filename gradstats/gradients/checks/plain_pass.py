@@ -15,11 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gradstats.gradients.attention import measuring_attention
-from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.held_parameters import held_parameters, refuse_replaced
-from gradstats.gradients.rotary import forget_lengths
-from gradstats.gradients.sharded import gathered_gradients
+from gradstats.gradients.attention import forget_lengths, measuring_attention
+from gradstats.gradients.distributed import gathered_gradients
+from gradstats.gradients.parameters import ParameterSelection, held_parameters, refuse_replaced
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.model import output_embedding
 from gradstats.policy.policy import Policy

@@ -1,24 +1,89 @@
-"""The layers that engine ``ghost`` supports, and the gradients of their parameters."""
+"""Reduce the terms that layers pass on during a backward pass to squared norms and sketches."""
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from transformers.pytorch_utils import Conv1D
 
-from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.engines.experts import ExpertsLayer
-from gradstats.gradients.engines.outer_products import OuterProducts
-from gradstats.gradients.engines.recomputed import OtherModule, other_modules
-from gradstats.gradients.engines.routed_products import RoutedProducts
-from gradstats.gradients.engines.unsupported import UnsupportedModuleError, describe
-from gradstats.gradients.held_parameters import owners
+from gradstats.gradients.engines.experts import ExpertsLayer, RoutedProducts
+from gradstats.gradients.engines.recomputed import TOLERANCES, OtherModule, other_modules
+from gradstats.gradients.engines.reduction import OuterProducts, Reduction, contract, gram_strips, sq_norms
+from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, describe, owners
+from gradstats.policy.model import CausalModel
+
+_CASTS: tuple[Callable[..., object], ...] = (Tensor.to, Tensor.type, Tensor.float, Tensor.double)
+
+
+def may_be_linear(module: nn.Module) -> bool:
+    """Return whether a module has the parameters of a linear map and no others."""
+    parameters = dict(module.named_parameters())
+    if not {"weight"} <= set(parameters) <= {"weight", "bias"} or "forward" in vars(module):
+        return False
+    return parameters["weight"].ndim == 2 and ("bias" not in parameters or parameters["bias"].ndim == 1)
+
+
+class WatchedParameters(TorchFunctionMode):
+    """Within this context, watches what is computed from the parameters of a linear map.
+
+    Args:
+        module: a module for which :func:`may_be_linear` holds.
+
+    Attributes:
+        products: input and output of each call of ``torch.nn.functional.linear`` with the parameters, in their own
+            dtype or cast to another.
+        other_use: whether something else was computed from a parameter.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._weights: list[Tensor] = [module.get_parameter("weight")]
+        self._biases: list[Tensor] = [parameter for name, parameter in module.named_parameters() if name == "bias"]
+        self.products: list[tuple[Tensor, Tensor]] = []
+        self.other_use = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        """Call the function, and look at its arguments."""
+        kwargs = kwargs or {}
+        watched = [value for value in tree_leaves((args, kwargs)) if _is_one_of(value, self._weights + self._biases)]
+        found = func(*args, **kwargs)
+        if not watched or not any(isinstance(leaf, Tensor) for leaf in tree_leaves(found)):
+            return found
+        if func is functional.linear and self._is_whole(*args, **kwargs):
+            inputs = args[0] if args else kwargs["input"]
+            found = found if found.requires_grad else found.requires_grad_()
+            self.products.append((inputs.detach(), found))
+        elif func in _CASTS and _is_one_of(args[0], watched):
+            (self._weights if _is_one_of(args[0], self._weights) else self._biases).append(found)
+        else:
+            self.other_use = True
+        return found
+
+    def _is_whole(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+        """Return whether the weight, and the bias where there is one, have their own places."""
+        has_bias = bias is None if not self._biases else _is_one_of(bias, self._biases)
+        return has_bias and _is_one_of(weight, self._weights) and not _is_one_of(input, self._weights + self._biases)
+
+
+def _is_one_of(value: object, tensors: list[Tensor]) -> bool:
+    return any(value is tensor for tensor in tensors)
 
 
 @dataclass(frozen=True)
@@ -239,7 +304,7 @@ def supported_layers(
         selection: the selected parameters.
         wider: paths of further modules that are run again with all that is inside them.
         stand_ins: paths of modules whose own parameters are left out, see
-            :mod:`~gradstats.gradients.engines.stand_ins`.
+            :mod:`~gradstats.gradients.engines.layers`.
 
     Raises:
         UnsupportedModuleError: naming the class and the path of the first module that has to be known, or a selected
@@ -269,3 +334,220 @@ def _sum_over_time(values: Tensor, n_axes: int) -> Tensor:
     """Return (batch, *shape): the sum over all but the first and the last ``n_axes`` axes."""
     axes = tuple(range(1, values.ndim - n_axes))
     return values.sum(dim=axes) if axes else values
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """A module whose own parameters are replaced during the forward pass.
+
+    Attributes:
+        path: its name in the model.
+        module: the module.
+        names: name of each selected parameter in the module → its name in the model.
+    """
+
+    path: str
+    module: nn.Module
+    names: dict[str, str]
+
+    @property
+    def are_vectors(self) -> bool:
+        """Whether each of the parameters has one axis."""
+        return all(self.module.get_parameter(attribute).ndim == 1 for attribute in self.names)
+
+    def terms(self) -> Iterator[tuple[str, type]]:
+        """Yield each parameter with the kind of its gradient."""
+        for name in self.names.values():
+            yield name, Tensor
+
+    @contextmanager
+    def replaced(self, values: dict[str, Tensor]) -> Iterator[None]:
+        """Let the module hold other tensors in place of its parameters.
+
+        Args:
+            values: name in the module → tensor.
+        """
+        own = {attribute: self.module._parameters[attribute] for attribute in values}
+        self.module._parameters.update(values)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        try:
+            yield
+        finally:
+            self.module._parameters.update(own)
+
+    def by_sequence(self, batch: int) -> dict[str, Tensor]:
+        """Return a copy of each parameter for every sequence, (batch, 1, width), that requires a gradient."""
+        vectors = {attribute: self.module.get_parameter(attribute).detach() for attribute in self.names}
+        return {
+            attribute: vector.expand(batch, 1, len(vector)).requires_grad_() for attribute, vector in vectors.items()
+        }
+
+
+def broadcasts(model: CausalModel, stand_ins: Sequence[StandIns], ids: Tensor) -> bool:
+    """Return whether vectors that differ between sequences give each sequence the output that its own vectors give.
+
+    Args:
+        model: the model.
+        stand_ins: the modules whose vectors are replaced.
+        ids: (batch, time), a few tokens.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def different(vector: Tensor) -> Tensor:
+        noise = torch.randn(len(ids), 1, len(vector), generator=generator, dtype=torch.float64).to(vector)
+        return vector.detach() * (1 + 0.1 * noise) + 0.01 * noise
+
+    chosen = [
+        (one, {attribute: different(one.module.get_parameter(attribute)) for attribute in one.names})
+        for one in stand_ins
+    ]
+
+    def logits(row: int | None) -> Tensor:
+        with ExitStack() as stack:
+            for one, values in chosen:
+                of_row = values if row is None else {name: value[row, 0] for name, value in values.items()}
+                stack.enter_context(one.replaced(of_row))
+            return model(ids, use_cache=False)["logits"]
+
+    with torch.no_grad():
+        try:
+            together = logits(None)
+        except (RuntimeError, ValueError, IndexError):  # shapes that do not fit
+            return False
+        allowed = TOLERANCES.get(together.dtype.itemsize, 1e-1) * together.abs().max()
+        return all(bool((together[row] - logits(row)[row]).abs().max() <= allowed) for row in range(len(ids)))
+
+
+#: Address, shape and strides of a tensor.
+Place = tuple[int, torch.Size, tuple[int, ...]]
+
+
+class Uses:
+    """Counts of a forward pass, from which a backward pass knows when a parameter's gradient is complete.
+
+    Attributes:
+        n_terms: number of terms of each parameter and kind.
+        ids: for each embedding, the ids of each use, (batch, time).
+        n_sharing: number of layers with the same input, by :func:`_place`.
+    """
+
+    def __init__(self) -> None:
+        self.n_terms: Counter[tuple[str, type]] = Counter()
+        self.ids: dict[str, list[Tensor]] = defaultdict(list)
+        self.n_sharing: Counter[Place] = Counter()
+
+    def count(self, layer: Layer, inputs: Tensor) -> None:
+        """Record one call of a layer's module."""
+        self.n_terms.update(layer.term_kinds())
+        if isinstance(layer, EmbeddingLayer):
+            self.ids[layer.names["weight"]].append(inputs)
+        elif layer.weight_term is OuterProducts and "weight" in layer.names:
+            self.n_sharing[_place(inputs.flatten(1, -2))] += 1
+
+
+class LayerReduction:
+    """Reduces each parameter's gradient as soon as all its terms are available.
+
+    Args:
+        reduction: accumulates norms and sketches.
+        uses: the counts of the forward pass.
+    """
+
+    def __init__(self, reduction: Reduction, uses: Uses) -> None:
+        self._reduction = reduction
+        self._uses = uses
+        self._pending: dict[tuple[str, type], list[Term]] = defaultdict(list)
+        self._n_sharing = uses.n_sharing.copy()
+        self._input_grams: dict[Place, list[Tensor]] = {}
+        self._heads: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def add(self, name: str, term: Term) -> None:
+        """Add a term of a parameter's gradient."""
+        key = (name, Tensor if isinstance(term, Tensor) else type(term))
+        self._pending[key].append(term)
+        if len(self._pending[key]) == self._uses.n_terms[key]:
+            self._reduce(*key)
+
+    def finish(self) -> None:
+        """Reduce the remaining terms: those of modules of which one call did not influence the objective."""
+        for kind in (Tensor, OuterProducts, EmbeddingRows, RoutedProducts):
+            for name, pending in list(self._pending):
+                if pending is kind and (name, kind) in self._pending:
+                    self._reduce(name, kind)
+
+    def _reduce(self, name: str, kind: type) -> None:
+        if kind is EmbeddingRows and self._pending.get((name, OuterProducts)):
+            return  # the terms of the head are not complete, and they come first
+        terms = self._pending.pop((name, kind))
+        if kind is Tensor:
+            self._reduction.add(name, functools.reduce(torch.add, cast("list[Tensor]", terms)))
+        elif kind is OuterProducts:
+            self._reduce_outer_products(name, OuterProducts.join(cast("list[OuterProducts]", terms)))
+        elif kind is RoutedProducts:
+            RoutedProducts.join(cast("list[RoutedProducts]", terms)).add_to(self._reduction, name)
+        else:
+            self._reduce_rows(name, cast("list[EmbeddingRows]", terms))
+
+    def _reduce_outer_products(self, name: str, term: OuterProducts) -> None:
+        place = _place(term.inputs)
+        n_sharing = self._uses.n_sharing[place] or 1
+        self._n_sharing[place] -= 1
+        # Inner products of inputs and of gradients do not give those of P∘(Σ_t g_t x_tᵀ), which has to be formed.
+        formed = self._reduction.sketch is not None or self._reduction.preconditioner_of(name) is not None
+        if formed or not term.prefers_gram(n_sharing):
+            self._reduce_products(name, term.without_idle_ends())
+        else:
+            shared = self._input_grams.pop(place, None) or gram_strips(term.inputs, self._reduction.dtype)
+            if self._n_sharing[place] > 0:
+                self._input_grams[place] = shared
+            self._reduction.add_sq_norms(name, contract(gram_strips(term.gradients, self._reduction.dtype), shared))
+        if name in self._uses.ids:
+            # Tied to an embedding: ‖H + E‖² = ‖H‖² + 2⟨E, H⟩ + ‖E‖² for the gradients of head and embedding, and ⟨E, H⟩
+            # needs only the rows of H at the tokens' ids, (batch, time of the head, time of the embedding).
+            ids = torch.cat(self._uses.ids[name], dim=1)[:, None].expand(-1, term.left.shape[1], -1)
+            self._heads[name] = term.left.gather(2, ids), term.right
+            if (name, EmbeddingRows) in self._pending:
+                self._reduce(name, EmbeddingRows)
+
+    def _reduce_products(self, name: str, term: OuterProducts) -> None:
+        reduction = self._reduction
+        preconditioner = reduction.preconditioner_of(name)
+        columns = term.right.shape[2]
+        size = term.left.shape[2] * columns
+        sketches = reduction.sketches_of(name)
+        for first, product in term.products(reduction.dtype, preconditioner):
+            flat = product.flatten(start_dim=1)
+            reduction.add_sq_norms(name, sq_norms(flat))
+            if reduction.sketch is not None and sketches is not None:
+                reduction.sketch.add_slice(sketches, name, size, first * columns, flat)
+
+    def _reduce_rows(self, name: str, terms: list[EmbeddingRows]) -> None:
+        reduction = self._reduction
+        ids = torch.cat([term.ids for term in terms], dim=1)
+        values = torch.cat([term.values for term in terms], dim=1).to(reduction.dtype)
+        batch, _, columns = values.shape
+        n_rows = int(ids.max()) + 1
+        owner = torch.arange(batch, device=ids.device)[:, None]
+        keys, places = torch.unique(owner * n_rows + ids, return_inverse=True)
+        rows = values.new_zeros(len(keys), columns).index_add_(0, places.flatten(), values.flatten(0, 1))
+        preconditioner = reduction.preconditioner_of(name)
+        if preconditioner is not None:
+            rows = rows * preconditioner[keys % n_rows]
+        total = torch.zeros(batch, dtype=torch.float64, device=ids.device).index_add_(0, keys // n_rows, sq_norms(rows))
+        if name in self._heads:
+            # 2⟨E, H⟩ = 2 Σ_{t,s} ⟨e_t, x_s⟩ g_s[id_t], with rows e_t of the embedding's gradient. In a metric
+            # 2⟨P∘E, P∘H⟩ = 2⟨P²∘E, H⟩, and row id_t of P² multiplies e_t.
+            gathered, inputs = self._heads.pop(name)
+            if preconditioner is not None:
+                values = values * preconditioner[ids].square()
+            products = torch.bmm(inputs.to(reduction.dtype), values.transpose(1, 2))
+            total += 2 * products.mul_(gathered).sum(dim=(1, 2)).double()
+        reduction.add_sq_norms(name, total)
+        sketches = reduction.sketches_of(name)
+        if reduction.sketch is not None and sketches is not None:
+            size = reduction.size_of(name)
+            reduction.sketch.add_rows(sketches, name, size, keys // n_rows, keys % n_rows, rows)
+
+
+def _place(tensor: Tensor) -> Place:
+    """Return a tensor's place in memory, which two tensors that exist at the same time share only if equal."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()

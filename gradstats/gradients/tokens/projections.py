@@ -11,30 +11,215 @@ pass through the vocabulary.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 from torch.utils.hooks import RemovableHandle
 
-from gradstats.gradients.attention import forward_mode_attention, measuring_attention
-from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.engines.ghost import without_weight_gradients
-from gradstats.gradients.engines.unsupported import UnsupportedModuleError
-from gradstats.gradients.engines.vmap import is_tracing_failure
+from gradstats.gradients.attention import (
+    forget_lengths,
+    forward_mode_attention,
+    measuring_attention,
+    refuse_mixed_lengths,
+)
+from gradstats.gradients.engines.ghost import first_input, without_weight_gradients
+from gradstats.gradients.engines.layers import EmbeddingLayer, Layer, LinearLayer, TransposedLinearLayer
+from gradstats.gradients.engines.registry import is_tracing_failure
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
-from gradstats.gradients.rotary import forget_lengths, refuse_mixed_lengths
-from gradstats.gradients.tokens.factored_layers import FactoredLayers
-from gradstats.gradients.tokens.tangents import Factors, Tangents
-from gradstats.measurement.disk_size import GIB
+from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, owners
+from gradstats.measurement.storage import GIB
 from gradstats.policy.model import output_embedding
 from gradstats.policy.policy import Policy
+
+#: Rank of a matrix's direction.
+RANK = 16
+
+
+@dataclass(frozen=True)
+class Factors:
+    r"""Directions of one matrix, :math:`V_k = A_k B_k^\top`.
+
+    Attributes:
+        left: (directions, rows, rank), :math:`A_k`.
+        right: (directions, columns, rank), :math:`B_k`.
+    """
+
+    left: Tensor
+    right: Tensor
+
+
+@dataclass(frozen=True)
+class Tangents:
+    r"""Seeded isotropic directions :math:`v_k`, :math:`\mathbb E\,v_k v_k^\top = I`, of random signs.
+
+    The direction of a matrix is :math:`V = A B^\top/\sqrt r` with random signs in A and B, which is far cheaper to
+    follow through a linear layer, :math:`Vx = A(B^\top x)/\sqrt r`, at almost the same variance. Parameters that are
+    not matrices have independent random signs. For a score s whose matrices are :math:`G_\ell`,
+
+    .. math:: \operatorname{Var}\langle s, v\rangle^2
+        \le 2\lVert s\rVert^4 + \frac 6r \sum_\ell \lVert G_\ell^\top G_\ell\rVert_F^2
+        \le \Bigl(2 + \frac 6r\Bigr) \lVert s\rVert^4 :
+
+    at rank 16 standard errors are at most 9 % above those of Gaussian directions, and that only where one matrix of
+    rank one holds the whole of the score.
+
+    Direction k of a parameter depends only on the seed, k, the parameter's name and its shape: not on the sequences,
+    their chunks, or what else is measured.
+
+    Hutchinson, "A stochastic estimator of the trace of the influence matrix" (1989).
+
+    Args:
+        seed: seed of the signs.
+        n: number of directions.
+        rank: r.
+    """
+
+    seed: int
+    n: int
+    rank: int = RANK
+
+    @property
+    def distribution(self) -> str:
+        """The distribution in words, for the metadata."""
+        return f"random signs, matrices of rank {self.rank}"
+
+    def has_factors(self, shape: Sequence[int]) -> bool:
+        """Return whether the directions of a parameter are products of factors."""
+        return len(shape) == 2
+
+    def factors(self, name: str, shape: Sequence[int], which: Collection[int], like: Tensor) -> Factors:
+        r"""Return the factors of the given directions of a matrix; the left factor is scaled by :math:`1/\sqrt r`."""
+        rows, columns = shape
+        signs = [self._signs(name, shape, number, (rows + columns) * self.rank) for number in which]
+        both = torch.from_numpy(np.stack(signs)).to(like).view(len(signs), rows + columns, self.rank)
+        return Factors(both[:, :rows] * self.rank**-0.5, both[:, rows:])
+
+    def dense(self, name: str, shape: Sequence[int], which: Collection[int], like: Tensor) -> Tensor:
+        """Return the given directions of a parameter as plain tensors, (directions, *shape)."""
+        if self.has_factors(shape):
+            pair = self.factors(name, shape, which, like)
+            return pair.left @ pair.right.transpose(1, 2)
+        signs = [self._signs(name, shape, number, int(np.prod(shape))) for number in which]
+        return torch.from_numpy(np.stack(signs)).to(like).view(len(signs), *shape)
+
+    def _signs(self, name: str, shape: Sequence[int], number: int, size: int) -> np.ndarray:
+        digest = hashlib.sha256(f"{name}:{tuple(shape)}".encode()).digest()
+        rng = np.random.default_rng([self.seed, number, *np.frombuffer(digest, dtype=np.uint32).tolist()])
+        bits = np.unpackbits(np.frombuffer(rng.bytes(-(-size // 8)), dtype=np.uint8), count=size)
+        return 2 * bits.astype(np.int8) - 1
+
+
+_KINDS = (LinearLayer, TransposedLinearLayer, EmbeddingLayer)
+
+
+class FactoredLayers:
+    """The layers whose weights move along products of two thin factors.
+
+    Inside :meth:`moving`, forward-mode differentiation with respect to ``epsilon`` moves each of these weights along
+    its direction.
+
+    Args:
+        model: the model.
+        selection: the parameters that move.
+        tangents: the directions.
+
+    Attributes:
+        shapes: parameter name → shape of each of these weights.
+    """
+
+    def __init__(self, model: nn.Module, selection: ParameterSelection, tangents: Tangents) -> None:
+        found: dict[str, list[tuple[nn.Module, type[Layer]]]] = {}
+        elsewhere: set[str] = set()
+        for _, module, names in owners(model, selection):
+            kind = next((kind for kind in _KINDS if kind.handles(module)), None)
+            for attribute, name in names.items():
+                if kind is None or attribute != "weight" or not tangents.has_factors(selection.parameters[name].shape):
+                    elsewhere.add(name)
+                else:
+                    found.setdefault(name, []).append((module, kind))
+        self._owners = {name: modules for name, modules in found.items() if name not in elsewhere}
+        self.shapes = {name: tuple(selection.parameters[name].shape) for name in self._owners}
+
+    @contextmanager
+    def moving(self, factors: dict[str, Factors], epsilon: Tensor) -> Iterator[None]:
+        """Move the weights while the context is open.
+
+        Args:
+            factors: parameter name → factors of one direction, (rows, rank) and (columns, rank); other weights are
+                fixed.
+            epsilon: scalar, differentiated forward with tangent 1.
+        """
+        handles = [
+            module.register_forward_hook(_moved(module, kind, pair, epsilon), with_kwargs=True)
+            for name, pair in factors.items()
+            for module, kind in self._owners[name]
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _moved(module: nn.Module, kind: type[Layer], factors: Factors, epsilon: Tensor) -> Callable[..., Tensor]:
+    def direction(entered: Tensor) -> Tensor:
+        """Return the derivative of the module's output with respect to its weight, along the direction."""
+        left, right = factors.left, factors.right
+        if kind is LinearLayer:
+            return (entered @ right) @ left.transpose(-1, -2)
+        if kind is TransposedLinearLayer:
+            return (entered @ left) @ right.transpose(-1, -2)
+        rows = nn.functional.embedding(entered, left)
+        padding = cast("nn.Embedding", module).padding_idx
+        if padding is not None:  # its row has no gradient
+            rows = rows * (entered != padding)[..., None]
+        scale = getattr(module, "embed_scale", None)
+        return (rows if scale is None else rows * torch.as_tensor(scale).to(rows)) @ right.transpose(-1, -2)
+
+    def after(_module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: Tensor) -> Tensor:
+        return _Moved.apply(output, first_input(args, kwargs), epsilon, direction)  # pyright: ignore
+
+    return after
+
+
+class _Moved(torch.autograd.Function):
+    """The identity on a layer's output; its forward derivative adds the derivative along the layer's weight.
+
+    Under vmap over directions the output is the same for all: it is computed once, and only the derivative has an
+    axis of directions.
+    """
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(output: Tensor, entered: Tensor, epsilon: Tensor, direction: Callable[[Tensor], Tensor]) -> Tensor:
+        return output.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
+        ctx.save_for_forward(inputs[1])
+        ctx.direction = inputs[3]
+
+    @staticmethod
+    def vmap(info: object, in_dims: tuple[int | None, ...], *inputs: object) -> tuple[Tensor, int | None]:
+        return _Moved.apply(*inputs), in_dims[0]  # pyright: ignore
+
+    @staticmethod
+    def jvp(ctx: Any, d_output: Tensor | None, *_: object) -> Tensor:
+        (entered,) = ctx.saved_tensors
+        moved = ctx.direction(entered)
+        return moved if d_output is None else d_output + moved
+
 
 # More directions at once are not faster, since what they share is then a small fraction of the cost. The limits are in
 # directions, and in tokens times directions, of which a small model needs many.

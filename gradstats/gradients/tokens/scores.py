@@ -1,27 +1,68 @@
-"""Token scores of a chunk: exact for the heaviest tokens, projections on random directions for all tokens."""
+"""The check before token scores are measured: the sum of all projections against the sequence's gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from gradstats.config.measurement import MeasurementSection
-from gradstats.gradients.blocks import ParameterSelection
+from gradstats.config.sections import MeasurementSection
+from gradstats.gradients.attention import own_precision, same_class
+from gradstats.gradients.checks.self_check import TOLERANCES, SelfCheckError, two_rows
+from gradstats.gradients.distributed import Ranks
 from gradstats.gradients.engines.ghost import ghost_engine
-from gradstats.gradients.engines.loop import loop_engine
 from gradstats.gradients.engines.reduction import ChunkResult
-from gradstats.gradients.engines.registry import Engine
-from gradstats.gradients.objective import Chunk, TokenStatistics
-from gradstats.gradients.ranks import Ranks
+from gradstats.gradients.engines.registry import Engine, loop_engine, sequence_gradient
+from gradstats.gradients.objective import Chunk, TokenStatistics, default_memory_gib, make_chunk
+from gradstats.gradients.parameters import ParameterSelection, whole_parameters
 from gradstats.gradients.sketches import CountSketch
-from gradstats.gradients.tokens.projections import head_gradients, project_tokens
-from gradstats.gradients.tokens.tangents import Tangents
-from gradstats.policy.policy import Policy
+from gradstats.gradients.tokens.projections import Tangents, head_gradients, project_tokens
+from gradstats.policy.policy import Policy, suitable_threads
+from gradstats.rollouts.table import Rollouts
+
+TokenWeights = Mapping[str, Sequence[ArrayLike]] | Sequence[ArrayLike]
+
+#: Name of a weighting that is given without a name.
+DEFAULT_NAME = "weighted"
+
+
+def named_weightings(token_weights: TokenWeights | None, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
+    """Return weightings by name, each with one array per completion.
+
+    Args:
+        token_weights: name → one sequence of numbers per completion, one number per token; or one such list.
+        rollouts: the completions.
+
+    Returns:
+        Name → one array per completion.
+
+    Raises:
+        ValueError: when a weighting has another number of completions or of tokens, or is not finite.
+    """
+    if token_weights is None:
+        return {}
+    by_name = token_weights if isinstance(token_weights, Mapping) else {DEFAULT_NAME: token_weights}
+    return {str(name): _checked(str(name), rows, rollouts) for name, rows in by_name.items()}
+
+
+def _checked(name: str, rows: Sequence[ArrayLike], rollouts: Rollouts) -> list[np.ndarray]:
+    if len(rows) != len(rollouts):
+        raise ValueError(f"token_weights {name!r} has {len(rows)} rows for {len(rollouts)} rollouts: give one each")
+    checked = [np.asarray(row, dtype=np.float64) for row in rows]
+    for number, (row, tokens) in enumerate(zip(checked, rollouts.frame["completion_tokens"], strict=True)):
+        if row.shape != (len(tokens),):
+            raise ValueError(
+                f"token_weights {name!r} has the shape {row.shape} in row {number}, whose completion has {len(tokens)} "
+                "tokens: give one weight per completion token"
+            )
+        if not np.isfinite(row).all():
+            raise ValueError(f"token_weights {name!r} is not finite in row {number}: weights must be finite numbers")
+    return checked
 
 
 @dataclass(frozen=True)
@@ -191,3 +232,60 @@ def _one_hot(chunk: Chunk, heavy: list[np.ndarray], most: int) -> Tensor:
     for row, (start, positions) in enumerate(zip(chunk.starts, heavy, strict=True)):
         weights[torch.arange(len(positions)), row, start + torch.from_numpy(positions)] = 1
     return weights.to(chunk.weights)
+
+
+_DIRECTIONS = 2
+# In float64 as well: the norms of transformers compute in float32, and round differently forward and backward.
+_LEAST_TOLERANCE = 1e-5
+
+
+def check_projections(policy: Policy, rollouts: Rollouts, selection: ParameterSelection, seed: int) -> float:
+    r"""Compare :math:`\sum_t \langle s_t, v\rangle` with :math:`\langle S, v\rangle` of one backward pass.
+
+    The sequences are the shortest (padded) and the one of median length; there are two directions.
+
+    Args:
+        policy: the policy.
+        rollouts: the sequences.
+        selection: the parameters that are differentiated.
+        seed: seed of the directions.
+
+    Returns:
+        The largest deviation, in units of :math:`\lVert S\rVert`.
+
+    Raises:
+        SelfCheckError: when it exceeds the dtype's tolerance.
+        UnsupportedModuleError: for a model that is sharded or offloaded.
+    """
+    whole_parameters(policy.model, selection)
+    rows = two_rows(rollouts)
+    tangents = Tangents(seed, _DIRECTIONS)
+    memory = default_memory_gib(policy.device)
+    with suitable_threads(policy), own_precision(policy):
+        projected: dict[int, Tensor] = {}
+        for together in same_class(policy.model, rollouts, rows):
+            chunk = make_chunk(rollouts, together, policy.device, policy.dtype)
+            of_chunk = project_tokens(policy, chunk, selection, tangents, head_gradients(policy, chunk), memory)
+            projected |= dict(zip(together, of_chunk, strict=True))
+        worst = 0.0
+        for row in rows:
+            alone = make_chunk(rollouts, [row], policy.device, policy.dtype)
+            total, sq_norm = torch.zeros(_DIRECTIONS, dtype=torch.float64, device=policy.device), 0.0
+            for name, gradient in sequence_gradient(policy, alone, selection).items():
+                wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).flatten()
+                if name in selection.preconditioner:
+                    wide = wide * selection.preconditioner[name].flatten()
+                directions = tangents.dense(name, gradient.shape, range(_DIRECTIONS), wide)
+                total += (directions.flatten(1) @ wide).double()
+                sq_norm += float(wide.square().sum())
+            difference = float((projected[row].sum(dim=0).double() - total).abs().max())
+            worst = max(worst, difference / sq_norm**0.5 if sq_norm else difference)
+    tolerance = max(TOLERANCES[policy.dtype], _LEAST_TOLERANCE)
+    if not worst <= tolerance:
+        raise SelfCheckError(
+            f"token_probes fail their self-check on {policy.name} in {policy.dtype}: the projections of a sequence's "
+            f"tokens add up to that of its gradient only within {worst:.2e} of the gradient's norm, where "
+            f'{tolerance:.0e} is allowed: use dtype="float32", leave modules that read other modules\' weights out '
+            "with params, or measure without token_probes"
+        )
+    return worst

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from gradstats import estimators as families
-from gradstats.config.measurement import MeasurementSection
+from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.batch import Batch, how_to_get
 from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.gradients.session import MeasuringSession
-from gradstats.integrations.complaints import Complaints
-from gradstats.integrations.trl.contract import check_trainer
-from gradstats.integrations.trl.generation import Generation, gathered, intercept
-from gradstats.integrations.trl.live_policy import live_policy
+from gradstats.integrations.training_record import Complaints
+from gradstats.integrations.trl.contract import Generation, check_trainer, gathered, intercept
+from gradstats.integrations.trl.monitor import live_policy
 from gradstats.rollouts.table import Rollouts
 
 if TYPE_CHECKING:

@@ -3,40 +3,87 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import nn
 
 from gradstats import estimators as families
-from gradstats.config.defaults import CONFIDENCE_LEVEL
 from gradstats.config.experiment import Experiment
-from gradstats.config.measurement import MeasurementSection
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import (
     DEFAULT_ESTIMATORS,
+    MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,
     VarianceSection,
 )
 from gradstats.gradients.session import MeasuringSession
-from gradstats.integrations.complaints import Complaints
-from gradstats.integrations.logged_values import PREFIX, logged_values
-from gradstats.integrations.training_record import TrainingRecord
-from gradstats.integrations.trl.contract import check_trainer
-from gradstats.integrations.trl.generation import Generation, gathered, intercept, sampler_settings
-from gradstats.integrations.trl.live_policy import live_policy, step_name
+from gradstats.integrations.training_record import PREFIX, Complaints, TrainingRecord, logged_values
+from gradstats.integrations.trl.contract import Generation, check_trainer, gathered, intercept, sampler_settings
 from gradstats.measurement.measurement import Measurement
 from gradstats.policy.checkpoint import known_as
-from gradstats.policy.dtypes import dtype_name
+from gradstats.policy.model import dtype_name
+from gradstats.policy.policy import Policy, as_policy
 
 if TYPE_CHECKING:
     from gradstats.integrations.trl.contract import Trainer
+
+
+def step_name(step: int) -> str:
+    """Return the revision of a policy after so many optimizer steps, as in ``"step-000050"``."""
+    return f"step-{step:06d}"
+
+
+@contextmanager
+def live_policy(trainer: Trainer) -> Iterator[Policy]:
+    """Lend the model in evaluation mode, in the dtype of its parameters, scored at the trainer's temperature.
+
+    Evaluation mode also switches dropout and gradient checkpointing off. The forward method that accelerate wrapped in
+    autocast is replaced by the one under it: under autocast gradients of float32 parameters deviate by several per
+    cent. On leaving, modes, forward methods and the states of all random generators are what they were; gradients that
+    the trainer has accumulated are never touched.
+
+    Args:
+        trainer: the trainer.
+    """
+    # Without keep_fp32_wrapper, accelerate takes the wrapper off the live model.
+    model: nn.Module = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=True)
+    training = [module for module in model.modules() if module.training]
+    wrapped = vars(model).get("forward")
+    original = vars(model).get("_original_forward")
+    devices = [model_device] if (model_device := next(model.parameters()).device).type == "cuda" else []
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 # the generators that a trainer may use
+    with torch.random.fork_rng(devices=devices):
+        for module in training:
+            module.training = False
+        if original is not None:
+            model.forward = original
+        try:
+            policy = as_policy(model)
+            yield replace(
+                policy,
+                tokenizer=trainer.processing_class,
+                temperature=float(trainer.temperature),
+                revision=step_name(trainer.state.global_step),
+            )
+        finally:
+            if original is not None:
+                model.forward = wrapped  # pyright: ignore[reportAttributeAccessIssue]
+            for module in training:
+                module.training = True
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+
 
 _ATTACHED = "gradstats_monitor"
 #: The usual estimators that stay within their group; dealing a batch's groups again and again would take half as long.
@@ -60,8 +107,8 @@ class VarianceMonitor:
 
     Every so many optimizer steps, when completions have been drawn and scored and before they are learnt from, their
     gradients are measured with the live model, as :func:`gradstats.measure` does, and compared, as
-    :func:`gradstats.compare` does. The numbers of :func:`gradstats.integrations.logged_values.logged_values` go to the
-    trainer's own reporters, and everything to a folder that ``gradstats figures`` draws. The training run ends with
+    :func:`gradstats.compare` does. The numbers of :func:`gradstats.integrations.training_record.logged_values` go to
+    the trainer's own reporters, and everything to a folder that ``gradstats figures`` draws. The training run ends with
     the same weights, bit for bit, as without a monitor. What cannot be measured is warned of, skipped and counted
     (``gradstats/skipped``, ``gradstats/left_out``); it never stops the training.
 

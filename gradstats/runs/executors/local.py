@@ -1,15 +1,126 @@
-"""The executor of one process: parts are done here, one after another."""
+"""Which executor does the work of a run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 
-from gradstats.runs.executors.seam import Context, Part, Spent, Value, Work, processor_seconds
-from gradstats.system.interrupts import finishing_current_shard
-from gradstats.system.progress import ProgressReport
+from gradstats.config.sections import ExecutionSection
+from gradstats.system.environment import installed
+from gradstats.system.progress import ProgressReport, Report, finishing_current_shard, progress_bar
+
+Context = TypeVar("Context")
+MadeContext = TypeVar("MadeContext", covariant=True)
+GivenContext = TypeVar("GivenContext", covariant=True)
+Value = TypeVar("Value")
+
+
+#: One piece of work: called with the context of a worker, and where to count progress.
+Part = Callable[[Context, Report], Value]
+
+
+@dataclass
+class Spent:
+    """What the workers of a run have done.
+
+    Attributes:
+        n_parts: parts that they finished.
+        loading: processor seconds, of all threads, in which they loaded what the parts need.
+        parts: processor seconds of the parts.
+    """
+
+    n_parts: int = 0
+    loading: float = 0.0
+    parts: float = 0.0
+
+    def add(self, loading: float, part: float) -> None:
+        """Count a part, and what was loaded for it."""
+        self.n_parts += 1
+        self.loading += loading
+        self.parts += part
+
+    def summary(self) -> dict[str, object]:
+        """Return the processor seconds."""
+        return {"processor_seconds": {"loading": round(self.loading, 2), "parts": round(self.parts, 2)}}
+
+
+class Work(Protocol[MadeContext]):
+    """The inputs of a step: picklable, and small, since every worker receives them."""
+
+    def open(self) -> MadeContext:
+        """Load what every part needs; called once in each worker."""
+        ...
+
+
+class Crew(Protocol[GivenContext]):
+    """The workers of one step."""
+
+    def work(
+        self,
+        numbers: Sequence[int],
+        part: Callable[[int], Part[GivenContext, Value]],
+        report: ProgressReport,
+        what: str = "shard",
+    ) -> Generator[tuple[int, Value], None, None]:
+        """Do parts, and yield the number and the value of each as soon as it is finished.
+
+        A first Ctrl-C lets the parts that are being done finish, and be yielded, before KeyboardInterrupt is raised; a
+        second one raises it immediately. An error of a part is raised as it was in the worker. Warnings of the workers
+        are issued here.
+
+        Args:
+            numbers: which parts there are.
+            part: makes the part of a number, when it is handed out.
+            report: the bar that the parts' progress is shown by.
+            what: what a number counts, for messages.
+        """
+        ...
+
+
+class Executor(Protocol):
+    """Makes the workers of each step of a run."""
+
+    @property
+    def spent(self) -> Spent:
+        """What was done so far."""
+        ...
+
+    def crew(self, work: Work[Context]) -> AbstractContextManager[Crew[Context]]:
+        """Lend workers for a step; they are gone when the context is left."""
+        ...
+
+    def describe(self) -> dict[str, object]:
+        """Return how the work was done, for the manifest of the run."""
+        ...
+
+    def counted_apart(self) -> Executor:
+        """Return the same executor with counts of its own, for one run of several."""
+        ...
+
+
+def processor_seconds(context: object) -> float:
+    """Return the processor seconds of this process so far, and of those that a context lets work, as a group of ranks.
+
+    Args:
+        context: what parts are called with; None before it is loaded.
+    """
+    return time.process_time() + float(getattr(context, "processor_seconds", 0.0))
+
+
+def ask(crew: Crew[Context], part: Part[Context, Value], what: str) -> Value:
+    """Let one worker do a single part, without a progress bar.
+
+    Args:
+        crew: the workers.
+        part: the part.
+        what: what it is, for messages.
+    """
+    with progress_bar(what, 1, shown=False) as report:
+        ((_, value),) = crew.work([0], lambda _: part, report, what)
+    return value
 
 
 @dataclass
@@ -44,7 +155,7 @@ class LocalExecutor:
 
 @dataclass(frozen=True)
 class LocalCrew(Generic[Context]):
-    """This process, see :class:`gradstats.runs.executors.seam.Crew`.
+    """This process, see :class:`gradstats.runs.executors.local.Crew`.
 
     Attributes:
         context: what the parts are called with.
@@ -85,3 +196,61 @@ def _threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def require_executor(section: ExecutionSection) -> None:
+    """Refuse settings that no executor follows, and one that is not installed.
+
+    Raises:
+        ValueError: for settings of workers that the executor does not have.
+        ImportError: naming how to install it.
+    """
+    if section.executor == "local":
+        for name, default in (("workers", 1), ("gpus_per_worker", 0), ("address", None)):
+            if getattr(section, name) != default:
+                raise ValueError(
+                    f"execution.{name} is {getattr(section, name)}, but the executor local works in this process: "
+                    "choose --executor ray, or leave it out"
+                )
+    elif installed("ray") is None:
+        raise ImportError(
+            "execution.executor is ray, which is not installed: pip install 'gradstats[ray]', or run with "
+            "--executor local"
+        )
+    if 0 < section.gpus_per_worker < section.ranks_per_worker:
+        raise ValueError(
+            f"execution.gpus_per_worker is {section.gpus_per_worker}, but each of the {section.ranks_per_worker} ranks "
+            f"of a worker needs a GPU of its own: set it to {section.ranks_per_worker}"
+        )
+
+
+@contextmanager
+def executor_of(section: ExecutionSection) -> Iterator[Executor]:
+    """Lend the executor that the settings choose.
+
+    Args:
+        section: the settings.
+
+    Raises:
+        ValueError, ImportError: as :func:`require_executor`.
+    """
+    require_executor(section)
+    if section.executor == "local":
+        yield _in_groups(LocalExecutor(section.threads), section)
+        return
+    from gradstats.runs.executors.ray_executor import RayExecutor
+
+    executor = RayExecutor(section)
+    try:
+        yield _in_groups(executor, section)
+    finally:
+        executor.close()
+
+
+def _in_groups(executor: Executor, section: ExecutionSection) -> Executor:
+    """Make each worker a group of ranks, where several are asked for."""
+    if section.ranks_per_worker == 1:
+        return executor
+    from gradstats.runs.executors.rank_group import RankedExecutor
+
+    return RankedExecutor(executor, section.ranks_per_worker)

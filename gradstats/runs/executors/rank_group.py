@@ -22,9 +22,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Generic
 
+from gradstats.runs.executors.local import Context, Crew, Executor, Part, Report, Spent, Value, Work
 from gradstats.runs.executors.rank_process import Answer, Opening, Progress, serve
 from gradstats.runs.executors.ray_worker import Surroundings, error_of
-from gradstats.runs.executors.seam import Context, Crew, Executor, Part, Report, Spent, Value, Work
 from gradstats.system.progress import ProgressReport
 from gradstats.system.worker import search_path
 
@@ -73,7 +73,7 @@ class RankedExecutor:
 
 @dataclass(frozen=True)
 class RankedCrew(Generic[Context]):
-    """Groups of ranks, see :class:`gradstats.runs.executors.seam.Crew`.
+    """Groups of ranks, see :class:`gradstats.runs.executors.local.Crew`.
 
     Attributes:
         crew: the workers that have started them.
@@ -178,7 +178,7 @@ class RankGroup(Generic[Context]):
 
     Attributes:
         processor_seconds: those of all ranks in what they have answered, see
-            :func:`gradstats.runs.executors.seam.processor_seconds`.
+            :func:`gradstats.runs.executors.local.processor_seconds`.
     """
 
     def __init__(self, work: Work[Context], n_ranks: int) -> None:
@@ -229,7 +229,7 @@ class RankGroup(Generic[Context]):
 
     def _until_done(self, do: Callable[[], Value]) -> Value:
         """Do something with all ranks; again with new ones where one died or had too little memory."""
-        from gradstats.gradients.ranks import GroupMemoryError
+        from gradstats.gradients.distributed import GroupMemoryError
 
         while True:
             try:
@@ -277,7 +277,7 @@ class RankGroup(Generic[Context]):
             _RankDiedError: when one has died.
             Exception: any other error, of the first rank that raised one.
         """
-        from gradstats.gradients.ranks import GroupMemoryError
+        from gradstats.gradients.distributed import GroupMemoryError
 
         answers, dead = self._collected(report)
         self.processor_seconds += sum(one.processor_seconds for one in answers.values())

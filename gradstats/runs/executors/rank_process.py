@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from gradstats.runs.executors.local import Report
 from gradstats.runs.executors.ray_worker import Surroundings, pickled_error, remarks_among
-from gradstats.runs.executors.seam import Report
 
 # Weights are read, and checked, at different speeds.
 _LONGEST_WAIT = timedelta(hours=2)
@@ -49,7 +49,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Progress:
-    """A call of a method of :class:`gradstats.runs.executors.seam.Report` by the first rank."""
+    """A call of a method of :class:`gradstats.runs.executors.local.Report` by the first rank."""
 
     method: str
     counts: tuple[int, ...]

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from gradstats.config.sections import ExecutionSection
+from gradstats.runs.executors.local import Context, Part, Spent, Value, Work
 from gradstats.runs.executors.ray_worker import Mailbox, Outcome, ShardWorker, Surroundings, error_of
-from gradstats.runs.executors.seam import Context, Part, Spent, Value, Work
-from gradstats.system.interrupts import finishing_current_shard
-from gradstats.system.progress import ProgressReport
+from gradstats.system.progress import ProgressReport, finishing_current_shard
 
 #: How many workers a part may end before it is an error.
 MOST_DEATHS = 4
@@ -171,7 +170,7 @@ class _Job:
 
 
 class RayCrew(Generic[Context]):
-    """The workers of one step, see :class:`gradstats.runs.executors.seam.Crew`."""
+    """The workers of one step, see :class:`gradstats.runs.executors.local.Crew`."""
 
     def __init__(self, executor: RayExecutor, work: bytes, surroundings: Surroundings) -> None:
         self._executor, self._section = executor, executor.section

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gradstats.runs.executors.seam import processor_seconds
+from gradstats.runs.executors.local import processor_seconds
 from gradstats.system.user_code import look_in, search_folders
 
 if TYPE_CHECKING:
-    from gradstats.runs.executors.seam import Part, Work
+    from gradstats.runs.executors.local import Part, Work
 
 # Seconds between two messages about the progress of a part.
 _BETWEEN_MESSAGES = 0.5

@@ -11,19 +11,20 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.metrics import EUCLIDEAN
-from gradstats.measurement.metric import metric_label
+from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
+from gradstats.measurement.measurement import metric_label
 from gradstats.stats.jackknife import require_level
-from gradstats.stats.length_scaling.mean_line import gamma_line, poisson_line
-from gradstats.stats.length_scaling.random_prompt_line import random_prompt_line
-from gradstats.stats.length_scaling.regression_lines import (
+from gradstats.stats.length_scaling.regression import (
     RegressionLine,
+    TheilSenLine,
     between_prompt_line,
+    gamma_line,
+    poisson_line,
     pooled_line,
+    random_prompt_line,
+    theil_sen_line,
     within_prompt_line,
 )
-from gradstats.stats.length_scaling.theil_sen import TheilSenLine, theil_sen_line
 from gradstats.stats.measured import MeasuredNorms
 from gradstats.stats.printed import Printed
 

@@ -10,19 +10,22 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.metrics import EUCLIDEAN
+from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
-from gradstats.stats.length_scaling.by_block import fit_energy_scaling, length_scaling_by_block
-from gradstats.stats.length_scaling.curvature import CurvatureTest, curvature_test
-from gradstats.stats.length_scaling.most_influential_prompt import alpha_without_each_prompt
-from gradstats.stats.length_scaling.mundlak import MundlakTest, mundlak_test
-from gradstats.stats.length_scaling.regression_lines import RegressionLine
+from gradstats.stats.length_scaling.diagnostics import (
+    CurvatureTest,
+    MundlakTest,
+    alpha_without_each_prompt,
+    curvature_test,
+    fit_energy_scaling,
+    length_scaling_by_block,
+    mundlak_test,
+)
+from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
-from gradstats.stats.on_policy.check import OnPolicyCheck, check_on_policy
-from gradstats.stats.printed import Printed
-from gradstats.stats.records import records
-from gradstats.stats.tokens.token_sums import has_token_energies
+from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
+from gradstats.stats.printed import Printed, records
+from gradstats.stats.token_profiles import has_token_energies
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200

@@ -1,11 +1,33 @@
-"""Least squares with classical, heteroscedasticity-consistent and cluster-robust covariances."""
+r"""The line by generalised least squares, with a random effect of each prompt."""
 
+from __future__ import annotations
+
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
+from scipy import optimize, stats
 
 from gradstats.stats.jackknife import Estimate
+
+
+def r_squared(residuals: Float[np.ndarray, " n"], deviations: Float[np.ndarray, " n"]) -> float:
+    r"""Return :math:`R² = 1 - \sum_i e_i²/\sum_i d_i²`; NaN where nothing varies.
+
+    Args:
+        residuals: (n,) e, of the line.
+        deviations: (n,) d, of the values from what the line without its slope gives: their mean, or prompts' means.
+    """
+    total = float(deviations @ deviations)
+    return 1.0 - float(residuals @ residuals) / total if total > 0 else float("nan")
+
+
+def squared_correlation(values: Float[np.ndarray, " n"], fitted: Float[np.ndarray, " n"]) -> float:
+    r"""Return :math:`\mathrm{Corr}(y, \hat y)²`, the R² of a line that is not fitted by least squares; NaN likewise."""
+    varies = values.std() * fitted.std() > 0
+    return float(np.corrcoef(values, fitted)[0, 1] ** 2) if varies else float("nan")
+
 
 EIGENVALUE_FLOOR = 1e-10
 
@@ -172,3 +194,503 @@ def least_squares(
         bread=inverse @ inverse.T,
         absorbed=absorbed,
     )
+
+
+RESAMPLES_AT_ONCE = 256
+
+
+def bootstrap_t_quantiles(
+    x: Float[np.ndarray, " n"],
+    y: Float[np.ndarray, " n"],
+    clusters: Int[np.ndarray, " n"],
+    probabilities: tuple[float, float],
+    n_resamples: int,
+    rng: np.random.Generator,
+    fit_intercept: bool = True,
+) -> tuple[float, float, float]:
+    r"""Return the quantiles of the studentised slope when whole clusters are drawn with replacement.
+
+    Each resample gives :math:`t^* = (\hat b^* - \hat b)/\mathrm{se}^*` with the cluster-robust standard error of
+    the resample (CR0). Because only sums over clusters enter, all resamples are matrix products. Resamples in
+    which the slope is not determined (for example, one cluster drawn throughout) carry no information and are left
+    out.
+
+    Args:
+        x: (n,) regressor.
+        y: (n,) response.
+        clusters: (n,) cluster of each row, numbered from 0.
+        probabilities: of the two quantiles.
+        n_resamples: number of resamples.
+        rng: source of randomness.
+        fit_intercept: False for data whose means have been subtracted already.
+
+    Returns:
+        The two quantiles of t*, and the CR0 standard error of the slope on the data themselves.
+    """
+    n_clusters = int(clusters.max()) + 1
+
+    def by_cluster(values: np.ndarray) -> np.ndarray:
+        return np.bincount(clusters, weights=values, minlength=n_clusters)
+
+    n, sx, sy = by_cluster(np.ones_like(x)), by_cluster(x), by_cluster(y)
+    sxx, sxy = by_cluster(x * x), by_cluster(x * y)
+
+    def slopes(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        total = weights @ n
+        mean_x = weights @ sx / total if fit_intercept else np.zeros_like(total)
+        mean_y = weights @ sy / total if fit_intercept else np.zeros_like(total)
+        spread = weights @ sxx - total * mean_x**2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = (weights @ sxy - total * mean_x * mean_y) / spread
+            intercept = (mean_y - slope * mean_x)[:, None]
+            # Σ_i (x_i − x̄)(y_i − a − b x_i) of each cluster, from its sums.
+            b, centre = slope[:, None], mean_x[:, None]
+            score = sxy - intercept * sx - b * sxx - centre * (sy - intercept * n - b * sx)
+            stderr = np.sqrt((weights * score**2).sum(axis=1)) / spread
+        return slope, stderr
+
+    slope, stderr = slopes(np.ones((1, n_clusters)))
+    draws = []
+    for start in range(0, n_resamples, RESAMPLES_AT_ONCE):
+        size = min(RESAMPLES_AT_ONCE, n_resamples - start)
+        weights = rng.multinomial(n_clusters, np.full(n_clusters, 1.0 / n_clusters), size=size).astype(float)
+        again, again_stderr = slopes(weights)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            draws.append((again - slope) / again_stderr)
+    t = np.concatenate(draws)
+    t = t[np.isfinite(t)]
+    if len(t) < n_resamples / 2:
+        return np.nan, np.nan, float(stderr[0])
+    low, high = np.quantile(t, probabilities)
+    return float(low), float(high), float(stderr[0])
+
+
+REGRESSION_INTERVALS = ("t", "hc3", "cluster", "bootstrap")
+
+
+@dataclass(frozen=True)
+class RegressionLine:
+    """A fitted line with the (working) regression its errors come from.
+
+    Attributes:
+        slope: change of log‖S‖² with log T.
+        intercept: value at log T = 0.
+        r_squared: share of the variance explained; NaN when there is none to explain.
+        centre: the log T at which the design was centred.
+        regression: the least-squares fit; the last column of its design is log T.
+        clusters: (rows,) prompt of each row of it, numbered from 0.
+        intervals: the interval methods it offers.
+        exact: whether the line is this regression, so that leaving rows out of it refits the line; elsewhere weights or
+            variances would have to be estimated again.
+        default_interval: the interval method used by default.
+    """
+
+    slope: float
+    intercept: float
+    r_squared: float
+    centre: float
+    regression: LeastSquares
+    clusters: Int[np.ndarray, " rows"]
+    intervals: tuple[str, ...] = REGRESSION_INTERVALS
+    exact: bool = True
+    default_interval: str = "cluster"
+
+    def slope_stderr(self, method: str) -> float:
+        """Return standard error of the slope that an interval method uses; the bootstrap studentises by CR0."""
+        if method == "bootstrap":
+            return float(self.regression.cr0(self._slope_contrast(), self.clusters)[0])
+        return float(self._errors(self._slope_contrast(), method)[0][0])
+
+    def degrees(self) -> float:
+        """Return the degrees of freedom of the standard error by the default interval method."""
+        return float(self._errors(self._slope_contrast(), self.default_interval)[1][0])
+
+    def slope_interval(
+        self, level: float, method: str, n_resamples: int, rng: np.random.Generator
+    ) -> tuple[float, float]:
+        """Return the interval of the slope."""
+        if method == "bootstrap":
+            return self._bootstrap(level, n_resamples, rng)
+        stderr, degrees = self._errors(self._slope_contrast(), method)
+        margin = float(stats.t.ppf(0.5 + level / 2.0, degrees[0]) * stderr[0])
+        return self.slope - margin, self.slope + margin
+
+    def band(
+        self, x: Float[np.ndarray, " points"], level: float, method: str
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the line at some log T, and the ends of its pointwise interval."""
+        contrasts = (x - self.centre)[:, None]
+        if self.regression.design.shape[1] == 2:
+            contrasts = np.column_stack([np.ones(len(x)), contrasts])
+        stderr, degrees = self._errors(contrasts, method)
+        value = self.intercept + self.slope * x
+        margin = stats.t.ppf(0.5 + level / 2.0, degrees) * stderr
+        return value, value - margin, value + margin
+
+    def _slope_contrast(self) -> Float[np.ndarray, "1 k"]:
+        return np.eye(self.regression.design.shape[1])[-1:]
+
+    def _errors(self, contrasts: Float[np.ndarray, "c k"], method: str) -> tuple[np.ndarray, np.ndarray]:
+        if method == "t":
+            return self.regression.classical(contrasts)
+        if method == "hc3":
+            return self.regression.hc3(contrasts)
+        if np.count_nonzero(self._informative()) < 3:
+            self._warn_few_prompts()
+            return np.full(len(contrasts), np.nan), np.full(len(contrasts), np.nan)
+        return self.regression.cr2(contrasts, self.clusters)
+
+    def _bootstrap(self, level: float, n_resamples: int, rng: np.random.Generator) -> tuple[float, float]:
+        kept = self._informative()[self.clusters]
+        design = self.regression.design[kept]
+        tails = (0.5 - level / 2.0, 0.5 + level / 2.0)
+        y = design @ self.regression.coefficients + self.regression.residuals[kept]
+        clusters = np.unique(self.clusters[kept], return_inverse=True)[1]
+        low_t, high_t, stderr = bootstrap_t_quantiles(
+            design[:, -1], y, clusters, tails, n_resamples, rng, fit_intercept=design.shape[1] == 2
+        )
+        if not np.isfinite(low_t):
+            self._warn_few_prompts()
+        return self.slope - high_t * stderr, self.slope - low_t * stderr
+
+    def _informative(self) -> Bool[np.ndarray, " prompts"]:
+        """Return the prompts that enter the coefficients; within prompts, those of more than one length."""
+        return np.bincount(self.clusters, weights=np.abs(self.regression.design).sum(axis=1)) > 0
+
+    def _warn_few_prompts(self) -> None:
+        warnings.warn(
+            f"the completions answer {np.count_nonzero(self._informative())} prompt(s), too few to estimate how "
+            "prompts differ, so the interval of alpha is NaN: measure more prompts, or use method='t' if the "
+            "completions are independent",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def pooled_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> RegressionLine:
+    """Fit the line by ordinary least squares on all sequences."""
+    return _line(x, y, clusters)
+
+
+def between_prompt_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> RegressionLine:
+    """Fit the line by ordinary least squares on the prompts' means: how prompts with longer answers differ."""
+    mean_x, mean_y = _prompt_means(x, clusters), _prompt_means(y, clusters)
+    return _line(mean_x, mean_y, np.arange(len(mean_x)))
+
+
+def within_prompt_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> RegressionLine:
+    """Fit the line by least squares after subtracting each prompt's means (prompt fixed effects).
+
+    Raises:
+        ValueError: when no prompt has completions of different lengths.
+    """
+    from_mean_x = x - _prompt_means(x, clusters)[clusters]
+    from_mean_y = y - _prompt_means(y, clusters)[clusters]
+    informative = np.bincount(clusters, weights=np.abs(from_mean_x) > 1e-12) > 0
+    if not informative.any():
+        raise ValueError(
+            "method='within_prompt' needs prompts with completions of different lengths, and here every "
+            "prompt has one completion or one length: sample several completions per prompt"
+        )
+    # Prompts of one length do not move the slope, but their completions differ by noise, which the residuals estimate.
+    from_mean_x[~informative[clusters]] = 0.0
+    fit = least_squares(from_mean_x[:, None], from_mean_y, absorbed=1.0 / np.bincount(clusters)[clusters])
+    slope = float(fit.coefficients[0])
+    return RegressionLine(
+        slope=slope,
+        intercept=float(y.mean() - slope * x.mean()),
+        r_squared=r_squared(fit.residuals, from_mean_y),
+        centre=float(x.mean()),
+        regression=fit,
+        clusters=clusters,
+    )
+
+
+def _line(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]) -> RegressionLine:
+    centre = float(x.mean())
+    fit = least_squares(np.column_stack([np.ones_like(x), x - centre]), y)
+    slope = float(fit.coefficients[1])
+    return RegressionLine(
+        slope=slope,
+        intercept=float(fit.coefficients[0]) - slope * centre,
+        r_squared=r_squared(fit.residuals, y - y.mean()),
+        centre=centre,
+        regression=fit,
+        clusters=clusters,
+    )
+
+
+def _prompt_means(values: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]) -> np.ndarray:
+    return np.bincount(clusters, weights=values) / np.bincount(clusters)
+
+
+LARGEST = 5000
+
+
+@dataclass(frozen=True)
+class TheilSenLine:
+    """The Theil–Sen line, with intervals from the ranks of the pairwise slopes.
+
+    Attributes:
+        slope: median of the slopes of all pairs of different log T.
+        intercept: median of log‖S‖² − slope·log T.
+        r_squared: NaN: a median explains no share of a variance.
+        x: (n,) log T.
+        y: (n,) log‖S‖².
+        clusters: (n,) prompt of each sequence.
+        intervals: ``"cluster"`` and ``"rank"`` (Sen 1968; independent sequences, equal noise at all lengths).
+        default_interval: ``"cluster"``, with each sequence a cluster where every prompt has one completion.
+    """
+
+    slope: float
+    intercept: float
+    x: Float[np.ndarray, " n"]
+    y: Float[np.ndarray, " n"]
+    clusters: Int[np.ndarray, " n"]
+    default_interval: str = "cluster"
+    intervals: tuple[str, ...] = ("rank", "cluster")
+    r_squared: float = float("nan")
+
+    def slope_stderr(self, method: str) -> float:
+        """Return the half-width of a method's 95 % interval in units of a normal distribution's 1.96."""
+        low, high = self.slope_interval(0.95, method, 0, np.random.default_rng(0))
+        return (high - low) / (2.0 * float(stats.norm.ppf(0.975)))
+
+    def degrees(self) -> float:
+        """Return the degrees of freedom of the standard error by the default interval method."""
+        return float(self.clusters.max())
+
+    def slope_interval(
+        self, level: float, method: str, n_resamples: int, rng: np.random.Generator
+    ) -> tuple[float, float]:
+        """Return the interval of the slope; nothing is drawn."""
+        if method == "rank":
+            _, _, low, high = np.asarray(stats.theilslopes(self.y, self.x, alpha=level), dtype=float)
+            return float(low), float(high)
+        return self._clustered(level)
+
+    def band(
+        self, x: Float[np.ndarray, " points"], level: float, method: str
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the line, and the lines of the interval's slopes through the median point."""
+        low, high = self.slope_interval(level, method, 0, np.random.default_rng(0))
+        centre = float(np.median(self.x))
+        value = self.intercept + self.slope * x
+        ends = np.stack([(slope - self.slope) * (x - centre) for slope in (low, high)])
+        return value, value + ends.min(axis=0), value + ends.max(axis=0)
+
+    def _clustered(self, level: float) -> tuple[float, float]:
+        """Invert Kendall's S as Sen does, with the variance of S by prompt.
+
+        S = Σ_{i<j} sgn(x_j − x_i) sgn(r_j − r_i) moves with each sequence by S_i, the terms of the sum that it is in,
+        so its variance is Σ_g(Σ_{i∈g} S_i)².
+        """
+        dx = self.x[:, None] - self.x[None, :]
+        dy = self.y[:, None] - self.y[None, :]
+        by_sequence = (np.sign(dx) * np.sign(dy - self.slope * dx)).sum(axis=1)
+        n_clusters = int(self.clusters.max()) + 1
+        by_prompt = np.bincount(self.clusters, weights=by_sequence)
+        variance = float(by_prompt @ by_prompt) * n_clusters / max(n_clusters - 1.0, 1.0)
+        later = dx > 0
+        slopes = np.sort(dy[later] / dx[later])
+        half_width = float(stats.t.ppf(0.5 + level / 2.0, max(n_clusters - 1, 1)) * np.sqrt(variance))
+        low = int(np.floor((len(slopes) - half_width) / 2.0))
+        high = int(np.ceil((len(slopes) + half_width) / 2.0))
+        if low < 0 or high >= len(slopes):
+            return -np.inf, np.inf
+        return float(slopes[low]), float(slopes[high])
+
+
+def theil_sen_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> TheilSenLine:
+    """Fit the Theil–Sen line (Sen, JASA 63, 1968).
+
+    Raises:
+        ValueError: for more sequences than fit in memory as pairs.
+    """
+    if len(x) > LARGEST:
+        raise ValueError(
+            f"method='theil_sen' uses all pairs and takes at most {LARGEST} sequences, got {len(x)}: fit "
+            "a random subset"
+        )
+    slope = float(np.asarray(stats.theilslopes(y, x), dtype=float)[0])
+    return TheilSenLine(slope, float(np.median(y - slope * x)), x, y, clusters)
+
+
+MAX_STEPS = 100
+
+
+def gamma_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> RegressionLine:
+    r"""Fit :math:`μ = E[‖S‖² | T] = \exp(c + 2α\log T)` by :math:`\sum_i (‖S_i‖²/μ_i - 1)(1, \log T_i) = 0`.
+
+    Consistent whenever that mean is right, whatever the noise (Gourieroux, Monfort and Trognon, Econometrica 52,
+    1984), and efficient where the spread of ‖S‖² is proportional to its mean, as that of norms about is: each
+    sequence enters by ‖S‖² *relative* to the line, so that the longest ones do not decide alone. Errors are those of
+    the working regression of ‖S‖²/μ − 1 on (1, log T): cluster-robust (CR2), or HC3.
+
+    Args:
+        x: (n,) log T.
+        y: (n,) log‖S‖².
+        clusters: (n,) prompt of each sequence.
+
+    Raises:
+        ValueError: when the iteration does not converge.
+    """
+    return _mean_line(x, y, clusters, 2)
+
+
+def poisson_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> RegressionLine:
+    r"""Fit :math:`μ = E[‖S‖² | T] = \exp(c + 2α\log T)` by :math:`\sum_i (‖S_i‖² - μ_i)(1, \log T_i) = 0`.
+
+    Consistent whenever that mean is right (Santos Silva and Tenreyro, Review of Economics and Statistics 88, 2006);
+    efficient where the variance of ‖S‖² is proportional to its mean. Errors are those of the working regression of
+    (‖S‖² − μ)/√μ on √μ·(1, log T): cluster-robust (CR2), or HC3. Arguments and errors are those of :func:`gamma_line`.
+    """
+    return _mean_line(x, y, clusters, 1)
+
+
+def _mean_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"], power: int
+) -> RegressionLine:
+    """Return the line whose working variance is the mean to a power: 1 of Poisson, 2 of gamma."""
+    centre = float(x.mean())
+    design = np.column_stack([np.ones_like(x), x - centre])
+    # The slope does not depend on the unit of ‖S‖²: choose one in which no exponential overflows.
+    shift = float(y.max())
+    target = np.exp(y - shift)
+    coefficients = _maximise(design, target, np.linalg.lstsq(design, y - shift, rcond=None)[0], power)
+    mean = np.exp(design @ coefficients)
+    root = mean ** (1.0 - power / 2.0)
+    bread = np.linalg.inv(design.T @ (design * (root**2)[:, None]))
+    working = LeastSquares(design * root[:, None], coefficients, (target - mean) / mean ** (power / 2.0), bread)
+    slope = float(coefficients[1])
+    return RegressionLine(
+        slope=slope,
+        intercept=float(coefficients[0]) - slope * centre + shift,
+        r_squared=squared_correlation(target, mean),
+        centre=centre,
+        regression=working,
+        clusters=clusters,
+        intervals=("hc3", "cluster"),
+        exact=False,
+    )
+
+
+def _maximise(
+    design: Float[np.ndarray, "n 2"], target: Float[np.ndarray, " n"], start: Float[np.ndarray, " 2"], power: int
+) -> Float[np.ndarray, " 2"]:
+    """Newton's method on a concave likelihood, halving steps that do not raise it.
+
+    Raises:
+        ValueError: when it does not converge.
+    """
+
+    def likelihood(beta: np.ndarray) -> float:
+        line = design @ beta
+        with np.errstate(over="ignore", invalid="ignore"):  # a step that is far too long
+            terms = target * line - np.exp(line) if power == 1 else -target * np.exp(-line) - line
+        return float(terms.sum())
+
+    beta = start
+    for _ in range(MAX_STEPS):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            mean = np.exp(design @ beta)
+            slope, curvature = (target - mean, mean) if power == 1 else (target / mean - 1.0, target / mean)
+            information = design.T @ (design * curvature[:, None])
+        if not np.isfinite(information).all() or np.linalg.matrix_rank(information) < 2:
+            break
+        step = np.linalg.solve(information, design.T @ slope)
+        if np.abs(step).max() < 1e-8:
+            return beta + step
+        size = 1.0
+        while not likelihood(beta + size * step) >= likelihood(beta) and size > 1e-6:
+            size /= 2.0
+        beta = beta + size * step
+    raise ValueError("the scaling of the mean of ‖S‖² did not converge: look for squared norms that are far apart")
+
+
+# Where nothing is left of the noise within prompts, its share of the variance is still taken to be this.
+LEAST_WITHIN = 1e-6
+
+
+def random_prompt_line(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> RegressionLine:
+    r"""Fit :math:`\log‖S_{mi}‖² = c + 2α\log T_{mi} + u_m + e_{mi}` with a random effect u of the prompt.
+
+    Generalised least squares, with the variances of u and e by restricted maximum likelihood (Patterson and Thompson,
+    Biometrika 58, 1971). With ρ = Var u/Var e and n_m completions per prompt, it is least squares after subtracting
+    θ_m = 1 − 1/√(1 + n_m ρ) of each prompt's means. Between ``"ols"`` (ρ = 0) and ``"within_prompt"`` (ρ = ∞), it
+    has the least error of the three where the slopes within and between prompts are equal
+    (:func:`gradstats.stats.mundlak_test`); where they are not, α is an average of the two.
+
+    Args:
+        x: (n,) log T.
+        y: (n,) log‖S‖².
+        clusters: (n,) prompt of each sequence; with one per prompt, this is ordinary least squares.
+    """
+    centre = float(x.mean())
+    sizes = np.bincount(clusters)
+    ratio = variance_ratio(x - centre, y, clusters)
+    kept = 1.0 / np.sqrt(1.0 + sizes * ratio)  # 1 − θ
+
+    def transformed(values: np.ndarray) -> np.ndarray:
+        means = np.bincount(clusters, weights=values) / sizes
+        return values - ((1.0 - kept) * means)[clusters]
+
+    fit = least_squares(np.column_stack([kept[clusters], transformed(x - centre)]), transformed(y))
+    slope, intercept = float(fit.coefficients[1]), float(fit.coefficients[0]) - float(fit.coefficients[1]) * centre
+    return RegressionLine(
+        slope=slope,
+        intercept=intercept,
+        r_squared=r_squared(y - intercept - slope * x, y - y.mean()),
+        centre=centre,
+        regression=fit,
+        clusters=clusters,
+        intervals=("t", "cluster"),
+        exact=False,
+    )
+
+
+def variance_ratio(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]) -> float:
+    """Var u/Var e by restricted maximum likelihood; 0 where every prompt has one completion, or the line is exact.
+
+    Args:
+        x: (n,) regressor next to the intercept.
+        y: (n,) response.
+        clusters: (n,) cluster of each row, numbered from 0.
+    """
+    sizes = np.bincount(clusters)
+    columns = np.column_stack([np.ones_like(x), x, y - y.mean()])
+    products = columns.T @ columns
+    sums = np.zeros((len(sizes), 3))
+    np.add.at(sums, clusters, columns)
+
+    def residual(of: np.ndarray) -> float:
+        return float(of[2, 2] - of[2, :2] @ np.linalg.solve(of[:2, :2], of[:2, 2]))
+
+    def deviance(share: float) -> float:
+        """Twice the negative restricted log-likelihood at Var u/(Var u + Var e), the variances' scale profiled out."""
+        ratio = share / (1.0 - share)
+        weighted = products - (sums * (ratio / (1.0 + sizes * ratio))[:, None]).T @ sums
+        determinants = np.log1p(sizes * ratio).sum() + np.linalg.slogdet(weighted[:2, :2])[1]
+        return (len(x) - 2) * float(np.log(residual(weighted))) + float(determinants)
+
+    if sizes.max() == 1 or residual(products) <= 1e-12 * products[2, 2]:
+        return 0.0
+    found = optimize.minimize_scalar(
+        deviance, bounds=(0.0, 1.0 - LEAST_WITHIN), method="bounded", options={"xatol": 1e-10}
+    )
+    share = float(found.x) if found.fun < deviance(0.0) else 0.0
+    return share / (1.0 - share)

@@ -1,38 +1,82 @@
-r"""The variance of policy-gradient estimators, compared on the same rollouts."""
+"""A comparison of the estimators that can be computed; the others have a row of NaN with the reason."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
 from operator import index
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.config.option_types import Target as AskedTarget
+from gradstats.config.options import Target as AskedTarget
 from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
-from gradstats.measurement.metric import metric_sentence
-from gradstats.measurement.weighted_gradients import NO_BLOCK_SKETCHES, WeightedGradients
+from gradstats.estimators.ratios import along_completions
+from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, WeightedGradients, metric_sentence
 from gradstats.stats.measured import MeasuredBlockGradients, MeasuredGradients
-from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
-from gradstats.stats.variance.by_block import VarianceByBlock
-from gradstats.stats.variance.comparison_inputs import ComparisonInputs
-from gradstats.stats.variance.group_moments import Groups, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.inputs import (
+    ComparisonInputs,
+    TargetChoice,
+    choose_target,
+    comparison_inputs,
+    recorded_differences,
+    refuse_unusable_ratios,
+    target_of,
+)
+from gradstats.stats.variance.moments import Groups, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import notes_of_each, remarks_about, warnings_about
-from gradstats.stats.variance.pooled_completions import PooledCompletions
-from gradstats.stats.variance.prepared_inputs import prepared_inputs
-from gradstats.stats.variance.reduced_coordinates import rotated_once
-from gradstats.stats.variance.row import EstimatorVariance
-from gradstats.stats.variance.target import TargetChoice, target_of
-from gradstats.stats.variance.variance_comparison import GroupSplit, VarianceComparison
+from gradstats.stats.variance.pools import PooledCompletions
+from gradstats.stats.variance.quantities import EstimatorVariance, silent_row
+from gradstats.stats.variance.result import (
+    GroupSplit,
+    PairwiseDifferences,
+    VarianceByBlock,
+    VarianceComparison,
+    pairwise_differences,
+)
+from gradstats.stats.variance.sketch_error import rotated_once
+
+
+def prepared_inputs(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[Weighting],
+    scores: ArrayLike | None,
+    scores_are_sketches: bool | None,
+    target: AskedTarget,
+    fields: Mapping[str, ArrayLike | None] | None = None,
+) -> tuple[ComparisonInputs, list[Weighting], TargetChoice]:
+    """Return the inputs of a comparison, its estimators as these inputs allow them, and what they are judged against.
+
+    Judged on-policy, ratios that differ from 1 by rounding only are 1; exponents within prompts are fitted on all
+    prompts; estimators whose weights are constant along completions need no scores of tokens; recipes whose weightings
+    were measured are combinations of these.
+
+    Args:
+        measured_or_batch: as for :func:`gradstats.compare`.
+        estimators: as they were found.
+        scores: as for :func:`gradstats.compare`.
+        scores_are_sketches: as for :func:`gradstats.compare`.
+        target: as for :func:`gradstats.compare`.
+        fields: further fields of the measurement's batch.
+
+    Raises:
+        TypeError, ValueError: as for :func:`gradstats.compare`.
+    """
+    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, estimators, fields)
+    judged = choose_target(target, inputs.batch, recorded_differences(measured_or_batch))
+    refuse_unusable_ratios(estimators, inputs.batch, judged)
+    inputs, estimators = inputs.with_settled_ratios(judged).with_fitted_exponents(estimators)
+    if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
+        estimators = [along_completions(estimator, inputs.batch) for estimator in estimators]
+    return *inputs.with_combined(estimators), judged
 
 
 @overload
@@ -138,7 +182,7 @@ def compare(
 
     **Tokens.** Where random probes of the token scores were measured (``token_probes``), token-level estimators are
     compared from them: whole completions and heavy tokens through their sketches, the light rest through the probes
-    (:class:`gradstats.stats.variance.probed_sums.ProbedTokens`). The error that all prompts share is estimated from the
+    (:class:`gradstats.stats.variance.scores.ProbedTokens`). The error that all prompts share is estimated from the
     spread over probes and added likewise. Weights that depend on token energies (``otb(energy="exact")``,
     ``causal_optimal``) are computed from three disjoint thirds of the probes, so that their noise does not count as the
     estimator's. Recipes whose weightings were measured (``token_weights``) need no probes, and are compared with these
@@ -146,7 +190,7 @@ def compare(
 
     **Batch-level estimators** get batches of ``prompts_per_batch`` prompts dealt without replacement; their
     ``trace_cov`` is B times that of the batch gradient, and so comparable with the others'
-    (:class:`gradstats.stats.variance.batch_moments.DealtDifferences`).
+    (:class:`gradstats.stats.variance.moments.DealtDifferences`).
 
     **Blocks.** With ``blocks=True`` the gradient with respect to each block of parameters is compared alone, from the
     sketches of a measurement with ``block_sketches=True``: which blocks' noise an estimator reduces. Completions keep
@@ -388,3 +432,90 @@ def compared(
     )
     warned, remarks = warnings_about(pool, rows, estimators), remarks_about(pool, rows)
     return split, rows, warned, remarks, pairwise_differences(matched), pool.prompt_labels
+
+
+def compare_available(
+    measured: Batch | MeasuredGradients, estimators: Sequence[str | Weighting], **options: Any
+) -> VarianceComparison:
+    """Compare as :func:`gradstats.compare` does, with a row of NaN for each estimator that cannot be computed.
+
+    Args:
+        measured: as for :func:`gradstats.compare`.
+        estimators: as for :func:`gradstats.compare`.
+        **options: the other arguments of :func:`gradstats.compare`.
+
+    Returns:
+        The comparison, rows in the order asked for; why a row is NaN is in its notes, and warned of.
+
+    Raises:
+        ValueError: when nothing was measured for any of them, or for the reference; otherwise as
+            :func:`gradstats.compare`.
+    """
+    chosen = get_all(estimators)
+    reasons = reasons_against(measured, chosen, options.get("target", "auto"))
+    available = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
+    if not available:
+        raise ValueError("; ".join(dict.fromkeys(reason for reason in reasons if reason)) or "estimators is empty")
+    comparison = compare(measured, available, **options)
+    notes = tuple(dict.fromkeys(f"the row is NaN: {reason}" for reason in reasons if reason is not None))
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=2)
+    rows: list[EstimatorVariance] = []
+    for number, split in enumerate(comparison.splits):
+        measured_rows = iter(comparison.rows[number * len(available) : (number + 1) * len(available)])
+        for one, reason in zip(chosen, reasons, strict=True):
+            rows.append(next(measured_rows) if reason is None else _unknown_row(one, split.group_size))
+    places = [place for place, reason in enumerate(reasons) if reason is None]
+    differences = tuple(one.placed(places, len(chosen)) for one in comparison.differences)
+    return replace(comparison, rows=tuple(rows), notes=(*notes, *comparison.notes), differences=differences)
+
+
+def reasons_against(
+    measured: Batch | MeasuredGradients,
+    estimators: Sequence[Weighting],
+    target: AskedTarget = "auto",
+) -> list[str | None]:
+    """Return why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
+    if isinstance(measured, Batch):
+        return [None] * len(estimators)
+    inputs = comparison_inputs(measured, None, None, estimators)
+    judged = choose_target(target, inputs.batch, recorded_differences(measured))
+    known, inputs = inputs.batch, inputs.with_settled_ratios(judged)
+    along = [along_completions(estimator, inputs.batch) for estimator in estimators]
+    inputs, along = inputs.with_combined(along)
+    reasons: list[str | None] = []
+    for original, estimator in zip(estimators, along, strict=True):
+        try:
+            refuse_unusable_ratios([original], known, judged)
+            needs = [
+                need for need in estimator.needs if not (inputs.probed and need in ("token_energy", "token_cross"))
+            ]
+            inputs.batch.require(needs, estimator.label)
+            inputs.refuse_unknown_token_scores([estimator])
+            _refuse_failing(original, inputs.batch)
+        except ValueError as error:
+            reasons.append(str(error))
+        else:
+            reasons.append(None)
+    return reasons
+
+
+def _refuse_failing(estimator: Weighting, batch: Batch) -> None:
+    """Refuse an estimator whose weights cannot be computed with its parameters.
+
+    Raises:
+        ValueError: with the estimator and what it says.
+    """
+    if not all(batch.has(need) for need in estimator.needs):  # the rest was measured by probes
+        return
+    try:
+        with warnings.catch_warnings():  # the comparison itself warns
+            warnings.simplefilter("ignore")
+            estimator.weights(batch)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{estimator.label} cannot be computed: {error}") from error
+
+
+def _unknown_row(estimator: Weighting, group_size: int | None) -> EstimatorVariance:
+    row = silent_row(estimator.label, np.array([np.nan]))
+    return replace(row, group_size=group_size, unit=unit_of(estimator), components=composition_of(estimator))

@@ -12,21 +12,20 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.option_types import Target as AskedTarget
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
+from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
-from gradstats.stats.studentised import studentised_ratio
-from gradstats.stats.variance.gradient_shares import with_ends
-from gradstats.stats.variance.group_moments import PromptMoments, cross_signal
-from gradstats.stats.variance.pooled_completions import PooledCompletions, multiple_of
-from gradstats.stats.variance.pools_by_size import PoolsBySize, moments_of, pools_by_size
-from gradstats.stats.variance.prepared_inputs import prepared_inputs
-from gradstats.stats.variance.target import TargetChoice, target_of
+from gradstats.stats.variance.comparison import prepared_inputs
+from gradstats.stats.variance.inputs import PoolsBySize, TargetChoice, moments_of, pools_by_size, target_of
+from gradstats.stats.variance.moments import PromptMoments, cross_signal
+from gradstats.stats.variance.pools import PooledCompletions, multiple_of
+from gradstats.stats.variance.shares import with_ends
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from gradstats import estimators as families
-from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredRollouts

@@ -11,25 +11,22 @@ import pandas as pd
 from jaxtyping import Int
 from numpy.typing import ArrayLike
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.option_types import Target as AskedTarget
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Level, Weighting, unit_of
-from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
-from gradstats.stats.variance.best_set import pairwise_differences
-from gradstats.stats.variance.bins import equal_count_bins, inside_bins
-from gradstats.stats.variance.comparison import compared, pooled
-from gradstats.stats.variance.gradient_shares import GradientShares, gradient_shares, resolved
-from gradstats.stats.variance.group_moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.comparison import compared, pooled, prepared_inputs
+from gradstats.stats.variance.inputs import TargetChoice, target_of
+from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import why_silent
-from gradstats.stats.variance.pooled_completions import PooledCompletions, Weighted
-from gradstats.stats.variance.prepared_inputs import prepared_inputs
-from gradstats.stats.variance.target import TargetChoice, target_of
-from gradstats.stats.variance.variance_comparison import VarianceComparison
+from gradstats.stats.variance.pools import PooledCompletions, Weighted
+from gradstats.stats.variance.result import VarianceComparison, pairwise_differences
+from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ def variance_by_length(
 
     **Shares.** ``share_of_gradient`` is :math:`⟨E g^b, E g⟩/‖E g‖²` and ``share_of_variance`` the covariance of
     :math:`g^b` with g over tr Cov(g); both sum to 1 over the bins
-    (:func:`gradstats.stats.variance.gradient_shares.gradient_shares`). They have no unit, so that an aggregation that
+    (:func:`gradstats.stats.variance.shares.gradient_shares`). They have no unit, so that an aggregation that
     divides by the length can be compared with a plain sum.
 
     Args:

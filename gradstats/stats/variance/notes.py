@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
-from gradstats.estimators.baselines.length_exponent import FITTED_ELSEWHERE
-from gradstats.estimators.baselines.maximum_likelihood import of_both_signs
+from gradstats.estimators.baselines.means import of_both_signs
+from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import Weighting, unit_of
-from gradstats.stats.variance.n_effective_prompts import FEW as FEW_PROMPTS
-from gradstats.stats.variance.pooled_completions import PooledCompletions
-from gradstats.stats.variance.quantities import JUDGED
-from gradstats.stats.variance.row import EstimatorVariance
+from gradstats.stats.variance.estimates import FEW as FEW_PROMPTS
+from gradstats.stats.variance.pools import PooledCompletions
+from gradstats.stats.variance.quantities import JUDGED, EstimatorVariance
 
 # An estimate that is significant below so many standard errors is more than 10 % too large on average: a true effect of
 # 2.8 standard errors is significant with 80 % chance, and then exaggerated by 1.12.

@@ -11,17 +11,16 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.option_types import Target as AskedTarget
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
-from gradstats.stats.variance.comparison import compared, pooled
-from gradstats.stats.variance.group_moments import shuffled_prompts, split_into_groups
-from gradstats.stats.variance.learned_baselines import LearnedBaseline, learned_baselines, variance_with
-from gradstats.stats.variance.prepared_inputs import prepared_inputs
-from gradstats.stats.variance.variance_comparison import VarianceComparison
+from gradstats.stats.variance.comparison import compared, pooled, prepared_inputs
+from gradstats.stats.variance.minimiser import LearnedBaseline, learned_baselines, variance_with
+from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
+from gradstats.stats.variance.result import VarianceComparison
 
 #: The baseline with the measured squared norms of all completions as weights.
 ORACLE = "norm_weighted(loo=True)"
@@ -125,7 +124,7 @@ def optimal_baselines(
     they do not depend on the prompt's own completions. Beside them stand published baselines and the oracle
     ``norm_weighted(loo=True)``, whose weights are the measured squared norms. Intervals of variances and ratios take
     what was learned as given; the best exponent and the best shift have intervals of their own
-    (:meth:`gradstats.stats.variance.learned_baselines.LearnedBaseline.confidence_interval`).
+    (:meth:`gradstats.stats.variance.minimiser.LearnedBaseline.confidence_interval`).
 
     Args:
         measured_or_batch: a measurement, or a :class:`gradstats.estimators.Batch` with ``sq_norms`` and ``scores``.

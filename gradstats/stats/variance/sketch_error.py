@@ -1,12 +1,22 @@
-r"""The error that a random projection adds to quadratic forms of gradients."""
+"""The same inner products in fewer coordinates, where completions are fewer than dimensions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import linalg
+from scipy.linalg import lapack
+
+from gradstats.stats.jackknife import Statistic, mean_statistic
+from gradstats.stats.variance.scores import Scores, probe_blocks
 
 N_DIRECTIONS = 16
 N_FOLDS = 4
@@ -106,3 +116,210 @@ class SketchError:
         """Return Σ_{m≠m'} g_m h_m'ᵀ Z = (Σ_m g_m)(Σ_m h_mᵀ Z) − Σ_m g_m h_mᵀ Z."""
         along = second @ self.directions
         return np.outer(first.sum(axis=0), along.sum(axis=0)) - first.T @ along
+
+
+class TokenProbeError(SketchError):
+    r"""Estimates the error of quadratic forms of the features that
+    :class:`gradstats.stats.variance.scores.ProbedTokens` makes of token scores.
+
+    Along probe k a quadratic form of gradients takes the value :math:`q_k`, and what is estimated is the mean over K
+    probes. The probes are shared by all prompts, so that a jackknife over prompts does not see the error of the mean
+    in the *expectation* over prompts: its variance is :math:`\frac{1}{K}\mathrm{Var}_k(E\,q_k)`, estimated from the
+    covariance over k of the :math:`q_k` of disjoint folds of prompts. This holds for probes of any distribution. The
+    sketched term of the form, ⟨Z_a, Z_b⟩, is estimated as in
+    :class:`gradstats.stats.variance.sketch_error.SketchError`.
+
+    Where weights were themselves estimated from the probes, the effect of each probe through the weights is added to
+    :math:`q_k`, as far as the features hold it (:meth:`gradstats.stats.variance.scores.ProbedTokens.influence`).
+
+    Each method returns an array (folds, directions) of linear slopes: first those of the sketch, then of blocks of
+    probes, each the sum of its :math:`(q_k - \bar q)/\sqrt{K(K-1)}`.
+
+    Args:
+        dim: dimension of the sketch.
+        n_prompts: number of prompts.
+        rng: for the random directions of the sketch's error.
+        n_probes: K.
+        sketched: whether the scores are a random projection, or exact coordinates of the gradients.
+    """
+
+    def __init__(self, dim: int, n_prompts: int, rng: np.random.Generator, n_probes: int, sketched: bool):
+        super().__init__(dim, n_prompts, rng)
+        if not sketched:
+            self.directions = np.zeros((dim, 0))
+        self.n_probes = n_probes
+        self._block = np.repeat(
+            np.arange(sum(map(len, probe_blocks(n_probes)))),
+            [len(block) for blocks in probe_blocks(n_probes) for block in blocks],
+        )
+
+    def whole_squares(
+        self, vectors: Float[np.ndarray, "g features"], shares: Float[np.ndarray, " g"]
+    ) -> Float[np.ndarray, " slopes"]:
+        """For Σ_g share_g ‖v_g‖², without folds."""
+        known, along, along_known, shifts = self._split(vectors)
+        influence = None if shifts is None else np.einsum("g,gk,gbk->b", shares, along, shifts)
+        # q_k = Σ_g share_g (P_{g,k}² − P^Z_{g,k}²).
+        return self._slopes(super().whole_squares(known, shares), shares @ (along**2 - along_known**2), influence)
+
+    def whole_cross(
+        self, first: Float[np.ndarray, "m features"], second: Float[np.ndarray, "m others"]
+    ) -> Float[np.ndarray, " slopes"]:
+        """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different rows, without folds."""
+        left = self._split(first)
+        right = left if second is first else self._split(second)
+        # q_k: the U-statistic of P_k (and of P^Z_k) over pairs of different rows, as in `mean_over_pairs`.
+        pairs = len(first) * max(len(first) - 1.0, 1.0)
+        along, along_known = (
+            (a.sum(axis=0) * b.sum(axis=0) - (a * b).sum(axis=0)) / pairs
+            for a, b in zip(left[1:3], right[1:3], strict=True)
+        )
+        influences = [
+            (shifts.sum(axis=0) @ other.sum(axis=0) - np.einsum("mbk,mk->b", shifts, other)) / (2.0 * pairs)
+            for shifts, other in ((left[3], right[1]), (right[3], left[1]))
+            if shifts is not None
+        ]
+        influence = np.sum(influences, axis=0) if influences else None
+        return self._slopes(super().whole_cross(left[0], right[0]), along - along_known, influence)
+
+    def _split(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return the known Z, the projections P and P^Z, and (rows, blocks, k) influences of blocks, if any."""
+        d, k = len(self.directions), self.n_probes
+        shifts = vectors[:, 3 * d + 4 * k :] if vectors.shape[1] > 3 * d + 4 * k else None
+        by_block = None if shifts is None else shifts.reshape(len(shifts), -1, k)
+        return vectors[:, :d], vectors[:, d : d + k], vectors[:, d + k : d + 2 * k], by_block
+
+    def _slopes(
+        self,
+        sketch: Float[np.ndarray, "d directions"],
+        per_probe: Float[np.ndarray, " k"],
+        influence: Float[np.ndarray, " blocks"] | None,
+    ) -> Float[np.ndarray, " slopes"]:
+        # A single probe has no spread, and leaves the error unknown.
+        spread = np.sqrt(self.n_probes / (self.n_probes - 1.0)) if self.n_probes > 1 else np.nan
+        blocks = spread * np.bincount(self._block, per_probe - per_probe.mean())
+        return np.concatenate([np.ravel(sketch), blocks if influence is None else blocks + influence])
+
+
+def probed_statistic(values: Float[np.ndarray, " m"], per_probe: Float[np.ndarray, "m k"] | None = None) -> Statistic:
+    r"""Average over prompts a quantity that is itself a mean over probes, with the error that all prompts share.
+
+    Args:
+        values: one per prompt.
+        per_probe: the value along each of the K probes, whose mean ``values`` holds; None where no probe enters.
+    """
+    slopes = None
+    if per_probe is not None and per_probe.shape[1] > 1:
+        n_probes = per_probe.shape[1]
+        centred = per_probe - per_probe.mean(axis=1, keepdims=True)
+        folds = np.array_split(
+            np.random.default_rng(0).permutation(len(values)), max(1, min(N_FOLDS, len(values) // 2))
+        )
+        slopes = np.stack([centred[fold].mean(axis=0) for fold in folds]) / np.sqrt(n_probes * (n_probes - 1.0))
+    return mean_statistic(values, slopes)
+
+
+@dataclass(frozen=True)
+class SpannedCoordinates:
+    r"""Coordinates of n scores of dimension D in the space they span: :math:`S^T = Q R`, Q orthonormal.
+
+    Attributes:
+        coordinates: (n, n) the rows of :math:`R^T`, which have the inner products of the scores.
+        reflectors: (D, n) Householder reflectors, whose product is Q.
+        factors: (n,) their factors.
+    """
+
+    coordinates: Float[np.ndarray, "n n"]
+    reflectors: Float[np.ndarray, "d n"]
+    factors: Float[np.ndarray, " n"]
+
+    @classmethod
+    def of(cls, values: Float[np.ndarray, "n d"]) -> SpannedCoordinates:
+        """Factor scores of n ≤ D completions, whose array may be overwritten."""
+        # LAPACK's own form: Q is never built, and R is as large as the completions are many.
+        # SciPy's types do not follow ``mode``: "raw" returns (reflectors, factors) and the triangle.
+        raw = linalg.qr(values.T, mode="raw", overwrite_a=True, check_finite=False)
+        (reflectors, factors), triangle = cast("tuple[tuple[np.ndarray, np.ndarray], np.ndarray]", raw)
+        return cls(np.ascontiguousarray(triangle[: len(values)].T), reflectors, factors)
+
+    def turned(self, directions: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "e r"]:
+        """Return directions in n + r coordinates: those along the scores, then what is left of them outside."""
+        n = len(self.coordinates)
+        (multiply,) = lapack.get_lapack_funcs(("ormqr",), (self.reflectors,))
+        work = int(multiply("L", "T", self.reflectors, self.factors, directions, -1)[1][0])
+        along = multiply("L", "T", self.reflectors, self.factors, directions, work)[0]
+        outside = linalg.qr(along[n:], mode="r", overwrite_a=True, check_finite=False)[0]
+        return np.concatenate([along[:n], outside[: directions.shape[1]]])
+
+
+def can_be_reduced(n: int, dim: int) -> bool:
+    """Whether rotating n vectors pays: it costs n²D once and saves nD a use, so that there is no gain near n = D."""
+    return 2 * n <= dim
+
+
+def in_fewer_coordinates(scores: Scores, sketch_error: SketchError | None) -> tuple[Scores, SketchError | None]:
+    r"""Rotate n scores of dimension D > n, and the random directions of the sketch's error, into the space they span.
+
+    With :math:`[S^T \; Z] = Q R`, Q orthonormal, the columns of R have the inner products of scores S and directions Z:
+    everything a comparison computes stays as it is, at n coordinates instead of D. Scores of tokens stay as they are,
+    and so do probed ones, whose heavy tokens are too many to rotate, and those with further weightings.
+    """
+    n, dim = scores.sequence.shape
+    n_directions = 0 if sketch_error is None else sketch_error.directions.shape[1]
+    others = scores.tokens is not None or scores.probed is not None or scores.combined is not None
+    if others or not can_be_reduced(n + n_directions, dim):
+        return scores, sketch_error
+    spanned = SpannedCoordinates.of(scores.sequence.copy())
+    return with_directions(replace(scores, sequence=spanned.coordinates), spanned, sketch_error)
+
+
+def with_directions(
+    scores: Scores, spanned: SpannedCoordinates, sketch_error: SketchError | None
+) -> tuple[Scores, SketchError | None]:
+    """Return scores that are in few coordinates already, with those that the directions of the sketch's error add."""
+    if sketch_error is None:
+        return scores, None
+    turned = spanned.turned(sketch_error.directions)
+    added = np.zeros((len(scores.sequence), len(turned) - scores.sequence.shape[1]))
+    in_both = np.concatenate([scores.sequence, added], axis=1)
+    return replace(scores, sequence=in_both), sketch_error.with_directions(turned)
+
+
+@dataclass
+class _Rotation:
+    """The scores that are rotated only once, and their coordinates, when these have been asked for."""
+
+    scores: np.ndarray | None = None
+    spanned: SpannedCoordinates | None = None
+
+
+_rotation: ContextVar[_Rotation | None] = ContextVar("rotation", default=None)
+
+
+@contextmanager
+def rotated_once() -> Iterator[None]:
+    """Rotate the scores of one measurement only once for all comparisons within, which must leave them as they are.
+
+    The coordinates are forgotten at the end.
+    """
+    token = _rotation.set(_rotation.get() or _Rotation())
+    try:
+        yield
+    finally:
+        _rotation.reset(token)
+
+
+def shared_coordinates(scores: Float[np.ndarray, "n d"]) -> SpannedCoordinates | None:
+    """Return the coordinates of scores; None outside :func:`rotated_once`, and where they are not to be rotated.
+
+    The first scores that are asked for are those that are rotated once; others, which are another array, are not.
+    """
+    rotation = _rotation.get()
+    if rotation is None or not can_be_reduced(len(scores) + N_DIRECTIONS, scores.shape[1]):
+        return None
+    if rotation.scores is None:
+        rotation.scores = scores
+        values = np.array(scores, dtype=np.float64)
+        if np.isfinite(values.sum(axis=1)).all():  # otherwise what prepares the scores says which are not
+            rotation.spanned = SpannedCoordinates.of(values)
+    return rotation.spanned if rotation.scores is scores else None

@@ -12,26 +12,22 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.config.defaults import CONFIDENCE_LEVEL
-from gradstats.config.metrics import EUCLIDEAN
-from gradstats.config.option_types import Target as AskedTarget
+from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
+from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
-from gradstats.stats.fieller import FiellerRatio, fieller_ratio
+from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
-from gradstats.stats.variance.batch_moments import of_rows
-from gradstats.stats.variance.bins import binned
-from gradstats.stats.variance.comparison import pooled
-from gradstats.stats.variance.gradient_shares import GradientShares, gradient_shares, resolved, with_ends
-from gradstats.stats.variance.group_moments import Groups, cross_signal_among, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.kept_share import KeptShare, kept_share
+from gradstats.stats.variance.comparison import pooled, prepared_inputs
+from gradstats.stats.variance.estimates import KeptShare, kept_share
+from gradstats.stats.variance.inputs import TargetChoice, target_of
+from gradstats.stats.variance.moments import Groups, cross_signal_among, of_rows, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import why_silent
-from gradstats.stats.variance.pooled_completions import PooledCompletions, Weighted, multiple_of
-from gradstats.stats.variance.prepared_inputs import prepared_inputs
-from gradstats.stats.variance.target import TargetChoice, target_of
+from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
+from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved, with_ends
 
 #: Bins of equal counts, where their number is not given.
 N_BINS = 4

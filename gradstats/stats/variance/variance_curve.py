@@ -14,17 +14,17 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.config.defaults import CONFIDENCE_LEVEL
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
+from gradstats.estimators.by_label import with_parameter
 from gradstats.estimators.estimator import Weighting
-from gradstats.estimators.with_parameter import with_parameter
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compare
-from gradstats.stats.variance.fieller_simultaneous import fieller_simultaneous
+from gradstats.stats.variance.estimates import fieller_simultaneous
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
-from gradstats.stats.variance.variance_comparison import VarianceComparison
+from gradstats.stats.variance.result import VarianceComparison
 
 #: The parameter that is not an estimator's: completions per group.
 GROUP_SIZE = "group_size"

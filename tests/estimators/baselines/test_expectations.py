@@ -6,7 +6,7 @@ import pytest
 from estimator_batches import expected_gradient
 
 from gradstats import estimators as est
-from gradstats.estimators.baselines.expectations import is_batch_level, mean_scale, unbiased, unbiased_if_loo
+from gradstats.estimators.baselines.grouping import is_batch_level, mean_scale, unbiased, unbiased_if_loo
 
 
 def test_expected_scale():

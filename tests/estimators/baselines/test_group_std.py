@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.estimators.baselines.group_std import divide_by_deviation, standard_deviation
+from gradstats.estimators.baselines.scaled import divide_by_deviation, standard_deviation
 
 
 def test_standard_deviations_of_two_groups_are_those_of_numpy():

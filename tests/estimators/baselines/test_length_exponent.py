@@ -9,7 +9,7 @@ from comparison_batches import correlated_batch, quietly
 import gradstats as gs
 from gradstats import estimators as est
 from gradstats.estimators import Batch, recipes
-from gradstats.estimators.baselines.length_exponent import (
+from gradstats.estimators.baselines.weighted import (
     FITTED_ELSEWHERE,
     GivenExponents,
     exponents_of_others,

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.estimators.baselines.maximum_likelihood import group_mean_scale, of_both_signs
+from gradstats.estimators.baselines.means import group_mean_scale, of_both_signs
 
 
 def test_max_rl_by_hand():

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.testing import assert_array_equal
 
 from gradstats.estimators import Batch
-from gradstats.estimators.baselines.packing import discounted_sums, pack, packed_rewards, rewards_to_go, unpack
+from gradstats.estimators.baselines.grouping import discounted_sums, pack, packed_rewards, rewards_to_go, unpack
 
 MASK = np.array([[True, False, True, False], [False, True, True, True]])
 

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.reference.naive_token_estimators import NAIVE_TOKEN_ESTIMATORS
+from gradstats.reference.naive_estimators import NAIVE_TOKEN_ESTIMATORS
 from gradstats.rollouts.table import Rollouts
 
 FEW = settings(max_examples=40, deadline=None)

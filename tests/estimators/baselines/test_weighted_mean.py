@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.estimators.baselines.weighted_mean import optimal_constant, weighted_mean_advantages
+from gradstats.estimators.baselines.weighted import optimal_constant, weighted_mean_advantages
 
 WITH_SINGLETON = (
     "batch_mean group_mean rloo dr_grpo asymmetric token_mean norm_weighted grpo pass_at_k max_rl james_stein"

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.estimators.baselines.whitening import whiten
+from gradstats.estimators.baselines.scaled import whiten
 
 FEW = settings(max_examples=40, deadline=None)
 

@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe
-from gradstats.estimators.recipes.aggregation import constant
-from gradstats.reference import naive_recipe as naive
+from gradstats.estimators.recipes.components import constant
+from gradstats.reference import naive_estimators as naive
 
 FEW = settings(max_examples=40, deadline=None)
 

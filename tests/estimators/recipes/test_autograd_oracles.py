@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from gradstats.estimators import Batch, recipes
-from gradstats.stats.ratios.clipping import without_clip
+from gradstats.stats.ratio_diagnostics import without_clip
 
 GROUPS = np.array([0, 1, 0, 2, 1, 0, 2, 1, 0, 3, 3])
 WIDTH = 7

@@ -11,8 +11,9 @@ from numpy.testing import assert_allclose
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe
-from gradstats.estimators.recipes.kl import in_loss, in_reward, none
-from gradstats.reference import naive_recipe as naive
+from gradstats.estimators.recipes.components import in_loss, in_reward
+from gradstats.estimators.recipes.components import none_of_kl as none
+from gradstats.reference import naive_estimators as naive
 
 FEW = settings(max_examples=40, deadline=None)
 

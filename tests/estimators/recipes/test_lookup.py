@@ -123,7 +123,7 @@ def test_a_label_is_kept_as_given_and_found_again(label: str):
     assert recipe.label == label
     assert recipes.get(label.removeprefix("recipe:")) == recipe
     assert est.get(label) == recipe
-    assert recipes.lookup.unit_of_label(label) == recipe.unit
+    assert recipes.named.unit_of_label(label) == recipe.unit
 
 
 def test_overrides_and_compositions_have_labels_that_give_them_back():
@@ -137,8 +137,8 @@ def test_overrides_and_compositions_have_labels_that_give_them_back():
 
 def test_the_unit_of_a_label_imports_nothing(monkeypatch):
     monkeypatch.setattr("gradstats.estimators.registry.user_definition", lambda *_: pytest.fail("imported"))
-    assert recipes.lookup.unit_of_label("absent:f(x=1)") == "sequence_sum"
-    assert recipes.lookup.unit_of_label("recipe:grpo(advantage='absent:f')") == "sequence_sum"
+    assert recipes.named.unit_of_label("absent:f(x=1)") == "sequence_sum"
+    assert recipes.named.unit_of_label("recipe:grpo(advantage='absent:f')") == "sequence_sum"
 
 
 def test_the_published_methods_are_labels():

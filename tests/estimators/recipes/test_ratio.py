@@ -15,7 +15,7 @@ from off_policy_pair import expected_off_policy, policy_pair
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.recipes.ratio import token_clip
-from gradstats.reference import naive_recipe as naive
+from gradstats.reference import naive_estimators as naive
 
 FEW = settings(max_examples=40, deadline=None)
 

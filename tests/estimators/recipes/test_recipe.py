@@ -58,7 +58,7 @@ def test_missing_fields_are_named():
 )
 def test_recipes_compose_their_unit_and_their_label_gives_it_back(recipe, unit):
     assert recipe().unit == unit
-    assert recipes.lookup.unit_of_label(recipe().label) == unit
+    assert recipes.named.unit_of_label(recipe().label) == unit
 
 
 def test_weights_by_hand():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from gradstats.gradients.checks.casting import with_dtype
+from gradstats.gradients.checks.self_check import with_dtype
 from gradstats.policy.policy import Policy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gradstats.gradients.checks.deviations import Deviation, of_tokens
+from gradstats.gradients.checks.self_check import Deviation, of_tokens
 
 
 def test_nan_does_not_pass():

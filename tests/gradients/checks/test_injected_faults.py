@@ -11,9 +11,9 @@ from injected_faults import CHANGES, LAYERS, OF_TOKENS, QUANTITIES, RESULTS, bre
 
 import gradstats.gradients as gradients
 from gradstats.gradients import session, sketches
-from gradstats.gradients.checks import deviations
+from gradstats.gradients.checks import self_check as deviations
 from gradstats.gradients.engines.ghost import ghost_engine
-from gradstats.gradients.random_signs import KeptSigns
+from gradstats.gradients.sketches import KeptSigns
 from gradstats.rollouts.table import Rollouts
 
 

@@ -10,8 +10,8 @@ from gradient_models import oracle
 from transformers import AutoModelForCausalLM
 
 from gradstats.gradients import measure
-from gradstats.gradients.blocks import select_parameters
 from gradstats.gradients.checks.plain_pass import plain_pass, plain_sketch, plain_tokens
+from gradstats.gradients.parameters import select_parameters
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
 

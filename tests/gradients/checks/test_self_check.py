@@ -12,7 +12,7 @@ from conftest import tiny_model
 from gradient_models import changed
 
 import gradstats.gradients as gradients
-from gradstats.config.measurement import MeasurementSection
+from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.checks.self_check import longest_row, two_rows
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.rollouts.table import Rollouts

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import gradstats.gradients as gradients
-from gradstats.gradients.engines.functional_linear import WatchedParameters, may_be_linear
+from gradstats.gradients.engines.layers import WatchedParameters, may_be_linear
 from gradstats.gradients.engines.recomputed import Recomputation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradstats.gradients.engines.grouped_linear import GroupedLinear
+from gradstats.gradients.engines.experts import GroupedLinear
 
 
 @pytest.mark.parametrize("transposed", [False, True])

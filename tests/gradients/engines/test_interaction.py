@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradstats.gradients.engines.interaction import refuse_interacting_tokens, rows_of
-from gradstats.gradients.engines.unsupported import UnsupportedModuleError
+from gradstats.gradients.engines.recomputed import refuse_interacting_tokens, rows_of
+from gradstats.gradients.parameters import UnsupportedModuleError
 
 BATCH, TIME = 3, 200
 

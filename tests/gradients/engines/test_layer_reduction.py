@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.engines import layer_reduction
-from gradstats.gradients.engines.layer_reduction import LayerReduction, Uses
-from gradstats.gradients.engines.layers import EmbeddingLayer, EmbeddingRows, LinearLayer
-from gradstats.gradients.engines.outer_products import OuterProducts
-from gradstats.gradients.engines.reduction import Reduction, reduce_gradients
+from gradstats.gradients.engines import layers as layer_reduction
+from gradstats.gradients.engines.layers import EmbeddingLayer, EmbeddingRows, LayerReduction, LinearLayer, Uses
+from gradstats.gradients.engines.reduction import OuterProducts, Reduction, reduce_gradients
+from gradstats.gradients.parameters import ParameterSelection
 from gradstats.gradients.sketches import CountSketch
 
 ROWS, COLUMNS, BATCH, TIME = 11, 6, 2, 5

@@ -8,7 +8,7 @@ from torch import nn
 
 import gradstats.gradients as gradients
 from gradstats.gradients.engines.layers import KINDS, BroadcastLayer, EmbeddingRows
-from gradstats.gradients.engines.outer_products import OuterProducts
+from gradstats.gradients.engines.reduction import OuterProducts
 
 
 class ScaledEmbedding(nn.Embedding):

@@ -9,10 +9,10 @@ from conftest import ragged_rollouts, tiny_model
 from gradient_models import any_model, oracle, with_own_parameter
 
 import gradstats.gradients as gradients
-from gradstats.gradients.engines.loop import loop_engine, sequence_gradient
+from gradstats.gradients.engines.registry import loop_engine, sequence_gradient
 from gradstats.gradients.objective import make_chunk
 from gradstats.policy.policy import Policy
-from gradstats.reference.autograd_loop import sequence_gradients
+from gradstats.reference.naive_estimators import sequence_gradients
 
 
 def test_a_mixture_of_experts_is_measured_by_the_loop_in_auto(rollouts):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradstats.gradients.engines.outer_products import OuterProducts, contract, gram_strips
+from gradstats.gradients.engines.reduction import OuterProducts, contract, gram_strips
 
 
 @pytest.mark.parametrize("time", [1, 5, 128, 300])

@@ -10,9 +10,9 @@ from gradient_models import oracle
 from torch import nn
 
 import gradstats.gradients as gradients
-from gradstats.gradients.blocks import select_parameters
+from gradstats.gradients.engines.ghost import probed_layers
 from gradstats.gradients.engines.layers import supported_layers
-from gradstats.gradients.engines.probe import probed_layers
+from gradstats.gradients.parameters import select_parameters
 
 
 class Reading(nn.Module):

@@ -10,7 +10,7 @@ from gradient_models import assert_exact, oracle, small_model, with_own_paramete
 from torch import nn
 
 import gradstats.gradients as gradients
-from gradstats.gradients.checks.deviations import TOLERANCES
+from gradstats.gradients.checks.self_check import TOLERANCES
 
 MAMBA = {"state_size": 4, "conv_kernel": 3, "expand": 2, "time_step_rank": 3}
 

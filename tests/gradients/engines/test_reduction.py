@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gradstats.gradients.blocks import ParameterSelection
 from gradstats.gradients.engines.reduction import Reduction, reduce_gradients, sq_norms, stack_weightings
 from gradstats.gradients.objective import Chunk, TokenStatistics
+from gradstats.gradients.parameters import ParameterSelection
 from gradstats.gradients.sketches import CountSketch
 
 SELECTION = ParameterSelection(

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.engines import routed_products
+from gradstats.gradients.engines import experts as routed_products
+from gradstats.gradients.engines.experts import RoutedProducts
 from gradstats.gradients.engines.reduction import Reduction, reduce_gradients
-from gradstats.gradients.engines.routed_products import RoutedProducts
+from gradstats.gradients.parameters import ParameterSelection
 from gradstats.gradients.sketches import CountSketch
 
 BATCH, EXPERTS, INPUTS, OUTPUTS = 3, 5, 6, 4

@@ -10,7 +10,7 @@ from gradient_models import oracle
 from torch import nn
 
 import gradstats.gradients as gradients
-from gradstats.gradients.engines.stand_ins import StandIns, broadcasts
+from gradstats.gradients.engines.layers import StandIns, broadcasts
 
 
 class Holder(nn.Module):

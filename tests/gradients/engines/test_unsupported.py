@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from gradstats.gradients.engines.unsupported import describe
+from gradstats.gradients.parameters import describe
 
 
 def test_a_module_is_described_by_its_path_and_class():

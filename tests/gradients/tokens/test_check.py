@@ -6,8 +6,8 @@ import pytest
 from conftest import ragged_rollouts, tiny_model
 
 import gradstats.gradients as gradients
-from gradstats.gradients.tokens import check
-from gradstats.gradients.tokens.check import check_projections
+from gradstats.gradients.tokens import scores as check
+from gradstats.gradients.tokens.scores import check_projections
 from gradstats.policy.policy import Policy
 
 

@@ -10,9 +10,8 @@ from torch.func import functional_call, jvp
 from transformers.pytorch_utils import Conv1D
 
 import gradstats.gradients as gradients
-from gradstats.gradients.blocks import ParameterSelection
-from gradstats.gradients.tokens.factored_layers import FactoredLayers
-from gradstats.gradients.tokens.tangents import Tangents
+from gradstats.gradients.parameters import ParameterSelection
+from gradstats.gradients.tokens.projections import FactoredLayers, Tangents
 
 # torch scripts its forward derivatives when the first one is needed.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

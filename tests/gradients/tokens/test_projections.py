@@ -11,9 +11,9 @@ from metrics import random_metric, unit_metric
 from token_gradients import directions, flat, token_gradients
 
 import gradstats.gradients as gradients
-from gradstats.config.measurement import MeasurementSection
+from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.tokens import projections
-from gradstats.gradients.tokens.tangents import Tangents
+from gradstats.gradients.tokens.projections import Tangents
 from gradstats.measurement.measurement import Measurement
 from gradstats.policy.policy import Policy
 
@@ -88,7 +88,7 @@ def test_running_out_of_memory_takes_fewer_directions_then_fewer_sequences(monke
         tiny_model("gpt2"), rollouts, MeasurementSection(token_probes=8, sketch_dim=None)
     )
     session.token_budget = 4096
-    monkeypatch.setattr("gradstats.gradients.chunking.MOST_PADDING", 0.99)
+    monkeypatch.setattr("gradstats.gradients.objective.MOST_PADDING", 0.99)
     with pytest.warns(RuntimeWarning) as caught:
         measured = session.measure(rollouts)
     messages = [str(item.message) for item in caught]

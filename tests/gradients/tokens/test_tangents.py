@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradstats.gradients.tokens.tangents import Tangents
+from gradstats.gradients.tokens.projections import Tangents
 
 
 def test_directions_are_isotropic():

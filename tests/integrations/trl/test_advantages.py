@@ -10,7 +10,7 @@ from small_trainers import GROUP_SIZE, assert_same_bits, odd_rewards, small_trai
 import gradstats as gs
 from gradstats import estimators as families
 from gradstats.integrations.trl import use_estimator
-from gradstats.integrations.trl.generation import Generation, intercept
+from gradstats.integrations.trl.contract import Generation, intercept
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PROMPTS = [{"prompt": prompt} for prompt in ("one", "two three", "six") for _ in range(GROUP_SIZE)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_trainers import small_trainer
 
-from gradstats.integrations.trl.generation import Generation, intercept, sampler_settings
+from gradstats.integrations.trl.contract import Generation, intercept, sampler_settings
 
 
 def generation(process_index: int = 0, weights=(1.0,), rewards=None, clip=None, **output) -> Generation:

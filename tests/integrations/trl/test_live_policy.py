@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_trainers import small_trainer
 
-from gradstats.integrations.trl.live_policy import live_policy, step_name
+from gradstats.integrations.trl.monitor import live_policy, step_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

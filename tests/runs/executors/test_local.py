@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gradstats.runs.executors.local import LocalExecutor
-from gradstats.runs.executors.seam import ask
+from gradstats.runs.executors.local import LocalExecutor, ask
 from gradstats.system.progress import progress_bar
 
 

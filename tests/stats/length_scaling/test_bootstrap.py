@@ -5,8 +5,7 @@ import pytest
 import statsmodels.api as sm
 from power_laws import noisy_power_law
 
-from gradstats.stats.length_scaling.bootstrap import bootstrap_t_quantiles
-from gradstats.stats.length_scaling.regression import least_squares
+from gradstats.stats.length_scaling.regression import bootstrap_t_quantiles, least_squares
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])

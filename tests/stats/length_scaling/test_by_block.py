@@ -7,11 +7,7 @@ import pandas as pd
 import pytest
 from power_laws import curved_power_law
 
-from gradstats.stats import (
-    fit_energy_scaling,
-    fit_length_scaling,
-    length_scaling_by_block,
-)
+from gradstats.stats import fit_energy_scaling, fit_length_scaling, length_scaling_by_block
 
 
 def measured():

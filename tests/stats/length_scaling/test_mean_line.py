@@ -6,7 +6,7 @@ import statsmodels.api as sm
 from power_laws import noisy_power_law
 
 from gradstats.stats import fit_length_scaling
-from gradstats.stats.length_scaling.mean_line import gamma_line, poisson_line
+from gradstats.stats.length_scaling.regression import gamma_line, poisson_line
 
 FAMILIES = {"gamma": sm.families.Gamma(sm.families.links.Log()), "ppml": sm.families.Poisson()}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradstats.stats.length_scaling.r_squared import r_squared, squared_correlation
+from gradstats.stats.length_scaling.regression import r_squared, squared_correlation
 
 
 def test_of_least_squares_both_are_the_squared_correlation():

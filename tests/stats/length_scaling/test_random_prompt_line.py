@@ -7,7 +7,7 @@ from power_laws import noisy_power_law
 from scipy.linalg import block_diag, sqrtm
 
 from gradstats.stats import fit_length_scaling
-from gradstats.stats.length_scaling.random_prompt_line import variance_ratio
+from gradstats.stats.length_scaling.regression import variance_ratio
 
 
 def uneven():

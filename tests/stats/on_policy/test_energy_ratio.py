@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradstats.stats.on_policy.energy_ratio import energy_ratio
+from gradstats.stats.on_policy import energy_ratio
 
 PROMPTS = np.array([0, 0, 1, 2])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from statsmodels.stats.multitest import multipletests
 
-from gradstats.stats.on_policy.holm import holm
+from gradstats.stats.on_policy import holm
 
 
 @pytest.mark.parametrize("pvalues", [[0.01, 0.04, 0.03], [0.5, 0.6], [1e-9, 0.02, 0.02, 0.9], [0.3]])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradstats.stats.on_policy.mean_score_sq import mean_score_sq
+from gradstats.stats.on_policy import mean_score_sq
 
 
 def measured(sketches):

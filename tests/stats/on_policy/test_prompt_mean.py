@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradstats.stats.on_policy.prompt_mean import prompt_mean
+from gradstats.stats.token_profiles import prompt_mean
 
 
 def test_prompts_count_equally_whatever_their_completions():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradstats.stats.on_policy.settings import departures_of
+from gradstats.stats.on_policy import departures_of
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradstats.stats.on_policy.surprise import excess_of, surprise
+from gradstats.stats.token_profiles import excess_of, surprise
 
 
 def test_by_hand():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradstats.stats.on_policy.temperature import TEMPERATURES, TemperatureTest, temperature_test
+from gradstats.stats.on_policy import TEMPERATURES, TemperatureTest, temperature_test
 
 
 def softmax(logits):

@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 
 from gradstats import data
-from gradstats.stats import (
-    fit_length_scaling,
-    plan_alpha,
-)
+from gradstats.stats import fit_length_scaling, plan_alpha
 
 
 def test_the_published_points_call_for_hundreds_of_sequences():

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradstats.stats.plans.alpha_plan import AlphaPlan
-from gradstats.stats.plans.prompt_plan import smallest
+from gradstats.stats.plans import AlphaPlan
+from gradstats.stats.prompt_plan import smallest
 
 
 def plan(**changes):

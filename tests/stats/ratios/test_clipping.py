@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradstats.estimators import Batch, Recipe, recipes
-from gradstats.stats.ratios.clipping import clipped_share, clipping_recipes, without_clip
+from gradstats.stats.ratio_diagnostics import clipped_share, clipping_recipes, without_clip
 
 RATIOS = np.array([[1.5, 1.1, 0.5], [1.5, 0.5, 1.0], [1.0, 0.7, 1.3], [4.0, 1.0, 1.0]])
 MASK = np.array([[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 1]], dtype=bool)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from gradstats.stats.jackknife import Estimate
-from gradstats.stats.ratios.spread import RatioSpread, ratio_spread
+from gradstats.stats.ratios import RatioSpread, ratio_spread
 from tests.off_policy import turned_policy
 
 RNG = np.random.default_rng(0)

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from probed_policies import MANY_DIRECTIONS, drawn_tokens, probed
 
-from gradstats.stats import (
-    concentration,
-)
+from gradstats.stats import concentration
 
 
 def test_concentration_is_the_share_of_the_heaviest():

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from probed_policies import MANY_DIRECTIONS, drawn_tokens, probed
 
-from gradstats.stats import (
-    token_correlation,
-)
+from gradstats.stats import token_correlation
 
 
 def brute_correlation(scores, lengths, distances):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradstats.stats.tokens.cumulative_error import FRACTIONS, cumulative_errors
+from gradstats.stats.token_profiles import FRACTIONS, cumulative_errors
 
 ENERGIES = [np.array([1.0, 2.0, 4.0]), np.array([3.0, 1.0]), np.array([2.0, 6.0, 1.0]), np.array([5.0, 2.0, 3.0])]
 PROXY = [np.array([1.0, 3.0, 2.0]), np.array([1.0, 2.0]), np.array([2.0, 5.0, 3.0]), np.array([4.0, 4.0, 1.0])]

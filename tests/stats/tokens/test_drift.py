@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from probed_policies import drawn_tokens, probed
 
-from gradstats.stats import (
-    drift_along,
-)
+from gradstats.stats import drift_along
 
 
 def test_drift_adds_up_to_what_tokens_have_in_common():

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from probed_policies import drawn_tokens, probed
 
-from gradstats.stats import (
-    local_slope,
-)
+from gradstats.stats import local_slope
 
 
 def test_local_slope_of_constant_and_growing_energy():

@@ -9,7 +9,7 @@ from probed_policies import drawn_tokens
 
 import gradstats as gs
 from gradstats.estimators import Batch
-from gradstats.stats.tokens.otb_ratio import otb_ratio
+from gradstats.stats.proxy_quality import otb_ratio
 
 
 def ratio_of(measured, values):

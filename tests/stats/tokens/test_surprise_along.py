@@ -3,9 +3,7 @@
 import pytest
 from probed_policies import drawn_tokens
 
-from gradstats.stats import (
-    surprise_along,
-)
+from gradstats.stats import surprise_along
 
 
 def test_surprise_along_counts_excess_of_surprise():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gradstats.stats.tokens.token_profile import doubling_bins
+from gradstats.stats.token_profiles import doubling_bins
 
 
 def test_bins_double():

@@ -15,7 +15,7 @@ from gradstats.stats import (
     local_slope,
     token_correlation,
 )
-from gradstats.stats.variance.probe_error import probed_statistic
+from gradstats.stats.variance.sketch_error import probed_statistic
 
 
 def test_energy_ratio_and_alpha_know_the_energies():

@@ -9,7 +9,7 @@ from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy
-from gradstats.report.share_tables import allocation_table
+from gradstats.report.analysis_tables import allocation_table
 from gradstats.stats import allocate
 
 TOKENS = 1000.0

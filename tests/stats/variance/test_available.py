@@ -12,7 +12,7 @@ from measured_completions import small_measurement
 from gradstats.estimators import Batch
 from gradstats.estimators.ratios import chi_squared
 from gradstats.stats import compare
-from gradstats.stats.variance.available import compare_available
+from gradstats.stats.variance.comparison import compare_available
 from tests.off_policy import ImportanceWeighted
 
 

@@ -10,9 +10,8 @@ from comparison_batches import interleaved_batch, quiet_compare
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import Statistic
-from gradstats.stats.variance.batch_moments import DealtDifferences, shuffled_deals
-from gradstats.stats.variance.group_moments import prompt_moments, split_into_groups
-from gradstats.stats.variance.score_vectors import Scores
+from gradstats.stats.variance.moments import DealtDifferences, prompt_moments, shuffled_deals, split_into_groups
+from gradstats.stats.variance.scores import Scores
 
 
 def batch_level(name):
@@ -125,8 +124,8 @@ def test_more_deals_leave_less_error_and_the_number_is_chosen_by_it():
 
 def test_many_small_batches_are_dealt_less_often(monkeypatch):
     """Each is weighted by itself, which takes time; one that stays within its group has its weights at once."""
-    monkeypatch.setattr("gradstats.stats.variance.pooled_completions.MOST_WEIGHTED_BATCHES", 100 * 20)
-    monkeypatch.setattr("gradstats.stats.variance.pooled_completions.SMALL_DEAL_SHARE", 0.0)
+    monkeypatch.setattr("gradstats.stats.variance.pools.MOST_WEIGHTED_BATCHES", 100 * 20)
+    monkeypatch.setattr("gradstats.stats.variance.pools.SMALL_DEAL_SHARE", 0.0)
     batch, scores = interleaved_batch([2] * 40)
     keywords = {"prompts_per_batch": 2, "max_grad_norm": 1.0}
     of_batch, local = quiet_compare(batch, ["batch_mean", "rloo"], scores, **keywords).rows

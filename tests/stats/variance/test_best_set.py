@@ -5,7 +5,7 @@ import pytest
 from comparison_batches import interleaved_batch, quiet_compare
 
 from gradstats.stats.jackknife import mean_statistic
-from gradstats.stats.variance.best_set import pairwise_differences
+from gradstats.stats.variance.result import pairwise_differences
 
 EVERY = np.ones(3, dtype=bool)
 

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.between_prompt import between_prompt
-from gradstats.stats.variance.trace_cov import trace_cov
-from gradstats.stats.variance.within_prompt import within_prompt
+from gradstats.stats.variance.estimates import between_prompt, trace_cov, within_prompt
 
 
 def test_it_is_the_variance_of_means_less_what_groups_contribute():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.bias_share import bias_share
+from gradstats.stats.variance.estimates import bias_share
 
 TARGET = np.array([5.0, 6.0, 5.0, 6.0, 5.5])
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradstats.stats.variance.bins import binned, equal_count_bins, inside_bins
+from gradstats.stats.variance.shares import binned, equal_count_bins, inside_bins
 
 VALUES = np.array([0.5, 0.1, 0.9, 0.5, 0.2, 0.7, 0.5, 0.5])
 

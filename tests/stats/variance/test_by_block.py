@@ -13,7 +13,7 @@ from conftest import ragged_rollouts, tiny_model
 
 import gradstats as gs
 from gradstats.estimators import Batch
-from gradstats.reference.autograd_loop import sequence_gradients
+from gradstats.reference.naive_estimators import sequence_gradients
 
 LABELS = ["group_mean", "rloo", "norm_weighted(loo=True)"]
 N_PROMPTS = 6

@@ -10,10 +10,10 @@ from off_policy_pair import policy_pair
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.measurement.weighted_gradients import WeightedGradients
+from gradstats.measurement.measurement import WeightedGradients
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats import compare
-from gradstats.stats.variance.comparison_inputs import comparison_inputs
+from gradstats.stats.variance.inputs import comparison_inputs
 from gradstats.stats.variance.length_bins import variances_by_length
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gradients_by_hand import statistics_of
 
-from gradstats.stats.variance.cosine import cosine
+from gradstats.stats.variance.estimates import cosine
 
 TARGET = [[[5.0, 0.1]], [[6.0, -0.1]], [[5.5, 0.2]], [[6.5, -0.2]]]
 ROTATION = np.array([[0.6, 0.8], [-0.8, 0.6]])

@@ -7,12 +7,7 @@ from off_policy import turned_policy
 
 from gradstats.estimators import get
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats import (
-    EquivalentGroupSize,
-    compare,
-    equivalent_group_size,
-    equivalent_group_sizes,
-)
+from gradstats.stats import EquivalentGroupSize, compare, equivalent_group_size, equivalent_group_sizes
 from gradstats.stats.jackknife import Estimate
 
 

@@ -5,7 +5,7 @@ from comparison_batches import correlated_batch, quietly
 
 from gradstats.stats import compare
 from gradstats.stats.jackknife import NOT_ESTIMATED
-from gradstats.stats.variance.fieller_simultaneous import fieller_simultaneous
+from gradstats.stats.variance.estimates import fieller_simultaneous
 
 ESTIMATORS = ["rloo", "token_mean", "grpo", "length_weighted(alpha=1.0)"]
 

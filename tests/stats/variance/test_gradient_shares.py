@@ -10,8 +10,8 @@ from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import variance_by_length, variances_by_length
 from gradstats.stats.jackknife import Estimate
-from gradstats.stats.variance.gradient_shares import ShareOfSum
 from gradstats.stats.variance.length_bins import _OfLengths
+from gradstats.stats.variance.shares import ShareOfSum
 
 
 def test_shares_by_length_are_the_exact_ones():

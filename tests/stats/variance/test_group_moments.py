@@ -7,11 +7,9 @@ from comparison_batches import correlated_batch, quietly
 from scipy import stats
 
 from gradstats import estimators as est
-from gradstats.plots.units import rows_of_one_unit
-from gradstats.stats import (
-    compare,
-)
-from gradstats.stats.variance.group_moments import prompt_moments, split_into_groups
+from gradstats.plots.names import rows_of_one_unit
+from gradstats.stats import compare
+from gradstats.stats.variance.moments import prompt_moments, split_into_groups
 from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS
 
 

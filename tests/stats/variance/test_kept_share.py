@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradstats.stats.variance.kept_share import kept_share
+from gradstats.stats.variance.estimates import kept_share
 
 
 def test_independent_groups_have_wilsons_interval():

@@ -10,9 +10,8 @@ from scipy import stats
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy, exact_optimal_baselines
 from gradstats.reference.optimal_baselines import mixture_form
-from gradstats.stats.variance.comparison import pooled
-from gradstats.stats.variance.group_moments import split_into_groups
-from gradstats.stats.variance.learned_baselines import (
+from gradstats.stats.variance.comparison import pooled, prepared_inputs
+from gradstats.stats.variance.minimiser import (
     EXPONENTS,
     LearnedBaseline,
     learned_baselines,
@@ -20,10 +19,10 @@ from gradstats.stats.variance.learned_baselines import (
     learned_mixture,
     learned_shift,
     lowest_shares,
+    minimiser_of,
     variance_with,
 )
-from gradstats.stats.variance.minimiser import minimiser_of
-from gradstats.stats.variance.prepared_inputs import prepared_inputs
+from gradstats.stats.variance.moments import split_into_groups
 
 
 def pool_of(batch, scores):

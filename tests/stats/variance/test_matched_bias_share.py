@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.matched_bias_share import matched_bias_share
+from gradstats.stats.variance.estimates import matched_bias_share
 
 RNG = np.random.default_rng(0)
 TARGET = RNG.normal(size=(30, 3)) + np.array([3.0, 1.0, 0.0])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.matched_ratio import matched_ratio, matched_trace_cov
+from gradstats.stats.variance.estimates import matched_ratio, matched_trace_cov
 
 FIRST, SECOND = np.array([5.0, 6.0, 5.0, 6.0, 5.5]), np.array([9.0, 10.0, 12.0, 10.0, 11.0])
 

@@ -5,9 +5,7 @@ import pytest
 from gradients_by_hand import along, statistics_of
 
 from gradstats.stats.jackknife import NOT_ESTIMATED
-from gradstats.stats.variance.matched_ratio import matched_ratio
-from gradstats.stats.variance.matched_ratio_simultaneous import matched_ratio_simultaneous
-from gradstats.stats.variance.ratio_simultaneous import ratio_simultaneous
+from gradstats.stats.variance.estimates import matched_ratio, matched_ratio_simultaneous, ratio_simultaneous
 
 LEVEL = 0.9
 

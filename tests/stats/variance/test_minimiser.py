@@ -7,8 +7,8 @@ from scipy import optimize, stats
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import Statistic, mean_statistic
-from gradstats.stats.variance.group_moments import prompt_moments, split_into_groups
 from gradstats.stats.variance.minimiser import minimiser_of, written_interval
+from gradstats.stats.variance.moments import prompt_moments, split_into_groups
 
 GRID = np.linspace(-1.0, 1.0, 9)
 

@@ -2,7 +2,7 @@
 
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.most_influential_prompt import most_influential_prompt
+from gradstats.stats.variance.estimates import most_influential_prompt
 
 
 def test_the_heaviest_gradient_counts_most():

@@ -5,7 +5,7 @@ import pytest
 from comparison_batches import interleaved_batch, quiet_compare
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.n_effective_prompts import n_effective_beside, n_effective_prompts
+from gradstats.stats.variance.estimates import n_effective_beside, n_effective_prompts
 
 
 def test_equal_gradients_are_worth_their_number_and_one_that_dominates_is_worth_one():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.noise_to_signal import noise_to_signal
+from gradstats.stats.variance.estimates import noise_to_signal
 
 
 def test_it_is_variance_over_signal():

@@ -8,8 +8,8 @@ from comparison_batches import correlated_batch
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.stats.variance.pools_by_size import coefficient_on_target, moments_of, pools_by_size
-from gradstats.stats.variance.prepared_inputs import prepared_inputs
+from gradstats.stats.variance.comparison import prepared_inputs
+from gradstats.stats.variance.inputs import coefficient_on_target, moments_of, pools_by_size
 
 
 def pools(batch, scores, enough, sketched=False):

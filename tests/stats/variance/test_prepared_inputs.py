@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gradstats.estimators import Batch, recipes
-from gradstats.estimators.along_completions import AlongCompletions
-from gradstats.stats.variance.prepared_inputs import prepared_inputs
+from gradstats.estimators.ratios import AlongCompletions
+from gradstats.stats.variance.comparison import prepared_inputs
 
 
 def batch_of(off_policy):

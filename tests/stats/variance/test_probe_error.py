@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gradstats.stats.jackknife import Statistic
-from gradstats.stats.variance.group_moments import Groups, cross_signal, prompt_moments
-from gradstats.stats.variance.probe_error import TokenProbeError
+from gradstats.stats.variance.moments import Groups, cross_signal, prompt_moments
+from gradstats.stats.variance.sketch_error import TokenProbeError
 
 
 @pytest.mark.parametrize("n_probes", [6, 40])

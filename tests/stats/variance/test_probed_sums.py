@@ -11,8 +11,8 @@ from probed_policies import enumerated, probed
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe
 from gradstats.stats import compare, equivalent_group_size
-from gradstats.stats.variance.comparison_inputs import comparison_inputs
-from gradstats.stats.variance.probed_sums import probe_blocks, probe_thirds
+from gradstats.stats.variance.inputs import comparison_inputs
+from gradstats.stats.variance.scores import probe_blocks, probe_thirds
 
 EVERY_LEVEL = [
     "rloo",

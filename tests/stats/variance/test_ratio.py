@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.ratio import ratio
+from gradstats.stats.variance.estimates import ratio
 
 
 def test_it_is_paired_prompt_by_prompt():

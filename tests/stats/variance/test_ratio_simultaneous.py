@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic
-from gradstats.stats.studentised import studentised_ratio
-from gradstats.stats.variance.ratio_simultaneous import ratio_simultaneous
+from gradstats.stats.variance.estimates import ratio_simultaneous
 
 
 def ratios_of(rng, truths, n=60):

@@ -5,14 +5,14 @@ import pandas as pd
 from comparison_batches import quiet_compare, sized_batch
 
 from gradstats.stats import allocate, variance_by_success
-from gradstats.stats.variance.reduced_coordinates import (
+from gradstats.stats.variance.scores import Scores
+from gradstats.stats.variance.sketch_error import (
+    SketchError,
     SpannedCoordinates,
     in_fewer_coordinates,
     rotated_once,
     shared_coordinates,
 )
-from gradstats.stats.variance.score_vectors import Scores
-from gradstats.stats.variance.sketch_error import SketchError
 
 
 def test_fewer_coordinates_keep_every_inner_product():

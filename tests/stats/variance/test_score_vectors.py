@@ -8,7 +8,7 @@ from comparison_batches import interleaved_batch, quiet_compare
 
 from gradstats import estimators as est
 from gradstats.stats import compare
-from gradstats.stats.variance.score_vectors import prepare_scores
+from gradstats.stats.variance.scores import prepare_scores
 
 
 def test_token_scores():

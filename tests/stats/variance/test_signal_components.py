@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradstats.stats.variance.signal_components import SignalComponents, signal_components
+from gradstats.stats.variance.moments import SignalComponents, signal_components
 
 
 def test_the_parts_are_the_means_over_distinct_prompts():

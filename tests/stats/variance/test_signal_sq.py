@@ -5,7 +5,7 @@ import pytest
 from gradients_by_hand import along, statistics_of
 
 from gradstats.stats.jackknife import Estimate
-from gradstats.stats.variance.signal_sq import is_resolved, signal_sq
+from gradstats.stats.variance.estimates import is_resolved, signal_sq
 
 
 def test_it_is_the_mean_over_pairs_of_different_prompts():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gradstats.stats.jackknife import added_variance
-from gradstats.stats.variance.group_moments import Groups, cross_signal, prompt_moments
+from gradstats.stats.variance.moments import Groups, cross_signal, prompt_moments
 from gradstats.stats.variance.sketch_error import SketchError
 
 RNG = np.random.default_rng(0)

@@ -12,8 +12,8 @@ from comparison_batches import interleaved_batch, quiet_compare
 from gradstats import estimators as est
 from gradstats.estimators import Batch
 from gradstats.stats import compare
-from gradstats.stats.variance import prepared_inputs
-from gradstats.stats.variance.target import choose_target, recorded_differences
+from gradstats.stats.variance import comparison as prepared_inputs
+from gradstats.stats.variance.inputs import choose_target, recorded_differences
 from tests.off_policy import TOKEN_RATIOS, ImportanceWeighted, turned_policy
 
 POLICY = turned_policy()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.trace_cov import trace_cov
+from gradstats.stats.variance.estimates import trace_cov
 
 
 def test_one_group_a_prompt_gives_the_sample_variance():

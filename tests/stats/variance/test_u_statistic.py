@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradstats.stats.variance.u_statistic import mean_over_pairs
+from gradstats.stats.variance.estimates import mean_over_pairs
 
 
 def by_loops(first, second, signs, left_out=None):

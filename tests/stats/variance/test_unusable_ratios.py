@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gradstats.estimators import Batch, get
-from gradstats.stats.variance.target import choose_target
-from gradstats.stats.variance.unusable_ratios import refuse_unusable_ratios, uses_ratios
+from gradstats.stats.variance.inputs import choose_target, refuse_unusable_ratios, uses_ratios
 
 
 @pytest.mark.parametrize(

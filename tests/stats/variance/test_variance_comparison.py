@@ -10,7 +10,7 @@ from comparison_batches import interleaved_batch, quiet_compare, quietly, sized_
 from measured_by_hand import measured_by_hand
 
 from gradstats.stats import variance_by_length, variance_by_success
-from gradstats.stats.variance.winner import lowest_beyond_doubt
+from gradstats.stats.variance.result import lowest_beyond_doubt
 
 
 def test_verdicts_are_those_of_each_group_size():

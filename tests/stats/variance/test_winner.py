@@ -10,7 +10,7 @@ import pytest
 
 from gradstats.estimators import Batch
 from gradstats.stats import compare
-from gradstats.stats.variance.winner import best_rows, clear_winner, lowest
+from gradstats.stats.variance.result import best_rows, clear_winner, lowest
 
 ESTIMATORS = ["rloo", "reinforce", "constant(b=0.5)", "constant(b=5)"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gradients_by_hand import along, statistics_of
 
-from gradstats.stats.variance.within_prompt import within_prompt
+from gradstats.stats.variance.estimates import within_prompt
 
 
 def test_it_is_the_mean_of_the_sample_variances_of_prompts():

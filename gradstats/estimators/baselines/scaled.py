@@ -1,0 +1,241 @@
+r"""The James–Stein baseline: each prompt's mean, shrunk towards the mean of the other prompts."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gradstats.estimators.baselines.grouping import (
+    first_of_group,
+    reduce_by_group,
+    reduce_others,
+    rewards_to_go,
+    unbiased,
+)
+from gradstats.estimators.baselines.weighted import apply_singleton, weighted_mean_advantages
+from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import SEQUENCE_SUM
+from gradstats.estimators.registry import estimator
+
+
+def standard_deviation(
+    values: Float[np.ndarray, "n"], index: Int[np.ndarray, "n"], n_sets: int, ddof: int
+) -> Float[np.ndarray, "n"]:
+    """Return the standard deviation over each completion's set; NaN where the set has at most ``ddof`` members."""
+    centred = values - first_of_group(values, index, n_sets)
+    sizes = np.bincount(index, minlength=n_sets)
+    mean = reduce_by_group(centred, index, n_sets) / sizes
+    squares = reduce_by_group((centred - mean[index]) ** 2, index, n_sets)
+    freedom = sizes - ddof
+    variance = np.divide(squares, freedom, out=np.full_like(squares, np.nan), where=freedom > 0)
+    return np.sqrt(variance)[index]
+
+
+def divide_by_deviation(
+    advantages: Float[np.ndarray, "n"], deviation: Float[np.ndarray, "n"], eps: float, what: str
+) -> Float[np.ndarray, "n"]:
+    """Return A/(std + ε): NaN, with a warning, where std + ε is zero or undefined."""
+    scale = deviation + eps
+    defined = scale > 0
+    if not defined.all():
+        warnings.warn(
+            f"{what} is NaN for {int((~defined).sum())} completions: the standard deviation of their rewards "
+            "is zero or undefined and eps is 0; give eps > 0, or drop groups without spread",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return np.divide(advantages, scale, out=np.full_like(advantages, np.nan), where=defined)
+
+
+@estimator(
+    "grpo",
+    display="GRPO advantage",
+    baseline="group mean",
+    scale="group std + ε",
+    bias="biased: each prompt is rescaled by the spread of its rewards, also with LOO",
+    source="Shao et al. 2024, 2402.03300",
+    unit=f"{SEQUENCE_SUM} / group_std",
+)
+def grpo(
+    batch: Batch, ddof: int = 1, eps: float = 1e-6, loo: bool = False, singleton: str = "zero"
+) -> Float[np.ndarray, "n"]:
+    r"""Return :math:`A_i = (R_i - \bar R)/(\mathrm{std} + ε)`. GRPO, 2402.03300.
+
+    Implementations differ in the standard deviation and ε: verl uses ``ddof=1, eps=1e-6``, the defaults here;
+    TRL ``ddof=1, eps=1e-4``; rllm ``ddof=0, eps=1e-6``; open-instruct ``ddof=0, eps=1e-8``.
+    E[ĝ] is not a multiple of ∇J: each prompt is rescaled by the spread of its rewards. ``loo=True`` takes the
+    mean of the others; the standard deviation still includes every sample, so the bias remains.
+
+    Args:
+        batch: the completions.
+        ddof: the divisor of the variance is N − ddof.
+        eps: ε, added to the standard deviation.
+        loo: leave sample i out of its own mean.
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
+            (verl gives R/(1+ε).)
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 1], lengths=[1, 2, 3, 2], groups=["a"] * 4)
+        >>> estimators.grpo().advantages(batch).round(2)
+        array([ 0.87, -0.87, -0.87,  0.87])
+    """
+    advantages = weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", singleton)
+    alone = batch.group_sizes[batch.group_index] == 1
+    deviation = standard_deviation(batch.rewards, batch.group_index, batch.n_groups, ddof)
+    scaled = divide_by_deviation(advantages, np.where(alone, 1.0, deviation), eps, "grpo")
+    return apply_singleton(scaled, alone, batch.rewards, singleton)
+
+
+def whiten(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    r"""Return (v − mean)·(var + 1e-8)^{−1/2}, with mean and unbiased variance over tokens.
+
+    Args:
+        values: (N, T) with the mask as weights, or (N,) with the lengths as weights.
+        weights: the number of tokens that each entry represents.
+
+    Returns:
+        The same shape; NaN, with a warning, for a batch of one token, whose variance is undefined.
+    """
+    count = weights.sum()
+    if count < 2:
+        warnings.warn(
+            "whitened advantages are NaN: one token has no variance; give a larger batch",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return np.full_like(values, np.nan)
+    mean = (weights * values).sum() / count
+    variance = (weights * (values - mean) ** 2).sum() / (count - 1)
+    return (values - mean) / np.sqrt(variance + 1e-8)
+
+
+@estimator(
+    "reinforce_pp",
+    display="REINFORCE++",
+    baseline="token mean of the batch's returns",
+    scale="batch token std",
+    bias="biased: mean and std of the batch include the sample",
+    source="Hu et al. 2025, 2501.03262",
+    level="token",
+    across_groups=True,
+    unit=f"{SEQUENCE_SUM} / batch_token_std",
+)
+def reinforce_pp(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
+    r""":math:`A_{i,t} = (G_{i,t} - \bar G)/\sqrt{\mathrm{var}\,G + 10^{-8}}` over all tokens. REINFORCE++, 2501.03262.
+
+    Token-weighted mean, unbiased variance, divided by √(var + 1e-8). Batch-level; mean and variance include the
+    sample itself, and E[ĝ] is not a known multiple of ∇J.
+
+    Args:
+        batch: the completions; with ``token_rewards``, G sums them, else G is :math:`R_i` at every counted token.
+        gamma: the discount per counted token.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 1, 1], lengths=[1, 2, 3, 2], groups=["a", "a", "b", "b"])
+        >>> estimators.reinforce_pp().advantages(batch).round(2)
+        array([[ 0.54,  0.  ,  0.  ],
+               [-1.62, -1.62,  0.  ],
+               [ 0.54,  0.54,  0.54],
+               [ 0.54,  0.54,  0.  ]])
+    """
+    return whiten(rewards_to_go(batch, gamma), batch.mask)
+
+
+@estimator(
+    "reinforce_pp_baseline",
+    display="REINFORCE++ baseline",
+    baseline="group mean, then token mean of the batch",
+    scale="batch token std",
+    bias="biased: mean and std of the batch include the sample",
+    source="Hu et al. 2025, 2501.03262",
+    across_groups=True,
+    unit=f"{SEQUENCE_SUM} / batch_token_std",
+)
+def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+    r"""Return :math:`A_i = R_i - \bar R`, whitened over the batch's tokens. REINFORCE++-baseline, 2501.03262.
+
+    Every token of a completion has the same value, so the result is (N,), and a completion counts :math:`T_i` times in
+    mean and variance. Batch-level; both include the sample itself, and E[ĝ] is not a known multiple of ∇J.
+
+    Args:
+        batch: the completions.
+        loo: take the mean of the others before whitening.
+        singleton: what a group of one gets before whitening: 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN
+            (``"nan"``).
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 1, 1], lengths=[1, 2, 3, 2], groups=["a", "a", "b", "b"])
+        >>> estimators.reinforce_pp_baseline().advantages(batch).round(2)
+        array([ 1.76, -1.37,  0.2 ,  0.2 ])
+    """
+    ones = np.ones_like(batch.rewards)
+    return whiten(weighted_mean_advantages(batch, ones, loo, "group", singleton), batch.lengths)
+
+
+@estimator(
+    "james_stein",
+    display="James–Stein",
+    baseline="leave-one-out mean shrunk to the other prompts' mean",
+    bias="LOO: E[ĝ] = ∇J; own sample: biased",
+    source="2511.03710",
+    across_groups=True,
+    expected_scale=lambda group_size, parameters: unbiased(group_size, parameters) if parameters["loo"] else None,
+)
+def james_stein(
+    batch: Batch, loo: bool = True, shrink_factor: bool = True, eps: float = 0.0, singleton: str = "zero"
+) -> Float[np.ndarray, "n"]:
+    r""":math:`A_i = R_i - (1-λ)\bar R_{-i} - λ\bar μ`, shrunk to the mean of the other groups' means. 2511.03710.
+
+    :math:`\bar R_{-i}` is the mean of the others of the group, :math:`\bar μ` that of the other groups' means. With n
+    groups, λ = ((n−1)/n)·v/(v+s), where, over the *other* groups k of :math:`m_k` completions, v is the mean of
+    :math:`\sum_j (r_{kj} - μ_k)²/(m_k(m_k-1))` and s that of :math:`(μ_k - \bar μ)²`.
+    λ = 0 when v + s = 0 or n = 1.
+    Groups of one carry no information about v and are left out of its mean; v = 0 where no other group has two.
+    λ depends on other groups only, so the estimator is unbiased, E[ĝ] = ∇J. It is batch-level.
+
+    Args:
+        batch: the completions.
+        loo: ``False`` takes the mean of the whole group, sample i included, which is biased.
+        shrink_factor: ``False`` omits (n−1)/n, as the authors' code does.
+        eps: added to v + s; the authors' code has 1e-6.
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 1, 1], lengths=[1, 2, 3, 2], groups=["a", "a", "b", "b"])
+        >>> estimators.james_stein().advantages(batch)
+        array([ 1.  , -1.  ,  0.25,  0.25])
+    """
+    index = batch.group_index
+    advantages = weighted_mean_advantages(batch, np.ones_like(batch.rewards), loo, "group", "zero")
+    if batch.n_groups > 1:
+        shrinkage, others_mean = _shrinkage(batch, shrink_factor, eps)
+        # R − [(1−λ)(R − A) + λμ̄] = (1−λ)A + λ(R − μ̄)
+        weight = shrinkage[index]
+        advantages = (1 - weight) * advantages + weight * (batch.rewards - others_mean[index])
+    return apply_singleton(advantages, batch.group_sizes[index] == 1, batch.rewards, singleton)
+
+
+def _shrinkage(
+    batch: Batch, shrink_factor: bool, eps: float
+) -> tuple[Float[np.ndarray, "groups"], Float[np.ndarray, "groups"]]:
+    """Return λ and μ̄ of every group, from the other groups only."""
+    n, m = batch.n_groups, batch.group_sizes
+    one_set = np.zeros(n, dtype=np.int64)
+    mean = reduce_by_group(batch.rewards, batch.group_index, n) / m
+    squares = reduce_by_group((batch.rewards - mean[batch.group_index]) ** 2, batch.group_index, n)
+    noise = squares / np.maximum(m * (m - 1), 1)
+    informative = reduce_others((m > 1).astype(np.float64), one_set, 1)
+    v = reduce_others(noise, one_set, 1) / np.maximum(informative, 1)
+    others_mean = reduce_others(mean, one_set, 1) / (n - 1)
+    # Σ_{k≠i} (μ_k − μ̄_{−i})² = Σ c² − (Σ c)²/(n−1) for c measured from any origin near the μ_k
+    origin = mean - mean.mean()
+    s = (reduce_others(origin**2, one_set, 1) - reduce_others(origin, one_set, 1) ** 2 / (n - 1)) / (n - 1)
+    total = v + s + eps
+    shrinkage = np.divide(v, total, out=np.zeros(n), where=(v > 0) & (total > 0))
+    return shrinkage * ((n - 1) / n if shrink_factor else 1.0), others_mean

@@ -1,0 +1,488 @@
+"""Curves along a parameter, and learned baselines: the names of their files, their tables and figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from gradstats import plots
+from gradstats.estimators.display_names import GREEK, distinct_names, in_words
+from gradstats.estimators.recipes.recipe import PREFIX
+from gradstats.plots.allocation import bin_label, n_prompts_label
+from gradstats.plots.names import LABELS
+from gradstats.report.numbers import UNRESOLVED, Triple, triples_of
+from gradstats.report.saved_results import CURVE
+from gradstats.report.tables import Table
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, TARGETS, Place, filled_in, shown_in
+from gradstats.stats.variance.result import Comparison, best_rows, frame_of, lowest
+from gradstats.stats.variance.shares import SHARES
+
+# Entries of attrs that hold labels of estimators, as the reference of ratios.
+_ENTRIES = ("reference", "best_learned", "curve")
+_LETTER = re.compile(rf"\b({'|'.join(GREEK)})\b")
+
+
+def frame_in_words(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame whose estimators are named in words, or as its ``.attrs["labels"]`` says.
+
+    Those of the columns ``estimator`` and ``recipe`` are, and those of the entries of ``.attrs`` that captions and
+    headings print, as the reference of ratios. No two estimators of a column share a name. Parameters that vary, or
+    that were learned, are written as letters.
+
+    Args:
+        frame: with labels, as it is saved.
+    """
+    entries = {name: str(frame.attrs[name]) for name in _ENTRIES if isinstance(frame.attrs.get(name), str)}
+    estimators = list(map(str, frame["estimator"])) if "estimator" in frame else []
+    chosen = frame.attrs.get(LABELS)
+    names = distinct_names([*estimators, *entries.values()], chosen)
+    named = frame.copy()
+    if estimators:
+        named["estimator"] = [names[label] for label in estimators]
+    if "recipe" in frame:
+        # Names of recipes, which label a recipe behind its prefix.
+        labels = [PREFIX + str(label).removeprefix(PREFIX) for label in frame["recipe"]]
+        recipes = distinct_names(labels, chosen)
+        named["recipe"] = [recipes[label] for label in labels]
+    if "parameters" in frame:
+        named["parameters"] = list(_in_letters(frame["parameters"].fillna("").astype(str)))
+    named.attrs = frame.attrs | {name: names[label] for name, label in entries.items()}
+    if isinstance(frame.attrs.get("parameter"), str):
+        (named.attrs["parameter"],) = _in_letters([frame.attrs["parameter"].replace("_", " ")])
+    return named
+
+
+def _in_letters(texts: Iterable[str]) -> Iterable[str]:
+    """Yield texts with Greek letters, and with minus signs before numbers."""
+    return (re.sub(r"(?<!\w)-(?=\d)", "−", _LETTER.sub(lambda found: GREEK[found[0]], text)) for text in texts)
+
+
+#: What a reader has to know about columns of intervals that hold together.
+TOGETHER = "those of all rows lie between these ends at once"
+BEST_SET = "best set"
+
+
+@dataclass(frozen=True)
+class VarianceColumn:
+    """One column.
+
+    Attributes:
+        quantity: name of the quantity.
+        heading: with the names of reference and target.
+        triples: ``(value, low, high)`` of each row.
+        together: whether these are intervals that hold for all rows at once, which have no value of their own.
+    """
+
+    quantity: str
+    heading: str
+    triples: list[Triple]
+    together: bool = False
+
+
+def variance_columns(frame: pd.DataFrame, names: Sequence[str], place: Place) -> list[VarianceColumn]:
+    """Return columns of some quantities, each followed by the intervals that hold together where the place has them.
+
+    Args:
+        frame: of a comparison; one of an earlier version may lack intervals that hold together.
+        names: the quantities.
+        place: where the columns go.
+    """
+    columns = []
+    for name in names:
+        quantity = QUANTITIES[name]
+        columns.append(VarianceColumn(name, filled_in(quantity.heading, frame.attrs), triples_of(frame, name)))
+        ends = [f"{name}_simultaneous_{end}" for end in ("low", "high")]
+        if place in quantity.together_in and set(ends) <= set(frame):
+            # What is known exactly has no interval: it is its value.
+            pairs = frame[ends].to_numpy(dtype=float).tolist()
+            triples = [(low if low == high else math.nan, low, high) for low, high in pairs]
+            columns.append(VarianceColumn(name, quantity.together_heading, triples, together=True))
+    return columns
+
+
+def best_set_marks(frame: pd.DataFrame) -> list[str] | None:
+    """Return ``yes`` or ``no`` for each row, a dash where it was not judged; None for a frame without a best set."""
+    if "in_best_set" not in frame:
+        return None
+    judged = zip(frame["in_best_set"].eq(True), frame["in_best_set"].notna(), strict=True)
+    return [("yes" if inside else "no") if known else UNRESOLVED for inside, known in judged]
+
+
+VARIANCE_COLUMNS = shown_in("paper")
+#: Entry of a frame's ``.attrs``: how many estimators were compared, where only some are listed.
+COMPARED_ROWS = "n_compared"
+# What decides, and what a reader needs to trust it, comes before what can be computed from it.
+_NARROW_FIRST = (JUDGED.name, "cosine", "matched_bias_share", "ratio", "trace_cov")
+
+
+def variance_table(
+    comparison: Comparison | pd.DataFrame,
+    *,
+    columns: Sequence[str] = VARIANCE_COLUMNS,
+    paired: Comparison | pd.DataFrame | None = None,
+    confidence_level: float | None = None,
+) -> Table:
+    """Return the variance of estimators, one row each, in the comparison's order, named in words as in figures.
+
+    The best set is bold: the estimators that may have the lowest matched ratio, as the comparison decides pair by pair
+    (its column ``in_best_set``). In a frame without that column the lowest is bold where it is known to be the lowest.
+
+    Args:
+        comparison: a :class:`gradstats.stats.VarianceComparison` or its frame.
+        columns: quantities to show, each with its ``_low`` and ``_high``.
+        paired: for a frame without that entry, the comparison whose reference is ``lowest(comparison)``, or its frame;
+            without it the lowest is bold only where it is the reference, or in a table of two rows.
+        confidence_level: of the intervals, for a :class:`gradstats.stats.VarianceComparison`; a frame has its own.
+
+    Raises:
+        ValueError: when the frame lacks a column, or ``paired`` has another reference or other rows.
+        KeyError: for a column that is not an estimated quantity.
+    """
+    frame = frame_of(comparison, confidence_level)
+    needed = ["estimator", *(f"{name}{end}" for name in columns for end in ("", "_low", "_high"))]
+    missing = [name for name in needed if name not in frame]
+    if missing:
+        raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: give what compare() returns")
+    bold: frozenset[tuple[int, int]] = frozenset()
+    named = frame_in_words(frame)
+    shown = variance_columns(named, columns, "paper")
+    if JUDGED.name in columns:
+        rows = best_rows(frame, None if paired is None else frame_of(paired, confidence_level))
+        at = next(at for at, column in enumerate(shown) if column.quantity == JUDGED.name)
+        bold = frozenset((row, at) for row in rows)
+    sentences = _column_sentences(named.attrs, shown, _bold_sentence(frame, paired is None, bool(bold)))
+    headings = {column.quantity: column.heading for column in shown if not column.together}
+    return Table(
+        caption=" ".join([_variance_caption(named.attrs), *dict.fromkeys(sentences.values())]),
+        heading="estimator",
+        rows=tuple(_row_names(named)),
+        columns={column.heading: column.triples for column in shown},
+        source=frame,
+        bold=bold,
+        label="tab:variance",
+        names=headings | {f"{column.quantity}_simultaneous": column.heading for column in shown if column.together},
+        first=tuple(headings[name] for name in _NARROW_FIRST if name in headings),
+        about=sentences,
+    )
+
+
+def _row_names(frame: pd.DataFrame) -> list[str]:
+    names = [str(name) for name in frame["estimator"]]
+    if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
+        return [f"{name}, N = {size:g}" for name, size in zip(names, frame["group_size"], strict=True)]
+    return names
+
+
+def _bold_sentence(frame: pd.DataFrame, decided: bool, has_bold: bool) -> str:
+    heading = JUDGED.heading
+    if lowest(frame) is None:
+        return f"No {heading} is resolved."
+    if decided and "in_best_set" in frame:
+        if pd.isna(frame["in_best_set"].to_numpy()).any():
+            return (
+                f"Bold: the best set, which holds the lowest {heading} of the rows that have one at this level (all "
+                "pairs of these compared); the others are not judged."
+            )
+        compared = frame.attrs.get(COMPARED_ROWS, len(frame))
+        rows = "rows" if compared == len(frame) else f"the {compared} estimators of the comparison"
+        best = f"the best set, which holds the lowest {heading} at this level (all pairs of {rows} compared)."
+        return f"Bold: {best}" if has_bold else f"No row is of {best}"
+    beyond_doubt = frame.attrs.get("lowest_beyond_doubt")
+    if beyond_doubt is not None and not has_bold:
+        return f"The lowest {heading} is that of {in_words(str(beyond_doubt))}, which is not listed."
+    if has_bold:
+        return f"Bold: lowest {heading}, where the paired interval against every other row excludes a tie."
+    return f"No row is bold: the paired intervals leave a tie for the lowest {heading}."
+
+
+def _variance_caption(about: Mapping[Hashable, object]) -> str:
+    level = f"{about['confidence_level']:.0%} " if "confidence_level" in about else ""
+    n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
+    groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
+    caption = (
+        f"Variance of one prompt group's gradient, {level}intervals{n}{groups}; ratios "
+        f"to {about.get('reference', 'the reference')} are paired."
+    )
+    if about.get("target") == "importance":
+        caption += (
+            f" Cosine and bias are judged against the {TARGETS['importance']} gradient of the scored policy; effective "
+            f"sample size {about['effective_sample_size']:.0f}."
+        )
+    return caption
+
+
+def _column_sentences(
+    about: Mapping[Hashable, object], shown: Sequence[VarianceColumn], bold_sentence: str
+) -> dict[str, str]:
+    """Return what the caption says of single columns: heading → sentence."""
+    sentences = {}
+    for column in shown:
+        if column.together:
+            sentences[column.heading] = f"{column.heading.capitalize()}: {TOGETHER}."
+        elif column.quantity in ("bias_share", "matched_bias_share") and "prompts_per_batch" in about:
+            sentences[column.heading] = f"The share of bias is that of a batch of {about['prompts_per_batch']} prompts."
+        elif column.quantity == JUDGED.name:
+            sentences[column.heading] = bold_sentence
+    return sentences
+
+
+#: Squared deviations of ratios below this are those of float32.
+_ROUNDING = 1e-9
+_KINDS = {"token": "token", "product": "completion", "geometric_mean": "geometric mean"}
+#: Headings of the columns, by name.
+RATIO_HEADINGS = {
+    "mean": "mean",
+    "variance": "variance",
+    "chi_squared": "χ²",
+    "effective_sample_size": "effective sample size",
+}
+CLIPPING_HEADINGS = {
+    "clipped_tokens": "tokens clipped",
+    "clipped_completions": "completions clipped",
+    "removed_share": "squared norm removed",
+}
+
+
+def ratio_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``RatioDiagnostics.to_frame()``, all completions first."""
+    rows = []
+    for row in frame.to_dict("records"):
+        lengths = f"{row['length_low']:g}–{row['length_high']:g} tokens"
+        what = lengths if row["by_length"] else "all"
+        rows.append(f"{_KINDS[str(row['ratio'])]}, {what} (n = {row['n']:,})")
+    level = frame.attrs["confidence_level"]
+    caption = (
+        f"Importance ratios of the scored to the sampling policy, with {level:.0%} intervals over prompts; "
+        "χ² is the mean of (ρ − 1)²."
+    )
+    columns = columns_of(frame, RATIO_HEADINGS)
+    # Sampler and scorer are one policy: what is left is the rounding of log-probabilities.
+    one_policy = [high < _ROUNDING for _, _, high in columns[RATIO_HEADINGS["chi_squared"]]]
+    columns[RATIO_HEADINGS["mean"]] = [
+        (round(value, 4), math.nan, math.nan) if equal else (value, low, high)
+        for equal, (value, low, high) in zip(one_policy, columns[RATIO_HEADINGS["mean"]], strict=True)
+    ]
+    for name in ("variance", "chi_squared"):
+        triples = columns[RATIO_HEADINGS[name]]
+        columns[RATIO_HEADINGS[name]] = [
+            (math.nan, math.nan, _ROUNDING) if high < _ROUNDING else (value, low, high) for value, low, high in triples
+        ]
+    return Table(caption, "ratio", tuple(rows), columns, frame, label="tab:ratios")
+
+
+def clipping_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``RatioDiagnostics.clipping_frame()``."""
+    level = frame.attrs["confidence_level"]
+    caption = (
+        f"Effect of each recipe's clip, with {level:.0%} intervals over prompts. The squared norm is that of "
+        "completions for clips of completions, and of tokens for clips of tokens."
+    )
+    if "unknown" in set(frame["removed_of"]):
+        caption += (
+            " Dashes: energies of tokens were not measured (token_probes), which this share of their clips needs."
+        )
+    rows = tuple(str(name) for name in frame["recipe"])
+    return Table(caption, "recipe", rows, columns_of(frame, CLIPPING_HEADINGS), frame, label="tab:clipping")
+
+
+def columns_of(frame: pd.DataFrame, headings: dict[str, str]) -> dict[str, list[Triple]]:
+    """Return what a table's columns hold: heading → (value, low, high) of each row, given column → heading."""
+    return {
+        heading: [
+            (float(value), float(low), float(high))
+            for value, low, high in frame[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
+        ]
+        for name, heading in headings.items()
+    }
+
+
+SUCCESS_HEADINGS = {
+    "scale": "scale",
+    "kept_scale": "scale of kept groups",
+    **SHARES,
+    "kept_share": "groups kept",
+    "spread_share": "groups with spread",
+}
+BLOCK_HEADINGS = {"trace_cov": "variance", "ratio": "ratio"}
+ALLOCATION_HEADINGS = {
+    "noise_to_signal": "noise to signal",
+    "relative_noise": "relative noise",
+    "tokens_saved": "tokens saved",
+    "within_prompt": "within prompts",
+    "between_prompt": "between prompts",
+}
+
+
+def success_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``SuccessBins.to_frame()``."""
+    size = frame.attrs.get("group_size")
+    groups = "groups" if size is None else f"groups of {size} completions"
+    origin = "as given" if frame.attrs.get("success") == "given" else "of the other half of the completions"
+    caption = (
+        f"Gradient by success rate of the prompt ({origin}), {groups}, {_level(frame)}intervals over prompts. Scale: "
+        "factor of the prompts' expected gradient on that of the target; shares sum to 1."
+    )
+    rows = [
+        f"{row['estimator']}, {bin_label(row['success_low'], row['success_high'])} (n = {row['n_prompts']:,})"
+        for row in frame.to_dict("records")
+    ]
+    columns = columns_of(frame, SUCCESS_HEADINGS)
+    return Table(caption, "estimator, success rate", tuple(rows), columns, frame, label="tab:success")
+
+
+def block_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``VarianceByBlock.to_frame()``."""
+    caption = (
+        "Variance of the gradient with respect to each block of parameters, and its ratio to that of "
+        f"{frame.attrs['reference']} on the same block, {_level(frame)}intervals over prompts."
+    )
+    several = len(set(frame["group_size"])) > 1
+    rows = [
+        f"{row['block']}, {row['estimator']}{', N={:g}'.format(row['group_size']) if several else ''}"
+        for row in frame.to_dict("records")
+    ]
+    columns = columns_of(frame, BLOCK_HEADINGS)
+    return Table(caption, "block, estimator", tuple(rows), columns, frame, label="tab:variance-by-block")
+
+
+def allocation_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``Allocation.to_frame()``; extrapolated sizes carry a star."""
+    about = frame.attrs
+    rows = [
+        f"{row['estimator']}, {row['group_size']:g}{'*' if row['extrapolated'] else ''} × "
+        f"{n_prompts_label(row['n_prompts'])}"
+        for row in frame.to_dict("records")
+    ]
+    caption = (
+        f"Noise of a gradient of {about['tokens']:,.0f} completion tokens, at the scale of the target, "
+        f"{_level(frame)}intervals over prompts; relative to {about['reference']} with {about['reference_size']} "
+        "completions per prompt. Stars: extrapolated sizes."
+    )
+    columns = columns_of(frame, ALLOCATION_HEADINGS)
+    return Table(caption, "estimator, completions × prompts", tuple(rows), columns, frame, label="tab:allocation")
+
+
+def _level(frame: pd.DataFrame) -> str:
+    return f"{frame.attrs['confidence_level']:.0%} " if "confidence_level" in frame.attrs else ""
+
+
+LENGTH_HEADINGS = {
+    "scale": "scale kept",
+    "matched_bias_share": "matched bias",
+    "share_of_gradient": "share of gradient",
+    "cosine": "cosine",
+    "noise_to_signal": "noise to signal",
+    "ratio": "share of variance",
+}
+
+
+def length_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``LengthBins.to_frame()``, or of several below each other."""
+    level = frame.attrs["confidence_level"]
+    caption = (
+        f"Gradients of completions by length, with {level:.0%} intervals over prompts, judged against what completions "
+        "of the same lengths contribute to the target; the scale kept is 1 where the estimator keeps their gradient, 0 "
+        "where it drops it."
+    )
+    rows = tuple(
+        f"{row['estimator']}, {row['length_low']:g}–{row['length_high']:g} tokens (n = {row['n_completions']:,})"
+        for row in frame.to_dict("records")
+    )
+    return Table(caption, "estimator", rows, columns_of(frame, LENGTH_HEADINGS), frame, label="tab:lengths")
+
+
+CRITIC_HEADINGS = {
+    "value": "mean value of the head",
+    "monte_carlo": "mean Monte-Carlo value",
+    "bias": "bias",
+    "explained_variance": "explained variance",
+}
+
+
+def critic_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``CriticQuality.to_frame()``."""
+    about = frame.attrs
+    caption = (
+        f"Values of the head against Monte-Carlo values where steps begin, with {about['confidence_level']:.0%} "
+        f"intervals over prompts. A step is wrong where the Monte-Carlo value falls to at most {about['low']:g}."
+    )
+    rows = [f"{row['states']} (n = {row['n']:,})" for row in frame.to_dict("records")]
+    return Table(caption, "states", tuple(rows), columns_of(frame, CRITIC_HEADINGS), frame, label="tab:critic")
+
+
+#: Quantities of the printed table.
+SHOWN = ("ratio", JUDGED.name, "cosine", "matched_bias_share")
+
+
+def curve_name(label: str, parameter: str) -> str:
+    """Name the files of a curve.
+
+    >>> curve_name("length_weighted(loo=True)", "alpha")
+    'curve_length_weighted_loo_true_alpha'
+    """
+    return CURVE + re.sub(r"[^a-z0-9]+", "_", f"{label} {parameter}".lower()).strip("_")
+
+
+def curve_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``VarianceCurve.to_frame()``, one row per value."""
+    about = frame.attrs
+    columns = {
+        column.heading: column.triples for column in variance_columns(frame, SHOWN, "panels") if not column.together
+    }
+    level = about.get("confidence_level", math.nan)
+    return Table(
+        caption=(
+            f"{about.get('curve')} along {about.get('parameter')}, with pointwise {level:.0%} intervals over "
+            f"{about.get('n_prompts')} prompts."
+        ),
+        heading=str(about.get("parameter")),
+        rows=tuple(f"{value:.4g}".replace("-", "−") for value in frame["value"]),
+        columns=columns,
+        source=frame,
+        label="tab:curve",
+    )
+
+
+def baselines_table(frame: pd.DataFrame) -> Table:
+    """Return the table of ``OptimalBaselines.to_frame()``: what was learned, and both ratios with simultaneous ends."""
+    about = frame.attrs
+    level = about.get("confidence_level", math.nan)
+    columns = {}
+    for heading, name in (("over oracle", "ratio"), ("over best learned", "ratio_to_learned")):
+        ends = frame[[name, f"{name}_simultaneous_low", f"{name}_simultaneous_high"]].to_numpy(dtype=float)
+        columns[heading] = [(value, low, high) for value, low, high in ends.tolist()]
+    # A text that is empty is missing in a file.
+    rows = zip(frame["estimator"], frame["kind"], frame["parameters"].fillna(""), strict=True)
+    return Table(
+        caption=(
+            f"Variance of leave-one-out baselines over that of {about.get('reference')} and over that of the "
+            f"{about.get('best_learned')}; {level:.0%} intervals hold for all rows at once, over "
+            f"{about.get('n_prompts')} prompts."
+        ),
+        heading="baseline",
+        rows=tuple(f"{label}: {learned}" if learned else f"{label} ({kind})" for label, kind, learned in rows),
+        columns=columns,
+        source=frame,
+        label="tab:baselines",
+    )
+
+
+def curve_caption(frame: pd.DataFrame) -> str:
+    """Return the caption of a curve's figure."""
+    about = frame.attrs
+    return (
+        f"Variance, cosine and bias of {about.get('curve')} along {about.get('parameter')}: pointwise bands (grey) and "
+        "simultaneous ones (thin lines); the diamond is the lowest point with its interval."
+    )
+
+
+def draw_curve(frame: pd.DataFrame) -> object:
+    """Draw a curve: variance at an equal total of completions for group sizes, otherwise all its panels."""
+    if frame.attrs.get("parameter") == "group_size":
+        label = str(frame.attrs.get("curve", "estimator"))
+        return plots.plot_group_size(frame.assign(estimator=label, group_size=frame["value"]))
+    return plots.plot_variance_curve_panels(frame)

@@ -1,0 +1,376 @@
+"""Intervals of the mean of a positive, skewed quantity that a few prompts may carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Float, Integer
+from scipy import stats
+
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.stats.jackknife import Estimate, Statistic, influential_prompts, require_level, satterthwaite_degrees
+
+N_RESAMPLES = 1999
+#: Counts of prompts in resamples that are taken as numbers of eight bytes together: 32 MiB.
+COUNTS_AT_ONCE = 2**22
+# A resample whose standard error is below this share of the sample's has no spread to speak of.
+LEAST_SPREAD = 0.1
+# Below this standard error a logarithm is known exactly, up to rounding.
+EXACT = 1e-12
+
+
+@dataclass(frozen=True)
+class StudentisedEstimate(Estimate):
+    """A number whose logarithm has the quantile of a studentised bootstrap where that is wider than Student's.
+
+    Attributes:
+        draws: (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample of hardly any spread.
+        n_influential: n, how many prompts of equal squared influence the standard error rests on.
+    """
+
+    draws: Float[np.ndarray, " resamples"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+    n_influential: float = np.inf
+
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """Return the interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        return self.within(0.0, confidence_level)
+
+    def within(self, quantile: float, confidence_level: float) -> tuple[float, float]:
+        """Return the interval for a quantile of the studentised deviation, or for its own where that is larger."""
+        level = require_level(confidence_level)
+        if self.stderr <= EXACT:
+            return self.value, self.value
+        student, of_error = (
+            float(stats.t.ppf(0.5 + level / 2.0, degrees)) for degrees in (self.degrees, self.degrees_of_error)
+        )
+        margin = max(quantile, self._deviation(level), student) * max(of_error / student, 1.0) * self.stderr
+        with np.errstate(over="ignore"):
+            return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
+
+    @property
+    def degrees_of_error(self) -> float:
+        """Degrees of freedom of the standard error: 1/(1/n − 1/M), at least 1."""
+        return max(float(satterthwaite_degrees(self.n_influential, round(self.degrees) + 1)) / 2.0, 1.0)
+
+    def _deviation(self, level: float) -> float:
+        """Return the quantile of the deviation on one side, or that of its size where few prompts carry the error."""
+        own = largest_deviation([self.draws], level)
+        known = np.isfinite(self.draws)
+        if not known.any():
+            return own
+        # A third of the prompts carry it where their influence is normal.
+        missing = 1.0 - min(3.0 * self.n_influential / (self.degrees + 1.0), 1.0)
+        return max(own, float(np.quantile(np.abs(self.draws[known]), level + missing * (1.0 - level) / 2.0)))
+
+
+def largest_deviation(draws: Sequence[Float[np.ndarray, " resamples"]], confidence_level: float) -> float:
+    """Return what several studentised deviations stay within at once, on both sides.
+
+    It is the upper quantile of the largest of them or the lower one of the smallest, whichever is larger in size: where
+    a few prompts carry the variance, each of the two is too small more often than too large.
+
+    Args:
+        draws: of each, from the same resamples; without any, the answer is 0.
+        confidence_level: of all intervals together.
+    """
+    half = (1.0 - require_level(confidence_level)) / 2.0
+    if not draws:
+        return 0.0
+    stacked = np.stack(draws)
+    stacked = stacked[:, np.isfinite(stacked).any(axis=0)]
+    lowest, highest = np.nanmin(stacked, axis=0), np.nanmax(stacked, axis=0)
+    return float(max(-np.quantile(lowest, half), np.quantile(highest, 1.0 - half), 0.0))
+
+
+@lru_cache(maxsize=2)
+def resampled_prompts(n_prompts: int) -> Integer[np.ndarray, "resamples m"]:
+    """Return how often each prompt is drawn, in each resample of the prompts with replacement.
+
+    The same for every statistic of as many prompts, so that intervals are paired, and the same in every call, so that
+    they can be repeated.
+    """
+    rng = np.random.default_rng(0)
+    # Numbers of eight bytes would be the largest array of a comparison; prompts are drawn a few times at most.
+    counts = np.empty((N_RESAMPLES, n_prompts), dtype=np.uint16 if n_prompts < 2**16 else np.uint32)
+    for block in _blocks_of_resamples(n_prompts):
+        n = len(counts[block])
+        counts[block] = rng.multinomial(n_prompts, np.full(n_prompts, 1.0 / n_prompts), size=n)
+    return counts
+
+
+def resampled_means(values: Float[np.ndarray, "m k"]) -> Float[np.ndarray, "resamples k"]:
+    """Return the mean of each column over the prompts of each resample."""
+    m, counts = len(values), resampled_prompts(len(values))
+    return np.concatenate([counts[block].astype(np.float64) @ values for block in _blocks_of_resamples(m)]) / m
+
+
+def _blocks_of_resamples(n_prompts: int) -> list[slice]:
+    step = max(1, COUNTS_AT_ONCE // n_prompts)
+    return [slice(first, first + step) for first in range(0, N_RESAMPLES, step)]
+
+
+def studentised_means(influences: Float[np.ndarray, "m k"]) -> Float[np.ndarray, "resamples k"]:
+    """Return t* of the mean of each column in each resample of the prompts; NaN for a resample without a spread."""
+    m = len(influences)
+    values = influences - influences.mean(axis=0)
+    means, squares = resampled_means(values), resampled_means(values**2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        draws = means / np.sqrt(np.maximum(squares - means**2, 0.0) / (m - 1.0))
+    draws[~np.isfinite(draws)] = np.nan
+    return draws
+
+
+def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
+    r"""Return the ratio of two positive statistics, with a studentised bootstrap of its logarithm.
+
+    With :math:`a_m, b_m` the pseudo-values of the two, a resample that draws prompt m :math:`π_m` times has
+
+    .. math:: \log\frac{A^*}{B^*}, \qquad A^* = \tfrac1M\sum_m π_m a_m, \qquad
+        \mathrm{se}^{*2} = \frac{1}{M(M-1)}\sum_m π_m\Big(\frac{a_m}{A^*} - \frac{b_m}{B^*}\Big)²,
+
+    the delta method in closed form. A resample whose se* is below a tenth of the sample's says nothing: with few
+    prompts and 0/1 rewards it may hold only groups of the same success rate, in which the two gradients are
+    proportional. The quantile of the deviation of the logarithm over se*, that of :func:`largest_deviation` or
+    Student's where that is larger, is multiplied with the delete-one-prompt jackknife of log A/B, which counts a prompt
+    of high leverage in full, together with the errors of sketch, probes and deals (P. Hall, *The Bootstrap and
+    Edgeworth Expansion*, 1992). That standard error is itself uncertain where few prompts carry it: with ψ the
+    influence of a prompt and :math:`n = (\sum ψ²)²/\sum ψ⁴` it has :math:`2/(1/n - 1/M)` degrees of freedom
+    (Satterthwaite 1946), M where the influence is normal. The sample's n is too large, since most prompts that carry
+    the variance of a heavy-tailed population are not in it: half as many degrees are taken, :math:`ν = 1/(1/n - 1/M)`,
+    and the interval is wider by :math:`t_ν/t_{M-1}`. For the same reason the misses then lie on one side, which the
+    sample does not show: as 3n/M falls from 1 to 0, the quantile of the size of the deviation rises from the stated
+    level to half way between it and 1, and is used where it is wider. Both are choices supported by simulations of
+    heavy-tailed populations (docs/statistics.md), not theorems.
+    """
+    m = len(numerator.replicates)
+    difference = numerator.in_units_of_itself() - denominator.in_units_of_itself()
+    variance = (numerator / denominator).logarithm().variance()
+    value = float(np.divide(numerator.value, denominator.value)) if denominator.value else np.nan
+    known = np.isfinite(variance) and numerator.value > 0 and denominator.value > 0 and m > 2
+    if not known:
+        return Estimate(value, np.nan, "log", m - 1.0)
+    # ψ = a/A − b/B is the influence on the logarithm. Everything is written with it and β = b/B, so that no
+    # difference of near-equal numbers is formed: a/A* − b/B* = (ψ − βψ*/β*)/(ψ* + β*).
+    influence = difference.pseudo_values
+    relative = denominator.in_units_of_itself().pseudo_values
+    columns = np.column_stack([influence, relative, influence**2, influence * relative, relative**2])
+    psi, beta, psi_sq, product, beta_sq = resampled_means(columns).T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shift = psi / beta
+        squares = (psi_sq - 2.0 * shift * product + shift**2 * beta_sq) / (psi + beta) ** 2
+        draws = np.log1p(shift) / np.sqrt(np.maximum(squares, 0.0) / (m - 1.0))
+        spread = squares / (np.mean(influence**2) - np.mean(influence) ** 2)
+    draws[~(np.isfinite(draws) & (spread > LEAST_SPREAD**2))] = np.nan
+    stderr = float(np.sqrt(variance))
+    if stderr > EXACT and np.isnan(draws).mean() > 0.5:
+        return Estimate(value, np.nan, "log", m - 1.0)
+    return StudentisedEstimate(value, stderr, "log", m - 1.0, draws, float(influential_prompts(influence)))
+
+
+@dataclass(frozen=True)
+class FiellerRatio:
+    r"""A ratio of two statistics, with the set of values that the data do not exclude.
+
+    The set holds every ψ for which :math:`N - ψD` is compatible with 0,
+
+    .. math:: (N - ψD)² ≤ t²\,\big(v_{NN} - 2ψ\,v_{ND} + ψ²\,v_{DD}\big),
+
+    which is an interval where D differs from 0, everything outside an interval where it does not but N does, and the
+    whole line otherwise. Unlike an interval about the quotient, it has its stated coverage however close the
+    denominator is to 0,
+    but it is unbounded there. E. C. Fieller, *Some Problems in Interval Estimation*, JRSS B 16, 1954.
+
+    It is solved for the difference from the estimated quotient r, with :math:`e = N - rD`, so that no digits are lost
+    where the quotient is known nearly exactly.
+
+    Attributes:
+        value: r = N/D, NaN where D is 0.
+        denominator: D.
+        contrast_variance: the variance of e.
+        covariance: that of e and D.
+        denominator_variance: the variance of D.
+        degrees: degrees of freedom of t.
+        influence: (M,) the pseudo-values of e, one a prompt.
+    """
+
+    value: float
+    denominator: float
+    contrast_variance: float
+    covariance: float
+    denominator_variance: float
+    degrees: float
+    influence: Float[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether N is a known multiple of D, up to rounding."""
+        return bool(self.contrast_variance <= (EXACT * self.value * self.denominator) ** 2)
+
+    @property
+    def draws(self) -> Float[np.ndarray, " resamples"]:
+        """The studentised deviations of e over resamples of the prompts; NaN for a resample without a spread."""
+        return studentised_means(self.influence[:, None])[:, 0]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the statistics and their errors are numbers."""
+        variances = (self.contrast_variance, self.covariance, self.denominator_variance)
+        return bool(np.isfinite([self.value, self.denominator, *variances]).all())
+
+    def is_bounded(self, confidence_level: float) -> bool:
+        """Return whether the denominator differs from 0 at this level."""
+        t_sq = self._t_sq(confidence_level)
+        return bool(self.is_known and self.denominator**2 > t_sq * self.denominator_variance)
+
+    def solution(self, confidence_level: float, quantile: float = 0.0) -> list[tuple[float, float]]:
+        """Return the set as one or two closed intervals, in order; empty where the statistics are not known.
+
+        Args:
+            confidence_level: of the set.
+            quantile: takes the place of t where it is larger.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        t_sq = max(self._t_sq(confidence_level), quantile**2)
+        if not self.is_known:
+            return []
+        # aδ² − 2bδ + c ≤ 0 for δ = ψ − r, of which δ = 0 is always a solution.
+        a = self.denominator**2 - t_sq * self.denominator_variance
+        b = -t_sq * self.covariance
+        c = -t_sq * self.contrast_variance
+        discriminant = b * b - a * c
+        if a > 0:
+            root = np.sqrt(max(discriminant, 0.0))
+            return [(float(self.value + (b - root) / a), float(self.value + (b + root) / a))]
+        if a == 0 or discriminant <= 0:
+            return [(-np.inf, np.inf)]
+        root = np.sqrt(discriminant)
+        return [(-np.inf, float(self.value + (b + root) / a)), (float(self.value + (b - root) / a), np.inf)]
+
+    def within(self, confidence_level: float, lowest: float, highest: float) -> tuple[float, float]:
+        """Return the ends of the set inside a parameter space; NaN where nothing of it is inside or it is not known."""
+        pieces = [(max(low, lowest), min(high, highest)) for low, high in self.solution(confidence_level)]
+        pieces = [(low, high) for low, high in pieces if low <= high]
+        return (pieces[0][0], pieces[-1][1]) if pieces else (np.nan, np.nan)
+
+    def _t_sq(self, confidence_level: float) -> float:
+        return float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees)) ** 2
+
+
+def fieller_ratio(numerator: Statistic, denominator: Statistic) -> FiellerRatio:
+    """Return the ratio of two statistics of the same prompts."""
+    value = float(numerator.value / denominator.value) if denominator.value else np.nan
+    contrast = numerator - denominator.scaled(value)
+    first, second = contrast.variance(), denominator.variance()
+    covariance = 0.0
+    if first > 0 and second > 0:
+        # From Var(e + D) − Var(e − D) = 4 Cov(e, D), both in units of their standard errors.
+        e, d = contrast.scaled(first**-0.5), denominator.scaled(second**-0.5)
+        correlation = float(np.clip(((e + d).variance() - (e - d).variance()) / 4.0, -1.0, 1.0))
+        covariance = correlation * float(np.sqrt(first * second))
+    elif not (np.isfinite(first) and np.isfinite(second)):
+        covariance = np.nan
+    degrees = len(numerator.replicates) - 1.0
+    return FiellerRatio(
+        value, denominator.value, float(first), covariance, float(second), degrees, contrast.pseudo_values
+    )
+
+
+#: At least so many simulated samples, and about so many simulated numbers where prompts are few.
+FEWEST_SAMPLES, NUMBERS = 999, 200_000
+
+
+@dataclass(frozen=True)
+class SkewedMeanEstimate(Estimate):
+    """A mean on the log scale, whose upper end is that of a lognormal sample of the same spread where above Student's.
+
+    Attributes:
+        n_prompts: M.
+        spread: standard deviation of the logarithms of the prompts' values.
+        share: of the prompts whose value is not 0.
+    """
+
+    n_prompts: int = 0
+    spread: float = 0.0
+    share: float = 1.0
+
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """Return the interval ``(low, high)``; NaN where the standard error is.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        low, high = super().confidence_interval(confidence_level)
+        if not (np.isfinite(low) and np.isfinite(high) and self.stderr > EXACT):
+            return low, high
+        draws = studentised_lognormal(self.n_prompts, self.spread, self.share)
+        if not len(draws):
+            return low, high
+        lowest = float(np.quantile(draws, (1.0 - require_level(confidence_level)) / 2.0))
+        with np.errstate(over="ignore"):
+            return low, max(high, float(self.value * np.exp(-lowest * self.stderr)))
+
+
+def skewed_mean(mean: Statistic, values: Float[np.ndarray, " m"]) -> Estimate:
+    r"""Return a positive statistic that is close to the mean of one value a prompt, with an interval for heavy tails.
+
+    A sample without the prompts that carry the mean has too low a mean *and* too low a standard error, so that an
+    interval from Student's quantiles lies below the truth far more often than above it, and resampling the prompts that
+    were drawn cannot make up for those that were not. So the lower quantile of
+    :math:`(\log\bar x - \log E x)/\mathrm{se}`, which gives the upper end, is simulated for M lognormal values that
+    spread as these do (a parametric bootstrap, as Zhou and Gao 1997 study for lognormal means), of which the share that
+    is not 0 is that of the data. The spread is
+    :math:`\sqrt{\frac{1}{|U|}\sum_{m\in U}(\log x_m - \tilde x)²}` over the set U of logarithms above their median
+    :math:`\tilde x`: only the upper tail carries the mean. The lower end is Student's, and the upper one where that is
+    higher.
+
+    Args:
+        mean: the statistic, with all that adds to its error (sketch, probes, deals).
+        values: (M,) one a prompt, of which those that are not positive count as 0.
+    """
+    plain = mean.estimate("log")
+    above = values[values > EXACT * np.abs(values).max()]
+    if not (np.isfinite(plain.stderr) and len(above) > 1):
+        return plain
+    logarithms = np.log(above)
+    upper = logarithms[logarithms > np.median(logarithms)] - np.median(logarithms)
+    spread = float(np.sqrt(np.mean(upper**2))) if len(upper) else 0.0
+    m = len(values)
+    return SkewedMeanEstimate(plain.value, plain.stderr, "log", plain.degrees, m, spread, len(above) / m)
+
+
+@lru_cache(maxsize=128)
+def studentised_lognormal(n_prompts: int, spread: float, share: float) -> Float[np.ndarray, " samples"]:
+    """Simulate (log x̄ − log E x)/se of samples in which a share of values is lognormal and the others are 0.
+
+    Args:
+        n_prompts: of a sample.
+        spread: standard deviation of the logarithms.
+        share: of the values that are not 0, on average.
+
+    Returns:
+        One deviation a sample that has any spread.
+    """
+    normal, uniform = _random_numbers(n_prompts)
+    values = np.exp(spread * normal - spread**2 / 2.0) * (uniform < share)
+    means = values.mean(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = values.std(axis=1) / np.sqrt(n_prompts - 1.0) / means
+        draws = np.log(means / share) / relative
+    return draws[np.isfinite(draws)]
+
+
+@lru_cache(maxsize=2)
+def _random_numbers(n_prompts: int) -> tuple[Float[np.ndarray, "samples m"], Float[np.ndarray, "samples m"]]:
+    """Return the same numbers in every call, so that intervals can be repeated."""
+    rng = np.random.default_rng(0)
+    shape = (int(np.clip(NUMBERS // n_prompts, FEWEST_SAMPLES, 1999)), n_prompts)
+    return rng.standard_normal(shape), rng.random(shape)

@@ -1,1 +1,0 @@
-"""Whether completions were drawn from the distribution that is scored."""

@@ -1,0 +1,365 @@
+"""The number of prompts that resolves the expected gradient."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import optimize, stats
+
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.stats.jackknife import require_level
+from gradstats.stats.length_scaling.alpha import LengthScalingFit
+from gradstats.stats.prompt_plan import ASSURANCE, PromptPlan, smallest
+from gradstats.stats.variance.estimates import FEW
+from gradstats.stats.variance.quantities import JUDGED
+from gradstats.stats.variance.result import Comparison, VarianceComparison
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AlphaPlan(PromptPlan):
+    r"""The size of a measurement of α with a given precision, :math:`t\,\mathrm{se}_1/\sqrt M ≤ h` of M prompts.
+
+    Attributes:
+        half_width: h, the wanted half-width of the interval of α.
+        stderr_of_one: :math:`\mathrm{se}_1`, the standard error of α times the root of the number of prompts.
+    """
+
+    half_width: float
+    stderr_of_one: float
+
+    def _goal(self) -> str:
+        return f"α ± {self.half_width:g} ({self.confidence_level:.0%} interval)"
+
+
+def plan_alpha(
+    pilot: LengthScalingFit | None = None,
+    half_width: float = 0.05,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    *,
+    noise: float | None = None,
+    length_spread: float | None = None,
+) -> AlphaPlan:
+    r"""Compute how many prompts give α ± ``half_width``, from a pilot fit or from two numbers.
+
+    The standard error falls like one over the root of the number of prompts, at the pilot's completions per prompt,
+    range of lengths and noise; the Student quantile is that of the resulting number. Without a pilot, independent
+    sequences have :math:`\mathrm{se}(α) = \frac{σ}{2 s \sqrt n}`, σ the noise about the line and s the spread of
+    lengths. A wider range of lengths needs fewer.
+
+    A pilot's squared standard error is taken as a multiple of χ² with ν degrees of freedom, 1/ν being the sum of that
+    of the error (Satterthwaite's) and of that of the spread of lengths, which the next study will not share. So is that
+    of the study, with degrees that grow with its size: the half-width is reached in 80 % of studies where the quantile
+    of their F-distributed quotient allows for it.
+
+    Args:
+        pilot: a fit of the same policy and task, however small.
+        half_width: wanted half-width of the interval.
+        confidence_level: of the interval, and of the range of sizes.
+        noise: σ, the standard deviation of log‖S‖² about the line, instead of a pilot.
+        length_spread: s, the standard deviation of log T, instead of a pilot.
+
+    Raises:
+        TypeError: when neither or both of a pilot and the two numbers are given, or the pilot is not a fit.
+        ValueError: for a half-width, noise or spread that is not positive, or a pilot without a standard error.
+
+    Example:
+        >>> import gradstats as gs
+        >>> gs.plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5).n
+        387
+        >>> points = gs.data.load("gloeckle2026")
+        >>> pilot = gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)
+        >>> plan = gs.plan_alpha(pilot, half_width=0.1)
+        >>> plan.n_prompts, plan.n_prompts_low < plan.n_prompts < plan.n_prompts_assured < plan.n_prompts_high
+        (220, True)
+    """
+    if (pilot is None) == (noise is None and length_spread is None):
+        raise TypeError("give either a pilot fit, or both noise= and length_spread=")
+    if pilot is not None and not isinstance(pilot, LengthScalingFit):
+        raise TypeError(f"pilot is a {type(pilot).__name__}: give a fit, for example gs.fit_length_scaling(measured)")
+    for name, value, example in (
+        ("half_width", half_width, 0.05),
+        ("noise", noise, 1.0),
+        ("length_spread", length_spread, 0.6),
+    ):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}={value:g} must be positive, for example {example:g}")
+    level = require_level(confidence_level)
+    degrees_of_one, degrees = 0.5, math.inf
+    if pilot is not None:
+        if not pilot.alpha_stderr > 0:
+            raise ValueError("the pilot has no standard error of alpha: give one with noise and at least 3 prompts")
+        of_one, per_prompt = pilot.alpha_stderr * math.sqrt(pilot.n_prompts), pilot.n / pilot.n_prompts
+        degrees = 1.0 / (1.0 / pilot.line.degrees() + 1.0 / (pilot.n_prompts - 1.0))
+        degrees_of_one = degrees / pilot.n_prompts
+    elif noise is None or length_spread is None:
+        raise TypeError("give both noise= and length_spread=: the error of a slope is proportional to their quotient")
+    else:
+        of_one, per_prompt = noise / (2.0 * length_spread), 1.0
+
+    def enough(n_prompts: int, factor: float) -> bool:
+        quantile = float(stats.t.ppf(0.5 + level / 2.0, n_prompts - 2))
+        return quantile * of_one * math.sqrt(factor / n_prompts) <= half_width
+
+    def quotient(n_prompts: int) -> float:
+        """Return the quantile of (study's variance)/(pilot's variance)."""
+        ahead = n_prompts * degrees_of_one
+        if np.isfinite(degrees):
+            return float(stats.f.ppf(ASSURANCE, ahead, degrees))
+        return float(stats.chi2.ppf(ASSURANCE, ahead) / ahead)
+
+    low, high = (
+        1.0 / stats.chi2.ppf(0.5 + side * level / 2.0, degrees) * degrees if np.isfinite(degrees) else 1.0
+        for side in (1.0, -1.0)
+    )
+    return AlphaPlan(
+        half_width=half_width,
+        stderr_of_one=of_one,
+        confidence_level=confidence_level,
+        n_prompts=smallest(lambda m: enough(m, 1.0)),
+        n_prompts_low=smallest(lambda m: enough(m, float(low))),
+        n_prompts_high=smallest(lambda m: enough(m, float(high))),
+        n_prompts_assured=smallest(lambda m: enough(m, max(quotient(m), 1.0))),
+        completions_per_prompt=per_prompt,
+        tokens_per_completion=math.nan if pilot is None else float(pilot.lengths.mean()),
+        pilot_n_prompts=None if pilot is None else pilot.n_prompts,
+    )
+
+
+_NODES = 400
+
+#: What can be planned: the ratio of variances, and that at matched signal.
+RATIOS = ("ratio", JUDGED.name)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RatioPlan(PromptPlan):
+    r"""The size of a comparison whose interval of a ratio r excludes 1, :math:`t\,\mathrm{se}_1/\sqrt M < |\log r|`.
+
+    Attributes:
+        estimator: label of the estimator in the numerator.
+        reference: label of that in the denominator.
+        quantity: the name of the ratio, see :data:`RATIOS`.
+        ratio: the ratio to distinguish from 1.
+        stderr_of_one: standard error of its logarithm times the root of the number of prompts.
+        fewest_prompts: below these the interval would cover less than stated, however narrow it were; no size in the
+            plan is smaller.
+    """
+
+    estimator: str
+    reference: str
+    quantity: str
+    ratio: float
+    stderr_of_one: float
+    fewest_prompts: int
+
+    def sentence(self) -> str:
+        """Put the answer in words, and say where it is not the width that decides."""
+        answer = super().sentence()
+        if self.n_prompts > self.fewest_prompts:
+            return answer
+        return (
+            f"{answer[:-1]}; fewer would make it narrow enough, but intervals hold from about {FEW} effective prompts "
+            f"on, which {self.fewest_prompts:,} prompts are worth."
+        )
+
+    def _goal(self) -> str:
+        name = self.quantity.replace("_", " ")
+        return (
+            f"distinguishing a {name} of {self.ratio:.3g} of {self.estimator} to {self.reference} from 1 "
+            f"({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
+        )
+
+
+def plan_ratio(
+    pilot: Comparison | pd.DataFrame,
+    estimator: str,
+    ratio: float | None = None,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    *,
+    quantity: str = "ratio",
+    tokens_per_completion: float = math.nan,
+) -> RatioPlan:
+    r"""Compute how many prompts distinguish a ratio of variances from 1, from a pilot comparison.
+
+    The standard error of the logarithm, from the width of the pilot's interval, falls like one over the root of the
+    number of prompts. The interval of a study of M prompts excludes 1 in 80 % of studies where
+    :math:`(t + z_{0.8})\,\mathrm{se}_1/\sqrt M \le |\log r|`. The range and the assured size take the squared standard
+    error of the pilot as a multiple of χ² with one degree of freedom fewer than its (effective) prompts. No size is
+    smaller than the number of prompts that is worth 50 effective ones, at the pilot's share of them: with fewer the
+    interval covers less than stated (docs/statistics.md).
+
+    Args:
+        pilot: a comparison, or its frame (as in ``variance.csv``, with its ``.attrs``).
+        estimator: label of a row, other than the reference.
+        ratio: the ratio to distinguish from 1; None for the pilot's.
+        confidence_level: of the interval, and of the range of sizes.
+        quantity: the name of the ratio, see :data:`RATIOS`.
+        tokens_per_completion: for the tokens of the plan; known for the comparison of a measurement.
+
+    Raises:
+        ValueError: for an estimator without one row in the pilot, a ratio that is 1 or not positive, or one without an
+            interval.
+
+    Example:
+        >>> import pandas as pd
+        >>> import gradstats as gs
+        >>> pilot = pd.DataFrame({"estimator": ["grpo"], "ratio": [0.87], "ratio_low": [0.7], "ratio_high": [1.08]})
+        >>> pilot.attrs = {"n_prompts": 100, "reference": "rloo", "confidence_level": 0.95, "completions_per_prompt": 8}
+        >>> plan = gs.plan_ratio(pilot, "grpo")
+        >>> plan.n_prompts, plan.n_prompts_low < plan.n_prompts < plan.n_prompts_high
+        (485, True)
+    """
+    level = require_level(confidence_level)
+    frame = pilot if isinstance(pilot, pd.DataFrame) else pilot.to_frame(confidence_level)
+    if quantity not in RATIOS:
+        raise ValueError(f"quantity={quantity!r} is not a ratio to be planned: choose {' or '.join(RATIOS)}")
+    rows = frame.loc[frame["estimator"] == estimator]
+    if len(rows) != 1:
+        raise ValueError(
+            f"estimator={estimator!r} has {len(rows)} rows in the pilot and one is needed: compare it at one group size"
+        )
+    row, about = rows.iloc[0], frame.attrs
+    value, low, high = (float(row[f"{quantity}{end}"]) for end in ("", "_low", "_high"))
+    n_prompts = int(about["n_prompts"])
+    wanted = value if ratio is None else ratio
+    if not (0 < low < high < math.inf):
+        raise ValueError(
+            f"{quantity} of {estimator!r} has no interval of any width in the pilot ([{low:g}, {high:g}]): choose an "
+            "estimator that is not a multiple of the reference, or measure more prompts"
+        )
+    if not wanted > 0 or abs(math.log(wanted)) < 1e-9:
+        raise ValueError(f"ratio={wanted:g} must be positive and not 1, for example 0.87")
+    width = (math.log(high) - math.log(low)) / 2.0
+    of_one = width / float(stats.t.ppf(0.5 + about["confidence_level"] / 2.0, n_prompts - 1)) * math.sqrt(n_prompts)
+    effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
+    degrees, fewest = max(effective - 1.0, 1.0), math.ceil(FEW * n_prompts / effective)
+    distance = abs(math.log(wanted))
+
+    def enough(n: int, factor: float) -> bool:
+        wide = float(stats.t.ppf(0.5 + level / 2.0, n - 1) - stats.norm.ppf(0.5 + level / 2.0))
+        return (factor + wide) * of_one / math.sqrt(n) <= distance
+
+    at_80 = float(stats.norm.ppf(0.5 + level / 2.0) + stats.norm.ppf(ASSURANCE))
+    shrink, grow = (math.sqrt(degrees / stats.chi2.ppf(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0))
+    assured = _standard_errors_apart(level, degrees)
+    factors = (at_80, at_80 * shrink, at_80 * grow, assured)
+    sizes = [smallest(partial(enough, factor=factor), fewest) for factor in factors]
+    return RatioPlan(
+        estimator=estimator,
+        reference=str(about.get("reference", "the reference")),
+        quantity=quantity,
+        ratio=wanted,
+        stderr_of_one=of_one,
+        confidence_level=confidence_level,
+        fewest_prompts=fewest,
+        n_prompts=sizes[0],
+        n_prompts_low=sizes[1],
+        n_prompts_high=sizes[2],
+        n_prompts_assured=sizes[3],
+        completions_per_prompt=_completions_per_prompt(about, row),
+        tokens_per_completion=tokens_per_completion,
+        pilot_n_prompts=n_prompts,
+    )
+
+
+def _standard_errors_apart(level: float, degrees: float) -> float:
+    """Find how many of the pilot's standard errors apart an effect is found in 80 % of studies, as they are uncertain.
+
+    The c at which E Φ(c·X − z) is 0.8, with X² a χ² over its degrees of freedom.
+    """
+    at = (np.arange(_NODES) + 0.5) / _NODES
+    spread = np.sqrt(stats.chi2.ppf(at, degrees) / degrees)
+    z = float(stats.norm.ppf(0.5 + level / 2.0))
+    root = optimize.brentq(lambda c: float(stats.norm.cdf(c * spread - z).mean()) - ASSURANCE, 0.0, 1e3)
+    return float(root)  # pyright: ignore[reportArgumentType]  # a pair only with full_output
+
+
+def _completions_per_prompt(about: dict[Any, Any], row: pd.Series) -> float:
+    if "completions_per_prompt" in about:
+        return float(about["completions_per_prompt"])
+    size = row.get("group_size", about.get("group_size"))
+    groups = about.get("n_groups", about["n_prompts"]) / about["n_prompts"]
+    return float(size) * groups if size is not None and np.isfinite(float(size)) else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SignalPlan(PromptPlan):
+    r"""The size of a measurement whose interval of :math:`‖E g‖²` lies above 0.
+
+    Attributes:
+        estimator: label of the estimator.
+        signal_sq: the pilot's estimate of ‖E g‖².
+        linear: ζ, the variance of :math:`\langle E g, g_m\rangle` over prompts: the part of the variance that falls
+            like 4ζ/M.
+        quadratic: δ, the rest of the variance of :math:`\langle g_m, g_l\rangle`: the part that falls like 2δ/M².
+    """
+
+    estimator: str
+    signal_sq: float
+    linear: float
+    quadratic: float
+
+    def _goal(self) -> str:
+        return (
+            f"‖E ĝ‖² of {self.estimator} resolved ({self.confidence_level:.0%} interval above 0 in {ASSURANCE:.0%} of "
+            "studies)"
+        )
+
+
+def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: float = CONFIDENCE_LEVEL) -> SignalPlan:
+    r"""Compute how many prompts put the interval of ‖E g‖² above 0, from a pilot comparison.
+
+    How many are needed for a signal follows from the two parts of the variance of its estimate, :math:`4ζ/M + 2δ/M²`
+    (:meth:`gradstats.stats.variance.moments.SignalComponents.prompts_to_resolve`). The range is that over the
+    pilot's interval of the signal, and reaches to infinity where that does to 0; the assured size is that for the lower
+    end of its one-sided 80 % interval.
+
+    Args:
+        pilot: a comparison at one group size.
+        estimator: label of a row.
+        confidence_level: of the interval, and of the range of sizes.
+
+    Raises:
+        ValueError: for an estimator without a row, at batch level, or without an interval; a comparison of several
+            group sizes; fewer than 4 prompts.
+    """
+    level = require_level(confidence_level)
+    row = next((row for row in pilot.rows if row.label == estimator), None)
+    if row is None:
+        raise ValueError(
+            f"estimator={estimator!r} is not in the pilot: choose from {', '.join(row.label for row in pilot.rows)}"
+        )
+    if len(pilot.splits) > 1:
+        raise ValueError("the pilot compares several group sizes: compare at one group size")
+    parts = row.signal_components
+    if parts is None or not np.isfinite(row.signal_sq.stderr):
+        raise ValueError(
+            f"the pilot has no interval of ‖E g‖² for {estimator!r} from at least 4 prompts: choose a group-level "
+            "estimator with weights that are not all 0, or measure more prompts"
+        )
+    signal = row.signal_sq.value
+    low, high = row.signal_sq.confidence_interval(level)
+    assured = signal - float(stats.t.ppf(ASSURANCE, row.signal_sq.degrees)) * row.signal_sq.stderr
+
+    def needed(of: float) -> int | float:
+        return parts.prompts_to_resolve(of, signal, level)
+
+    return SignalPlan(
+        estimator=estimator,
+        signal_sq=signal,
+        linear=max(parts.linear, 0.0),
+        quadratic=max(parts.quadratic, 0.0),
+        confidence_level=confidence_level,
+        n_prompts=needed(signal),
+        n_prompts_low=needed(high),
+        n_prompts_high=needed(low),
+        n_prompts_assured=needed(assured),
+        completions_per_prompt=pilot.splits[0].n_completions / pilot.n_prompts,  # pyright: ignore[reportGeneralTypeIssues]
+        tokens_per_completion=pilot.splits[0].mean_length,  # pyright: ignore[reportGeneralTypeIssues]
+        pilot_n_prompts=pilot.n_prompts,
+    )

@@ -1,1 +1,0 @@
-"""How many prompts a question takes, from a pilot."""

@@ -1,0 +1,301 @@
+"""Ratios of the scored to the sampling policy: their spread, overall and by length, and the effect of clips."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+
+from gradstats.config.options import CONFIDENCE_LEVEL, read_label
+from gradstats.estimators import Batch, Recipe, recipes
+from gradstats.estimators.batch import MeasuredCompletions
+from gradstats.estimators.ratios import log_ratios
+from gradstats.estimators.recipes.components import Component, parameter_names
+from gradstats.estimators.recipes.named import RECIPES
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
+from gradstats.stats.printed import Printed
+from gradstats.stats.ratios import RatioSpread, ratio_spread
+
+#: Parameters of ratios that clip, and the values with which they never do.
+_OPENED = {"eps_low": np.inf, "eps_high": np.inf, "dual_clip": None, "truncate": None}
+_SHARES = ("clipped_tokens", "clipped_completions", "removed_share")
+
+
+@dataclass(frozen=True)
+class ClippedShare:
+    """The effect of one recipe's clip on these completions.
+
+    Attributes:
+        label: the recipe.
+        clipped_tokens: share of counted tokens whose weight the clip changes. Tokens without an advantage have weight 0
+            anyway and are not clipped.
+        clipped_completions: share of completions with such a token.
+        removed_share: share of ``removed_of`` whose weight the clip sets to 0.
+        removed_of: ``"sq_norms"``, Σ‖S‖² of completions, where the clip is of whole completions; ``"token_energy"``,
+            Σ‖s_t‖², where it is of tokens and their energies are known; otherwise ``"unknown"``, and the share is NaN.
+    """
+
+    label: str
+    clipped_tokens: Estimate
+    clipped_completions: Estimate
+    removed_share: Estimate
+    removed_of: str
+
+    def record(self, confidence_level: float) -> dict[str, object]:
+        """Return the row of a frame, each share with its ``_low`` and ``_high``, which lie between 0 and 1."""
+        row: dict[str, object] = {"recipe": self.label, "removed_of": self.removed_of}
+        for name in _SHARES:
+            share: Estimate = getattr(self, name)
+            low, high = np.clip(share.confidence_interval(confidence_level), 0.0, 1.0)
+            row |= {name: share.value, f"{name}_low": float(low), f"{name}_high": float(high)}
+        return row
+
+
+def clipping_recipes() -> list[str]:
+    """Return the names of the recipes whose ratio is clipped."""
+    ratios = {name: row["ratio"] for name, row in RECIPES.items() if "ratio" in row}
+    return [name for name, label in ratios.items() if _clips(label)]
+
+
+def _clips(label: str) -> bool:
+    base, given = read_label(label)
+    widths = _OPENED.keys() & set(parameter_names("ratio", base))
+    # Without widths of its own the product of ratios is neither clipped nor truncated.
+    return bool(widths & given.keys() if base == "sequence_product" else widths)
+
+
+def without_clip(recipe: Recipe) -> Recipe:
+    """Return the same recipe with every clip so wide that no ratio reaches it."""
+    ratio = recipe.ratio
+    opened = {name: value for name, value in _OPENED.items() if name in ratio.parameters}
+    if ratio.name == "sequence_product":  # either it clips or it truncates: None is neither
+        opened = dict.fromkeys(opened)
+    return Recipe(
+        recipe.advantage,
+        scale=recipe.scale,
+        ratio=Component(ratio.definition, {**ratio.parameters, **opened}),
+        aggregation=recipe.aggregation,
+        kl=recipe.kl,
+        filter=recipe.filter,
+        reward=recipe.reward,
+        mask=recipe.mask,
+        name=recipe.name,
+    )
+
+
+def clipped_share(recipe: Recipe, batch: Batch, label: str | None = None) -> ClippedShare:
+    """Compare a recipe's weights with those it has when no ratio is clipped, token by token.
+
+    Intervals are by delete-one-prompt jackknife; a share is a ratio of sums over prompts.
+
+    Args:
+        recipe: a recipe whose inputs the batch has.
+        batch: the completions, with both log-probabilities.
+        label: what the recipe is called; by default its own label.
+
+    Raises:
+        ValueError: when the batch lacks a field, or a ratio overflows.
+    """
+    clipped, opened = recipe.token_weights(batch), without_clip(recipe).token_weights(batch)
+    reached = batch.mask & (clipped != opened)
+    removed = reached & (clipped == 0)
+    prompts = batch.group_index
+    energy, removed_of = None, "unknown"
+    if recipe.ratio.definition.level == "sequence" and batch.sq_norms is not None:
+        energy, removed_of = batch.sq_norms, "sq_norms"
+        gone = np.where(removed.any(axis=1), energy, 0.0)
+    elif batch.token_energy is not None:
+        energy, removed_of = batch.token_energy.sum(axis=1), "token_energy"
+        gone = np.where(removed, batch.token_energy, 0.0).sum(axis=1)
+    return ClippedShare(
+        label=label or recipe.label,
+        clipped_tokens=_share(reached.sum(axis=1), batch.lengths, prompts),
+        clipped_completions=_share(reached.any(axis=1), np.ones(len(prompts)), prompts),
+        removed_share=NOT_ESTIMATED if energy is None else _share(gone, energy, prompts),
+        removed_of=removed_of,
+    )
+
+
+def _share(part: np.ndarray, whole: np.ndarray, prompts: Int[np.ndarray, " n"]) -> Estimate:
+    parts, wholes = (_by_prompt(values, prompts) for values in (part, whole))
+    if len(wholes) == 1:
+        return Statistic(float(parts[0] / wholes[0]), np.full(1, np.nan)).estimate()
+    return (mean_statistic(parts) / mean_statistic(wholes)).estimate()
+
+
+def _by_prompt(values: np.ndarray, prompts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
+    return np.bincount(prompts, weights=np.asarray(values, dtype=np.float64))
+
+
+RATIOS = ("token", "product", "geometric_mean")
+
+
+@dataclass(frozen=True, repr=False)
+class RatioDiagnostics(Printed):
+    r"""The ratios :math:`ρ = π/π_{old}` of completions; ``.to_frame()`` and ``.clipping_frame()`` are the tables.
+
+    Attributes:
+        spreads: the spread of each kind of ratio over all completions.
+        by_length: the same within bins of completions of similar length, shortest first, kind by kind.
+        clipped: what each recipe's clip reaches.
+        notes: what a reader of the tables has to know, one sentence each.
+    """
+
+    spreads: tuple[RatioSpread, ...]
+    by_length: tuple[RatioSpread, ...]
+    clipped: tuple[ClippedShare, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def product(self) -> RatioSpread:
+        r"""The spread of the ratio of whole completions, :math:`\prod_t ρ_t`."""
+        return self.spreads[RATIOS.index("product")]
+
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """Return the interval of the effective number of completions under the ratio of whole completions."""
+        return self.product.effective_size_interval(confidence_level)
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return a frame with one row for each kind of ratio, over all completions and then by length.
+
+        Columns: ``ratio, length_low, length_high, by_length, n, n_prompts``, and each with its ``_low`` and ``_high``
+        ``mean, variance, chi_squared, effective_sample_size``.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        rows = [one.record(confidence_level) | {"by_length": False} for one in self.spreads]
+        rows += [one.record(confidence_level) | {"by_length": True} for one in self.by_length]
+        frame = pd.DataFrame(rows)
+        frame.insert(3, "by_length", frame.pop("by_length"))
+        frame.attrs |= {"confidence_level": confidence_level, "notes": list(self.notes)}
+        return frame
+
+    def clipping_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """One row for each recipe: ``recipe, removed_of`` and, each with its ``_low`` and ``_high``, three shares.
+
+        ``clipped_tokens`` and ``clipped_completions`` count what the clip reaches, and ``removed_share`` is the share
+        of squared gradient norm (``removed_of``) whose weight it sets to 0.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        frame = pd.DataFrame([one.record(confidence_level) for one in self.clipped])
+        frame.attrs |= {"confidence_level": confidence_level, "notes": list(self.notes)}
+        return frame
+
+
+def ratio_diagnostics(
+    measured_or_batch: Batch | MeasuredCompletions,
+    estimators: Sequence[str | Recipe] | None = None,
+    n_bins: int = 4,
+) -> RatioDiagnostics:
+    r"""Describe the importance ratios of completions that another policy drew, and what recipes clip of them.
+
+    With :math:`ρ_t = π(y_t)/π_{old}(y_t)` three ratios are described: that of a token; that of a whole completion,
+    :math:`\prod_t ρ_t`, which makes an off-policy gradient unbiased; and GSPO's geometric mean :math:`(\prod_t
+    ρ_t)^{1/T}`. Of each: mean, variance, :math:`χ² = E[(ρ-1)²]` and the effective sample size
+    :math:`(\sumρ)²/\sumρ²`, over all completions and in bins of similar length, with delete-one-prompt jackknife
+    intervals. The logarithm of the product has a variance that grows with length.
+
+    Args:
+        measured_or_batch: a measurement whose rollouts hold the sampler's log-probabilities, or a
+            :class:`gradstats.estimators.Batch` with ``logprobs`` and ``old_logprobs``.
+        estimators: recipes, by name or as objects; by default all named ones that clip.
+        n_bins: number of bins of length, with about the same number of completions each.
+
+    Returns:
+        A :class:`RatioDiagnostics`.
+
+    Raises:
+        ValueError: without the log-probabilities of sampler and scorer at every counted token, or for fewer than one
+            bin.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> scored = rng.normal(-1.0, 0.2, size=(200, 10))
+        >>> batch = gs.estimators.Batch(
+        ...     rng.integers(0, 2, 200), np.full(200, 10), np.repeat(np.arange(50), 4),
+        ...     logprobs=scored, old_logprobs=scored - rng.normal(0.0, 0.1, size=(200, 10)),
+        ... )
+        >>> frame = gs.ratio_diagnostics(batch, n_bins=1).to_frame().query("not by_length")
+        >>> frame[["ratio", "n", "chi_squared"]].round(3).to_numpy().tolist()
+        [['token', 2000, 0.01], ['product', 200, 0.119], ['geometric_mean', 200, 0.001]]
+    """
+    if n_bins < 1:
+        raise ValueError(f"n_bins={n_bins} must be at least 1")
+    batch = measured_or_batch if isinstance(measured_or_batch, Batch) else Batch.from_measurement(measured_or_batch)
+    if batch.old_logprobs is None or batch.logprobs is None:
+        raise ValueError(
+            "ratios need the log-probabilities of sampler and scorer at every counted token: sample with an engine "
+            "that records them, such as transformers or vllm, and measure"
+        )
+    overall = np.zeros(len(batch.lengths), dtype=np.int64)
+    spreads = _spreads(batch, overall)
+    clipped, notes = _clipped(batch, estimators)
+    logs = log_ratios(batch).sum(axis=1)
+    overflowing = int(np.sum(2.0 * logs > np.log(np.finfo(np.float64).max)))
+    if overflowing:
+        worst = int(np.argmax(logs))
+        notes.insert(
+            0,
+            f"the squared ratio overflows in {overflowing} of the completions (π/π_old of completion {worst} is "
+            f"e^{logs[worst]:.0f}), so that mean, variance and χ² are not finite: score a policy closer to the "
+            "one that sampled",
+        )
+    return RatioDiagnostics(tuple(spreads), tuple(_spreads(batch, _length_bins(batch, n_bins))), clipped, tuple(notes))
+
+
+def _spreads(batch: Batch, bins: np.ndarray) -> list[RatioSpread]:
+    """Return the spread of each kind of ratio in each bin of completions."""
+    log_ratio = log_ratios(batch)
+    product = log_ratio.sum(axis=1)
+    owner = np.nonzero(batch.mask)[0]
+    of_completion = np.arange(len(product))
+    values = {
+        "token": (log_ratio[batch.mask], owner),
+        "product": (product, of_completion),
+        "geometric_mean": (product / batch.lengths, of_completion),
+    }
+    spreads = []
+    for ratio in RATIOS:
+        logs, rows = values[ratio]
+        for one in np.unique(bins):
+            here = bins[rows] == one
+            inside = rows[here]
+            spreads.append(ratio_spread(ratio, logs[here], batch.group_index[inside], batch.lengths[inside]))
+    return spreads
+
+
+def _length_bins(batch: Batch, n_bins: int) -> np.ndarray:
+    """Return the bin of each completion; equal lengths share one, so that there may be fewer bins."""
+    edges = np.unique(np.quantile(batch.lengths, np.linspace(0, 1, n_bins + 1)[1:-1]))
+    return np.searchsorted(edges, batch.lengths, side="left")
+
+
+def _clipped(batch: Batch, estimators: Sequence[str | Recipe] | None) -> tuple[tuple[ClippedShare, ...], list[str]]:
+    """Find what each recipe clips, with sentences on recipes that could not be evaluated."""
+    shares, notes, unknown = [], [], []
+    for one in clipping_recipes() if estimators is None else estimators:
+        label = one if isinstance(one, str) else one.label
+        try:
+            share = clipped_share(recipes.get(one), batch, label)
+        except (TypeError, ValueError) as error:
+            if estimators is not None:
+                raise
+            notes.append(f"{label} is left out: {error}")
+            continue
+        shares.append(share)
+        if share.removed_of == "unknown":
+            unknown.append(label)
+    if unknown:
+        notes.append(
+            f"how much of the gradient the clips of {', '.join(unknown)} remove is not known: token energies are "
+            "needed, measure with token_probes=…"
+        )
+    return tuple(shares), notes

@@ -1,0 +1,633 @@
+"""The same completions in groups of several sizes, whose statistics can be combined prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
+
+from gradstats import estimators as families
+from gradstats.config.options import EUCLIDEAN
+from gradstats.config.options import Target as AskedTarget
+from gradstats.estimators import Batch, Estimator, recipes
+from gradstats.estimators import Recipe as Recipe_for_unusable_ratios
+from gradstats.estimators.baselines.weighted import (
+    FITTED_ELSEWHERE,
+    GivenExponents,
+    exponents_of_others,
+    fits_exponents,
+)
+from gradstats.estimators.estimator import Weighting
+from gradstats.estimators.ratios import (
+    LARGEST_LOG_RATIO,
+    NEGLIGIBLE_CHI_SQUARED,
+    chi_squared,
+    log_ratios,
+    sequence_log_ratios,
+    without_negligible_ratios,
+)
+from gradstats.estimators.recipes.recipe import Recipe
+from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings_by_name
+from gradstats.measurement.measurement import WeightedGradients, metric_label
+from gradstats.stats.jackknife import Statistic
+from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
+from gradstats.stats.on_policy import departures_of, other_policy_of
+from gradstats.stats.ratios import RatioSpread, ratio_spread
+from gradstats.stats.variance.moments import Groups, PromptMoments, cross_signal, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.notes import why_silent
+from gradstats.stats.variance.pools import PooledCompletions, Weighted
+from gradstats.stats.variance.quantities import JUDGED
+from gradstats.stats.variance.scores import CombinedScores, ProbedTokens, Scores, prepare_scores, probed_tokens
+from gradstats.stats.variance.sketch_error import (
+    SketchError,
+    TokenProbeError,
+    in_fewer_coordinates,
+    shared_coordinates,
+    with_directions,
+)
+
+TargetKind = Literal["on_policy", "importance"]
+
+#: Below this effective number of completions nothing is judged against an importance-weighted target.
+FEWEST_EFFECTIVE_COMPLETIONS = 50.0
+
+# Settings with which a sampler cannot draw some of what the scored policy can.
+_TRUNCATING = ("top_p", "top_k", "min_p")
+
+
+@dataclass(frozen=True)
+class TargetChoice:
+    """Which gradient estimators are judged against, decided once for all group sizes of a comparison.
+
+    Attributes:
+        kind: ``"on_policy"``, leave-one-out REINFORCE; or ``"importance"``, the same weighted by the ratio of whole
+            completions.
+        ratios: the spread of these ratios; None where the sampler's log-probabilities are not known.
+        missing: why nothing can be judged, as a sentence; None where it can.
+        remark: how the target was chosen, as a sentence; None in the plain case.
+        agree: whether sampler and scorer count as one policy.
+        differences: recorded settings in which they differ, as ``name=value`` of the sampler.
+    """
+
+    kind: TargetKind
+    ratios: RatioSpread | None
+    missing: str | None
+    remark: str | None
+    agree: bool
+    differences: tuple[str, ...] = ()
+
+    def attributes(self, confidence_level: float) -> dict[str, object]:
+        """Return the entries of a frame's ``.attrs``; the effective sample size is NaN where ratios are not known."""
+        low, high = (np.nan, np.nan)
+        if self.ratios is not None:
+            low, high = self.ratios.effective_size_interval(confidence_level)
+        return {
+            "target": self.kind,
+            "effective_sample_size": np.nan if self.ratios is None else self.ratios.effective_sample_size.value,
+            "effective_sample_size_low": low,
+            "effective_sample_size_high": high,
+        }
+
+
+def recorded_differences(measured: object) -> list[str]:
+    """Name recorded settings in which sampler and scorer differ, as ``name=value`` of the sampler."""
+    if not isinstance(measured, MeasuredRollouts):
+        return []
+    drawn = getattr(measured.rollouts, "metadata", None) or {}
+    scorer = (getattr(measured, "metadata", None) or {}).get("policy") or {}
+    found = departures_of(drawn.get("sampler") or {}, scorer.get("temperature"))
+    return [*found, *other_policy_of(drawn.get("policy"), scorer)]
+
+
+def choose_target(target: AskedTarget, batch: Batch, differences: Sequence[str] = ()) -> TargetChoice:
+    r"""Decide what estimators are judged against.
+
+    ``auto`` takes the importance-weighted target where the :math:`χ²` of whole completions exceeds
+    :data:`NEGLIGIBLE_CHI_SQUARED` or recorded settings differ, and otherwise stays on-policy: expectations under the
+    two policies then differ by at most :math:`\sqrt{χ²}` root mean squares of a group's gradient.
+
+    Args:
+        target: what the user asks for.
+        batch: the completions, with both log-probabilities where they are known.
+        differences: recorded settings in which sampler and scorer differ, as ``name=value``.
+
+    Raises:
+        ValueError: for ``"importance"`` without the log-probabilities of sampler and scorer.
+    """
+    ratios, overflow = None, None
+    if batch.old_logprobs is not None and batch.logprobs is not None:
+        logs = sequence_log_ratios(batch)
+        row = int(np.argmax(logs))
+        overflow = f"that of completion {row} is e^{logs[row]:.0f}" if logs[row] > LARGEST_LOG_RATIO else None
+        ratios = ratio_spread("product", logs, batch.group_index, batch.lengths)
+    elif target == "importance":
+        raise ValueError(
+            "target='importance' needs the log-probabilities of sampler and scorer at every counted token: sample with "
+            "an engine that records them, such as transformers or vllm, and measure"
+        )
+    far = ratios is not None and not ratios.chi_squared.value <= NEGLIGIBLE_CHI_SQUARED
+    agree = not far and not differences
+    recorded = tuple(differences)
+    if target == "on_policy" or (target == "auto" and agree):
+        return TargetChoice("on_policy", ratios, None, _about_on_policy(ratios, differences, agree), agree, recorded)
+    missing = _why_missing(ratios, differences, overflow)
+    return TargetChoice("importance", ratios, missing, _about_importance(ratios, differences, far), agree, recorded)
+
+
+#: Of completions about whose sampler nothing is known.
+ON_POLICY = TargetChoice("on_policy", None, None, None, True)
+
+
+@dataclass(frozen=True)
+class Target:
+    """An estimator whose expected gradient is that of the objective.
+
+    Attributes:
+        label: of the estimator.
+        weighted: its weights on the completions of a comparison, and their moments.
+    """
+
+    label: str
+    weighted: Weighted
+
+
+def target_of(
+    pool: PooledCompletions, choice: TargetChoice, part: Callable[[Weighting], Weighting] | None = None
+) -> Target:
+    """Return the target on the completions of one split; without moments where nothing can be judged.
+
+    Groups of one completion have no baseline: there it is the plain, or weighted, reward.
+
+    Args:
+        pool: the completions.
+        choice: which target.
+        part: makes it the part of its gradient that an estimator stands for.
+    """
+    estimator = _estimator(choice.kind, pool)
+    if part is not None:
+        estimator = part(estimator)
+    if choice.missing is not None:
+        empty = np.zeros(len(pool.batch.rewards))
+        return Target(estimator.label, Weighted(empty, np.zeros(pool.groups.n_groups, dtype=bool), None))
+    if estimator.label not in pool.targets:
+        pool.targets[estimator.label] = pool.local(estimator)
+    return Target(estimator.label, pool.targets[estimator.label])
+
+
+def _estimator(kind: TargetKind, pool: PooledCompletions) -> Weighting:
+    if kind == "importance":
+        return recipes.get("rloo_is", advantage="rloo(off_policy=True, singleton=reward)")
+    sizes = pool.groups.sizes
+    return families.get("reinforce" if sizes.max() == 1 else "rloo" if sizes.min() > 1 else "rloo(singleton=reward)")
+
+
+def _judged() -> str:
+    return f"cosine, shares of bias and the {JUDGED.heading}"
+
+
+def _why_missing(ratios: RatioSpread | None, differences: Sequence[str], overflow: str | None) -> str | None:
+    truncating = [one for one in differences if one.partition("=")[0] in _TRUNCATING]
+    sampler = f"{_judged()} are NaN, since "
+    if truncating:
+        return (
+            f"{sampler}the sampler cut off part of the distribution ({', '.join(truncating)}), whose share no "
+            "importance weight brings back: draw with top_p=1, top_k=0, min_p=0, or judge against the gradient of "
+            "what was drawn (target='on_policy')"
+        )
+    if ratios is None:
+        return (
+            f"{sampler}the completions were drawn with {', '.join(differences)} and the sampler's log-probabilities "
+            "are not known: sample with an engine that records them, or judge against the gradient of what was drawn "
+            "(target='on_policy')"
+        )
+    size = ratios.effective_sample_size.value
+    if overflow is not None:
+        return (
+            f"{sampler}ratios of whole completions overflow ({overflow}): score a policy closer to the one that sampled"
+        )
+    if size < FEWEST_EFFECTIVE_COMPLETIONS:
+        return (
+            f"{sampler}the effective sample size is {size:.1f} of {ratios.n} completions, and at least "
+            f"{FEWEST_EFFECTIVE_COMPLETIONS:g} are needed: score a policy closer to the sampler, or sample more"
+        )
+    return None
+
+
+def _about_on_policy(ratios: RatioSpread | None, differences: Sequence[str], agree: bool) -> str | None:
+    if ratios is None and agree:
+        return None
+    if not agree:
+        why = f"χ² of whole completions is {_short(ratios)}" if ratios is not None else ""
+        recorded = f"the sampler's settings differ ({', '.join(differences)})" if differences else ""
+        return (
+            "bias and cosine are judged against rloo as asked for, although "
+            f"{' and '.join(filter(None, (why, recorded)))}: rloo is then not the gradient of the scored policy, which "
+            "target='importance' judges against"
+        )
+    assert ratios is not None
+    return (
+        f"the samples count as on-policy: importance ratios of whole completions have a χ² of {_short(ratios)}, which "
+        f"moves the expected gradient by at most {np.sqrt(ratios.chi_squared.value):.2g} times the root mean square "
+        "gradient of a completion"
+    )
+
+
+def _about_importance(ratios: RatioSpread | None, differences: Sequence[str], far: bool) -> str | None:
+    if ratios is None:
+        return None
+    low, high = ratios.effective_size_interval(0.95)
+    reasons = [f"χ² of whole completions is {_short(ratios)}"] if far else []
+    reasons += [f"the sampler's settings differ ({', '.join(differences)})"] if differences else []
+    because = f", since {' and '.join(reasons)}" if reasons else ""
+    return (
+        f"{_judged()} are judged against the importance-weighted gradient of the scored policy (rloo_is){because}; the "
+        f"effective sample size is {ratios.effective_sample_size.value:.0f} [{low:.0f}, {high:.0f}] of {ratios.n} "
+        "completions"
+    )
+
+
+def _short(ratios: RatioSpread | None) -> str:
+    assert ratios is not None
+    low, high = ratios.chi_squared.confidence_interval(0.95)
+    return f"{ratios.chi_squared.value:.2g} [{low:.2g}, {high:.2g}]"
+
+
+@dataclass(frozen=True)
+class ComparisonInputs:
+    """Completions and their gradients, as measured or given.
+
+    Attributes:
+        batch: the completions.
+        order: (N,) their positions in sample order.
+        scores: (N, D) or (N, T, D).
+        sketched: whether the scores are a random projection.
+        probed: token scores projected on random probes; None where they were not measured or are not needed.
+        weighted: further weightings that were measured, by name.
+        combined: the names of those that estimators of the comparison combine.
+        measured_batch: the completions of a measurement, with the ratios that weightings were measured with.
+        metric: label of the metric that gradients were measured in.
+        sq_norms: (N,) exact squared norms of what ``scores`` project; by default those of ``batch``, which estimators
+            may weight by. Both differ where the scores are those of one block.
+    """
+
+    batch: Batch
+    order: Int[np.ndarray, " n"]
+    scores: np.ndarray
+    sketched: bool
+    probed: ProbedTokens | None
+    weighted: Mapping[str, WeightedGradients] = field(default_factory=dict)
+    combined: tuple[str, ...] = ()
+    measured_batch: Batch | None = None
+    metric: str = EUCLIDEAN
+    sq_norms: Float[np.ndarray, " n"] | None = None
+
+    def with_combined(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
+        """Return inputs and estimators, with recipes whose weightings were measured as combinations of these."""
+        if self.scores.ndim == 3:
+            return self, list(chosen)
+        known = {
+            id(one): names
+            for one in chosen
+            if isinstance(one, Recipe) and one.level == "token" and (names := weighting_names(one))
+            if all(name in self.weighted for name in names)
+        }
+        combined = tuple(dict.fromkeys(name for names in known.values() for name in names))
+        replaced = [ByWeightings(cast(Recipe, one), combined) if id(one) in known else one for one in chosen]
+        return replace(self, combined=combined), replaced
+
+    def with_fitted_exponents(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
+        """Fit exponents that estimators take from the other prompts, once and on all of these.
+
+        The batch has them as a column, so that they are the same at every group size, and the estimators stay within
+        their group.
+        """
+        if not any(map(fits_exponents, chosen)) or self.batch.sq_norms is None:
+            return self, list(chosen)
+        columns = {**self.batch.columns, FITTED_ELSEWHERE: exponents_of_others(self.batch)}
+        given = [GivenExponents(one) if isinstance(one, Estimator) and fits_exponents(one) else one for one in chosen]
+        return replace(self, batch=self.batch.with_fields(columns=columns)), given
+
+    def with_settled_ratios(self, judged: TargetChoice) -> ComparisonInputs:
+        """Set every ratio to exactly 1 where sampler and scorer differ by rounding only.
+
+        An importance-weighted target keeps the ratios as they are: without them it would be that of the sampler.
+
+        Args:
+            judged: what the estimators of the comparison are judged against.
+        """
+        if judged.kind == "importance":
+            return self
+        return replace(self, batch=without_negligible_ratios(self.batch))
+
+    def refuse_unknown_token_scores(self, weightings: Sequence[Weighting]) -> None:
+        """Refuse estimators that weight single tokens where only scores of whole completions are known.
+
+        Raises:
+            ValueError: naming the estimator and the measurement that it needs.
+        """
+        if self.scores.ndim == 3 or self.probed is not None:
+            return
+        for one in weightings:
+            if one.level == "token" and not isinstance(one, ByWeightings):
+                self.batch.require(one.needs, one.label)
+                raise ValueError(_unknown_token_scores(one, self.batch))
+
+    @property
+    def _squares(self) -> Float[np.ndarray, " n"] | None:
+        return self.batch.sq_norms if self.sq_norms is None else self.sq_norms
+
+    def of_block(
+        self, gradients: WeightedGradients, block: str, estimators: Sequence[Weighting] = ()
+    ) -> ComparisonInputs:
+        """Return the gradients with respect to one block; the estimators' weights remain those of the whole.
+
+        Args:
+            gradients: the whole, with sketches by block.
+            block: the name of the block.
+            estimators: what is compared.
+
+        Raises:
+            ValueError: without sketches by block, or for an estimator that weights single tokens.
+        """
+        for one in estimators:
+            if one.level == "token" and not isinstance(one, ByWeightings):
+                raise ValueError(
+                    f"{one.label} weights each token, whose scores are not kept by block: leave it out of a comparison "
+                    "by block"
+                )
+        of_block = gradients.of_block(block)
+        return replace(
+            self,
+            scores=np.asarray(of_block.sketches),
+            sq_norms=of_block.sq_norms,
+            probed=None,
+            weighted={name: self.weighted[name].of_block(block) for name in self.combined},
+        )
+
+    def prepared(self, rows: Int[np.ndarray, " kept"]) -> Scores:
+        """Return the scores of some completions, in that order."""
+        scores = prepare_scores(self.scores, self.batch.mask, rows, self.sketched, self._squares, self.probed)
+        return replace(scores, combined=self._combined_scores(rows, scores.signs)) if self.combined else scores
+
+    def _combined_scores(
+        self, rows: Int[np.ndarray, " kept"], signs: Float[np.ndarray, " features"] | None
+    ) -> CombinedScores:
+        parts = [self.weighted[name] for name in self.combined]
+        sketches = np.stack([np.asarray(part.sketches, dtype=np.float64)[rows] for part in parts], axis=1)
+        squares = np.stack([part.sq_norms[rows] for part in parts], axis=1)
+        surplus = squares - np.einsum("nkd,nkd->nk", sketches, sketches) if self.sketched else None
+        if self.probed is not None:
+            # Nothing of these gradients is left to the probes, P = P^Z; but products with one that has such a rest
+            # need their projections.
+            assert self.measured_batch is not None
+            of_tokens = weightings_by_name(self.combined, self.measured_batch)
+            weights = np.stack([of_tokens[name][rows] for name in self.combined], axis=1)
+            along = np.einsum("nwt,ntk->nwk", weights, self.probed.projections[rows]) / np.sqrt(self.probed.n_probes)
+            sketches = np.concatenate([sketches, along, along], axis=2)
+        return CombinedScores(sketches, surplus, signs)
+
+    def sketch_error(self, n_prompts: int, rng: np.random.Generator) -> SketchError | None:
+        """Return the error of sketch and token probes; None where inner products are exact."""
+        dim = self.scores.shape[-1]
+        if self.probed is not None:
+            return TokenProbeError(dim, n_prompts, rng, self.probed.n_probes, self.sketched)
+        return SketchError(dim, n_prompts, rng) if self.sketched else None
+
+    def in_coordinates(
+        self, rows: Int[np.ndarray, " kept"], sketch_error: SketchError | None
+    ) -> tuple[Scores, SketchError | None]:
+        """Return the scores of some completions and the error of their sketch, in few coordinates where that pays."""
+        of_completions = self.scores.ndim == 2 and self.probed is None and not self.combined
+        spanned = shared_coordinates(self.scores) if of_completions else None
+        if spanned is None:
+            return in_fewer_coordinates(self.prepared(rows), sketch_error)
+        scores = prepare_scores(spanned.coordinates, self.batch.mask, rows, self.sketched, self._squares)
+        return with_directions(scores, spanned, sketch_error)
+
+    def with_coordinates(self, groups: Groups, rng: np.random.Generator) -> tuple[Batch, Scores, SketchError | None]:
+        """Return the completions of a split in its order, their scores, and the error of these."""
+        scores, sketch_error = self.in_coordinates(groups.rows, self.sketch_error(groups.n_prompts, rng))
+        return self.batch.select(groups.rows).with_fields(groups=groups.group), scores, sketch_error
+
+
+def comparison_inputs(
+    measured_or_batch: Batch | MeasuredGradients,
+    scores: ArrayLike | None,
+    scores_are_sketches: bool | None,
+    weightings: Sequence[Weighting] = (),
+    fields: Mapping[str, ArrayLike | None] | None = None,
+) -> ComparisonInputs:
+    """Return the completions, their sample order, their scores, and the projections of token scores.
+
+    Args:
+        measured_or_batch: a measurement, or a :class:`gradstats.estimators.Batch` with ``scores``.
+        scores: as for :func:`gradstats.compare`.
+        scores_are_sketches: as for :func:`gradstats.compare`.
+        weightings: what is compared: token scores are prepared only when one of them weights tokens.
+        fields: further fields of a measurement's batch.
+
+    Raises:
+        TypeError: for a Batch without scores, or with further fields; for fields that are measured.
+        ValueError: for a measurement without sketches, and no scores in their place.
+    """
+    fields = dict(fields or {})
+    if isinstance(measured_or_batch, Batch):
+        if scores is None:
+            raise TypeError("a Batch has no gradients: pass scores=(N, D) of its completions, or a measurement")
+        if fields:
+            raise TypeError(f"give {', '.join(fields)} to the Batch itself: batch.with_fields({next(iter(fields))}=…)")
+        batch = measured_or_batch
+        return ComparisonInputs(
+            batch, np.arange(len(batch.rewards)), np.asarray(scores), bool(scores_are_sketches), None
+        )
+    measured = measured_or_batch
+    batch = Batch.from_measurement(measured, **fields)
+    order = np.argsort(np.asarray(measured.rollouts.sample_id), kind="stable")
+    metric = metric_label(getattr(measured, "metadata", {}))
+    if scores is not None:
+        return ComparisonInputs(batch, order, np.asarray(scores), bool(scores_are_sketches), None, metric=metric)
+    if measured.sketches is None:
+        raise ValueError(
+            "the measurement holds no sketches, which inner products of gradients need: measure with sketch_dim, for "
+            "example 16384"
+        )
+    sketched = True if scores_are_sketches is None else scores_are_sketches
+    probed = None
+    has_probes = getattr(measured, "token_projections", None) is not None
+    if has_probes and any(each.level == "token" for each in weightings):
+        measured_fields = {"token_energy", "token_cross"} & set(fields)
+        if measured_fields:
+            raise TypeError(
+                f"{' and '.join(sorted(measured_fields))} come from the measurement: pass a Batch with scores=…"
+            )
+        probed = probed_tokens(cast(MeasuredTokens, measured), batch)
+    weighted = {
+        name: gradients
+        for name, gradients in getattr(measured, "weighted", {}).items()
+        if gradients.sketches is not None
+    }
+    sketches = np.asarray(measured.sketches)
+    return ComparisonInputs(batch, order, sketches, sketched, probed, weighted, measured_batch=batch, metric=metric)
+
+
+def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
+    """Return why an estimator cannot be compared from scores of whole completions, and what to measure."""
+    sentence = f"{estimator.label} weights each token, and only scores of whole completions are known"
+    if isinstance(estimator, Recipe) and weighting_names(estimator):
+        return (
+            f"{sentence} (χ² of the sampler and the scored policy is {chi_squared(batch):.2g}): measure again with "
+            f"token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], measured); a run does so for "
+            "the estimators of its experiment file"
+        )
+    return f"{sentence}: pass scores=(N, T, D), or measure with token_probes=… so that token scores are known"
+
+
+def refuse_unusable_ratios(weightings: Sequence[Weighting], batch: Batch, choice: TargetChoice) -> None:
+    """Refuse estimators whose ratios π/π_old are not known although the completions are off-policy, or overflow.
+
+    Without log-probabilities of the sampler every ratio is taken as 1, which holds on-policy only; with
+    ``target="on_policy"`` a user asks for it.
+
+    Args:
+        weightings: what is compared.
+        batch: the completions in the order of the rollouts, which a message counts.
+        choice: what they are judged against.
+
+    Raises:
+        ValueError: naming the estimator, the completion and the remedy.
+    """
+    using = [one for one in weightings if uses_ratios(one)]
+    if not using:
+        return
+    if choice.kind == "importance" and choice.ratios is None:
+        raise ValueError(
+            f"{using[0].label} weights by the ratios π/π_old, and the completions were drawn with "
+            f"{', '.join(choice.differences)} by a sampler whose log-probabilities are not known: sample with an "
+            "engine that records them, or take every ratio as 1 (target='on_policy')"
+        )
+    if batch.old_logprobs is None or not _may_overflow(batch):
+        return
+    for one in using:
+        if all(batch.has(need) for need in one.needs):
+            try:
+                one.weights(batch)
+            except ValueError as error:
+                raise ValueError(f"{one.label}: {error}") from error
+
+
+def uses_ratios(weighting: Weighting) -> bool:
+    """Return whether the weights depend on the ratios π/π_old."""
+    if isinstance(weighting, Recipe_for_unusable_ratios):
+        own = weighting.ratio.name != "none" or weighting.mask.definition.of_ratios
+        return own or uses_ratios(weighting.advantage)
+    return isinstance(weighting, Estimator) and bool(weighting.parameters.get("off_policy", False))
+
+
+def _may_overflow(batch: Batch) -> bool:
+    logs = log_ratios(batch)
+    return bool(max(logs.max(), logs.sum(axis=1).max()) > LARGEST_LOG_RATIO)
+
+
+@dataclass(frozen=True)
+class PoolsBySize:
+    """Completions of the prompts that have enough of them, to be put into groups of any size.
+
+    Prompts keep their numbers and scores their coordinates at every size, so that statistics of different sizes are
+    paired, with the error of one sketch.
+
+    Attributes:
+        inputs: all completions.
+        judged: what estimators are judged against.
+        order: (n,) positions of the kept completions in sample order.
+        prompts: (n,) their prompts, numbered at random.
+        scores: their scores in few coordinates; None where scores of tokens are taken from the inputs for each size.
+        sketch_error: estimates the sketch's error in these coordinates.
+    """
+
+    inputs: ComparisonInputs
+    judged: TargetChoice
+    order: Int[np.ndarray, " n"]
+    prompts: Int[np.ndarray, " n"]
+    scores: Scores | None
+    sketch_error: SketchError | None
+
+    @property
+    def n_prompts(self) -> int:
+        """Prompts with enough completions."""
+        return int(self.prompts.max()) + 1
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether multiples of the gradient are known: of completions of the scored policy, judged as such."""
+        return self.judged.kind == "on_policy" and self.judged.agree
+
+    def pool(self, size: int) -> PooledCompletions:
+        """Return the completions in disjoint groups of one size."""
+        groups = split_into_groups(self.prompts, np.arange(len(self.order)), size)
+        rows = self.order[groups.rows]
+        return PooledCompletions(
+            batch=self.inputs.batch.select(rows).with_fields(groups=groups.group),
+            groups=groups,
+            scores=self.inputs.prepared(rows) if self.scores is None else _rows_of(self.scores, groups.rows),
+            sketch_error=self.sketch_error,
+            prompts_per_batch=None,
+            n_resamples=1,
+            deal_seed=0,
+            prompt_labels=np.zeros(0),
+            on_policy=self.on_policy,
+        )
+
+
+def pools_by_size(
+    inputs: ComparisonInputs, judged: TargetChoice, enough: Bool[np.ndarray, " prompts"], rng: np.random.Generator
+) -> PoolsBySize:
+    """Keep the completions of some prompts.
+
+    Args:
+        inputs: all completions.
+        judged: what estimators are judged against.
+        enough: which prompts.
+        rng: numbers the prompts, and draws the directions of the sketch's error.
+    """
+    order = inputs.order[enough[inputs.batch.group_index[inputs.order]]]
+    sketch_error = inputs.sketch_error(int(enough.sum()), rng)
+    prompts = shuffled_prompts(inputs.batch.group_index[order], rng)
+    scores = None
+    if inputs.scores.ndim == 2 and inputs.probed is None and not inputs.combined:
+        scores, sketch_error = inputs.in_coordinates(order, sketch_error)
+    return PoolsBySize(inputs, judged, order, prompts, scores, sketch_error)
+
+
+def moments_of(pool: PooledCompletions, estimator: Weighting) -> PromptMoments:
+    """Return the moments of an estimator that gives some completion a weight.
+
+    Raises:
+        ValueError: for one that gives none any.
+    """
+    moments = pool.local(estimator).moments
+    if moments is None:
+        size = int(pool.groups.sizes[0])
+        raise ValueError(
+            f"{estimator.label} gives no completion any weight in groups of {size}, since {why_silent(pool)}"
+        )
+    return moments
+
+
+def coefficient_on_target(pool: PooledCompletions, moments: PromptMoments, judged: TargetChoice) -> Statistic | None:
+    """Return ⟨E g, G⟩/‖G‖² with G the target; None where it is not resolved above 0, or nothing can be judged."""
+    target = target_of(pool, judged).weighted.moments
+    if target is None:
+        return None
+    along = cross_signal(moments, target, pool.sketch_error)
+    if not min(one.estimate().confidence_interval()[0] for one in (along, target.signal)) > 0:
+        return None
+    return along / target.signal
+
+
+def _rows_of(scores: Scores, rows: Int[np.ndarray, " rows"]) -> Scores:
+    surplus = None if scores.surplus_sq is None else scores.surplus_sq[rows]
+    return replace(scores, sequence=scores.sequence[rows], surplus_sq=surplus)

@@ -1,0 +1,333 @@
+"""The completions that all estimators of one comparison share, and the row of each estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from gradstats.config.options import PROMPTS_PER_BATCH
+from gradstats.estimators import Batch
+from gradstats.estimators.estimator import Weighting
+from gradstats.estimators.recipes.weightings import ByWeightings
+from gradstats.stats.jackknife import Statistic
+from gradstats.stats.variance.estimates import Beside, GradientStatistics, matched_trace_cov
+from gradstats.stats.variance.moments import (
+    DealtDifferences,
+    Groups,
+    PromptMoments,
+    cross_signal,
+    of_rows,
+    prompt_moments,
+    shuffled_deals,
+    signal_components,
+    weighted_rows,
+)
+from gradstats.stats.variance.quantities import EstimatorVariance, row_of, silent_row
+from gradstats.stats.variance.scores import CombinedScores, Contributions, Scores
+from gradstats.stats.variance.sketch_error import SketchError
+
+#: Deals of prompts into batches, where their number is chosen: from so many, doubled until the error that they leave
+#: is at most this share of the squared standard error, up to so many.
+FEWEST_DEALS, MOST_DEALS = 64, 512
+SMALL_DEAL_SHARE = 0.01
+#: A batch-level estimator weights each dealt batch by itself: no more than this many of them, beyond the fewest deals.
+MOST_WEIGHTED_BATCHES = 2**15
+
+
+@dataclass(frozen=True)
+class PooledCompletions:
+    """Completions in the order of their groups, with their scores.
+
+    Attributes:
+        batch: the kept completions; its groups are those of ``groups``.
+        groups: the split into groups of one prompt each.
+        scores: their scores.
+        sketch_error: for sketched or probed scores, estimates their error; None where inner products are exact.
+        prompts_per_batch: as for :func:`gradstats.compare`.
+        n_resamples: how often prompts are dealt into batches for batch-level estimators; None chooses.
+        deal_seed: for those deals, which are the same for all estimators.
+        prompt_labels: (prompts,) what each prompt is called.
+        max_grad_norm: the norm that gradients of batches are clipped to; None leaves them.
+        on_policy: whether the target is ∇J whose multiples are known: completions of the scored policy, judged as such.
+    """
+
+    batch: Batch
+    groups: Groups
+    scores: Scores
+    sketch_error: SketchError | None
+    prompts_per_batch: int | None
+    n_resamples: int | None
+    deal_seed: int
+    prompt_labels: np.ndarray
+    on_policy: bool = True
+    max_grad_norm: float | None = None
+
+    @cached_property
+    def targets(self) -> dict[str, Weighted]:
+        """Moments of targets and of their parts by label, once they are known: rows share them."""
+        return {}
+
+    @property
+    def batch_prompts(self) -> int:
+        """Prompts in a batch of batch-level estimators."""
+        if self.prompts_per_batch is not None:
+            return self.prompts_per_batch
+        return min(PROMPTS_PER_BATCH, max(1, self.groups.n_prompts // 4))
+
+    @property
+    def error_prompts(self) -> int:
+        """Prompts in the batch whose mean squared error ``bias_share`` is a share of."""
+        return PROMPTS_PER_BATCH if self.prompts_per_batch is None else self.prompts_per_batch
+
+    def weights(self, estimator: Weighting, rows: Int[np.ndarray, " rows"] | None = None) -> np.ndarray:
+        """Return the weights of all completions, or of some as a separate batch: (n,), (n, T) or (3, n, T).
+
+        An estimator that uses token energies gets them from each third of the probes in turn.
+        """
+        chosen = [batch if rows is None else batch.select(rows) for batch in self._batches(estimator)]
+        if len(chosen) == 1:
+            return estimator.weights(chosen[0])
+        return np.stack([_token_weights(estimator, batch) for batch in chosen])
+
+    def _scores_of(self, estimator: Weighting) -> Scores | CombinedScores:
+        """Return what the estimator's weights apply to."""
+        whole = getattr(estimator, "whole", estimator)  # a part, such as that of some lengths, weights what it does
+        if isinstance(whole, ByWeightings):
+            assert self.scores.combined is not None
+            return self.scores.combined
+        return self.scores
+
+    def _batches(self, estimator: Weighting) -> tuple[Batch, ...]:
+        if self.scores.probed is None or {"token_energy", "token_cross"}.isdisjoint(estimator.needs):
+            return (self.batch,)
+        return self._batch_by_third
+
+    @cached_property
+    def _batch_by_third(self) -> tuple[Batch, ...]:
+        assert self.scores.probed is not None
+        return self.scores.probed.batches(self.batch)
+
+    def local(self, estimator: Weighting) -> Weighted:
+        """Estimate the moments of an estimator that stays within its group."""
+        return self.with_parts(estimator, [])[0]
+
+    def with_parts(
+        self, estimator: Weighting, masks: Sequence[Bool[np.ndarray, " n"]]
+    ) -> tuple[Weighted, list[PromptMoments | None]]:
+        """Estimate the moments of an estimator that stays within its group, and of parts of its gradient.
+
+        Args:
+            estimator: whose baselines see every completion.
+            masks: (n,) for each part, the completions that it sums over.
+
+        Returns:
+            The whole; and the moments of each part, None where no completion of it has any weight.
+        """
+        weights = self.weights(estimator)
+        rows = weighted_rows(weights)
+        kept = np.bincount(self.groups.group, rows, self.groups.n_groups) > 0
+        if not (kept.any() and np.isfinite(weights).all()):
+            return Weighted(weights, kept, None), [None for _ in masks]
+        given = self._scores_of(estimator).weighted(weights)
+        if weights.ndim == 3:
+            assert self.scores.probed is not None
+            shifts = self.scores.probed.influence(self.batch, lambda batch: _token_weights(estimator, batch), weights)
+            given = replace(given, vectors=np.concatenate([given.vectors, shifts], axis=1))
+        parts = [self._moments(given, mask) if (rows & mask).any() else None for mask in masks]
+        return Weighted(weights, kept, self._moments(given)), parts
+
+    def _moments(self, given: Contributions, mask: Bool[np.ndarray, " n"] | None = None) -> PromptMoments:
+        """Return the moments of weighted scores, or of those of some completions."""
+        return prompt_moments(
+            given.vectors,
+            given.weights if mask is None else np.where(mask, given.weights, 0.0),
+            self.groups,
+            given.surplus_sq,
+            self.sketch_error,
+            signs=self.scores.signs,
+            exact_squares=given.exact_squares,
+        )
+
+    def row(
+        self, estimator: Weighting, reference_estimator: Weighting, reference: Weighted, target: Weighted
+    ) -> tuple[EstimatorVariance, Statistic | None]:
+        """Return all quantities of one estimator, relative to the reference and judged against the target.
+
+        The second is its variance at matched signal, as :func:`matched_trace_cov` gives it.
+        """
+        weighted = self.local(estimator)
+        # Equal weights are one estimator under two names: share the moments, so that differences are exactly 0.
+        for other in (target, reference):
+            if other.moments is not None and np.array_equal(weighted.weights, other.weights):
+                weighted = other
+        kept = np.bincount(self.groups.prompt, weights=weighted.kept) / self.groups.groups_per_prompt
+        dealt = estimator.across_groups or self.max_grad_norm is not None
+        if dealt:
+            self._require_two_batches(estimator)
+        if not estimator.across_groups and weighted.moments is None:
+            return silent_row(estimator.label, kept), None
+        beside = _moments_of(reference, target)
+        known = self._known_coefficient(estimator, reference_estimator, weighted, reference)
+        reference_on_target = None
+        if reference.moments is not None and target.moments is not None:
+            reference_on_target = cross_signal(reference.moments, target.moments, self.sketch_error)
+
+        def gradient_of(trace_cov: Statistic, second: Statistic, signal: Statistic, crosses: Sequence[Statistic]):
+            by_identity = dict(zip(beside, crosses, strict=True))
+            return GradientStatistics(
+                trace_cov,
+                second,
+                signal,
+                kept,
+                self.error_prompts,
+                _beside(reference.moments, by_identity),
+                _beside(target.moments, by_identity),
+                reference_on_target,
+                known,
+                None if dealt or weighted.moments is None else weighted.moments.within,
+                1.0 if weighted is target and not dealt else self._known_scale(estimator),
+            )
+
+        if dealt:
+            return self._batch_level_row(estimator, weighted, tuple(beside.values()), gradient_of)
+        moments = weighted.moments
+        assert moments is not None
+        crosses = [cross_signal(moments, other, self.sketch_error) for other in beside.values()]
+        gradient = gradient_of(moments.trace_cov, moments.second_moment, moments.signal, crosses)
+        components = signal_components(moments.means, moments.signs)
+        row = replace(row_of(estimator.label, gradient), signal_components=components)
+        return row, matched_trace_cov(gradient)
+
+    def _require_two_batches(self, estimator: Weighting) -> None:
+        n_prompts = self.groups.n_prompts
+        if 1 <= self.batch_prompts <= n_prompts // 2:
+            return
+        needs = f"{estimator.label} is a batch-level estimator, whose variance needs two disjoint batches"
+        if not estimator.across_groups:
+            needs = "max_grad_norm clips gradients of batches, whose variance needs two disjoint ones"
+        raise ValueError(
+            f"prompts_per_batch={self.batch_prompts} must be between 1 and half the {n_prompts} prompts here: {needs}"
+        )
+
+    def _batch_level_row(
+        self,
+        estimator: Weighting,
+        weighted: Weighted,
+        others: tuple[PromptMoments, ...],
+        gradient_of: Callable[..., GradientStatistics],
+    ) -> tuple[EstimatorVariance, Statistic | None]:
+        """Estimate a batch-level row: all completions as one batch, and what dealt batches have beyond it."""
+        size, rng = self.batch_prompts, np.random.default_rng(self.deal_seed)
+        fixed, closed = weighted.weights, self._closed(weighted.moments, others)
+        if weighted.moments is None:
+            fixed = np.zeros_like(fixed)
+
+        def weights_of(rows: Int[np.ndarray, " rows"]) -> np.ndarray:
+            # Those of a group do not depend on the batch.
+            return self.weights(estimator, rows) if estimator.across_groups else of_rows(fixed, rows)
+
+        dealt = DealtDifferences(
+            weights_of, fixed, self._scores_of(estimator), self.groups, size, rng, others, max_norm=self.max_grad_norm
+        )
+        most = MOST_DEALS
+        if estimator.across_groups:
+            most = min(most, max(FEWEST_DEALS, MOST_WEIGHTED_BATCHES * size // self.groups.n_prompts))
+        while True:
+            more = self.n_resamples or min(max(FEWEST_DEALS, dealt.n_deals), most - dealt.n_deals)
+            for prompts in shuffled_deals(rng, self.groups.n_prompts, size, more):
+                dealt.add(prompts)
+            kept = dealt.kept_share
+            if not kept.any():
+                return silent_row(estimator.label, kept), None
+            second, signal, *crosses = dealt.added_to(closed)
+            trace_cov = (second - signal).scaled(float(size))
+            # E‖G‖² of a batch is that of a group over B, plus (1 − 1/B)‖E g‖².
+            of_group = second.scaled(float(size)) - signal.scaled(size - 1.0)
+            gradient = replace(gradient_of(trace_cov, of_group, signal, crosses), kept=kept, prompts_per_batch=size)
+            row = row_of(estimator.label, gradient)
+            if self.n_resamples or dealt.n_deals >= most or row.share_of_deals <= SMALL_DEAL_SHARE:
+                clipped = np.nan if self.max_grad_norm is None else dealt.clipped_share
+                return replace(row, n_deals=dealt.n_deals, clipped_share=clipped), matched_trace_cov(gradient)
+
+    def _closed(self, moments: PromptMoments | None, others: tuple[PromptMoments, ...]) -> list[Statistic]:
+        """E‖G‖² of a batch, ‖E g‖² and crosses of weights that are fixed before completions are dealt into batches."""
+        if moments is None:
+            nothing = Statistic(0.0, np.zeros(self.groups.n_prompts))
+            return [nothing] * (2 + len(others))
+        size = float(self.batch_prompts)
+        # E‖G‖² = E‖g‖²/B + (1 − 1/B)‖E g‖².
+        second = moments.second_moment.scaled(1.0 / size) + moments.signal.scaled(1.0 - 1.0 / size)
+        return [second, moments.signal, *(cross_signal(moments, other, self.sketch_error) for other in others)]
+
+    def _known_scale(self, estimator: Weighting) -> float | None:
+        """Return E[ĝ] over ∇J, where it is known and the same at every size here: on-policy only."""
+        if not self.on_policy or self.max_grad_norm is not None:
+            return None
+        scales = {estimator.expected_scale(int(size)) for size in self.groups.sizes}
+        return scales.pop() if len(scales) == 1 else None
+
+    def _known_coefficient(
+        self, estimator: Weighting, reference_estimator: Weighting, weighted: Weighted, reference: Weighted
+    ) -> float | None:
+        """Return E[ĝ] of one over E[ĝ] of the other, where it is known exactly.
+
+        Where the weights of one are a multiple of the other's, it is that number whatever the completions. Otherwise
+        both have to be known multiples of ∇J at every size here, which holds for completions drawn from the scored
+        policy.
+        """
+        if self.max_grad_norm is not None:  # the scale of the clipped gradient is not that of the estimator
+            return None
+        if not estimator.across_groups:
+            multiple = multiple_of(weighted.weights, reference.weights)
+            if multiple is not None:
+                return multiple
+        if not self.on_policy:
+            return None
+        scales = []
+        for size in {int(size) for size in self.groups.sizes}:
+            scale, of_reference = estimator.expected_scale(size), reference_estimator.expected_scale(size)
+            if scale is None or of_reference is None or of_reference == 0.0:
+                return None
+            scales.append((scale, of_reference))
+        return scales[0][0] / scales[0][1] if len(set(scales)) == 1 else None
+
+
+def multiple_of(weights: np.ndarray, of: np.ndarray) -> float | None:
+    """Return the factor between two sets of weights; None where they are not proportional."""
+    if weights.shape != of.shape or not (np.isfinite(weights).all() and np.isfinite(of).all()) or not of.any():
+        return None
+    largest = np.unravel_index(np.argmax(np.abs(of)), of.shape)
+    factor = float(weights[largest] / of[largest])
+    if not np.allclose(weights, factor * of, rtol=1e-12, atol=1e-14 * float(np.abs(weights).max())) or factor == 0.0:
+        return None
+    return factor
+
+
+def _token_weights(estimator: Weighting, batch: Batch) -> np.ndarray:
+    weights = estimator.weights(batch)
+    return np.where(batch.mask, weights[:, None], 0.0) if weights.ndim == 1 else weights
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Weights of an estimator on these completions, the groups with a non-zero one, and their moments.
+
+    ``moments`` is None when every weight is zero or some are not finite, so that there is no gradient.
+    """
+
+    weights: np.ndarray
+    kept: np.ndarray
+    moments: PromptMoments | None
+
+
+def _moments_of(*others: Weighted) -> dict[int, PromptMoments]:
+    """Return the moments of those that have any, each once, by identity."""
+    return {id(other.moments): other.moments for other in others if other.moments is not None}
+
+
+def _beside(moments: PromptMoments | None, crosses: dict[int, Statistic]) -> Beside | None:
+    return None if moments is None else Beside(moments.trace_cov, moments.signal, crosses[id(moments)])

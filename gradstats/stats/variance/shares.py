@@ -1,0 +1,174 @@
+"""Bins of a quantity by which gradients are split: of equal counts, or between given edges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Real
+
+from gradstats.estimators.estimator import Weighting
+from gradstats.stats.intervals import FiellerRatio, fieller_ratio, studentised_ratio
+from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic
+from gradstats.stats.variance.moments import PromptMoments, cross_signal
+from gradstats.stats.variance.pools import PooledCompletions, Weighted
+from gradstats.stats.variance.sketch_error import SketchError
+
+#: Name and heading of the columns that :meth:`GradientShares.columns` gives.
+SHARES = {"share_of_gradient": "share of gradient", "share_of_variance": "share of variance"}
+
+
+@dataclass(frozen=True)
+class ShareOfSum:
+    """A share x of a sum of two positive parts, with the interval of the odds x/(1 − x).
+
+    Attributes:
+        share: x.
+        odds: their estimate, of the part over the rest.
+    """
+
+    share: float
+    odds: Estimate
+
+    def with_interval(self, confidence_level: float) -> Interval:
+        """Return ``(value, low, high)``, between 0 and 1."""
+        low, high = (end / (1.0 + end) if np.isfinite(end) else end for end in self._ends(confidence_level))
+        return self.share, low, 1.0 if high == np.inf else high
+
+    def _ends(self, confidence_level: float) -> tuple[float, float]:
+        return self.odds.confidence_interval(confidence_level)
+
+
+@dataclass(frozen=True)
+class GradientShares:
+    r"""What the part :math:`g^b` of a gradient :math:`g = \sum_b g^b` makes up of it.
+
+    Attributes:
+        gradient: :math:`⟨E g^b, E g⟩/‖E g‖²`; None without a gradient.
+        variance: :math:`(E⟨g^b, g⟩ - ⟨E g^b, E g⟩)/\mathrm{tr\,Cov}(g)`, the part's covariance with the whole.
+        part: the moments of :math:`g^b`; None where none of its completions has any weight.
+    """
+
+    gradient: FiellerRatio | None
+    variance: Estimated
+    part: PromptMoments | None
+
+    def columns(self, confidence_level: float) -> dict[str, float]:
+        """Return both shares with their ``_low`` and ``_high``."""
+        intervals = (resolved(self.gradient, confidence_level), self.variance.with_interval(confidence_level))
+        return with_ends(dict(zip(SHARES, intervals, strict=True)))
+
+
+def gradient_shares(
+    pool: PooledCompletions, estimator: Weighting, masks: Sequence[Bool[np.ndarray, " n"]]
+) -> tuple[Weighted, list[GradientShares]]:
+    r"""Split an estimator's gradient into the contributions of sets of completions.
+
+    Both shares sum to 1 over sets that make up the whole. The share of the expected gradient is its projection on the
+    whole, a U-statistic over pairs of different prompts with its Fieller set. In that of the variance
+    :math:`⟨g^b, g⟩ = \tfrac12(‖g^b‖² + ‖g‖² - ‖g - g^b‖²)`, with exact squares where they were measured; its interval
+    is a studentised bootstrap over prompts of the odds, or a jackknife where these are not positive.
+
+    Args:
+        pool: the completions.
+        estimator: a group-level one.
+        masks: (n,) the completions of each set.
+
+    Returns:
+        The whole gradient, and the shares of each set.
+    """
+    whole, moments = pool.with_parts(estimator, [mask for one in masks for mask in (one, ~one)])
+    if whole.moments is None:
+        return whole, [GradientShares(None, NOT_ESTIMATED, None) for _ in masks]
+    pairs = zip(moments[::2], moments[1::2], strict=True)
+    return whole, [_shares(whole.moments, part, rest, pool.sketch_error) for part, rest in pairs]
+
+
+def _shares(
+    whole: PromptMoments, part: PromptMoments | None, rest: PromptMoments | None, sketch_error: SketchError | None
+) -> GradientShares:
+    if part is None or rest is None:
+        share = 0.0 if part is None else 1.0
+        return GradientShares(
+            fieller_ratio(whole.signal.scaled(share), whole.signal),
+            Estimate(share, 0.0, "raw", len(whole.means) - 1.0),
+            part,
+        )
+    along = cross_signal(part, whole, sketch_error)
+    together = (part.second_moment + whole.second_moment - rest.second_moment).scaled(0.5)
+    return GradientShares(fieller_ratio(along, whole.signal), _share_of_sum(together - along, whole.trace_cov), part)
+
+
+def _share_of_sum(part: Statistic, whole: Statistic) -> Estimated:
+    odds = studentised_ratio(part, whole - part)
+    if not np.isfinite(odds.stderr):
+        return (part / whole).estimate()
+    return ShareOfSum(part.value / whole.value, odds)
+
+
+def resolved(ratio: FiellerRatio | None, confidence_level: float) -> Interval:
+    """Return ``(value, low, high)`` of a ratio; no value where its denominator is not resolved."""
+    if ratio is None:
+        return UNKNOWN
+    if ratio.is_known and ratio.is_exact:
+        return ratio.value, ratio.value, ratio.value
+    value = ratio.value if ratio.is_bounded(confidence_level) else np.nan
+    return value, *ratio.within(confidence_level, -np.inf, np.inf)
+
+
+def with_ends(intervals: dict[str, Interval]) -> dict[str, float]:
+    """Return columns of a frame: each name, and with ``_low`` and ``_high``."""
+    return {
+        f"{name}{end}": number
+        for name, interval in intervals.items()
+        for end, number in zip(("", "_low", "_high"), interval, strict=True)
+    }
+
+
+def equal_count_bins(values: Real[np.ndarray, " n"], n_bins: int) -> Real[np.ndarray, "bins 2"]:
+    """Return the smallest and greatest value of bins of about equally many; fewer where values tie.
+
+    Args:
+        values: what is binned.
+        n_bins: at least 1.
+    """
+    ordered = np.sort(values)
+    starts = np.unique(ordered[(np.arange(n_bins) * len(ordered)) // n_bins])
+    ends = [*(ordered[ordered < start].max() for start in starts[1:]), ordered[-1]]
+    return np.column_stack([starts, ends])
+
+
+def inside_bins(values: Real[np.ndarray, " n"], bins: Real[np.ndarray, "bins 2"]) -> list[Bool[np.ndarray, " n"]]:
+    """Return which values lie in each bin, both ends inside."""
+    return [(values >= low) & (values <= high) for low, high in bins]
+
+
+def binned(
+    values: Real[np.ndarray, " n"], bins: int | Sequence[float]
+) -> tuple[Real[np.ndarray, "bins 2"], list[Bool[np.ndarray, " n"]]]:
+    """Split values into bins of equal counts, or by edges, each bin without its upper edge except the last.
+
+    Args:
+        values: what is binned.
+        bins: number of bins, or ascending edges that hold every value.
+
+    Returns:
+        The ends of each bin, and which values it holds.
+
+    Raises:
+        ValueError: for a number below 1, fewer than two edges, edges that do not ascend, or a value outside them.
+    """
+    if isinstance(bins, int | np.integer):
+        if bins < 1:
+            raise ValueError(f"bins={bins} must be at least 1")
+        ends = equal_count_bins(values, int(bins))
+        return ends, inside_bins(values, ends)
+    edges = np.asarray(bins, dtype=np.float64)
+    if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all():
+        raise ValueError(f"bins={list(bins)} must be a number of bins, or at least two ascending edges")
+    outside = values[(values < edges[0]) | (values > edges[-1])]
+    if len(outside):
+        raise ValueError(f"bins={list(bins)} leaves {len(outside)} values outside, such as {outside[0]:g}: widen them")
+    place = np.minimum(np.searchsorted(edges, values, side="right") - 1, len(edges) - 2)
+    return np.column_stack([edges[:-1], edges[1:]]), [place == at for at in range(len(edges) - 1)]
