@@ -11,6 +11,7 @@ import pytest
 from command_line import run
 
 import gradstats
+from gradstats.cli.commands import unexpected
 
 mpl.use("Agg")
 
@@ -118,3 +119,9 @@ def test_another_broken_pipe_is_an_error(monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, "run", "embedded")
     assert code == 1
     assert "Broken pipe" in err
+
+
+def test_the_kind_of_error_and_the_way_to_its_traceback_are_stated():
+    assert unexpected(ZeroDivisionError("division by zero")).startswith("ZeroDivisionError: division by zero: ")
+    assert "GRADSTATS_TRACEBACK=1" in unexpected(AttributeError("x"))
+    assert unexpected(MemoryError()).startswith("memory ran out: use fewer or shorter sequences")

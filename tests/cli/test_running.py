@@ -10,12 +10,18 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from command_line import run
+from rich.console import Console
+from saved_runs import saved_sweep
 
 import gradstats
-from gradstats.cli.running import UNFINISHED, show_part
+import gradstats as gs
+from gradstats.cli.running import UNFINISHED, show_part, show_sweep
+from gradstats.config.experiment import experiment_schema, load_experiment
 from gradstats.runs.directory import RunPart
 from gradstats.runs.pipeline import PartResult
+from gradstats.system.files import to_json
 
 mpl.use("Agg")
 
@@ -224,3 +230,119 @@ def test_options_out_of_range_end_in_one_sentence(monkeypatch, capsys, tmp_path,
     assert message in " ".join(err.split())
     assert "Traceback" not in out + err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_here")
+def test_the_options_and_settings_given_are_those_of_the_file(tmp_path, monkeypatch, capsys):
+    words = ("--n", 6, "--group-size", 2, "--reward", "exact", "--set", "measurement.engine=ghost", "prompts.seed=3")
+    code, out, _ = run(monkeypatch, capsys, "init", "mine", *words)
+    assert code == 0
+    assert "gradstats run mine.yaml --dry-run" in out
+    made = load_experiment(tmp_path / "mine.yaml")
+    assert (made.name, made.policy.name, made.prompts.source) == ("mine", "embedded", "embedded")
+    assert (made.prompts.n, made.prompts.seed, made.sampling.group_size, made.sampling.reward) == (6, 3, 2, "exact")
+    assert (made.sampling.max_new_tokens, made.measurement.engine) == (400, "ghost")
+    assert (tmp_path / "experiment.schema.json").read_text() == to_json(experiment_schema()) + "\n"
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_terminal_is_asked_for_what_was_not_given(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def answer(question, default):
+        asked.append(question)
+        return "5" if question.startswith("group size") else default
+
+    monkeypatch.setattr("gradstats.cli.running.Prompt.ask", answer)
+    monkeypatch.setattr("gradstats.cli.running._is_terminal", lambda: True)
+    run(monkeypatch, capsys, "init", "mine.yaml", "--n", 7)
+    made = load_experiment(tmp_path / "mine.yaml")
+    assert (made.prompts.n, made.sampling.group_size, made.sampling.reward) == (7, 5, None)
+    assert [question.split(" (")[0] for question in asked] == [
+        "policy", "prompts", "group size", "max new tokens", "reward"
+    ]  # fmt: skip
+    asked.clear()
+    run(monkeypatch, capsys, "init", "other", "--no-ask")
+    assert asked == []
+
+
+@pytest.mark.usefixtures("_here")
+def test_nothing_is_replaced(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.yaml").write_text("mine")
+    (tmp_path / "experiment.schema.json").write_text("{}")
+    code, _, err = run(monkeypatch, capsys, "init", "mine")
+    assert code == 1
+    assert "mine.yaml exists and is not replaced: choose another name" in err
+    code, _, err = run(monkeypatch, capsys, "init", "new")
+    assert code == 0
+    assert "experiment.schema.json is not the schema of this version and was left" in err
+    assert (tmp_path / "mine.yaml").read_text() == "mine"
+    assert (tmp_path / "experiment.schema.json").read_text() == "{}"
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--reward", "exakt"), "did you mean 'exact'"),
+        (("--set", "sampling.group_sise=3"), "sampling has no setting 'group_sise': did you mean 'group_size'?"),
+        (("--n", "0"), "prompts.n is 0: it must be an integer of at least 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused_and_nothing_written(tmp_path, monkeypatch, capsys, words, message):
+    code, _, err = run(monkeypatch, capsys, "init", "mine", *words)
+    assert code == 1
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_function_that_is_not_written_yet_is_remarked_on(tmp_path, monkeypatch, capsys):
+    code, _, err = run(monkeypatch, capsys, "init", "mine", "--reward", "parts/later.py:score")
+    assert code == 0
+    assert "there is no file parts/later.py" in err
+    assert "write it before the run" in err
+    assert load_experiment(tmp_path / "mine.yaml").sampling.reward == "parts/later.py:score"
+
+
+def test_a_dry_run_names_the_cells_and_who_draws_for_whom(tmp_path, monkeypatch, capsys):
+    data = {
+        "policy": {"name": "embedded"}, "prompts": {"source": "embedded", "n": 4},
+        "sampling": {"group_size": 2, "max_new_tokens": 8}, "vary": {"measurement.sketch_dim": [64, 128]},
+    }  # fmt: skip
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(data))
+    code, out, notes = run(monkeypatch, capsys, "sweep", tmp_path / "s.yaml", "--dry-run")
+    assert code == 0
+    assert "s sketch_dim=64: would sample 8 completions of 4 prompts" in out
+    assert "sketch_dim=128 takes the completions of sketch_dim=64: it samples nothing" in out + notes
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_the_summary_fits_the_terminal(tmp_path, capsys, monkeypatch, columns):
+    monkeypatch.setattr("gradstats.cli.terminal.console", Console(width=columns, highlight=False))
+    show_sweep(gs.read_sweep(saved_sweep(tmp_path / "sweep", missing=["temperature=1.0"])))
+    out, notes = capsys.readouterr()
+    assert "temperature=0.6" in out
+    assert "1.3 [" in out
+    assert "temperature=1.0 has no results yet" in out + notes
+    assert max(map(len, out.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_differences_of_few_cells_are_printed_for_every_pair(tmp_path, capsys, monkeypatch, columns):
+    monkeypatch.setattr("gradstats.cli.terminal.console", Console(width=columns, highlight=False))
+    pairs = {}
+    for temperatures in ((0.6, 0.8, 1.0), (0.5, 0.6, 0.7, 0.8, 0.9)):
+        show_sweep(gs.read_sweep(saved_sweep(tmp_path / str(len(temperatures)), temperatures=temperatures)))
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= columns
+        lines = out.partition("differences, paired over prompts")[2].splitlines()
+        pairs[len(temperatures)] = [line.split()[:2] for line in lines if "mean length" in line]
+    assert pairs[3] == [[f"temperature={a}", f"temperature={b}"] for a, b in ((0.8, 0.6), (1.0, 0.6), (1.0, 0.8))]
+    assert pairs[5] == [[f"temperature={a}", "temperature=0.5"] for a in (0.6, 0.7, 0.8, 0.9)]

@@ -3,16 +3,492 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from command_line import run
+from command_line import run as call
 from comparison_batches import quiet_compare
+from small_runs import sampled_and_measured, small_experiment
 
 import gradstats
+import gradstats as gs
 from gradstats import data
+from gradstats.cli.statistics import parameter_values, refuse_foreign_result, save_result
+from gradstats.config.experiment import load_experiment
+from gradstats.report.analysis_tables import clipping_table, ratio_table
+from gradstats.runs.pipeline import run_experiment
+from gradstats.stats import profile_policy
+from gradstats.system.files import write_json
+
+NAME = "curve_kimi_tau"
+
+
+def curve():
+    frame = pd.DataFrame({"value": [0.0, 1.0], "trace_cov": [1.0, 0.5]})
+    frame.attrs |= {"curve": "kimi", "parameter": "tau"}
+    return frame
+
+
+def test_a_file_of_the_users_is_refused_before_the_work(tmp_path):
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / f"{NAME}.csv").write_text("mine\n")
+    with pytest.raises(FileExistsError, match="is not an earlier table of this command that gradstats wrote"):
+        refuse_foreign_result(tmp_path, NAME, ["value", "trace_cov"])
+
+
+def test_a_bare_measurement_keeps_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refuse_foreign_result(None, NAME, ["value"])
+    save_result(curve(), None, NAME, overwrite=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_by_success(monkeypatch, capsys, measured, tmp_path):
+    code, out, err = run(monkeypatch, capsys, "by-success", measured, "rloo", "grpo", "--out", tmp_path / "s.csv")
+    assert code == 0
+    assert "scale of kept groups" in out
+    assert "forms groups of 4 completions" in " ".join(err.split())
+    expected = gs.variance_by_success(gs.read_measurement(measured), ["rloo", "grpo"]).to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "s.csv"), expected, check_dtype=False)
+    code, out, err = run(monkeypatch, capsys, "by-success", measured, "rloo", "--group-size", 2, "--bins", 1, "--json")
+    assert code == 0, err
+    (row,) = json.loads(out)["rows"]
+    assert (row["n_prompts"], row["group_size"], row["scale"]) == (30, 2, 1)
+
+
+def test_by_success_with_the_exact_rates_of_a_column(monkeypatch, capsys, measured, tmp_path):
+    known = gs.read_measurement(measured)
+    frame = known.rollouts.frame.assign(rate=np.repeat(np.linspace(0, 1, 30), 8))
+    replace(known, rollouts=gs.Rollouts(frame, known.rollouts.metadata)).save(tmp_path / "measurement")
+    words = ("by-success", tmp_path / "measurement", "rloo", "--bins", 3, "--json")
+    code, out, err = run(monkeypatch, capsys, *words, "--success", "rate")
+    assert code == 0, err
+    assert [row["n_prompts"] for row in json.loads(out)["rows"]] == [10, 10, 10]
+    code, _, err = run(monkeypatch, capsys, *words, "--success", "p")
+    assert code == 1
+    assert "--success p: the rollouts have no such column" in err
+
+
+def test_allocate(monkeypatch, capsys, measured, tmp_path):
+    words = ("allocate", measured, "rloo", "--tokens", 5000, "--group-sizes", 2, 4, 32)
+    code, out, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "a.csv")
+    assert code == 0, err
+    assert "rloo, 32* × " in out
+    assert "has the lowest noise at 5,000 tokens" in " ".join(err.split())
+    expected = gs.allocate(gs.read_measurement(measured), ["rloo"], tokens=5000, group_sizes=[2, 4, 32]).to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "a.csv"), expected, check_dtype=False)
+    code, _, err = run(monkeypatch, capsys, "allocate", measured, "rloo", "--tokens", 0)
+    assert code == 1
+    assert "tokens=0.0 must be a positive number of completion tokens" in err
+
+
+LABELS = {
+    "length_weighted(alpha=0.8, loo=True)": "length_weighted(alpha=0.8, loo=True)",
+    "recipe:dr_grpo(loo=True)": "Dr. GRPO, leave-one-out",
+    "labels_of_mine:lowered(by=0.25)": "labels_of_mine:lowered(by=0.25)",
+}
+#: Of each, the label of a curve and the parameter that it varies.
+VARIED = {
+    "length_weighted(alpha=0.8, loo=True)": ("length_weighted(loo=True)", "alpha=0:1:2"),
+    "recipe:dr_grpo(loo=True)": ("recipe:dr_grpo(loo=True)", "max_tokens=8:16:2"),
+    "labels_of_mine:lowered(by=0.25)": ("labels_of_mine:lowered", "by=0:0.5:2"),
+}
+MODULE = "def lowered(batch, by=0.0):\n    return batch.rewards - by\n"
+
+
+@pytest.fixture(scope="module")
+def run_of_code_of_run(policy_folder, tmp_path_factory):
+    """A run whose experiment file names every label, with the user's module beside it."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "labels_of_mine.py").write_text(MODULE)
+    (folder / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 9)))
+    (folder / "labels.yaml").write_text(
+        f"""
+        policy: {{name: {policy_folder}}}
+        prompts: {{source: {folder / "p.jsonl"}}}
+        sampling: {{group_size: 6, max_new_tokens: 12, reward: "small_runs:consonants"}}
+        measurement: {{sketch_dim: 64}}
+        variance: {{estimators: [rloo, "{'", "'.join(LABELS)}"]}}
+        figures: {{formats: [png]}}
+        """
+    )
+    path = tmp_path_factory.mktemp("runs") / "labels"
+    run_experiment(load_experiment(folder / "labels.yaml"), path, progress=False)
+    yield path
+    sys.modules.pop("labels_of_mine", None)
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _experiment_file(run_of_code_of_run, label, monkeypatch, capsys):
+    assert label in pd.read_csv(run_of_code_of_run / "variance.csv").set_index("estimator")["trace_cov"].dropna()
+
+
+def _compare(run_of_code_of_run, label, monkeypatch, capsys):
+    monkeypatch.chdir(
+        run_of_code_of_run / json.loads((run_of_code_of_run / "manifest.json").read_text())["experiment_folder"]
+    )
+    frame = gs.compare(gs.read_measurement(run_of_code_of_run / "measurement"), [label]).to_frame()
+    assert frame["estimator"].tolist() == [label]
+
+
+def _command(*words):
+    def place(run_of_code_of_run, label, monkeypatch, capsys):
+        filled = [label if word == "LABEL" else word for word in words]
+        code, out, err = call(monkeypatch, capsys, filled[0], run_of_code_of_run, *filled[1:], "--trust")
+        assert (code, "NaN:" in err) == (0, False), err
+        assert label in out + err  # a scale that 8 prompts do not resolve is named in a note
+
+    return place
+
+
+def _curve(run_of_code_of_run, label, monkeypatch, capsys):
+    varied, values = VARIED[label]
+    code, out, err = call(monkeypatch, capsys, "curve", run_of_code_of_run, varied, values, "--trust")
+    assert (code, "NaN:" in err) == (0, False), err
+    assert varied in out
+
+
+def _figures(run_of_code_of_run, label, monkeypatch, capsys):
+    assert label in set(pd.read_csv(run_of_code_of_run / "figures" / "variance.csv")["estimator"])
+    assert call(monkeypatch, capsys, "figures", run_of_code_of_run)[0] == 0
+
+
+def _report(run_of_code_of_run, label, monkeypatch, capsys):
+    assert call(monkeypatch, capsys, "report", run_of_code_of_run)[0] == 0
+    assert LABELS[label] in (run_of_code_of_run / "report.html").read_text()
+
+
+PLACES = {
+    "experiment file": _experiment_file,
+    "compare": _compare,
+    "--estimators": _command("variance", "--estimators", "rloo", "LABEL"),
+    "group-size": _command("group-size", "LABEL", "--group-size", "3"),
+    "shift": _command("shift", "LABEL"),
+    "curve": _curve,
+    "allocate": _command("allocate", "rloo", "LABEL", "--tokens", "100"),
+    "by-success": _command("by-success", "LABEL", "--bins", "2"),
+    "figures": _figures,
+    "report": _report,
+}
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("place", "label"),
+    [
+        # Drawing takes long: of those that draw, the label of the user's own module stands for the others.
+        pytest.param(place, label, marks=[pytest.mark.slow] if drawing and "of_mine" not in label else [])
+        for place, drawing in ((place, place in ("figures", "report")) for place in PLACES)
+        for label in LABELS
+    ],
+)
+def test_every_label_works_in_every_place(run_of_code_of_run, place, label, monkeypatch, capsys):
+    PLACES[place](run_of_code_of_run, label, monkeypatch, capsys)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("command", ["group-size", "shift", "variance"])
+def test_the_recorded_folder_is_searched_with_permission_only(run_of_code_of_run, command, monkeypatch, capsys):
+    words = ["--estimators", "labels_of_mine:lowered"] if command == "variance" else ["labels_of_mine:lowered"]
+    code, _, err = call(monkeypatch, capsys, command, run_of_code_of_run, *words)
+    folder = (
+        run_of_code_of_run / json.loads((run_of_code_of_run / "manifest.json").read_text())["experiment_folder"]
+    ).resolve()
+    assert code == 1
+    assert "there is no module 'labels_of_mine' in " in err
+    assert f"the experiment file of {run} was in {folder}: add --trust to search there as well" in err
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(run_of_code_of_run, tmp_path, monkeypatch, capsys):
+    for recorded in ("../nowhere", None, 3):
+        (tmp_path / "manifest.json").write_text(json.dumps({"experiment_folder": recorded}))
+        code, _, err = call(monkeypatch, capsys, "shift", tmp_path, "labels_of_mine:lowered", "--trust")
+        assert code == 1
+        assert "there is no module 'labels_of_mine'" in err
+        assert "add --trust" not in err
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("given", [[], ["--reward", "rewards_of_mine:twice"]])
+def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(run_of_code_of_run, given, monkeypatch, capsys):
+    """The run names its estimators' module itself, and the reward's is named with the command."""
+    copy = Path(
+        shutil.copytree(run_of_code_of_run, run_of_code_of_run.parent / f"scored_again_{len(given)}")
+    )  # records the same folder
+    folder = copy / json.loads((copy / "manifest.json").read_text())["experiment_folder"]
+    (folder / "rewards_of_mine.py").write_text("def twice(text, problem):\n    return 2.0 * text.count('a')\n")
+    sys.modules.pop("labels_of_mine", None)
+    code, _, err = call(monkeypatch, capsys, "regrade", copy, *given, "--trust", "--no-progress")
+    assert code == 0, err
+    assert "labels_of_mine:lowered(by=0.25)" in pd.read_csv(copy / "variance.csv")["estimator"].tolist()
+    assert gs.read_rollouts(copy / "rollouts").metadata["reward"] == (given[-1:] or ["small_runs:consonants"])[0]
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(run_of_code_of_run, monkeypatch, capsys):
+    sys.modules.pop("labels_of_mine", None)
+    code, _, err = call(
+        monkeypatch,
+        capsys,
+        "run",
+        run_of_code_of_run / "experiment.yaml",
+        "--out",
+        run_of_code_of_run,
+        "--dry-run",
+        "--trust",
+    )
+    assert code == 0, err
+
+
+@pytest.fixture
+def valued(measured, tmp_path):
+    """A measurement with both kinds of state values."""
+    found, rng = gs.read_measurement(measured), np.random.default_rng(0)
+    n_tokens = [len(mask) for mask in found.rollouts.masks]
+    of_prefixes = [rng.integers(0, 5, n) / 4 for n in n_tokens]
+    replace(found, values=of_prefixes, fitted_values=[rng.random(n) for n in n_tokens]).save(tmp_path / "valued")
+    return tmp_path / "valued"
+
+
+def test_bias_and_explained_variance_are_printed_and_written(monkeypatch, capsys, valued, tmp_path):
+    code, out, err = run(monkeypatch, capsys, "critic", valued, "--last-step", "1", "--out", tmp_path / "found")
+    assert code == 0, err
+    assert "after a wrong step, not recovered" in " ".join(out.split())
+    table = pd.read_csv(tmp_path / "found" / "tables" / "critic.csv")
+    expected = gs.critic_quality(gs.read_measurement(valued), last_step=1).to_frame()
+    np.testing.assert_allclose(table["bias"], expected["bias"])
+    assert (tmp_path / "found" / "figures" / "critic.pdf").is_file()
+    code, out, _ = run(monkeypatch, capsys, "critic", valued, "--json")
+    assert code == 0
+    assert json.loads(out)["rows"][0]["states"] == "all"
+
+
+def test_a_run_without_values_is_refused(monkeypatch, capsys, measured):
+    code, _, err = run(monkeypatch, capsys, "critic", measured)
+    assert code == 1
+    assert "critic_quality needs values: make them with gradstats.monte_carlo_values" in " ".join(err.split())
+
+
+def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp_path):
+    code, out, err = run(
+        monkeypatch, capsys, "curve", measured, "length_weighted(loo=True)", "alpha=0:2:5", "--out", tmp_path
+    )
+    assert code == 0, err
+    assert "length_weighted(loo=True) has its lowest variance at matched signal at alpha = " in out
+    name = "curve_length_weighted_loo_true_alpha"
+    assert (tmp_path / "figures" / f"{name}.pdf").is_file()
+    expected = gs.variance_curve(
+        gs.read_measurement(measured), "length_weighted(loo=True)", "alpha", [0.0, 0.5, 1.0, 1.5, 2.0]
+    ).to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "tables" / f"{name}.csv"), expected, check_dtype=False)
+    about = json.loads((tmp_path / "tables" / f"{name}.json").read_text())
+    assert about["minimiser"] == pytest.approx(expected.attrs["minimiser"])
+
+
+def test_as_json_with_options(monkeypatch, capsys, measured):
+    words = ["curve", measured, "rloo", "group_size=2,4", "--json", "--reference", "reinforce"]
+    code, out, _ = run(monkeypatch, capsys, *words)
+    found = json.loads(out)
+    assert code == 0
+    assert (found["curve"], found["parameter"], found["reference"]) == ("rloo", "group_size", "reinforce")
+    assert [row["value"] for row in found["rows"]] == [2.0, 4.0]
+
+
+def test_values_are_a_range_or_a_list():
+    name, values = parameter_values("tau=0.5,2")
+    assert (name, list(values)) == ("tau", [0.5, 2.0])
+    np.testing.assert_allclose(parameter_values("alpha=0:2:41")[1], np.linspace(0, 2, 41))
+
+
+@pytest.mark.parametrize("words", ["alpha", "alpha=", "alpha=1", "alpha=0:1", "alpha=0:1:x", "=0:1:3", "alpha=0:1:1"])
+def test_other_words_are_refused(words):
+    with pytest.raises(ValueError, match="cannot be read as a parameter with values: write alpha=0:2:41"):
+        parameter_values(words)
+
+
+def test_an_unknown_parameter_is_refused(monkeypatch, capsys, measured):
+    code, _, err = run(monkeypatch, capsys, "curve", measured, "length_weighted", "alfa=0:1:3")
+    assert code == 1
+    assert "has no parameter 'alfa': known are alpha" in err
+
+
+def test_learned_baselines_are_written_and_printed(monkeypatch, capsys, measured, tmp_path):
+    code, out, err = run(
+        monkeypatch, capsys, "optimal-baselines", measured, "--n-resamples", "8", "--out", tmp_path / "found"
+    )
+    assert code == 0, err
+    assert "learned shift: delta " in out
+    assert "The best learned baseline is the " in out
+    table = pd.read_csv(tmp_path / "found" / "tables" / "optimal_baselines.csv")
+    expected = gs.optimal_baselines(gs.read_measurement(measured), n_resamples=8).to_frame()
+    np.testing.assert_allclose(table["ratio_to_learned"], expected["ratio_to_learned"])
+    assert (tmp_path / "found" / "figures" / "optimal_baselines.pdf").is_file()
+
+
+@pytest.fixture
+def incomplete(measured, tmp_path):
+    """A run directory of which one of two shards was measured."""
+    folder = tmp_path / "run" / "measurement"
+    folder.mkdir(parents=True)
+    shutil.copytree(measured, folder / "shard-00000")
+    write_json(folder / "plan.json", {"n_shards": 2})
+    return folder.parent
+
+
+@pytest.mark.parametrize(
+    "words", [("curve", "asymmetric(loo=True)", "delta=-0.5,0"), ("optimal-baselines", "--n-resamples", "8")]
+)
+def test_an_incomplete_run_is_told_of_and_keeps_no_results(monkeypatch, capsys, incomplete, tmp_path, words):
+    words = [words[0], incomplete, *words[1:], "--partial"]
+    before = sorted(incomplete.rglob("*"))
+    for more in ([], ["--out", incomplete]):
+        code, _, err = run(monkeypatch, capsys, *words, *more)
+        assert code == 1
+        assert "with --partial nothing is written into the run" in err.replace("\n", " ")
+    code, _, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "found")
+    assert code == 0, err
+    assert "1 of 2 shards are missing" in err.replace("\n", " ")
+    assert list((tmp_path / "found" / "tables").glob("*.csv"))
+    assert sorted(incomplete.rglob("*")) == before
+
+
+SAMPLING = ("--group-size", 4, "--max-new-tokens", 30, "--reward", "small_runs:vowels", "--seed", 3, "--no-progress")
+
+
+@pytest.fixture(scope="module")
+def runs(policy_folder, tmp_path_factory):
+    """Two run directories of the same name in different folders, measured and not analysed."""
+    folder = tmp_path_factory.mktemp("profiled")
+    paths = [folder / "one" / "run", folder / "two" / "run"]
+    for seed, path in enumerate(paths):
+        path.parent.mkdir()
+        sampling = {"group_size": 4, "max_new_tokens": 30, "seed": seed}
+        experiment = small_experiment(policy_folder, path.with_name("p.jsonl"), prompts={"n": 8}, sampling=sampling)
+        sampled_and_measured(experiment, path)
+    return paths
+
+
+def profile_of(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of completions that are too few and too short
+        return profile_policy(gs.read_measurement(path / "measurement"))
+
+
+def values(rows, policy):
+    return {row["quantity"]: row["value"] for row in rows if row["policy"] == policy}
+
+
+def test_a_run_is_profiled_without_its_model(monkeypatch, capsys, runs):
+    monkeypatch.setattr("gradstats.policy.load_policy", lambda *_, **__: pytest.fail("the policy was loaded"))
+    code, out, err = run(monkeypatch, capsys, "profile", runs[0])
+    assert code == 0, err
+    assert "quantity" in out
+    assert f"{profile_of(runs[0]).mean_entropy:.3g}" in out
+    assert "α, within prompts" in out
+
+
+def test_two_runs_stand_side_by_side(monkeypatch, capsys, runs, tmp_path):
+    words = ("profile", *runs, "--json", "--confidence-level", 0.8)
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    assert len({row["policy"] for row in rows}) == 2
+    for path in runs:
+        profile = profile_of(path)
+        name = next(row["policy"] for row in rows if row["policy"].endswith(f"{path.parent.name}/run"))
+        shown = values(rows, name)
+        assert shown["n_sequences"] == 32
+        assert shown["mean_entropy"] == pytest.approx(profile.mean_entropy)
+        low, high = profile.pooled.confidence_interval(0.8)
+        (alpha,) = [row for row in rows if (row["policy"], row["quantity"]) == (name, "alpha_pooled")]
+        assert (alpha["low"], alpha["high"]) == pytest.approx((low, high))
+
+
+def test_the_table_is_written_in_three_formats(monkeypatch, capsys, runs, tmp_path):
+    code, out, err = run(monkeypatch, capsys, "profile", runs[0], "--out", tmp_path / "profile")
+    assert code == 0, err
+    assert {path.name for path in tmp_path.iterdir()} == {"profile.tex", "profile.md", "profile.csv"}
+    assert all(f"→ {path}" in out for path in tmp_path.iterdir())
+    frame = pd.read_csv(tmp_path / "profile.csv")
+    assert set(frame["policy"]) == {"run"}
+    assert len(frame) == len(profile_of(runs[0]).to_frame())
+
+
+def test_a_policy_is_sampled_and_measured_first(monkeypatch, capsys, policy_folder, runs):
+    words = ("profile", policy_folder, "--prompts", runs[0].with_name("p.jsonl"), "--n", 5, *SAMPLING)
+    code, out, err = run(monkeypatch, capsys, *words, "--json")
+    assert code == 0, err
+    (name,) = {row["policy"] for row in json.loads(out)["rows"]}
+    assert policy_folder.endswith(name)
+    assert values(json.loads(out)["rows"], name)["n_sequences"] == 20
+
+
+def test_a_profile_needs_a_source(monkeypatch, capsys):
+    code, out, err = run(monkeypatch, capsys, "profile")
+    assert code == 1
+    assert "name at least one run directory or policy: gradstats profile RUN_OR_POLICY" in err
+    assert "Traceback" not in out + err
+
+
+@pytest.fixture
+def drawn_elsewhere(measured, tmp_path):
+    """The measurement of the other tests, its sampler's log-probabilities a tenth of a nat away from the scorer's."""
+    known = gs.read_measurement(measured)
+    rng = np.random.default_rng(1)
+    drawn = [scored + 0.1 * rng.normal(size=scored.size) for scored in known.logprobs]
+    frame = known.rollouts.frame.assign(sampler_logprobs=drawn)
+    replace(known, rollouts=gs.Rollouts(frame, known.rollouts.metadata)).save(tmp_path / "measurement")
+    return tmp_path / "measurement"
+
+
+def test_the_tables_and_the_csv(monkeypatch, capsys, drawn_elsewhere, tmp_path):
+    code, out, _ = run(monkeypatch, capsys, "ratios", drawn_elsewhere, "--bins", "2", "--out", tmp_path / "ratios.csv")
+    assert code == 0
+    assert "completion, all" in out
+    assert "tokens clipped" in out
+    expected = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2).to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "ratios.csv"), expected, check_dtype=False)
+
+
+def test_no_number_is_cut_at_80_columns(monkeypatch, capsys, drawn_elsewhere):
+    _, out, _ = run(monkeypatch, capsys, "ratios", drawn_elsewhere, "--bins", "2", width=80)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    found = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2)
+    for table in (ratio_table(found.to_frame()), clipping_table(found.clipping_frame())):
+        (_, *headings), rows = table.cells("plain")
+        for written in (*headings, *(cell for _, *cells in rows for cell in cells)):
+            assert written in out
+
+
+def test_as_json(monkeypatch, capsys, drawn_elsewhere):
+    code, out, _ = run(monkeypatch, capsys, "ratios", drawn_elsewhere, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [row["ratio"] for row in found["ratios"][:3]] == ["token", "product", "geometric_mean"]
+    assert found["ratios"][1]["chi_squared"] > 0.05
+    assert {"grpo", "dapo"} <= {row["recipe"] for row in found["clipping"]}
+
+
+def test_without_the_sampler_s_log_probabilities(monkeypatch, capsys, measured):
+    code, _, err = run(monkeypatch, capsys, "ratios", measured)
+    assert code == 1
+    assert "ratios need the log-probabilities of sampler and scorer" in err
 
 
 def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, points):

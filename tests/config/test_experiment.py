@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import run
 
-from gradstats.config.experiment import VARY, Experiment, experiment_schema, load_experiment, shipped_experiments
+from gradstats.config.experiment import (
+    VARY,
+    Experiment,
+    as_yaml,
+    experiment_schema,
+    experiment_text,
+    load_experiment,
+    read_yaml,
+    shipped_experiments,
+)
+from gradstats.config.sections import DEFAULT_ESTIMATORS
+from gradstats.config.validation import Section, WrongSettingsError
 from gradstats.system.files import to_json
 
 SCHEMA = Path(__file__).parents[2] / "experiments" / "experiment.schema.json"
@@ -69,3 +84,90 @@ def test_the_command_prints_the_schema(monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "list", "schema")
     assert code == 0
     assert json.loads(out) == experiment_schema()
+
+
+CHOSEN = {
+    "description": "Two: α & β # not a comment",
+    "policy": {"name": "embedded"},
+    "prompts": {"source": "mine.py:problems", "settings": {"steps": 3}},
+    "sampling": {"group_size": 4, "reward": {"math": 1.0, "mine.py:form": 0.1}},
+    "figures": {"venue": "acl"},
+}
+
+
+def test_what_is_chosen_holds_and_nothing_else_changes():
+    read = yaml.safe_load(experiment_text("mine.yaml", CHOSEN))
+    assert Experiment(name="mine", **read) == Experiment(name="mine", **CHOSEN)
+
+
+def test_what_is_shown_behind_a_sign_is_the_default():
+    text = re.sub(r"^( *)# (\w+: )", r"\1\2", experiment_text("mine.yaml", CHOSEN), flags=re.MULTILINE)
+    read = yaml.safe_load(text)
+    assert Experiment(name="mine", **read) == Experiment(name="mine", **CHOSEN)
+    for name, field in Experiment.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            assert set(read[name]) == set(field.annotation.model_fields), name
+    assert set(read) == set(Experiment.model_fields) - {"name"}
+    assert read["variance"]["estimators"] == list(DEFAULT_ESTIMATORS)
+
+
+def test_every_setting_is_explained():
+    lines = experiment_text("mine.yaml", CHOSEN).splitlines()
+    for above, line in itertools.pairwise(lines):
+        if re.match(r" *(# )?\w+:", line):
+            assert above.lstrip().startswith("## "), line
+    assert max(map(len, lines)) < 300
+    assert "gradstats run mine.yaml" in lines[1]
+
+
+def test_wrong_settings_are_not_written():
+    with pytest.raises(WrongSettingsError, match="group_size is 0"):
+        experiment_text("mine.yaml", CHOSEN | {"sampling": {"group_size": 0}})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "null"), (r"\n+", r"\n+"), ([1, "a: b"], "[1, 'a: b']"), (1.0, "1.0")]
+)
+def test_values_are_written_on_one_line(value, text):
+    assert as_yaml(value) == text
+    assert yaml.safe_load(text) == value
+
+
+BOMB = "\n".join(["a: &a [1, 1]", *(f"{b}: &{b} [*{a}, *{a}]" for a, b in itertools.pairwise("abcdefghijklmnopqr"))])
+
+
+def test_aliases_and_merges_of_reasonable_size_are_read():
+    assert read_yaml("a: &x {b: 1}\nc: *x\nd: {<<: *x, b: 2}") == {"a": {"b": 1}, "c": {"b": 1}, "d": {"b": 2}}
+    assert read_yaml("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: 1\nb: 2\na: 3", "the key 'a' is given 2 times: give it once"),
+        ("s: {x: 1, y: 2, x: 3}", "the key 'x' is given 2 times"),
+        (BOMB, "its aliases expand to more than 100,000 values"),
+        ("a: &a [*a]", "its aliases expand to more than"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: 2026-02-31", "a value cannot be read"),
+        ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("a: [", "expected"),
+    ],
+)
+def test_what_is_refused_is_said(text, sentence):
+    with pytest.raises(yaml.YAMLError, match=sentence):
+        read_yaml(text)
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("experiment_page", DOCS / "experiment_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page() == (DOCS / "experiment_file.md").read_text(encoding="utf-8"), (
+        "run: python docs/experiment_page.py"
+    )

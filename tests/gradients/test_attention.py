@@ -1,14 +1,32 @@
-"""The attention with which a model is measured, and that the model keeps its own."""
+"""Mixed precision around a model is switched off, or refused in one sentence."""
 
 from __future__ import annotations
+
+import copy
+from functools import partial, wraps
+from types import MethodType
 
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import ragged_rollouts, tiny_model
 from gradient_models import any_model, oracle
+from rotary_models import LIMIT, LONG, lengths_around_the_limit, rotary_model
+from torch import nn
 
 import gradstats.gradients as gradients
+from gradstats.gradients.attention import (
+    forget_lengths,
+    length_classes,
+    own_precision,
+    refuse_mixed_lengths,
+    refusing_lower_precision,
+    same_class,
+)
+from gradstats.gradients.objective import make_chunk, plan_chunks
+from gradstats.gradients.parameters import select_parameters
+from gradstats.gradients.session import token_statistics
+from gradstats.policy.policy import Policy
 
 
 def test_eager_attention_is_switched_on_said_and_switched_back(rollouts):
@@ -38,3 +56,195 @@ def test_a_mixture_of_experts_in_float64_runs_without_the_grouped_product(rollou
     measured = gradients.measure(model, rollouts, engine="loop", sketch_dim=None, progress=False)
     np.testing.assert_allclose(measured.sq_norms, expected, rtol=1e-9)
     assert model.config._experts_implementation == "grouped_mm"
+
+
+def mixed(model: nn.Module) -> nn.Module:
+    """Bind a forward method that computes under autocast and returns float32, as a trainer's wrapper does."""
+    forward = type(model).forward
+
+    @wraps(forward)
+    def under_autocast(self, *args, **kwargs):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = forward(self, *args, **kwargs)
+        output["logits"] = output["logits"].float()
+        return output
+
+    model.forward = MethodType(under_autocast, model)
+    return model
+
+
+def narrowed(model: nn.Module) -> nn.Module:
+    """Replace the parameters of a layer by narrower ones for the time of its forward pass, as FSDP's policy does."""
+    layer = model.model.layers[1].mlp.up_proj
+    own = {}
+
+    def before(module, inputs):
+        own.update(module._parameters)
+        module._parameters["weight"] = nn.Parameter(own["weight"].detach().bfloat16())
+        return (inputs[0].bfloat16(),)
+
+    def after(module, _inputs, output):
+        module._parameters.update(own)
+        return output.float()
+
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after)
+    return model
+
+
+def inner_autocast(model: nn.Module) -> nn.Module:
+    """Bind a forward method to one linear layer alone."""
+    layer = model.model.layers[0].mlp.up_proj
+    forward = torch.autocast("cpu", torch.bfloat16)(type(layer).forward)
+    layer.forward = MethodType(forward, layer)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (
+            mixed,
+            r"model \(LlamaModel\) computes in bfloat16 under autocast, although .* are float32: measure the model",
+        ),
+        (narrowed, r"up_proj \(Linear\) computes in bfloat16 with its weight replaced by a narrower one"),
+        (inner_autocast, r"layers\.0\.mlp\.up_proj \(Linear\) computes in bfloat16 inside a wrapper"),
+    ],
+)
+def test_wrappers_that_lower_the_precision_are_refused(wrap, message, rollouts):
+    model = wrap(tiny_model("llama", dtype=torch.float32))
+    with pytest.raises(ValueError, match=message):
+        gradients.measure(model, rollouts, progress=False)
+    plain = tiny_model("llama", dtype=torch.float32)
+    with pytest.raises(ValueError, match=message):
+        gradients.measure(plain, rollouts, reference_policy=model, engine="loop", sketch_dim=None, progress=False)
+    hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()]
+    assert sum(hooks) == (2 if wrap is narrowed else 0)
+
+
+def test_the_wrapper_of_accelerate_is_refused(rollouts):
+    accelerate = pytest.importorskip("accelerate")
+    # Another test of this process may have left its state, in another precision.
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare_model(
+        tiny_model("llama", dtype=torch.float32), evaluation_mode=True
+    )
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.raises(ValueError, match=r"computes in bfloat16 under autocast"):
+        gradients.measure(model, rollouts, progress=False)
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
+def test_autocast_of_the_caller_is_left_for_the_measurement(engine):
+    rollouts = ragged_rollouts(3)
+    policy = Policy(tiny_model("qwen2", dtype=torch.float32))
+    policy.model.set_attn_implementation("eager")
+    options = {"engine": engine, "sketch_dim": 64, "token_probes": 2, "token_exact": 1, "progress": False}
+    options["reference_policy"] = policy
+    expected = gradients.measure(policy, rollouts, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients.measure(policy, rollouts, **options)
+        assert torch.is_autocast_enabled("cpu")
+    assert np.array_equal(found.sq_norms, expected.sq_norms)
+    assert np.array_equal(found.sketches, expected.sketches)
+    for name in ("logprobs", "ref_logprobs", "token_projections", "heavy_sq_norms"):
+        for one, other in zip(getattr(found, name), getattr(expected, name), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_forward_pass_in_the_dtype_of_the_parameters_is_accepted():
+    for dtype in (torch.float64, torch.bfloat16):
+        policy = Policy(tiny_model("qwen2", dtype=dtype))
+        with torch.autocast("cpu", torch.bfloat16), refusing_lower_precision(policy), own_precision(policy):
+            policy.model(torch.arange(4)[None])
+
+
+def alone(model, rollouts):
+    """Squared norms by parameter, each sequence under a model that has seen no other."""
+    found = [oracle(copy.deepcopy(model), rollouts.select([row])) for row in range(len(rollouts))]
+    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "by layer"])
+@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
+def test_every_engine_equals_sequences_alone(kind, engine):
+    model, rollouts = rotary_model(kind), lengths_around_the_limit()
+    if (kind, engine) == ("longrope", "vmap"):  # the rotary embedding copies the factors into its buffer
+        with pytest.raises(gradients.UnsupportedModuleError, match=r'"vmap" cannot trace .* use engine="loop"'):
+            gradients.measure(model, rollouts, engine=engine, progress=False)
+        return
+    expected = alone(model, rollouts)
+    tolerance = 1e-6 if kind == "by layer" else 1e-9  # Gemma's norms compute in float32
+    for _ in range(2):  # the factors that the longest sequence left do not reach the shorter ones
+        measured = gradients.measure(
+            model, rollouts, engine=engine, blocks="parameter", sketch_dim=None, progress=False
+        )
+        for name, values in measured.sq_norms_by_block.items():
+            np.testing.assert_allclose(values, expected[name], rtol=tolerance, atol=1e-18, err_msg=name)
+    assert measured.metadata["engines_passed_over"] == {}
+
+
+def test_the_factors_matter():
+    model, rollouts = rotary_model("longrope"), lengths_around_the_limit()
+    other = copy.deepcopy(model)
+    other.model.rotary_emb.config.rope_parameters["long_factor"] = LONG["short_factor"]
+    beyond = rollouts.times > LIMIT
+    ratio = sum(alone(other, rollouts).values()) / sum(alone(model, rollouts).values())
+    assert (np.abs(ratio - 1)[beyond] > 1e-3).all()
+    np.testing.assert_allclose(ratio[~beyond], 1)
+
+
+def test_token_scores_and_a_reference_whose_factors_depend_on_the_length():
+    rollouts = lengths_around_the_limit()
+    model, reference = tiny_model("llama"), rotary_model("dynamic")
+    measured = gradients.measure(model, rollouts, reference_policy=reference, sketch_dim=None, progress=False)
+    for row, found in enumerate(measured.ref_logprobs):
+        of_row = gradients.measure(reference, rollouts.select([row]), engine="loop", sketch_dim=None, progress=False)
+        np.testing.assert_allclose(found, of_row.logprobs[0], rtol=1e-9)
+    options = {"token_probes": 2, "token_exact": 2, "sketch_dim": None, "progress": False}
+    together = gradients.measure(reference, rollouts, **options)
+    for row in range(len(rollouts)):
+        one = gradients.measure(reference, rollouts.select([row]), **options)
+        np.testing.assert_allclose(together.token_projections[row], one.token_projections[0], rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(together.heavy_sq_norms[row], one.heavy_sq_norms[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_chunks_hold_sequences_with_the_factors_that_they_have_alone(kind):
+    model, rollouts = rotary_model(kind), lengths_around_the_limit()
+    selection = select_parameters(model)
+    for chunk in plan_chunks(rollouts, Policy(model), selection):
+        assert same_class(model, rollouts, list(chunk)) == [list(chunk)]
+    beyond = [LIMIT + 1, LIMIT + 2] if kind == "dynamic" else [1, 1]
+    assert length_classes([model], np.array([2, LIMIT, LIMIT + 1, LIMIT + 2])) == [(0,), (0,), *((n,) for n in beyond)]
+    assert length_classes([tiny_model("gpt2")], np.array([2, 99])) == [(), ()]
+    refuse_mixed_lengths(model, [2, LIMIT])
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vmap", "statistics"])
+def test_chunks_of_mixed_lengths_are_refused(engine):
+    policy, rollouts = Policy(rotary_model("longrope")), lengths_around_the_limit()
+    chunk = make_chunk(rollouts, [0, len(rollouts) - 1], torch.device("cpu"), torch.float64)
+    run = partial(token_statistics, policy, chunk)
+    if engine != "statistics":
+        run = partial(gradients.ENGINES[engine], policy, chunk, select_parameters(policy.model), None)
+    message = r"sequences of \d+ and \d+ tokens .* the factors of model\.rotary_emb \(Phi3RotaryEmbedding\) depend on"
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        run()
+
+
+def test_factors_of_a_longer_sequence_are_forgotten():
+    model = rotary_model("dynamic")
+    rotary = model.model.rotary_emb
+    original = rotary.inv_freq.clone()
+    model(torch.zeros(1, LIMIT + 5, dtype=torch.long))
+    assert not torch.equal(rotary.inv_freq, original)
+    forget_lengths(model)
+    assert torch.equal(rotary.inv_freq, original)
+    assert rotary.max_seq_len_cached == LIMIT
+
+
+def test_the_check_of_a_model_compares_sequences_that_may_be_padded_together():
+    assert gradients.check_engines(rotary_model("dynamic"), lengths_around_the_limit(), dtypes=["float64"]).attrs[
+        "passed"
+    ]

@@ -1,11 +1,19 @@
-"""Which exceptions mean that memory ran out."""
+"""The estimate of memory: its parts from their definition, and against measured peaks."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from gradstats.gradients.memory import is_out_of_memory
+from gradstats.gradients.memory import LIBRARIES_GIB, ActivationSize, activation_size, is_out_of_memory, peak_memory
+from gradstats.gradients.parameters import select_parameters
+from gradstats.measurement.storage import GIB
+from gradstats.policy.policy import Policy
 
 
 @pytest.mark.parametrize(
@@ -28,3 +36,64 @@ def test_an_allocation_larger_than_any_memory_is_recognised():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
+
+
+TABLE = Path(__file__).parents[2] / "figures" / "memory" / "memory.csv"
+
+
+def tiny(attention: str = "sdpa", layers: int = 2) -> Policy:
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=101,
+        attn_implementation=attention,
+    )
+    torch.manual_seed(0)
+    return Policy(AutoModelForCausalLM.from_config(config).eval(), None, "tiny")
+
+
+def test_the_parts_of_the_estimate():
+    policy = tiny()
+    selection = select_parameters(policy.model)
+    n = sum(parameter.numel() for parameter in policy.model.parameters())
+    sizes = ActivationSize(1000.0, 2.0)
+
+    def parts(engine, sketch_dim=None):
+        return peak_memory(policy, engine, selection, 3, 10, sketch_dim, sizes)
+
+    ghost, loop, vmap = (parts(engine) for engine in ("ghost", "loop", "vmap"))
+    assert ghost.libraries == LIBRARIES_GIB
+    assert ghost.weights * GIB == pytest.approx(4 * n)
+    assert ghost.activations * GIB == pytest.approx(1.2 * 3 * (1000 * 10 + 2 * 100))
+    assert ghost.logits * GIB == pytest.approx(2 * 3 * 10 * 4 * 101)
+    assert (ghost.gradients, ghost.sketches) == (0, 0)
+    assert loop.activations == pytest.approx(ghost.activations / 3)
+    assert (loop.gradients * GIB, vmap.gradients * GIB) == pytest.approx((2.4 * 4 * n, 1.5 * 3 * 4 * n))
+    assert parts("ghost", 50).sketches * GIB == pytest.approx(4 * 3 * 50 + selection.n_parameters / 8)
+    ones = {name: torch.ones_like(tensor) for name, tensor in selection.parameters.items()}
+    scaled = peak_memory(policy, "ghost", replace(selection, preconditioner=ones), 3, 10, None, sizes)
+    assert (ghost.preconditioner, scaled.preconditioner * GIB) == (0, pytest.approx(4 * n))
+    assert scaled.total == pytest.approx(ghost.total + scaled.preconditioner)
+    assert vmap.total == pytest.approx(
+        vmap.libraries + vmap.weights + vmap.activations + vmap.logits + vmap.gradients + vmap.sketches
+    )
+
+
+def test_activations_grow_with_layers_and_with_the_square_of_time_under_eager_attention():
+    few, many = activation_size(tiny(layers=1)), activation_size(tiny(layers=3))
+    assert few.quadratic == pytest.approx(0, abs=0.1)
+    assert many(500) > 2 * few(500) > 0
+    eager = activation_size(tiny("eager", layers=1))
+    # Probabilities of two heads, in float32, are kept at least once.
+    assert eager.quadratic >= 2 * 4
+
+
+def test_measured_peaks_are_estimated_within_30_percent():
+    table = pd.read_csv(TABLE)
+    assert set(table["engine"]) == {"ghost", "ghost+sketch", "vmap", "loop"}
+    assert table["estimated_over_measured"].between(0.7, 1.3).all()
+    parts = ["libraries", "weights", "activations", "logits", "gradients", "sketches"]
+    assert table[parts].sum(axis=1).to_numpy() == pytest.approx(table["estimated_gib"].to_numpy(), abs=0.004)

@@ -6,15 +6,16 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from fixture_frames import allocation
+from fixture_frames import allocation, shares
 
 from gradstats import plots
+from gradstats.plots import plot_critic
+from gradstats.stats.critic_quality import FAILED, RECOVERED
 
 mpl.use("Agg")
 
-pytestmark = pytest.mark.usefixtures("narrowest")
 
-
+@pytest.mark.usefixtures("narrowest")
 def test_measured_sizes_are_filled_and_extrapolated_ones_open():
     frame = allocation("ordinary")
     ax = plots.plot_allocation(frame)
@@ -28,6 +29,7 @@ def test_measured_sizes_are_filled_and_extrapolated_ones_open():
     assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean"]
 
 
+@pytest.mark.usefixtures("narrowest")
 def test_many_prompts_are_written_in_full():
     frame = allocation("ordinary")
     ax = plots.plot_allocation(frame.assign(n_prompts=frame["n_prompts"] * 16.4))
@@ -35,6 +37,7 @@ def test_many_prompts_are_written_in_full():
     assert ticks == ["2\n(8,200)", "4\n(4,100)", "8\n(2,050)", "32\n(512)"]
 
 
+@pytest.mark.usefixtures("narrowest")
 def test_one_baseline_with_other_parameters_is_told_apart_without_colour():
     frame = allocation("ordinary")
     first = frame.loc[frame["estimator"] == "rloo"].assign(estimator="token_mean(loo=True)")
@@ -45,6 +48,7 @@ def test_one_baseline_with_other_parameters_is_told_apart_without_colour():
     assert lines[0].get_marker() == lines[1].get_marker()
 
 
+@pytest.mark.usefixtures("narrowest")
 def test_estimators_of_equal_noise_share_a_line():
     frame = allocation("ordinary")
     alike = frame.loc[frame["estimator"] == "rloo"].assign(estimator="dr_grpo")
@@ -53,3 +57,70 @@ def test_estimators_of_equal_noise_share_a_line():
     fewer = alike.iloc[:-1].assign(estimator="grpo")
     ax = plots.plot_allocation(pd.concat([frame, fewer], ignore_index=True))
     assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean", "GRPO advantage"]
+
+
+def frame():
+    states = ["all", "step 0", "step 1 and later", RECOVERED, FAILED]
+    columns = {"states": states, "n": 9, "n_prompts": 3}
+    for name, values in (
+        ("bias", [0.0, 0.1, -0.1, -0.2, 0.2]),
+        ("explained_variance", [0.5, 0.2, 0.6, np.nan, np.nan]),
+    ):
+        columns |= {name: values, f"{name}_low": np.array(values) - 0.1, f"{name}_high": np.array(values) + 0.1}
+    return pd.DataFrame(columns)
+
+
+def test_each_set_of_states_has_its_place():
+    bias, explained = plot_critic(frame())
+    assert [tick.get_text() for tick in explained.get_xticklabels()] == ["0", "1+", "recovered", "not recovered"]
+    drawn = [line.get_ydata() for line in bias.get_lines() if len(line.get_ydata()) == 2 and line.get_marker() in "oD"]
+    assert [list(values) for values in drawn] == [[0.1, -0.1], [-0.2, 0.2]]
+    assert bias.get_ylabel() == "bias of the head"
+
+
+def test_what_is_not_resolved_is_said():
+    unknown = frame().assign(explained_variance=np.nan)
+    _, explained = plot_critic(unknown)
+    assert [text.get_text() for text in explained.texts] == ["not resolved"]
+    with pytest.raises(ValueError, match="lacks the column"):
+        plot_critic(frame().drop(columns="bias_low"))
+
+
+def test_a_value_without_interval_is_crossed():
+    bias, explained = plot_critic(frame().assign(bias_low=np.nan, bias_high=np.nan))
+    assert [line.get_marker() for line in bias.get_lines()].count("x") == 1
+    assert [line.get_marker() for line in explained.get_lines()].count("x") == 0
+    assert [text.get_text() for text in bias.get_figure().legends[0].get_texts()] == ["without interval"]
+
+
+mpl.use("Agg")
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_each_bin_has_its_share_and_lines_differ_in_grey():
+    frame = shares("ordinary")
+    ax = plots.plot_shares(frame)
+    lines = [line for line in ax.lines if len(line.get_xdata()) == 3]
+    for line, (_, rows) in zip(lines, frame.groupby("estimator", sort=False), strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), rows["share_of_gradient"])
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 3
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0–\n0.25", "0.25–\n0.5", "0.5–\n0.99"]
+    assert ax.get_xlabel() == "success rate of the prompt"
+    assert ax.get_ylabel() == "share of gradient"
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_an_estimator_without_shares_says_so():
+    ax = plots.plot_shares(shares("ordinary"))
+    assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean (not resolved)"]
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_bins_of_length():
+    frame = shares("ordinary").rename(columns={"success_low": "length_low", "success_high": "length_high"})
+    frame = frame.assign(**{f"share_of_variance{end}": 0.5 for end in ("", "_low", "_high")})
+    ax = plots.plot_shares(frame, value="share_of_variance")
+    assert ax.get_xlabel() == "completion length (tokens)"
+    assert ax.get_ylabel() == "share of variance"
+    with pytest.raises(ValueError, match="value='scale' cannot be drawn: choose from share_of_gradient"):
+        plots.plot_shares(frame, value="scale")

@@ -1,12 +1,70 @@
-"""Names and mathematics in the texts of a figure."""
+"""Quantities that have a unit are drawn for estimators of one unit, and the others are named."""
 
 from __future__ import annotations
 
+import itertools
+
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from fixture_frames import LONG, group_sizes, prompt_parts, variance
 
-from gradstats.plots.names import in_mathematics, longest_title, names_in, reference_name, wrapped, wrapped_to_axis
+from gradstats import estimators, plots
+from gradstats.estimators.display_names import in_words
+from gradstats.plots import estimator_appearance, estimator_unit, style
+from gradstats.plots.names import (
+    KNOWN,
+    in_mathematics,
+    longest_title,
+    names_in,
+    reference_name,
+    rows_of_one_unit,
+    variants,
+    wrapped,
+    wrapped_to_axis,
+)
+from gradstats.stats.variance.quantities import QUANTITIES
+
+
+def test_known_names_are_all_different():
+    assert len({estimator_appearance(name) for name in KNOWN}) == len(KNOWN)
+
+
+def test_every_estimator_of_the_family_is_known():
+    assert set(estimators.names()) <= set(KNOWN)
+
+
+def test_parameters_do_not_change_it():
+    assert estimator_appearance("length_weighted(alpha=0.8, loo=True)") == estimator_appearance("length_weighted")
+
+
+def test_unknown_names_are_settled_and_never_take_a_known_pair():
+    known = {estimator_appearance(name) for name in KNOWN}
+    for name in ("mine", "yours", "control_variate", "b"):
+        assert estimator_appearance(name) == estimator_appearance(name)
+        assert estimator_appearance(name) not in known
+
+
+def test_it_is_fixed_for_good():
+    color, marker = estimator_appearance("rloo")
+    assert marker == "o"
+    assert [round(channel, 3) for channel in color] == [0.004, 0.451, 0.698]
+    color, marker = estimator_appearance("something_else")
+    assert marker == "o"
+    assert [round(channel, 3) for channel in color] == [0.871, 0.561, 0.02]
+
+
+def test_estimators_of_one_name_differ_without_colour():
+    labels = ["gae", "rloo", "gae(lam=0.95)", "token_mean", "gae(lam=0.5)", "gae(lam=0.1)"]
+    found = variants(labels)
+    assert [one.linestyle for one in found[:4]] == ["-", "-", "-.", "--"]
+    assert [one.fillstyle for one in found[:4]] == ["full", "full", "left", "bottom"]
+    two = variants(["token_mean(loo=True)", "token_mean"])  # leave-one-out and own sample
+    assert [one.fillstyle for one in two] == ["full", "bottom"]
+    assert two[0].linestyle != two[1].linestyle
+    of_gae = [one for one, label in zip(found, labels, strict=True) if label.startswith("gae")]
+    assert len({one.linestyle for one in of_gae}) == len({one.fillstyle for one in of_gae}) == 4
 
 
 def test_names_are_words_or_what_the_user_says():
@@ -39,3 +97,104 @@ def test_titles_of_more_panels_are_shorter_and_those_in_a_wider_font():
     assert [longest_title(count) for count in (1, 2, 3)] == [32, 16, 10]  # of 2.75 inches
     with mpl.rc_context({"font.family": ["DejaVu Sans"]}):
         assert longest_title(1) == 26
+
+
+mpl.use("Agg")
+
+RECIPE = "grpo[group_mean · group_std · token_clip · sequence_mean]"
+
+
+@pytest.fixture
+def paper_style():
+    with mpl.rc_context(style("icml", "half")):
+        yield
+    plt.close("all")
+
+
+def rows(ax):
+    return [label.get_text().replace("\n", "") for label in ax.get_yticklabels()]
+
+
+@pytest.mark.usefixtures("paper_style")
+def test_units_come_from_the_registry():
+    assert estimator_unit("rloo") == estimator_unit("length_weighted(alpha=0.8)") == "sequence_sum"
+    assert estimator_unit("grpo") == "sequence_sum / group_std"
+    assert estimator_unit(RECIPE) == "sequence_mean / group_std"
+    assert estimator_unit("opo[token_mean(loo=True)]") == "sequence_sum"
+    assert estimator_unit("nothing is called so") == "sequence_sum"
+
+
+@pytest.mark.usefixtures("paper_style")
+@pytest.mark.parametrize("value", ["ratio", "trace_cov", "signal_sq"])
+def test_rows_in_another_unit_are_left_out_with_a_sentence(value):
+    frame = variance("ordinary")
+    frame.loc[1, "estimator"] = RECIPE
+    kept = [in_words(name) for name in frame["estimator"] if name not in (RECIPE, "grpo")]
+    ax = plots.plot_variance(frame, value=value)
+    assert rows(ax) == kept
+    sentence = " ".join(ax.get_title(loc="right").split())
+    assert sentence == f"Left out, in another unit: {RECIPE}; GRPO advantage."
+    assert len(rows(plots.plot_variance(frame, value="noise_to_signal"))) == len(frame)
+
+
+@pytest.mark.usefixtures("paper_style")
+def test_every_row_is_kept_where_units_agree():
+    frame = variance("ordinary")
+    frame = frame[frame["estimator"] != "grpo"]
+    ax = plots.plot_variance(frame, value="ratio")
+    assert rows(ax) == list(map(in_words, frame["estimator"]))
+    assert ax.get_title(loc="right") == ""
+
+
+@pytest.mark.usefixtures("paper_style")
+def test_the_reference_decides_which_unit_is_drawn():
+    frame = variance("ordinary")
+    frame.attrs["reference"] = "grpo"
+    assert rows(plots.plot_variance(frame, value="ratio")) == ["GRPO advantage"]
+    del frame.attrs["reference"]
+    assert "GRPO advantage" not in rows(plots.plot_variance(frame, value="ratio"))
+
+
+@pytest.mark.usefixtures("paper_style")
+def test_a_recorded_unit_goes_before_the_label():
+    frame = variance("ordinary").assign(unit="my unit")
+    kept, sentence = rows_of_one_unit(frame, [QUANTITIES["ratio"]])
+    assert len(kept) == len(frame)
+    assert sentence == ""
+    frame.loc[2, "unit"] = "sequence_sum"
+    _, sentence = rows_of_one_unit(frame, [QUANTITIES["ratio"]])
+    assert sentence == f"Left out, in another unit: {in_words(frame['estimator'][2])}."
+
+
+@pytest.mark.usefixtures("paper_style")
+def test_panels_group_sizes_and_components_leave_the_same_rows_out():
+    axes = plots.plot_variance_panels(variance("ordinary"), values=("ratio", "cosine"))
+    assert "GRPO advantage" not in rows(axes[0])
+    assert axes[-1].get_title(loc="right") == "Left out, in another unit: GRPO advantage."
+    ax = plots.plot_group_size(group_sizes("ordinary"))
+    assert "GRPO advantage" not in [text.get_text() for text in ax.get_figure().legends[0].get_texts()]
+    assert ax.get_title(loc="right") == "Left out, in another unit: GRPO advantage."
+    ax = plots.plot_prompt_parts(prompt_parts("ordinary"))
+    assert "GRPO advantage" not in rows(ax)
+    assert ax.get_title(loc="right") == "Left out, in another unit: GRPO advantage."
+
+
+@pytest.mark.usefixtures("paper_style")
+@pytest.mark.parametrize("column", ["half", "full"])
+def test_a_long_sentence_fits_the_page(column):
+    frame = variance("ordinary").assign(unit="sequence_sum")
+    others = pd.concat([frame.assign(estimator=f"{LONG}{at}", unit="another") for at in range(2)])
+    frame = pd.concat([frame, others], ignore_index=True)
+    with mpl.rc_context(style("neurips", column)):
+        ax = plots.plot_variance(frame, value="ratio")
+        figure = ax.get_figure()
+        figure.canvas.draw()
+    title = ax.get_title(loc="right")
+    assert "\n" in title
+    box = next(text.get_window_extent() for text in ax.findobj(mpl.text.Text) if text.get_text() == title)
+    assert box.x0 >= figure.bbox.x0
+    assert box.y1 <= figure.bbox.y1
+    heights = [label.get_window_extent().y1 for label in ax.get_yticklabels()]
+    assert max(heights) <= box.y0 + 1
+    for upper, lower in itertools.pairwise(ax.get_yticklabels()):
+        assert lower.get_window_extent().y1 <= upper.get_window_extent().y0 + 1.0

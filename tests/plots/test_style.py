@@ -1,9 +1,87 @@
 """Figure style: exact widths, type-42 fonts, no side effects."""
 
-import matplotlib as mpl
-import pytest
+from __future__ import annotations
 
-from gradstats.plots import VENUES, style
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import seaborn as sns
+from fixture_frames import CASES
+from matplotlib.colors import to_rgb
+
+from gradstats import plots
+from gradstats.plots import VENUES, save_figure, style
+from gradstats.plots.style import (
+    LEAST_CONTRAST,
+    contrast,
+    edge,
+    escaped,
+    ink,
+    muted,
+    palette,
+    paper,
+    pgf_picture,
+    stroke,
+)
+
+mpl.use("Agg")
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_a_pgf_picture_needs_no_latex_and_is_one_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with mpl.rc_context(style("neurips", "half")):
+        fig, ax = plt.subplots()
+        ax.scatter([1, 2], [3, 4], rasterized=True)
+        ax.set_xlabel(r"length $T$")
+        (path,) = save_figure(fig, tmp_path / "figure", ("pgf",))
+        plt.close(fig)
+    text = path.read_text()
+    assert r"\pgfpathrectangle{\pgfpointorigin}{\pgfqpoint{2.750000in}" in text
+    assert "length $T$" in text
+    assert "pgfimage" not in text
+    assert "setmainfont" not in text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_names_in_a_pgf_picture_are_no_commands_of_tex(tmp_path):
+    with mpl.rc_context(style("neurips", "half")):
+        fig, ax = plt.subplots()
+        ax.set_xticks([0.5], labels=["token_mean(loo=True) & 50 %"])
+        ax.set_xlabel(r"cost in \$ of $\alpha_1$, run_2 #3")
+        (path,) = save_figure(fig, tmp_path / "figure", ("pgf",))
+        plt.close(fig)
+    text = path.read_text()
+    assert r"token\_mean(loo=True) \& 50" in text
+    assert r"\alpha_1" in text
+    assert r"run\_2 \#3" in text
+    assert r"cost in \$ of" in text
+
+
+@pytest.mark.usefixtures("narrowest")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("token_mean & 3 #1 {x}", r"token\_mean \& 3 \#1 \{x\}"),
+        (r"$\alpha_1$ of run_2", r"$\alpha_1$ of run\_2"),
+        (r"already\_escaped in \$", r"already\_escaped in \$"),
+    ],
+)
+def test_formulas_and_what_is_escaped_already_stay(text, expected):
+    assert escaped(text) == expected
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_a_picture_is_one_group_of_balanced_environments():
+    figure, _ = plt.subplots(figsize=(2.0, 1.0))
+    lines = pgf_picture(figure).splitlines()
+    assert lines[0].startswith("%")
+    assert (lines[1], lines[-1]) == (r"\begingroup%", r"\endgroup%")
+    assert r"\pgfpathrectangle{\pgfpointorigin}{\pgfqpoint{2.000000in}{1.000000in}}%" in lines
+    text = "\n".join(lines)
+    assert text.count(r"\begin{") == text.count(r"\end{")
 
 
 @pytest.mark.parametrize(
@@ -67,3 +145,56 @@ def test_dark_is_light_on_dark():
     assert (dark["text.color"], dark["figure.facecolor"]) == ("#e6e6e6", "#15181c")
     assert light["figure.facecolor"] == "#ffffff"
     assert dark["savefig.facecolor"] == dark["figure.facecolor"]
+
+
+mpl.use("Agg")
+
+
+def test_contrast_is_that_of_wcag():
+    assert contrast((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)) == pytest.approx(21.0)
+    grey = (119 / 255,) * 3  # the published example: #777777 on white has 4.48
+    assert contrast(grey, (1.0, 1.0, 1.0)) == pytest.approx(4.48, abs=0.005)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_colour_can_be_seen_on_the_paper(theme):
+    with mpl.rc_context(plots.style("slide", theme=theme)):
+        assert all(contrast(color, paper()) >= LEAST_CONTRAST[theme] for color in palette())
+        assert len(set(palette())) == 10
+        for share in (0.0, 1.0):
+            assert muted(share) == pytest.approx([paper(), ink()][int(share)])
+
+
+def test_colours_that_can_be_seen_stay_as_they_are():
+    with mpl.rc_context(plots.style()):
+        kept = [
+            one == pytest.approx(other) for one, other in zip(palette(), sns.color_palette("colorblind"), strict=True)
+        ]
+        assert kept.count(False) <= 2  # yellow, and pink
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_dim_on_a_dark_slide(name):
+    plot, frame = CASES[name]
+    with mpl.rc_context(plots.style("slide", theme="dark")):
+        plot(frame("ordinary"))
+        for ax in plt.gcf().axes:
+            for line in ax.lines:
+                has_line, has_marker = line.get_linestyle() != "None", line.get_marker() not in ("None", "")
+                colors = [*([line.get_color()] * has_line), *([line.get_markeredgecolor()] * has_marker)]
+                assert all(contrast(to_rgb(color), paper()) > 3.0 for color in colors), line
+        assert contrast(to_rgb(edge()["markeredgecolor"]), paper()) > 7.0
+        plt.close("all")
+
+
+def test_greys_of_the_light_theme_are_grey():
+    with mpl.rc_context(plots.style()):
+        assert np.ptp(muted(0.3)) == 0.0
+
+
+def test_lines_grow_with_the_text():
+    with mpl.rc_context(plots.style("slide")):
+        assert stroke(1.0) == pytest.approx(18 / 8)
+        ax = plots.plot_shares(CASES["shares"][1]("ordinary"))
+        assert {line.get_linewidth() for line in ax.lines if line.get_label() == "RLOO"} == {18 / 8}
+        plt.close("all")

@@ -1,5 +1,7 @@
 """The forest figure draws every row of the table."""
 
+from __future__ import annotations
+
 import itertools
 
 import matplotlib as mpl
@@ -12,7 +14,153 @@ from fixture_frames import variance
 from gradstats.estimators.display_names import in_words
 from gradstats.plots import estimator_appearance, plot_variance, plot_variance_of_runs, plot_variance_panels, style
 from gradstats.plots.names import in_mathematics
+from gradstats.plots.variance import (
+    draw_row,
+    forest_height,
+    forest_limits,
+    longest_line,
+    plain_ticks,
+    rows_of_own_height,
+    set_rows,
+    wrap_label,
+)
 from gradstats.stats.variance.quantities import COMPARED, QUANTITIES
+
+mpl.use("Agg")
+
+
+INF, NAN = np.inf, np.nan
+
+
+@pytest.mark.usefixtures("narrowest")
+@pytest.mark.parametrize(
+    ("values", "logarithmic", "landmark", "limits"),
+    [
+        ([2.0, 4.0], False, None, (2.0 - 0.12, 4.0 + 0.12)),  # 6% of the span on each side
+        ([2.0, 4.0, NAN, INF], False, 0.0, (-0.24, 4.24)),
+        ([1.0, 100.0, -5.0], True, None, (100.0**-0.06, 100.0**1.06)),
+        ([3.0, 3.0], False, None, (2.7, 3.3)),  # a single value: a tenth of it
+        ([NAN], False, None, (0.0, 1.0)),
+        ([-1.0], True, None, (0.1, 10.0)),
+    ],
+)
+def test_limits_show_every_finite_value_and_the_landmark(values, logarithmic, landmark, limits):
+    assert forest_limits(np.array(values), logarithmic, landmark) == pytest.approx(limits)
+
+
+@pytest.mark.usefixtures("narrowest")
+@pytest.mark.parametrize(
+    ("estimate", "markers", "interval"),
+    [
+        ((0.5, 0.2, 0.7), ["o"], (0.2, 0.7)),
+        ((NAN, 0.2, 0.4), ["|"], (0.2, 0.4)),
+        ((0.5, 0.2, INF), [">", "o"], (0.2, 1.0)),
+        ((0.5, -INF, 0.7), ["<", "o"], (0.0, 0.7)),
+        ((NAN, 0.2, INF), [">", "|"], (0.2, 1.0)),
+    ],
+)
+def test_an_interval_without_an_end_runs_off_the_axis_with_an_arrow(estimate, markers, interval):
+    _, ax = plt.subplots()
+    ax.set_xlim(0.0, 1.0)
+    draw_row(ax, 0.0, estimate, "k", "o")
+    assert sorted(line.get_marker() for line in ax.lines if line.get_marker() != "None") == sorted(markers)
+    assert tuple(next(line for line in ax.lines if line.get_marker() == "None").get_xdata()) == interval
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_a_value_without_interval_is_a_cross_and_one_outside_of_it_is_joined_to_it():
+    _, ax = plt.subplots()
+    ax.set_xlim(0.0, 1.0)
+    draw_row(ax, 0.0, (0.5, NAN, NAN), "k", "o")
+    (bare,) = ax.lines
+    assert (bare.get_marker(), bare.get_linestyle()) == ("x", "None")
+    draw_row(ax, 1.0, (0.9, 0.2, 0.7), "k", "o")
+    (dots,) = [line for line in ax.lines if line.get_linestyle() == ":"]
+    assert tuple(dots.get_xdata()) == (0.7, 0.9)
+    draw_row(ax, 2.0, (NAN, 0.2, 0.4), "k", "o")
+    assert ax.lines[-2].get_linestyle() == "--"
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_many_rows_are_lower():
+    each = [rows_of_own_height(["a"] * count)[1] - rows_of_own_height(["a"] * (count - 1))[1] for count in (10, 30)]
+    assert each == pytest.approx(np.array([0.2, 0.15]) * plt.rcParams["font.size"] / 8.0)
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_what_is_not_resolved_is_said_in_words():
+    _, ax = plt.subplots()
+    draw_row(ax, 2.0, (NAN, NAN, INF), "k", "o")
+    assert [text.get_text() for text in ax.texts] == ["not resolved"]
+    assert list(ax.lines) == []
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_labels_break_before_and_between_their_parameters():
+    assert wrap_label("group_mean(loo=True)") == "group_mean(loo=True)"
+    assert wrap_label("length_weighted(alpha=0.8)") == "length_weighted\n(alpha=0.8)"
+    assert (
+        wrap_label("norm_weighted(loo=True, off_policy=True, k=1)", 30)
+        == "norm_weighted\n(loo=True, off_policy=True,\nk=1)"
+    )
+    long = wrap_label("mine(first_parameter=0.123456, second_parameter=0.654321)", 30)
+    assert long.split("\n") == ["mine", "(first_parameter=0.123456,", "second_parameter=0.654321)"]
+    assert wrap_label("norm-weighted, α = 0.8, leave-one-out", 26) == "norm-weighted, α = 0.8,\nleave-one-out"
+    model = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
+    assert wrap_label(model, 30).split("\n") == ["deepseek-ai/DeepSeek-R1-", "Distill-Qwen-1.5B"]
+    assert longest_line() == 26
+    with mpl.rc_context(style("icml", "full")):
+        assert longest_line() == 40
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_a_half_filled_marker_has_an_empty_half():
+    _, ax = plt.subplots()
+    draw_row(ax, 0.0, (0.5, 0.4, 0.6), "k", "o", fill="bottom")
+    assert [line.get_fillstyle() for line in ax.lines if line.get_marker() == "o"] == ["bottom"]
+    assert ax.lines[-1].get_markerfacecoloralt() == ax.get_facecolor()
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_rows_stand_from_top_to_bottom_and_lines_of_labels_take_height():
+    _, ax = plt.subplots()
+    set_rows(ax, ["a", "b", "c"])
+    assert ax.get_ylim() == (2.6, -0.6)
+    size = plt.rcParams["font.size"] / 8.0
+    assert forest_height(["a", "b", "c"]) == pytest.approx((3 * 0.2 + 0.5) * size)
+    assert forest_height(["a\nb", "c"]) == pytest.approx((2 * 0.29 + 0.5) * size)
+    assert forest_height([]) == pytest.approx((0.2 + 0.5) * size)
+
+
+@pytest.mark.usefixtures("narrowest")
+@pytest.mark.parametrize(
+    ("limits", "ticks"),
+    [
+        ((0.9, 21.0), ["1", "2", "5", "10", "20"]),
+        ((0.9, 50.0), ["1", "3", "10", "30"]),
+        ((0.9, 1.35), ["0.9", "1", "1.1", "1.2", "1.3"]),
+        ((0.5, 5000.0), ["1", "10", "100", "1000"]),
+    ],
+)
+def test_ticks_of_a_log_axis_are_plain_numbers(limits, ticks):
+    figure, ax = plt.subplots()
+    ax.set_xscale("log")
+    ax.set_xlim(*limits)
+    plain_ticks(ax, logarithmic=True)
+    figure.canvas.draw()
+    shown = [label for label in ax.get_xticklabels() if limits[0] <= label.get_position()[0] <= limits[1]]
+    assert [label.get_text() for label in shown] == ticks
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_rows_are_as_high_as_their_own_labels_need():
+    centres, height = rows_of_own_height(["one", "two\nlines", "one", "one"])
+    assert np.diff(centres) == pytest.approx([1.225, 1.225, 1.0])
+    assert centres[0] == 0.0
+    more = rows_of_own_height(["one", "three\nlines\nhere", "one", "one"])[1]
+    assert more - height == pytest.approx(0.09 * plt.rcParams["font.size"] / 8)
+    assert rows_of_own_height([])[1] > 0
+
 
 VALUES = tuple(quantity.name for quantity in COMPARED)
 
@@ -39,7 +187,7 @@ def table(n=4, reference="rloo"):
     return frame
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def paper_style():
     with mpl.rc_context(style("icml", "half")):
         yield
@@ -50,6 +198,7 @@ def row_labels(ax):
     return [label.get_text() for label in ax.get_yticklabels()]
 
 
+@pytest.mark.usefixtures("paper_style")
 @pytest.mark.parametrize("value", VALUES)
 def test_every_row_in_order_with_its_interval(value):
     frame = table()
@@ -65,6 +214,7 @@ def test_every_row_in_order_with_its_interval(value):
     assert ax.get_xscale() == ("log" if QUANTITIES[value].logarithmic else "linear")
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_reference_line_and_label():
     ax = plot_variance(table(reference="dr_grpo"), value="ratio")
     assert ax.get_xlabel() == "variance relative to Dr. GRPO\nbaseline"
@@ -72,6 +222,7 @@ def test_reference_line_and_label():
     assert plot_variance(table(), value="ratio", reference="OPO").get_xlabel() == "variance relative to OPO"
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_at_matched_signal_unless_asked_otherwise():
     frame = table()
     ax = plot_variance(frame)
@@ -92,6 +243,7 @@ def with_verdict(n=4):
     return frame
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_single_and_simultaneous_intervals_are_bars_of_two_widths():
     frame = with_verdict()
     ax = plot_variance(frame)
@@ -109,6 +261,7 @@ def test_single_and_simultaneous_intervals_are_bars_of_two_widths():
     assert right > ends[:2].max()
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_the_best_set_is_bold_where_it_is_judged():
     frame = with_verdict()
     for ax in (plot_variance(frame), plot_variance_panels(frame, sort=False)[0]):
@@ -118,6 +271,7 @@ def test_the_best_set_is_bold_where_it_is_judged():
     assert plot_variance(frame, sort=True).get_yticklabels()[-1].get_fontweight() != "bold"
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_takes_a_result():
     class Result:
         def to_frame(self):
@@ -126,6 +280,7 @@ def test_takes_a_result():
     assert row_labels(plot_variance(Result())) == ["RLOO", "REINFORCE"]
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_unresolved_and_one_sided_rows_are_drawn():
     frame = table()
     frame.loc[0, ["noise_to_signal", "noise_to_signal_low", "noise_to_signal_high"]] = np.nan
@@ -137,6 +292,7 @@ def test_unresolved_and_one_sided_rows_are_drawn():
     assert len(plot_variance(frame, value="ratio").texts) == 4
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_unbounded_below():
     frame = table()
     frame.loc[1, "bias_share_low"] = -np.inf
@@ -144,11 +300,13 @@ def test_unbounded_below():
     assert sum(line.get_marker() == "<" for line in ax.lines) == 1
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_group_sizes_are_told_apart():
     frame = pd.concat([table(1), table(1).assign(group_size=8)])
     assert row_labels(plot_variance(frame)) == ["RLOO, N=4", "RLOO, N=8"]
 
 
+@pytest.mark.usefixtures("paper_style")
 @pytest.mark.parametrize("n", [0, 1, 4, 30])
 def test_any_number_of_rows_fits_the_page(n):
     fig = plot_variance(table(n)).figure
@@ -167,6 +325,7 @@ def test_any_number_of_rows_fits_the_page(n):
     assert ax.xaxis.label.get_window_extent().x1 <= fig.bbox.x1
 
 
+@pytest.mark.usefixtures("paper_style")
 @pytest.mark.parametrize("span", [0.01, 0.2, 1.0, 5.0, 20.0])
 def test_log_ticks_are_plain_and_apart_at_any_range(span):
     frame = table(2)
@@ -181,6 +340,7 @@ def test_log_ticks_are_plain_and_apart_at_any_range(span):
         assert first.x1 < second.x0
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_bad_input():
     with pytest.raises(ValueError, match="value='variance' cannot be drawn: choose from trace_cov, signal_sq"):
         plot_variance(table(), value="variance")
@@ -188,6 +348,7 @@ def test_bad_input():
         plot_variance(table().drop(columns="matched_ratio_high"))
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_panels_are_sorted_alike_and_labelled_once():
     frame = variance("ordinary")
     axes = plot_variance_panels(frame)
@@ -199,6 +360,7 @@ def test_panels_are_sorted_alike_and_labelled_once():
         plot_variance_panels(frame, axes=axes[:1])
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_sorting_puts_unresolved_rows_last():
     frame = variance("ordinary")
     frame.loc[0, "matched_ratio"] = np.nan
@@ -211,6 +373,7 @@ def two_runs():
     return frame.sort_values("estimator", kind="stable", ignore_index=True)
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_an_estimator_of_one_run_only_keeps_its_letter():
     rows = [("rloo", "one"), ("rloo", "two"), ("grpo", "two")]
     frame = pd.DataFrame(rows, columns=["estimator", "run"]).assign(
@@ -221,6 +384,7 @@ def test_an_estimator_of_one_run_only_keeps_its_letter():
     assert [label.get_fontweight() for label in ax.get_yticklabels(minor=True)] == ["bold"] * 3
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
     frame = two_runs().assign(in_best_set=[True, False, False, False, False, True])
     axes = plot_variance_panels(frame, sort=False)
@@ -234,6 +398,7 @@ def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
     assert not any(label.get_visible() for label in axes[1].get_yticklabels(minor=True))
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_runs_side_by_side_share_names_and_axis():
     frame = two_runs().assign(in_best_set=[True, True, False, False, False, True], kept_share=1.0)
     frame.loc[frame["run"] == "stale", "matched_ratio_high"] *= 9.0
@@ -256,6 +421,7 @@ def test_runs_side_by_side_share_names_and_axis():
         plot_variance_of_runs(table(3))
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_a_row_of_which_one_end_is_known_does_not_stretch_the_axis():
     frame = table(3)
     frame.loc[2, ["matched_ratio", "matched_ratio_low", "matched_ratio_high"]] = np.nan, 1e3, np.inf
@@ -264,6 +430,7 @@ def test_a_row_of_which_one_end_is_known_does_not_stretch_the_axis():
     assert [line.get_marker() for line in ax.lines if line.get_xdata()[0] == ax.get_xlim()[1]].count(">") == 1
 
 
+@pytest.mark.usefixtures("paper_style")
 def test_a_row_without_any_number_was_not_measured():
     frame = table(3)
     frame.loc[1:, [f"matched_ratio{end}" for end in ("", "_low", "_high")]] = np.nan

@@ -5,17 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model, tiny_tokenizer
+from conftest import ragged_rollouts, tiny_model, tiny_tokenizer
+from safetensors.torch import load_file, save_file
 
 import gradstats
-from gradstats.policy.checkpoint import check_vocabulary, known_as
+import gradstats as gs
+from gradstats.gradients import measure
+from gradstats.policy.checkpoint import (
+    EMBEDDED_FOLDER,
+    PolicyMismatchError,
+    check_vocabulary,
+    checkpoint_names,
+    known_as,
+    refuse_other_policy,
+    second_moments,
+    tokenizer_digest,
+    weights_digest,
+)
 from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
+from gradstats.rollouts.table import Rollouts
 
 
 @pytest.mark.parametrize("name", ["./absent", "/absent/folder", "~/absent", "some/nested/folder"])
@@ -213,3 +228,128 @@ def test_an_index_that_leads_to_a_pickle_or_out_of_its_folder_is_refused(tmp_pat
     (folder / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(ValueError, match="the index .* is damaged"):
         load_policy(folder)
+
+
+@pytest.fixture
+def folder(policy_folder, tmp_path) -> Path:
+    return Path(shutil.copytree(policy_folder, tmp_path / "copy"))
+
+
+def change(folder: Path, alter) -> None:
+    weights = load_file(folder / "model.safetensors")
+    alter(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_one_changed_weight_changes_the_digest_and_the_dtype_does_not(policy_folder, folder):
+    before = load_policy(policy_folder).digests
+    assert load_policy(folder).digests == before
+    assert load_policy(folder, dtype="bfloat16").describe()["digests"] == before
+    change(folder, lambda weights: weights["model.norm.weight"][0].add_(1e-3))
+    after = load_policy(folder).digests
+    assert after["weights"] != before["weights"]
+    assert after["tokenizer"] == before["tokenizer"]
+
+
+def test_the_tokenizer_counts_with_its_template():
+    assert tokenizer_digest(tiny_tokenizer()) == tokenizer_digest(tiny_tokenizer())
+    assert tokenizer_digest(tiny_tokenizer()) != tokenizer_digest(tiny_tokenizer(chat_template=False))
+
+
+def test_checkpoints_of_the_embedded_policy_differ():
+    assert load_policy("embedded").digests != load_policy("embedded", revision="step-1000").digests
+
+
+def test_a_folder_without_weights_has_no_digest(tmp_path):
+    assert weights_digest(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("alter", "message"),
+    [
+        (lambda w: w.pop("model.layers.0.mlp.up_proj.weight"), r"lack model\.layers\.0\.mlp\.up_proj\.weight \(1 of"),
+        (lambda w: w.update({"model.layers.7.x.weight": torch.zeros(3)}), r"hold model\.layers\.7\.x\.weight \(1 of"),
+        (
+            lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3)}),
+            r"hold another shape of model\.layers\.0\.mlp\.up_proj\.weight \(1 of",
+        ),
+    ],
+)
+def test_weights_of_another_architecture_are_refused(folder, alter, message):
+    change(folder, alter)
+    with pytest.raises(ValueError, match=message):
+        load_policy(folder)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "part"),
+    [
+        ({"weights": "a", "tokenizer": "t"}, {"weights": "b", "tokenizer": "t"}, "weights"),
+        ({"weights": "a", "tokenizer": "t"}, {"weights": "a", "tokenizer": "u"}, "tokenizer"),
+        ({"weights": "a", "tokenizer": "t"}, {"weights": "a", "tokenizer": "t", "adapter": "x"}, "adapter"),
+        ({"weights": "a", "adapter": "x"}, {"weights": "a"}, "adapter"),
+    ],
+)
+def test_rollouts_of_another_policy_are_refused(recorded, now, part):
+    with pytest.raises(
+        PolicyMismatchError, match=f"the rollouts were drawn from a policy that differs in its {part} .*: restore"
+    ):
+        refuse_other_policy({"digests": recorded}, now, "the rollouts", "restore")
+
+
+def test_what_has_no_digests_is_not_compared():
+    for recorded, now in ((None, {"weights": "a"}), ({}, {"weights": "a"}), ({"digests": {"weights": "a"}}, {})):
+        refuse_other_policy(recorded, now, "the rollouts", "restore")
+
+
+def test_measuring_with_other_weights_needs_permission(folder):
+    rollouts = Rollouts(ragged_rollouts(4).frame, {"policy": load_policy(folder).describe()})
+    measure(load_policy(folder, dtype="float64"), rollouts, sketch_dim=16, progress=False)
+    change(folder, lambda weights: weights["model.norm.weight"][0].add_(1e-3))
+    changed = load_policy(folder)
+    with pytest.raises(PolicyMismatchError, match="differs in its weights .* --allow-policy-mismatch"):
+        measure(changed, rollouts, sketch_dim=16, progress=False)
+    assert len(measure(changed, rollouts, sketch_dim=16, allow_policy_mismatch=True, progress=False)) == 4
+
+
+@pytest.fixture(scope="module")
+def final():
+    return {name: parameter.detach() for name, parameter in gs.load_policy("embedded").model.named_parameters()}
+
+
+def distance(parameters, others):
+    return sum(float((parameter - others[name]).square().sum()) for name, parameter in parameters.items()) ** 0.5
+
+
+def test_checkpoints_come_closer_to_the_final_weights(final):
+    names = checkpoint_names()
+    assert len(names) >= 3
+    distances = []
+    for name in names:
+        policy = gs.load_policy("embedded", revision=name)
+        assert policy.revision == name
+        stored = load_file(EMBEDDED_FOLDER / "checkpoints" / f"{name}.safetensors")
+        loaded = {key: parameter.detach() for key, parameter in policy.model.named_parameters()}
+        assert all(torch.equal(parameter, stored[key].float()) for key, parameter in loaded.items())
+        distances.append(distance(loaded, final))
+    assert distances == sorted(distances, reverse=True)
+    norm = distance(final, {name: 0 * parameter for name, parameter in final.items()})
+    assert distances[-1] < 0.1 * norm < distances[0]
+
+
+def test_an_unknown_revision_names_the_known_ones():
+    with pytest.raises(
+        ValueError, match=rf'revision is "?\'main\'"?, but .* has the revisions {checkpoint_names()[0]}, '
+    ):
+        gs.load_policy("embedded", revision="main")
+
+
+def test_second_moments_belong_to_the_parameters(final):
+    moments, about = second_moments()
+    assert {name: moment.shape for name, moment in moments.items()} == {
+        name: parameter.shape for name, parameter in final.items()
+    }
+    assert all(bool((moment >= 0).all()) and float(moment.sum()) > 0 for moment in moments.values())
+    assert about["step"] > 1000
+    assert 0.9 < about["beta2"] < 1
+    assert about["eps"] > 0

@@ -6,7 +6,14 @@ import pytest
 import torch
 from conftest import VOCABULARY, tiny_model
 
-from gradstats.policy.model import n_logits, output_embedding, vocabulary_size
+from gradstats.gradients.checks.self_check import TOLERANCES
+from gradstats.policy.model import DTYPES, dtype_name, n_logits, output_embedding, vocabulary_size
+
+
+def test_every_type_has_its_name_and_a_tolerance():
+    assert DTYPES["bfloat16"] is torch.bfloat16
+    assert {dtype_name(dtype): dtype for dtype in DTYPES.values()} == DTYPES
+    assert set(TOLERANCES) == set(DTYPES.values())
 
 
 @pytest.mark.parametrize("tied", [True, False])

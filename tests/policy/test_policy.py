@@ -10,7 +10,7 @@ import transformers
 from conftest import tiny_model, tiny_tokenizer
 from transformers.utils import logging as transformers_logging
 
-from gradstats.policy.policy import Policy, load_policy
+from gradstats.policy.policy import Policy, load_policy, suitable_threads
 
 
 def test_a_local_folder_loads_in_the_asked_dtype_and_in_evaluation_mode(policy_folder):
@@ -108,3 +108,20 @@ def test_bars_of_transformers_are_shown_only_on_request(policy_folder, capfd, pr
     load_policy(policy_folder, progress=progress)
     assert ("Loading weights" in capfd.readouterr().err) == progress
     assert transformers_logging.is_progress_bar_enabled()
+
+
+def test_small_models_take_one_thread_and_give_the_setting_back(monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with suitable_threads(Policy(tiny_model("qwen2"))):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with pytest.raises(KeyboardInterrupt), suitable_threads(Policy(tiny_model("qwen2"))):
+            raise KeyboardInterrupt
+        assert torch.get_num_threads() == 2
+        monkeypatch.setattr("gradstats.policy.policy._SMALL", 10)
+        with suitable_threads(Policy(tiny_model("qwen2"))):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

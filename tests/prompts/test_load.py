@@ -1,14 +1,289 @@
-"""Problems from files, from reasoning-gym and from data sets."""
+"""Known data sets, read by the `datasets` library from local files shaped like them."""
 
 from __future__ import annotations
 
+import json
+import random
 import re
 import sys
 
+import pandas as pd
 import pytest
 from prompt_rows import ROWS, write_json_lines
 
-from gradstats.prompts.load import load_prompts
+from gradstats.prompts import Problem
+from gradstats.prompts import load_prompts as load_prompts_for_user_source
+from gradstats.prompts.load import file_problems, is_on_hub, load_prompts
+from gradstats.prompts.problem import ColumnMapping, extract_reference
+from gradstats.rewards.grading import Grader
+from gradstats.rewards.registry import get_reward
+from gradstats.system.worker import PROCESS
+
+
+def test_only_the_rows_of_a_subset_are_read_from_parquet(tmp_path):
+    frame = pd.DataFrame(ROWS).assign(answer=[str(row + 1) if row % 2 else None for row in range(20)])
+    frame.to_parquet(tmp_path / "p.parquet")
+    frame.to_json(tmp_path / "p.jsonl", orient="records", lines=True)
+    mapping = ColumnMapping(skip_unparsable=True)
+    with pytest.warns(UserWarning, match="were left out"):
+        from_parquet = file_problems(tmp_path / "p.parquet", mapping, 4, seed=5)
+    with pytest.warns(UserWarning, match="were left out"):
+        from_json = file_problems(tmp_path / "p.jsonl", mapping, 4, seed=5)
+    assert from_parquet == from_json
+    assert all(int(problem.answer) % 2 == 0 for problem in from_parquet)
+
+
+def test_a_byte_order_mark_and_empty_lines_are_no_content(tmp_path):
+    content = "\ufeff" + "\n\n".join(json.dumps(row) for row in ROWS[:2])
+    (tmp_path / "p.jsonl").write_text(content, encoding="utf-8")
+    problems = file_problems(tmp_path / "p.jsonl", ColumnMapping())
+    assert [problem.prompt for problem in problems] == ["0 + 1?", "1 + 1?"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"prompt": "a", "answer": "1"}\n{"prompt"', r"line 2 of .*p\.jsonl is not JSON"),
+        ("[1]", r"line 1 of .* is not a JSON object: '\[1\]'"),
+        ("\n", "holds no problems"),
+    ],
+)
+def test_broken_lines_are_named(tmp_path, content, message):
+    (tmp_path / "p.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        file_problems(tmp_path / "p.jsonl", ColumnMapping())
+
+
+def test_jsonl_csv_and_parquet_give_the_same_problems(tmp_path):
+    from_json = load_prompts(write_json_lines(tmp_path / "p.jsonl", ROWS))
+    pd.DataFrame(ROWS).to_csv(tmp_path / "p.csv", index=False)
+    pd.DataFrame(ROWS).to_parquet(tmp_path / "p.parquet")
+    assert from_json == load_prompts(tmp_path / "p.csv") == load_prompts(str(tmp_path / "p.parquet"))
+    assert [problem.answer for problem in from_json] == [row["answer"] for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.jsonl", b'{"prompt": "a", "answer": "1"}\n\n{"prompt": "\xff', "line 3 of .* is not UTF-8"),
+        ("p.csv", b"prompt,answer\na,1\nb,2,3\n", "p.csv cannot be read .*line 3"),
+        ("p.csv", b'prompt,answer\na,"1\n', "p.csv cannot be read .*EOF inside string"),
+        ("p.csv", b"", "p.csv cannot be read .*No columns"),
+        ("p.csv", b"prompt,answer\n", "p.csv holds no problems"),
+        ("p.csv", b"prompt,answer\na,\n", "row 0 of .*p.csv has no answer"),
+        ("p.parquet", b"PAR1 but not really", "p.parquet cannot be read"),
+    ],
+)
+def test_truncated_files_are_named_with_the_line_where_they_have_lines(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_prompts(tmp_path / name)
+
+
+def test_a_parquet_file_that_was_cut_short_is_named(tmp_path):
+    path = tmp_path / "p.parquet"
+    pd.DataFrame(ROWS).to_parquet(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"the prompt file .*p\.parquet cannot be read .*download it again"):
+        load_prompts(path)
+
+
+def test_cells_keep_what_stands_in_them(tmp_path):
+    rows = [{"prompt": "a\u2028b", "answer": 7, "key": 3}, {"prompt": "b\u0085c", "answer": -0.5, "key": None}]
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n")
+    problems = load_prompts(tmp_path / "p.jsonl")
+    assert [(problem.prompt, problem.answer) for problem in problems] == [("a\u2028b", "7"), ("b\u0085c", "-0.5")]
+    (tmp_path / "p.csv").write_text("prompt,answer\na,007\nb,NA\nc,1e3\n")
+    assert [problem.answer for problem in load_prompts(tmp_path / "p.csv")] == ["007", "NA", "1e3"]
+
+
+def write(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_local_data_set_goes_through_the_hub_path(tmp_path):
+    folder = tmp_path / "sets" / "arithmetic"
+    folder.mkdir(parents=True)
+    write_json_lines(folder / "train.jsonl", [{"question": f"{n}?", "answer": f"it is {n} of them"} for n in range(9)])
+    settings = {"prompt_column": "question", "answer_format": "last_number"}
+    some = load_prompts(str(folder), 4, rng=3, **settings)
+    assert some == load_prompts(str(folder), 4, rng=3, **settings)
+    assert all(problem.prompt == f"{problem.prompt_id}?" and problem.answer == problem.prompt_id for problem in some)
+    with pytest.raises(ValueError, match="n is 10, but the split 'train' of .* holds only 9"):
+        load_prompts(str(folder), 10, **settings)
+
+
+def test_an_unreachable_data_set_gives_the_remedy(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    import datasets
+
+    def unreachable(*_args, **_options):
+        raise ConnectionError("Couldn't reach the Hub")
+
+    with pytest.raises(ConnectionError, match="openai/gsm8k.*could not be loaded .*hf download openai/gsm8k"):
+        load_prompts("openai/gsm8k", 3)
+    monkeypatch.setattr("gradstats.prompts.load.hub_problem", lambda *_args: None)
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(
+        ConnectionError, match="openai/gsm8k.*could not be loaded .*reach the Hub.*--local-dir data/gsm8k"
+    ):
+        load_prompts("openai/gsm8k", 3)
+
+
+ORCA = [
+    ("How many legs?", "Each of the 2 cats has 4 legs, so they have 2 * 4 = 8 legs.\nTherefore, they have 8 legs."),
+    ("What is the price?", "It costs 3 * $400 = $1,200.50 in all."),
+    ("What share?", "The share that is left is 3/8."),
+]
+GSM8K = [
+    ("Mia bakes 12 rolls and eats 5. How many are left?", "She has 12 - 5 = <<12-5=7>>7 rolls.\n#### 7"),
+    ("A house costs 5 * 40,000. How much is it?", "It is 5 * 40,000 = <<5*40000=200000>>200,000.\n#### 200,000"),
+]
+MATH_500 = [
+    (r"Convert $(0,3)$ to polar coordinates.", r"\left( 3, \frac{\pi}{2} \right)", "test/precalculus/807.json"),
+    (r"Evaluate $f(3)$.", r"\frac{14}{3}", "test/algebra/2584.json"),
+]
+INSTRUCTION = "Solve the following math problem step by step.\n\n"
+
+
+def dapo(number):
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"content": f"{INSTRUCTION}What is {number} + 1?", "role": "user"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": str(number + 1), "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": f"id-{number}"},
+    }
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Folders as written by ``hf download ID --local-dir data/NAME``."""
+    frames = {
+        "orca-math-word-problems-200k/data/train-00000-of-00001.parquet": pd.DataFrame(
+            ORCA, columns=["question", "answer"]
+        ),
+        "gsm8k/main/test-00000-of-00001.parquet": pd.DataFrame(GSM8K, columns=["question", "answer"]),
+        "gsm8k/main/train-00000-of-00001.parquet": pd.DataFrame([("no", "#### 0")], columns=["question", "answer"]),
+        "DAPO-Math-17k/data/dapo-math-17k.parquet": pd.DataFrame([dapo(number % 4) for number in range(12)]),
+        "DAPO-Math-17k-Processed/all/train-00000-of-00001.parquet": pd.DataFrame(
+            [dapo(n) | {"prompt": f"What is {n} + 1?", "solution": str(n + 1), "source_prompt": []} for n in range(3)]
+        ),
+    }
+    for name, frame in frames.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        frame.to_parquet(path)
+    configs = {
+        "gsm8k": [("main", "train", "main/train-*"), ("main", "test", "main/test-*")],
+        "DAPO-Math-17k-Processed": [("all", "train", "all/train-*")],
+    }
+    for name, entries in configs.items():
+        lines = ["---", "configs:", f"- config_name: {entries[0][0]}", "  data_files:"]
+        lines += [line for _, split, path in entries for line in (f"  - split: {split}", f"    path: {path}")]
+        (tmp_path / name / "README.md").write_text("\n".join([*lines, "---", ""]))
+    rows = [
+        {"problem": problem, "solution": "long", "answer": answer, "subject": "s", "level": 3, "unique_id": name}
+        for problem, answer, name in MATH_500
+    ]
+    (tmp_path / "MATH-500").mkdir()
+    (tmp_path / "MATH-500" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def test_orca_math_gives_the_final_number_of_each_solution(folders):
+    problems = load_prompts(folders / "orca-math-word-problems-200k")
+    assert [problem.answer for problem in problems] == ["8", "1200.50", "3/8"]
+    assert [problem.prompt_id for problem in problems] == ["0", "1", "2"]
+
+
+def test_gsm8k_gives_what_follows_the_hashes_of_its_test_split(folders):
+    problems = load_prompts(folders / "gsm8k")
+    assert [problem.answer for problem in problems] == ["7", "200000"]
+    (train,) = load_prompts(folders / "gsm8k", split="train")
+    assert train.answer == "0"
+
+
+def test_math_500_keeps_latex_and_its_own_names(folders):
+    problems = load_prompts(folders / "MATH-500")
+    assert [(problem.prompt, problem.answer, problem.prompt_id) for problem in problems] == MATH_500
+
+
+def test_dapo_math_is_unpacked_and_freed_of_its_repeats(folders):
+    problems = load_prompts(folders / "DAPO-Math-17k")
+    assert [problem.prompt_id for problem in problems] == ["id-0", "id-1", "id-2", "id-3"]
+    assert problems[2].prompt == f"{INSTRUCTION}What is 2 + 1?"
+    assert [problem.answer for problem in problems] == ["1", "2", "3", "4"]
+    assert len({problem.prompt for problem in load_prompts(folders / "DAPO-Math-17k", 4, rng=1)}) == 4
+    with pytest.raises(ValueError, match="n is 5, but the split 'train' of .* holds only 4 problems"):
+        load_prompts(folders / "DAPO-Math-17k", 5)
+    with pytest.raises(ValueError, match=r"repeats names in its column 'extra_info.index' \('id-0' in rows 0 and 4\)"):
+        load_prompts(folders / "DAPO-Math-17k", drop_repeats=False)
+    assert load_prompts(folders / "DAPO-Math-17k", prompt_column="prompt.0.content") == problems
+    processed = load_prompts(folders / "DAPO-Math-17k-Processed")
+    assert [(p.prompt_id, p.prompt, p.answer) for p in processed][1] == ("id-1", "What is 1 + 1?", "2")
+
+
+def test_a_known_id_is_loaded_with_its_config_split_and_revision(folders, monkeypatch):
+    import datasets
+
+    load, asked = datasets.load_dataset, []
+
+    def from_folder(name, config, **options):
+        asked.append((name, config, options["split"], options["revision"]))
+        return load(str(folders / name.rpartition("/")[2]), config, split=options["split"])
+
+    monkeypatch.setattr("gradstats.prompts.load.hub_problem", lambda *_args, **_options: None)
+    monkeypatch.setattr(datasets, "load_dataset", from_folder)
+    for name in ("openai/gsm8k", "open-r1/DAPO-Math-17k-Processed", "BytedTsinghua-SIA/DAPO-Math-17k"):
+        load_prompts(name, 2, revision="abc")
+    assert asked == [
+        ("openai/gsm8k", "main", "test", "abc"),
+        ("open-r1/DAPO-Math-17k-Processed", "all", "train", "abc"),
+        ("BytedTsinghua-SIA/DAPO-Math-17k", None, "train", "abc"),
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_file_gives_the_same_subset_as_the_same_rows_in_a_data_set(tmp_path, suffix):
+    frame = pd.DataFrame([(f"{n}?", f"it is {n} of them") for n in range(40)], columns=["question", "answer"])
+    path = tmp_path / f"train.{suffix}"
+    if suffix == "parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_json(path, orient="records", lines=True)
+    like = {"like": "microsoft/orca-math-word-problems-200k"}
+    from_file = load_prompts(path, 7, rng=3, **like)
+    assert from_file == load_prompts(tmp_path, 7, rng=3, **like)
+    assert all(problem.prompt == f"{problem.prompt_id}?" for problem in from_file)
+
+
+def test_unknown_configs_splits_and_broken_folders_are_told(folders):
+    with pytest.raises(ValueError, match="has no split 'dev'.*Unknown split"):
+        load_prompts(folders / "MATH-500", split="dev")
+    with pytest.raises(ValueError, match="has no config 'socratic' and split 'test'.*main"):
+        load_prompts(folders / "gsm8k", config="socratic")
+    (folders / "empty").mkdir()
+    with pytest.raises(ValueError, match="the data set folder .*empty cannot be loaded"):
+        load_prompts(folders / "empty")
+    with pytest.raises(ValueError, match="like is 'gsm8k': choose a data set whose columns are known"):
+        load_prompts(folders / "MATH-500", like="gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("openai/gsm8k", True),
+        ("embedded", False),
+        ("reasoning-gym/chain_sum", False),
+        ("data/p.jsonl", False),
+        ("chain_sum", False),
+    ],
+)
+def test_which_sources_are_on_the_hub(source, expected, tmp_path):
+    assert is_on_hub(source) is expected
+    assert not is_on_hub(tmp_path)
 
 
 def test_subsets_are_seeded_and_keep_names_and_order(tmp_path):
@@ -131,3 +406,125 @@ def test_missing_extras_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r"needs the `datasets` library: pip install 'gradstats\[hub\]'"):
         load_prompts("openai/gsm8k", 2)
+
+
+DATASETS = pytest.importorskip("reasoning_gym.factory").DATASETS
+
+
+def test_problems_are_seeded_and_more_of_them_only_add():
+    few, again, more = (load_prompts("chain_sum", n, rng=4, min_terms=3) for n in (3, 3, 5))
+    assert few == again
+    assert [(p.prompt_id, p.prompt, p.answer) for p in more[:3]] == [(p.prompt_id, p.prompt, p.answer) for p in few]
+    assert few != load_prompts("reasoning-gym/chain_sum", 3, rng=5, min_terms=3)
+
+
+def test_settings_of_a_task_may_be_lists():
+    (problem,) = load_prompts("reasoning-gym/basic_arithmetic", 1, operators=["+"])
+    assert get_reward("reasoning_gym")(f"it is {problem.answer}", problem) == 1.0
+    assert get_reward("reasoning_gym")("it is 99999", problem) == 0.0
+
+
+def test_unknown_tasks_and_settings_are_named():
+    with pytest.raises(ValueError, match="reasoning-gym has no task 'chain_sums'; nearest: chain_sum"):
+        load_prompts("reasoning-gym/chain_sums", 2)
+    with pytest.raises(ValueError, match="the reasoning-gym task 'chain_sum' refuses the settings .*colour"):
+        load_prompts("chain_sum", 2, colour="red")
+    with pytest.raises(ValueError, match="n is missing: 'chain_sum' generates its problems"):
+        load_prompts("chain_sum")
+
+
+def test_problems_are_the_same_in_every_process():
+    """Besides their seed, these tasks depend on the order of sets or on Python's global generator."""
+    tasks = ("isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note", "word_ladder")
+    first = {task: load_prompts(task, 3, rng=1) for task in tasks}
+    PROCESS.close()
+    random.seed(99)
+    assert {task: load_prompts(task, 3, rng=1) for task in tasks} == first
+
+
+# Their scorers do not give full marks to the data set's own answer, or need settings to make anything at all.
+NOT_FULL_MARKS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+NOT_ALONE = {"composite"}
+# True or False is guessed from whether the text contains a word.
+LENIENT = {"game_of_life_halting"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted(set(DATASETS) - NOT_ALONE))
+def test_every_task_gives_problems_and_grades_them(task):
+    problems = load_prompts(f"reasoning-gym/{task}", 2, rng=3)
+    assert all(problem.prompt.strip() and problem.answer for problem in problems)
+    grader = Grader.make(None, problems)
+    right, tally = grader.grade([f"<answer>{problem.answer}</answer>" for problem in problems], problems)
+    assert (right == [1.0, 1.0]) == (task not in NOT_FULL_MARKS)
+    assert tally["rewards"]["reasoning_gym"]["failures"] == 0
+    wrong, tally = grader.grade(["garbage %$ {[("] * 2, problems)
+    assert (wrong == [0.0, 0.0]) == (task not in LENIENT)
+    assert tally["rewards"]["reasoning_gym"]["failures"] == (2 if task == "prime_factorization" else 0)
+    # acre plans all its problems together, so that a run of it cannot be extended.
+    more = load_prompts(f"reasoning-gym/{task}", 5, rng=3)
+    assert task == "acre" or [problem.prompt for problem in more[:2]] == [problem.prompt for problem in problems]
+
+
+TEXT = """
+from gradstats.prompts import Problem
+def problems(n, rng, start=0):
+    rows = [{"prompt_id": str(k), "prompt": f"{k} + {rng}?", "answer": str(k + rng)} for k in range(start, start + n)]
+    return [Problem(**rows[0]), *rows[1:]]
+def nothing(n, rng): return 3
+def wrong(n, rng): return [{"prompt": "?"}]
+def leaves(n, rng): raise SystemExit("no")
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "user_problems_of_test.py").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("user_problems_of_test", None)
+
+
+@pytest.mark.usefixtures("module")
+def test_problems_or_mappings():
+    found = load_prompts_for_user_source("user_problems_of_test:problems", 2, rng=5, start=1)
+    assert found == [Problem("1", "1 + 5?", "6"), Problem("2", "2 + 5?", "7")]
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("nothing", "returned a int: return a list"),
+        (
+            "wrong",
+            r"returned \{'prompt': '\?'\}: return gradstats.prompts.Problem, or mappings with the texts prompt_id",
+        ),
+        ("leaves", "failed: SystemExit: no"),
+        ("problems(2)", "not of the form module:function"),
+    ],
+)
+def test_other_returns_are_refused(function, message):
+    with pytest.raises(ValueError, match=message):
+        load_prompts_for_user_source(f"user_problems_of_test:{function}", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer_format", "expected"),
+    [
+        (" 7 ", "text", "7"),
+        ("", "text", None),
+        ("so 3 and 1,204.50 dollars in all.", "last_number", "1204.50"),
+        ("it is -5/8 of it", "last_number", "-5/8"),
+        ("no number", "last_number", None),
+        ("9 * 2 = <<9*2=18>>18\n#### 1,018", "hashes", "1018"),
+        ("18", "hashes", None),
+        ("so 12-5 makes 7, not 8-3", "last_number", "3"),
+        ("(4)-3", "last_number", "3"),
+        ("the numbers 1,2,3", "last_number", "3"),
+        ("it is x=-3.", "last_number", "-3"),
+        ("in 1,204,500 years", "last_number", "1204500"),
+    ],
+)
+def test_reference_answers_are_found_in_each_format(text, answer_format, expected):
+    assert extract_reference(text, answer_format) == expected

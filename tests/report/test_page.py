@@ -12,11 +12,30 @@ import matplotlib as mpl
 import pandas as pd
 import pytest
 import yaml
+from jinja2 import UndefinedError
 from saved_runs import ESTIMATORS, HOSTILE, save_rollouts, save_run
 
+from gradstats import data
 from gradstats.cli import commands
 from gradstats.estimators.display_names import in_words
-from gradstats.report.page import inline_svg, write_report
+from gradstats.report.figures import FIGURES
+from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
+from gradstats.report.page import (
+    _TOPICS,
+    FIGURE_WORDS,
+    breakable,
+    column_definition,
+    inline_svg,
+    linked,
+    of_section,
+    rendered,
+    variance_on_page,
+    write_page,
+    write_report,
+)
+from gradstats.report.saved_results import read_results
+from gradstats.stats import alpha_report
+from gradstats.stats.variance.quantities import COMPARED
 from gradstats.system.files import read_json, write_json
 from gradstats.system.outputs import is_marked
 
@@ -334,3 +353,119 @@ def test_what_a_screen_reader_is_told(opened):
     pictures = [name for role, name in told if role in ("image", "img")]
     assert "Length exponent" not in pictures
     assert len([name for name in pictures if name]) == 9
+
+
+@pytest.fixture
+def frame(tmp_path):
+    frame = read_results(save_run(tmp_path / "run")).variance
+    together = {"matched_ratio_simultaneous_low": 0.5, "matched_ratio_simultaneous_high": 1.25}
+    return frame.assign(**together, in_best_set=[True, False, pd.NA, False])
+
+
+def test_the_matched_ratio_and_what_is_drawn_from_it_are_beside_the_names(frame):
+    table = variance_on_page(frame)
+    assert [column["name"] for column in table["columns"]][:5] == [
+        "estimator", "matched_ratio", "matched_ratio_simultaneous", "in_best_set", "trace_cov",
+    ]  # fmt: skip
+    first, *_, last = table["rows"]
+    assert [cell["html"] for cell in first["cells"][1:3]] == ["0.50 to 1.25", "yes"]
+    assert first["cells"][0]["bold"]
+    assert not last["cells"][0]["bold"]
+    assert all(len(row["cells"]) == len(table["columns"]) - 1 for row in table["rows"])
+    assert table["rows"][2]["cells"][2] == {"html": "–", "key": "", "bold": False}
+
+
+def test_a_table_without_a_best_set_has_no_such_column(frame):
+    table = variance_on_page(frame.drop(columns=["in_best_set"]))
+    assert "in_best_set" not in [column["name"] for column in table["columns"]]
+    assert not table["has_best_set"]
+    assert variance_on_page(None) is None
+
+
+def test_every_column_is_defined_in_the_words_of_the_glossary_with_its_file(frame):
+    definitions = {column["name"]: column for column in variance_on_page(frame)["columns"]}
+    assert definitions["matched_ratio"]["meaning"] == TERMS["matched ratio"]
+    assert definitions["matched_ratio"]["file"] == "gradstats/stats/variance/matched_ratio.py"
+    assert definitions["ratio"]["heading"] == "ratio to RLOO"
+    assert set(TERM_OF_COLUMN.values()) <= set(TERMS)
+    for quantity in COMPARED:
+        assert column_definition(quantity.name, quantity.heading)["meaning"].endswith(".")
+
+
+def test_names_are_escaped_and_break_where_words_end():
+    assert breakable("α = 0.8, b") == "α\u00a0=\u00a00.8,<wbr> b"
+    assert breakable("<b>(a=1, b)") == "&lt;b&gt;(<wbr>a=<wbr>1,<wbr> b)"
+
+
+def test_rows_are_named_in_words_and_keep_their_labels(frame):
+    labels = frame["estimator"].tolist()
+    table = variance_on_page(frame, {labels[1]: "<ours>"})
+    assert [row["label"] for row in table["rows"]] == labels
+    assert [table["rows"][0]["name"], table["rows"][1]["html"]] == [in_words(labels[0]), "&lt;ours&gt;"]
+    assert table["reference"] == "RLOO"
+
+
+def test_notes_name_estimators_as_the_rows_do(frame):
+    frame.attrs["notes"] = [
+        "rloo, my_rloo and rloo(off_policy=True) differ from length_weighted(alpha=0.8, loo=True): see rloo: 1"
+    ]
+    assert variance_on_page(frame)["notes"] == [
+        "RLOO, my_rloo and rloo(off_policy=True) differ from length-weighted, α = 0.8, leave-one-out: see RLOO: 1"
+    ]
+
+
+def test_text_is_escaped_and_an_unknown_name_is_an_error():
+    shown = {"names": ["<a>"], "title": "<b>", "runs": [], "remarks": ["<i>"], "tables": [], "figures": []}
+    shown |= {"differing": [], "without_figure": 0}
+    page = rendered("gallery.html.j2", **shown)
+    assert "<h1>&lt;b&gt;</h1>" in page
+    assert "<li>&lt;i&gt;</li>" in page
+    with pytest.raises(UndefinedError, match="remarks"):
+        rendered("gallery.html.j2", **{name: value for name, value in shown.items() if name != "remarks"})
+
+
+def test_a_page_that_cannot_be_written_says_what_to_do(tmp_path):
+    assert write_page("text\n", tmp_path / "page.html").read_bytes() == b"text\n"
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(OSError, match="cannot be written to .*folder.html .*choose another with --out"):
+        write_page("text", tmp_path / "folder.html")
+
+
+NAMES = [figure.name for figure in FIGURES]
+
+
+def figure_of(sentence, drawn=NAMES):
+    return linked([sentence], drawn)[0]["figures"]
+
+
+def test_every_figure_named_is_one_of_a_run():
+    assert set(FIGURE_WORDS) <= set(NAMES)
+    assert {figure for _, figure in _TOPICS} <= set(FIGURE_WORDS)
+
+
+def test_sentences_of_a_fit_lead_to_its_figure():
+    points = data.load("gloeckle2026")
+    first, *rest = alpha_report(lengths=points.length, sq_norms=points.sq_norm).sentences()
+    assert rest
+    assert all(figure_of(sentence) == ["length_scaling"] for sentence in rest)
+    assert figure_of(first) == ["token_correlation"]
+    assert figure_of(first, ["length_scaling"]) == []
+
+
+@pytest.mark.parametrize(
+    ("sentence", "figure"),
+    [
+        ("the scale of χ² is 2", ["ratios"]),
+        ("matched_ratio uses the exactly known scale of E[ĝ]", ["variance"]),
+        ("cosine without a value, and matched_ratio by its lower end", ["variance_bias"]),
+        ("an iteration of 4 operations", []),
+    ],
+)
+def test_the_first_topic_that_was_drawn_decides(sentence, figure):
+    assert figure_of(sentence) == figure
+
+
+def test_a_sentence_is_kept_as_it_is():
+    assert linked(["<b>One</b> power law"], [])[0] == {"text": "<b>One</b> power law", "figures": []}
+    assert of_section(("variance", "none"), ["variance"]) == ["variance"]
+    assert not any(re.search(r"[<>&]", words) for words in FIGURE_WORDS.values())

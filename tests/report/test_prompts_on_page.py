@@ -6,12 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pytest
 from saved_runs import HOSTILE, save_rollouts, save_run
 
 from gradstats.report import prompts_on_page as module
 from gradstats.report.page import report_page
-from gradstats.report.prompts_on_page import prompts_on_page, success_per_prompt
+from gradstats.report.prompts_on_page import (
+    MOST_CHARACTERS,
+    MOST_COMPLETIONS,
+    prompts_on_page,
+    read_completions,
+    shortened,
+    spread_over,
+    success_per_prompt,
+    visible,
+)
 from gradstats.report.saved_results import read_results
+from gradstats.rollouts.table import Rollouts
 
 
 def test_success_is_counted_per_prompt_from_the_lowest():
@@ -90,3 +101,73 @@ def test_markup_of_a_model_is_text_on_the_page(tmp_path):
     assert page.count("</script>") == 1
     assert page.count("&lt;/div&gt;&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt; ␛[31mred␀ \\u202etext") >= 60
     assert not set(page) & set("\x00\x1b\u202e")
+
+
+def test_prompts_are_spread_from_the_first_to_the_last():
+    names = [f"p{at}" for at in range(100)]
+    chosen = spread_over(names, 12)
+    assert (len(set(chosen)), chosen[0], chosen[-1]) == (12, "p0", "p99")
+    assert spread_over(names[:3], 12) == names[:3]
+
+
+def test_completions_of_one_prompt_come_from_all_shards(tmp_path):
+    run = save_rollouts(save_run(tmp_path / "run"), shards=2)
+    points = pd.read_csv(run / "tables" / "length_scaling.csv").set_index(["prompt_id", "sample_id"])
+    shown = read_completions(run, ["p3", "p9", "of another run"])
+    assert list(shown) == ["p3", "p9"]
+    assert shown["p3"].text == "What is <p3>?"
+    assert [completion.sample_id for completion in shown["p3"].completions] == [0, 1, 2, 3]
+    for completion in shown["p9"].completions:
+        row = points.loc[("p9", completion.sample_id)]
+        assert (completion.reward, completion.length) == (row["reward"], row["length"])
+        assert completion.text == f"It is p9 {completion.sample_id}."
+
+
+def test_the_best_and_the_worst_are_among_the_few_that_are_shown(tmp_path):
+    n = 10
+    (tmp_path / "rollouts").mkdir()
+    rollouts = Rollouts.from_sequences(
+        [[1]] * n, [[2]] * n, [*[0.5] * 6, 1.0, 0.5, 0.1, 1.0], ["p"] * n,
+        completion_text=[HOSTILE, *["x" * 99_999] * (n - 1)], finish_reason=["stop", *["length"] * (n - 1)],
+    )  # fmt: skip
+    rollouts.to_parquet(tmp_path / "rollouts" / "shard-00000.parquet")
+    shown = read_completions(tmp_path, ["p"])["p"]
+    assert [completion.sample_id for completion in shown.completions] == [0, 1, 6, 8]
+    assert len(shown.completions) == MOST_COMPLETIONS
+    first, second, *_ = shown.completions
+    assert "\x1b" not in first.text
+    assert "\u202e" not in first.text
+    assert (first.truncated, second.truncated) == (False, True)
+    assert len(second.text) < MOST_CHARACTERS + 50
+    assert f"{99_999 - MOST_CHARACTERS} characters left out" in second.text
+    assert shown.text == ""
+
+
+def test_rollouts_without_texts_show_nothing_and_absent_ones_say_so(tmp_path):
+    run = save_run(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="the folder run holds no rollouts"):
+        read_completions(run, ["p1"])
+    save_rollouts(run, completion_text=None)
+    assert read_completions(run, ["p1"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\tb\nπ – 答え 👩‍🔬", "a\tb\nπ – 答え 👩‍🔬"),
+        ("\x00\x1b[2J\r\x7f\x85", "␀␛[2J␍␡\\u0085"),
+        ("1\u202e2\u2067\u2028", "1\\u202e2\\u2067\\u2028"),
+        ("\ud800", "\\ud800"),
+        ("<b>&", "<b>&"),
+    ],
+)
+def test_what_cannot_be_seen_is_written_out(text, shown):
+    assert visible(text) == shown
+    visible(text).encode()
+
+
+def test_of_a_long_text_the_beginning_and_the_end_are_kept():
+    assert shortened("a" * 9, 9) == ("a" * 9, 0)
+    text, left_out = shortened("a" * 60 + "b" * 1000 + "c" * 30, 90)
+    assert left_out == 1000
+    assert text == "a" * 60 + "\n[… 1000 characters left out …]\n" + "c" * 30

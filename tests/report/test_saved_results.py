@@ -1,16 +1,231 @@
-"""The saved numbers of a run, read back."""
+"""Token results from the command line: printed, written, read back and drawn."""
 
 from __future__ import annotations
 
+import json
 import re
 
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
 import pytest
+from command_line import run as run_for_saved_tokens
+from probed_policies import enumerated, probed
 from saved_runs import save_run
+from scipy import stats
 
-from gradstats.config.experiment import FiguresSection
-from gradstats.report.saved_results import differing_settings, read_results, run_labels
+import gradstats as gs
+from gradstats.config.experiment import Experiment, FiguresSection
+from gradstats.report.figures import draw_run
+from gradstats.report.page import report_page
+from gradstats.report.saved_results import (
+    FILES,
+    completion_means,
+    differing_settings,
+    enclosing_run,
+    is_recorded_experiment,
+    is_run_directory,
+    read_added,
+    read_frame,
+    read_recorded_experiment,
+    read_results,
+    read_tokens,
+    record_tables,
+    refuse_changed_tables,
+    refuse_inside_run,
+    run_labels,
+    save_frame,
+    save_tokens,
+    table_checksums,
+    write_recorded_experiment,
+    writing_into,
+)
 from gradstats.stats import fit_length_scaling
-from gradstats.system.files import read_json, write_json
+from gradstats.system.files import read_json, write_csv, write_json
+from gradstats.system.lock import LOCK, LockedError, only_writer
+
+
+def test_means_over_prompts_have_students_interval(tmp_path):
+    folder = save_run(tmp_path / "run")
+    sizes = {"n_prompts": 15, "n_sequences": 60, "n_truncated": 3}
+    write_json(folder / "manifest.json", read_json(folder / "manifest.json") | sizes)
+    run = read_results(folder)
+    assert run.points is not None
+    means = completion_means(run)
+    assert (means["n_prompts"], means["n_completions"], means["truncated_share"]) == (15, 60, 0.05)
+    each = run.points.groupby("prompt_id")["reward"].mean().to_numpy()
+    half = stats.t.ppf(0.975, 14) * each.std(ddof=1) / np.sqrt(15)
+    assert means["mean_reward"] == pytest.approx(each.mean())
+    assert means["mean_reward_low"] == pytest.approx(each.mean() - half)
+    assert means["mean_reward_high"] == pytest.approx(each.mean() + half)
+
+
+def test_what_is_not_recorded_is_nan(tmp_path):
+    folder = save_run(tmp_path / "run")
+    (folder / "tables" / "length_scaling.csv").unlink()
+    means = completion_means(read_results(folder))
+    assert all(np.isnan(value) for value in means.values())
+
+
+SETTINGS = "name: mine\npolicy:\n  name: embedded\nprompts:\n  source: embedded\n  seed: 3\n"
+
+
+def test_it_is_read_back_and_a_change_is_refused(tmp_path):
+    path = tmp_path / "experiment.yaml"
+    write_recorded_experiment(path, SETTINGS)
+    assert is_recorded_experiment(path)
+    assert read_recorded_experiment(path).prompts.seed == 3
+    text = path.read_bytes()
+    renamed = text.replace(b"sha256", b"sha257")
+    for changed in (text.replace(b"seed: 3", b"seed: 7"), text.replace(b"name", b"\xffame", 1), renamed):
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match="has changed since it was written"):
+            read_recorded_experiment(path)
+
+
+def test_one_of_an_earlier_version_is_read(tmp_path):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(SETTINGS)
+    assert not is_recorded_experiment(path)
+    assert read_recorded_experiment(path).prompts.seed == 3
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory with two tables, of which the manifest records one."""
+    (tmp_path / "rollouts").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text(f"{name}\n1\n")
+    write_json(tmp_path / "manifest.json", {"files": ["a.csv"], "checksums": {"a.csv": "sha256"}, "other": 1})
+    record_tables(tmp_path, [tmp_path / "a.csv"])
+    return tmp_path
+
+
+def test_tables_are_listed_once_with_their_checksums(run):
+    record_tables(run, [run / "b.csv", run / "c.pdf"])
+    manifest = read_json(run / "manifest.json")
+    assert manifest["files"] == ["a.csv", "b.csv", "c.pdf"]
+    assert manifest["checksums"] == table_checksums(run, [run / "a.csv", run / "b.csv"])
+    assert manifest["other"] == 1
+
+
+def test_a_changed_table_is_refused_by_name(run):
+    refuse_changed_tables(run)
+    (run / "a.csv").write_text("a\n2\n")
+    with pytest.raises(ValueError, match=r"a\.csv"):
+        refuse_changed_tables(run)
+    refuse_changed_tables(run, [run / "b.csv"])
+
+
+def test_a_table_about_to_be_written_has_no_checksum(run):
+    record_tables(run, [run / "a.csv"], {})
+    assert read_json(run / "manifest.json")["checksums"] == {}
+    (run / "a.csv").write_text("a\n2\n")
+    refuse_changed_tables(run)
+
+
+def test_a_folder_without_manifest_gets_none(tmp_path):
+    (tmp_path / "a.csv").write_text("a\n")
+    record_tables(tmp_path, [tmp_path / "a.csv"])
+    assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.fixture
+def path(tmp_path):
+    run = save_run(tmp_path / "run")
+    experiment = Experiment.model_validate({"name": "r", "policy": {"name": "p"}, "prompts": {"source": "embedded"}})
+    write_recorded_experiment(run / "experiment.yaml", experiment.to_yaml())
+    return run
+
+
+def test_a_run_is_known_by_its_recorded_experiment(path, tmp_path):
+    assert is_run_directory(path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "experiment.yaml").write_text((path / "experiment.yaml").read_text().rpartition("#")[0])
+    assert not is_run_directory(tmp_path / "mine")
+    (tmp_path / "mine" / "rollouts").mkdir()
+    (tmp_path / "mine" / "rollouts" / "plan.json").write_text("{}")  # of version 0.1
+    assert is_run_directory(tmp_path / "mine")
+
+
+def test_the_run_that_a_path_lies_in(path, tmp_path):
+    (tmp_path / "link").symlink_to(path)
+    (tmp_path / "tables").symlink_to(path / "tables")
+    assert (
+        enclosing_run(path) == enclosing_run(path / "new" / "a.csv") == enclosing_run(tmp_path / "tables" / "a") == path
+    )
+    assert enclosing_run(tmp_path / "link" / "a.csv") == tmp_path / "link"
+    assert enclosing_run(tmp_path / "a.csv") is None
+
+
+def test_writers_into_a_run_hold_its_lock(path, tmp_path):
+    with writing_into(path / "tables" / "new.csv"):
+        assert (path / LOCK).exists()
+        for target in (path, path / "report.html"):
+            with pytest.raises(LockedError, match=f"another process is working on {path}"), writing_into(target):
+                pass
+    assert not (path / LOCK).exists()
+    with writing_into(tmp_path / "new.csv"):
+        assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_with_links_is_not_written_into(path, tmp_path):
+    (path / "report.html").symlink_to(tmp_path / "thesis.html")
+    with pytest.raises(ValueError, match=r"report\.html is a symbolic link"), writing_into(path / "new.csv"):
+        pass
+    assert not (path / LOCK).exists()
+
+
+def test_what_belongs_to_a_run_is_refused_and_what_is_new_is_not(path, tmp_path):
+    for out in (path, path / "alpha.json", path / "tables"):
+        with pytest.raises(FileExistsError, match=f"{out} belongs to the run {path}: choose another path"):
+            refuse_inside_run(out)
+        refuse_inside_run(out, source=path)
+    refuse_inside_run(path / "new.csv")
+    refuse_inside_run(tmp_path / "new.csv")
+    with only_writer(path), pytest.raises(LockedError, match="another process is working on"):
+        refuse_inside_run(path / "new.csv")
+
+
+def curve(value=1.0):
+    frame = pd.DataFrame({"value": [0.0, value], "ratio": [1.0, 0.5]})
+    frame.attrs |= {"curve": "kimi", "parameter": "tau", "minimiser": float("nan")}
+    return frame
+
+
+def test_a_frame_comes_back_with_its_attributes(tmp_path):
+    stem = tmp_path / "tables" / "curve_kimi_tau"
+    table, about = save_frame(curve(), stem)
+    assert json.loads(about.read_text())["minimiser"] is None
+    again = read_frame(table)
+    pd.testing.assert_frame_equal(again, curve(), check_dtype=False)
+    assert again.attrs["parameter"] == "tau"
+    assert list(read_added(tmp_path)) == ["curve_kimi_tau"]
+
+
+def test_other_numbers_replace_only_on_request(tmp_path):
+    save_frame(curve(), tmp_path / "curve_a")
+    save_frame(curve(), tmp_path / "curve_a", overwrite=False)
+    with pytest.raises(FileExistsError, match="other numbers"):
+        save_frame(curve(2.0), tmp_path / "curve_a", overwrite=False)
+    save_frame(curve(2.0), tmp_path / "curve_a")
+    assert read_frame(tmp_path / "curve_a.csv")["value"][1] == 2.0
+
+
+def test_files_of_the_user_stay(tmp_path):
+    (tmp_path / "curve_a.csv").write_text("mine\n1\n")
+    with pytest.raises(FileExistsError, match="an earlier table of this command"):
+        save_frame(curve(), tmp_path / "curve_a")
+    (tmp_path / "curve_b.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="the settings of an earlier table"):
+        save_frame(curve(), tmp_path / "curve_b")
+
+
+def test_a_broken_file_is_named(tmp_path):
+    table, about = save_frame(curve(), tmp_path / "curve_a")
+    about.write_text("{")
+    with pytest.raises(ValueError, match=r"curve_a\.csv cannot be read"):
+        read_frame(table)
 
 
 def test_everything_that_was_written_is_read(tmp_path):
@@ -106,7 +321,7 @@ def test_a_folder_without_results_names_the_command(tmp_path, files, message):
         ("variance.csv", r"variance\.csv cannot be read as CSV .*: repeat the run"),
     ],
 )
-def test_a_broken_file_is_named(tmp_path, name, message):
+def test_a_broken_file_is_named_of_saved_results(tmp_path, name, message):
     folder = save_run(tmp_path / "run")
     (folder / name).write_text("")
     with pytest.raises(ValueError, match=message):
@@ -137,3 +352,145 @@ def test_a_file_without_what_every_version_wrote_is_named(tmp_path, file, text, 
     (save_run(tmp_path / "run") / file).write_text(text)
     with pytest.raises(ValueError, match=lacks):
         read_results(tmp_path / "run")
+
+
+mpl.use("Agg")
+FIGURES = ("token_energy", "concentration", "token_correlation", "proxy")
+
+
+@pytest.fixture(scope="module")
+def measured():
+    policy = enumerated()
+    batch, _, scores = policy.sample(40, 3, 0)
+    return probed(batch, scores, 32, 1, np.random.default_rng(0))
+
+
+@pytest.fixture
+def folder(measured, tmp_path):
+    """A run directory that contains only a measurement."""
+    (tmp_path / "run").mkdir()
+    measured.save(tmp_path / "run" / "measurement")
+    return tmp_path / "run"
+
+
+def test_the_command_prints_writes_and_draws(monkeypatch, capsys, folder):
+    code, out, _ = run_for_saved_tokens(monkeypatch, capsys, "tokens", folder)
+    assert code == 0
+    assert "forward-only proxies of ‖s_t‖²" in out
+    assert "last_layer" in out
+    assert "share of a completion's energy held by its heaviest tokens: 1: " in out
+    assert "the rest from 32 probes" in out
+    for name in FILES:
+        assert (folder / name).exists()
+    for name in FIGURES:
+        assert (folder / "figures" / f"{name}.pdf").exists()
+        assert (folder / "figures" / f"{name}.csv").exists()
+
+
+def test_a_bare_measurement_is_only_printed_unless_told(monkeypatch, capsys, folder, tmp_path):
+    measurement = folder / "measurement"
+    before = sorted(measurement.iterdir())
+    code, out, err = run_for_saved_tokens(monkeypatch, capsys, "tokens", measurement, "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["concentration"]) == 6
+    assert [row["proxy"] for row in json.loads(out)["proxies"]] == ["logit", "last_layer", "entropy", "surprisal"]
+    assert sorted(measurement.iterdir()) == before
+    code, _, err = run_for_saved_tokens(monkeypatch, capsys, "tokens", measurement, "--out", tmp_path / "there")
+    assert code == 0, err
+    assert (tmp_path / "there" / "figures" / "proxy.png").exists()
+    (tmp_path / "yours").mkdir()
+    (tmp_path / "yours" / "token_sample.csv").write_text("mine")
+    code, _, err = run_for_saved_tokens(monkeypatch, capsys, "tokens", measurement, "--out", tmp_path / "yours")
+    assert code == 1
+    assert "token_sample.csv exists and is not token results that gradstats wrote" in err
+    assert (tmp_path / "yours" / "token_sample.csv").read_text() == "mine"
+
+
+def test_results_of_other_settings_are_replaced_on_request_only(monkeypatch, capsys, folder):
+    assert run_for_saved_tokens(monkeypatch, capsys, "tokens", folder)[0] == 0
+    before = (folder / "proxy_quality.csv").read_bytes()
+    assert run_for_saved_tokens(monkeypatch, capsys, "tokens", folder)[0] == 0
+    code, _, err = run_for_saved_tokens(monkeypatch, capsys, "tokens", folder, "--confidence-level", "0.5")
+    assert code == 1
+    assert "proxy_quality.json holds a finished result with another confidence_level" in err
+    assert (folder / "proxy_quality.csv").read_bytes() == before
+    assert (
+        run_for_saved_tokens(monkeypatch, capsys, "tokens", folder, "--confidence-level", "0.5", "--overwrite")[0] == 0
+    )
+    assert (folder / "proxy_quality.csv").read_bytes() != before
+
+
+class Killed(BaseException):
+    """In place of a signal that ends the process."""
+
+
+@pytest.mark.parametrize("n_tables", [0, 1, 3])
+def test_what_a_killed_process_leaves_belongs_to_the_run_and_is_whole(measured, folder, monkeypatch, n_tables):
+    (folder / "rollouts").mkdir()  # else it counts as a copy of a run's results
+    write_json(folder / "manifest.json", {"files": ["alpha.json"], "checksums": {}})
+    save_tokens(gs.proxy_quality(measured), folder, 0.9)
+    written = []
+
+    def killed(path, *arguments, **options):
+        if len(written) == n_tables:
+            raise Killed
+        written.append(path)
+        write_csv(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gradstats.report.saved_results.write_csv", killed)
+        with pytest.raises(Killed):
+            save_tokens(gs.proxy_quality(measured), folder, 0.95)
+    assert set(FILES) <= set(read_json(folder / "manifest.json")["files"])
+    read_results(folder)  # refuses a table with another checksum
+    save_tokens(gs.proxy_quality(measured), folder, 0.95)
+    assert set(read_json(folder / "manifest.json")["checksums"]) == {name for name in FILES if name.endswith(".csv")}
+
+
+def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, tmp_path):
+    from dataclasses import replace
+
+    replace(measured, token_projections=None).save(tmp_path / "plain")
+    code, _, err = run_for_saved_tokens(monkeypatch, capsys, "tokens", tmp_path / "plain")
+    assert code == 1
+    assert "measure with token_probes=…, for example 32" in err
+
+
+def test_what_is_saved_is_read_back(measured, tmp_path):
+    quality = gs.proxy_quality(measured)
+    save_tokens(quality, tmp_path)
+    saved = read_tokens(tmp_path)
+    assert saved is not None
+    pd.testing.assert_frame_equal(saved.proxies, quality.to_frame(), rtol=1e-5, check_dtype=False)
+    assert saved.proxies.attrs["n_probes"] == 32
+    for name in ("correlation", "concentration", "local_slope"):
+        table = getattr(quality, name).to_frame()
+        pd.testing.assert_frame_equal(
+            saved.profiles[name], table[saved.profiles[name].columns], rtol=1e-5, check_dtype=False
+        )
+    assert saved.traces["sequence"].nunique() >= 2
+    assert (saved.traces["energy_low"] <= saved.traces["energy"] + 1e-12).all()
+    assert len(saved.sample) == len(quality.tokens)
+    assert read_tokens(tmp_path / "nowhere") is None
+    (tmp_path / "token_profiles.csv").unlink()
+    with pytest.raises(ValueError, match="cannot be read .* make them again with `gradstats tokens"):
+        read_tokens(tmp_path)
+
+
+def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, folder):
+    report = gs.alpha_report(measured)
+    write_json(folder / "alpha.json", report.summary())
+    points = measured.rollouts.frame[["prompt_id", "sample_id", "reward"]].assign(
+        length=measured.lengths, sq_norm=measured.sq_norms, energy=[e.sum() for e in measured.token_energy]
+    )
+    (folder / "tables").mkdir()
+    points.to_csv(folder / "tables" / "length_scaling.csv", index=False)
+    save_tokens(gs.proxy_quality(measured), folder)
+    results = read_results(folder)
+    assert results.energy_fit is not None
+    assert results.energy_fit.alpha == pytest.approx(gs.fit_energy_scaling(measured).alpha)
+    names = {path.stem for path in draw_run(results, folder / "figures", FiguresSection(formats=["svg"]))}
+    assert {"alpha_energy", *FIGURES} <= names
+    page = report_page(results)
+    assert "Energy of each token along completions of typical lengths" in page
+    assert "gradstats tokens" in page

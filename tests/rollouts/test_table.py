@@ -7,7 +7,48 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.measurement.measurement import Measurement
+from gradstats.rollouts.table import PENDING_REWARDS, Rollouts, part_of_run, read_rollouts, refuse_different_policies
+
+
+def rollouts(digests, name="a"):
+    policy = {"name": "p"} | ({} if digests is None else {"digests": digests})
+    return Rollouts.from_sequences([[1]], [[2, 3]], np.ones(1), [name], metadata={"policy": policy})
+
+
+def test_rollouts_of_other_weights_are_joined_on_request_only():
+    first, second = rollouts({"weights": "a" * 64}), rollouts({"weights": "b" * 64}, "b")
+    with pytest.raises(ValueError, match=r"rollouts come from policies with different weights \(SHA-256 aaaa"):
+        Rollouts.concatenate([first, second])
+    assert len(Rollouts.concatenate([first, second], allow_policy_mismatch=True)) == 2
+    assert len(Rollouts.concatenate([first, rollouts(None, "b"), rollouts({"weights": "a" * 64}, "c")])) == 3
+
+
+def test_an_adapter_that_only_one_has_is_a_difference():
+    adapted, plain = {"weights": "a", "adapter": "c"}, {"weights": "a"}
+    with pytest.raises(ValueError, match="different adapter"):
+        refuse_different_policies([{"policy": {"digests": one}} for one in (adapted, plain)], "rollouts")
+    refuse_different_policies([{"policy": {"digests": one}} for one in (plain, plain | {"tokenizer": "d"})], "rollouts")
+    refuse_different_policies([{}, {"policy": None}, {"policy": {"digests": adapted}}], "rollouts")
+
+
+def test_measurements_of_other_weights_are_joined_on_request_only():
+    import pandas as pd
+
+    parts = [
+        Measurement(
+            rollouts(None, name),
+            pd.DataFrame({"all": [1.0]}),
+            None,
+            **{field: [np.ones(2)] for field in ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms")},
+            metadata={"policy": {"digests": {"weights": name * 64}}, "block_names": ["all"]},
+        )
+        for name in "ab"
+    ]
+    with pytest.raises(ValueError, match="measurements come from policies with different weights"):
+        Measurement.concatenate(parts)
+    assert len(Measurement.concatenate(parts, allow_policy_mismatch=True).rollouts) == 2
+
 
 FULL = {
     "completion_mask": [[True, False, True], [True]],
@@ -192,3 +233,21 @@ def test_columns_of_ones_own_are_kept_in_files(tmp_path):
     with pytest.raises(ValueError, match=r"the column 'notes' of the rollouts cannot be stored.*or drop the column"):
         Rollouts(frame.assign(notes=[object(), 1])).to_parquet(tmp_path / "other.parquet")
     assert not (tmp_path / "other.parquet").exists()
+
+
+@pytest.mark.parametrize("part", ["rollouts", "measurement"])
+def test_a_part_is_found_from_the_run_and_from_itself(tmp_path, part):
+    (tmp_path / "run" / part).mkdir(parents=True)
+    assert part_of_run(tmp_path / "run", part) == tmp_path / "run" / part
+    assert part_of_run(tmp_path / "run" / part, part) == tmp_path / "run" / part
+    assert part_of_run(tmp_path, part) == tmp_path
+
+
+@pytest.mark.parametrize("part", ["rollouts", "measurement"])
+def test_neither_is_read_while_rewards_are_pending(tmp_path, part):
+    (tmp_path / part).mkdir()
+    (tmp_path / PENDING_REWARDS).parent.mkdir()
+    (tmp_path / PENDING_REWARDS).write_text("{}")
+    for folder in (tmp_path, tmp_path / part):
+        with pytest.raises(ValueError, match="again was interrupted: finish it with `gradstats regrade"):
+            part_of_run(folder, part)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
+import sys
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,10 +18,21 @@ from command_line import run
 from rich.progress import Progress
 
 import gradstats
+from gradstats import Rollouts as Rollouts_for_breakdowns
+from gradstats import equivalent_group_size, variance_by_length
+from gradstats.config.experiment import VarianceSection
+from gradstats.measurement.storage import read_measurement
 from gradstats.report.figures import figures_as_svg
 from gradstats.report.saved_results import read_results
-from gradstats.rollouts.table import Rollouts
-from gradstats.runs.analysis import analyse, compare_estimators, fit_alpha
+from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.runs.analysis import (
+    analyse,
+    compare_estimators,
+    fit_alpha,
+    length_bins,
+    load_points,
+    variance_breakdowns,
+)
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.system.files import read_json
@@ -205,3 +220,187 @@ def test_ratios_are_written_and_drawn_only_where_they_differ_from_one(finished, 
     saved = read_results(finished.run.path)
     drawn_off_policy = replace(saved, breakdowns=saved.breakdowns | {"ratios": ratios.assign(chi_squared=0.2)})
     assert "ratios" in figures_as_svg(drawn_off_policy)
+
+
+@dataclass
+class Measured:
+    """The fields of a measurement that a comparison reads."""
+
+    rollouts: Rollouts_for_breakdowns
+    sketches: np.ndarray
+    sq_norms: np.ndarray
+
+
+def measured(per_prompt, n_prompts=40, seed=0):
+    rng = np.random.default_rng(seed)
+    n = n_prompts * per_prompt
+    rewards = (rng.random(n) < 0.5).astype(float)
+    scores = rng.standard_normal((n, 64)) + 0.2 * rewards[:, None]
+    rollouts = Rollouts_for_breakdowns.from_sequences(
+        [[1]] * n,
+        [[2] * length for length in rng.integers(3, 30, n)],
+        rewards,
+        [f"p{i // per_prompt}" for i in range(n)],
+    )
+    return Measured(rollouts, scores, np.einsum("nd,nd->n", scores, scores))
+
+
+SECTION = VarianceSection(estimators=["rloo", "group_mean", "batch_mean", "token_mean(loo=True)"])
+
+
+def test_tables_of_eight_completions():
+    pool = measured(8)
+    found = variance_breakdowns(pool, SECTION)
+    assert list(found) == ["group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins"]
+    sizes = found["group_sizes"]
+    # A batch-level estimator has no group size.
+    assert set(sizes["estimator"]) == {"rloo", "group_mean", "token_mean(loo=True)"}
+    assert sorted(set(sizes["group_size"])) == [2, 4, 8]
+    assert sizes["within_prompt"].notna().tolist() == (sizes["group_size"] < 8).tolist()
+    assert sizes.columns.is_unique
+    assert sizes.columns[-6:].to_list() == [
+        f"{name}{end}" for name in ("within_prompt", "between_prompt") for end in ("", "_low", "_high")
+    ]
+    assert sizes.attrs["reference"] == "rloo"
+    equal = found["equivalent_group_size"].set_index("estimator")
+    alone = equivalent_group_size(pool, "token_mean(loo=True)", 4)
+    assert equal.loc["token_mean(loo=True)", "equivalent_group_size"] == pytest.approx(alone.value)
+    assert equal.loc["rloo", "equivalent_group_size"] == pytest.approx(4.0)
+
+
+def test_the_bins_of_length_are_of_every_estimator_that_can_be_split():
+    """The reference comes first; each bin of a baseline's own-sample mean keeps (N−1)/N of the gradient."""
+    pool = measured(4, n_prompts=400)
+    section = VarianceSection(estimators=["group_mean", "batch_mean", "otb", "rloo"])
+    frame, notes = length_bins(pool, section, n_bins=2)
+    assert frame["estimator"].tolist() == ["rloo", "rloo", "group_mean", "group_mean"]
+    assert frame["scale"].tolist() == pytest.approx([1.0, 1.0, 0.75, 0.75])
+    assert notes[0] == "batch_mean is a batch-level estimator, which is not split by length"
+    assert notes[1].startswith("otb needs")
+    alone = variance_by_length(pool, "group_mean", n_bins=2, group_size=2).to_frame()
+    halves, _ = length_bins(pool, section, n_bins=2, group_size=2)
+    assert halves["trace_cov"].tolist()[2:] == pytest.approx(alone["trace_cov"].tolist())
+
+
+def test_gradients_are_split_by_success_once_for_each_unit():
+    labels = ["reinforce", "rloo", "recipe:grpo", "recipe:gspo", "recipe:dr_grpo(max_tokens=50)", "batch_mean", "gae"]
+    frame = variance_breakdowns(measured(8), VarianceSection(estimators=labels, reference="rloo"))["success_bins"]
+    # recipe:gspo has the unit of recipe:grpo; batch_mean is batch-level, and gae needs values.
+    assert list(dict.fromkeys(frame["estimator"])) == ["rloo", "recipe:grpo", "recipe:dr_grpo(max_tokens=50)"]
+    for _, rows in frame.groupby("estimator"):
+        assert rows["success_low"].is_monotonic_increasing
+        assert rows["share_of_variance"].sum() == pytest.approx(1.0)
+    assert set(frame["group_size"]) == {4.0}
+
+
+def test_what_the_data_do_not_allow_is_missing():
+    assert list(variance_breakdowns(measured(2), SECTION)) == ["group_sizes", "allocation", "length_bins"]
+    assert list(variance_breakdowns(measured(1), SECTION)) == ["length_bins"]
+
+
+FRAME = pd.DataFrame(
+    {
+        "length": [3, 5, 8],
+        "sq_norm": [1.0, 2.0, 4.0],
+        "prompt_id": ["007", "7", "NA"],
+        "truncated": [False, True, False],
+    }
+)
+
+
+def as_text(kind: str) -> str:
+    if kind == "jsonl":
+        return FRAME.to_json(orient="records", lines=True)
+    return FRAME.to_csv(index=False, sep="\t" if kind == "tsv" else ",")
+
+
+def assert_the_points(points):
+    np.testing.assert_array_equal(points["lengths"], FRAME["length"])
+    np.testing.assert_array_equal(points["sq_norms"], FRAME["sq_norm"])
+    assert points["groups"].tolist() == ["007", "7", "NA"]
+    assert points["truncated"].tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_table_of_every_format_gives_the_same(tmp_path, kind):
+    path = tmp_path / f"points.{kind}"
+    if kind == "parquet":
+        FRAME.to_parquet(path)
+    else:
+        path.write_text(as_text(kind))
+    assert_the_points(load_points(path))
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_standard_input_shows_its_format(monkeypatch, kind):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(as_text(kind)))
+    assert_the_points(load_points(Path("-")))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [('{"length": 3', "cannot be read as CSV, TSV or JSON"), ("", "cannot be")]
+)
+def test_standard_input_that_is_no_table(monkeypatch, text, message):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    with pytest.raises(ValueError, match=message):
+        load_points(Path("-"))
+
+
+def test_published_points_are_known_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    points = load_points(Path("gloeckle2026"))
+    assert len(points["lengths"]) == 29
+    Path("gloeckle2026").write_text(FRAME.to_csv(index=False))  # a file of that name comes first
+    assert_the_points(load_points(Path("gloeckle2026")))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "tsv"])
+def test_a_damaged_table_is_named(tmp_path, kind):
+    path = tmp_path / f"points.{kind}"
+    path.write_bytes(b'"\x00\xff\n1')
+    with pytest.raises(ValueError, match=f"points.{kind} (cannot be read|has no column)"):
+        load_points(path)
+
+
+def test_a_row_without_a_prompt_is_refused(tmp_path):
+    FRAME.assign(prompt_id=["a", None, "b"]).to_parquet(tmp_path / "points.parquet")
+    with pytest.raises(ValueError, match="row 2 of .* has no prompt_id"):
+        load_points(tmp_path / "points.parquet")
+
+
+def test_points_are_read_with_what_the_file_has(tmp_path):
+    frame = pd.DataFrame({"length": [3, 5, 8], "sq_norm": [1.0, 2.0, 4.0]})
+    frame.to_csv(tmp_path / "bare.csv", index=False)
+    bare = load_points(tmp_path / "bare.csv")
+    assert set(bare) == {"lengths", "sq_norms", "groups"}
+    assert bare["groups"] is None
+    np.testing.assert_array_equal(bare["lengths"], [3, 5, 8])
+    np.testing.assert_array_equal(bare["sq_norms"], [1.0, 2.0, 4.0])
+    # Prompts named by numbers stay names: "007" is not "7".
+    frame.assign(prompt_id=["007", "7", "7"], truncated=[0, 1, 0]).to_csv(tmp_path / "full.csv", index=False)
+    full = load_points(tmp_path / "full.csv")
+    assert full["groups"].tolist() == ["007", "7", "7"]
+    assert full["truncated"].tolist() == [False, True, False]
+
+
+def test_points_that_do_not_exist_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"absent\.csv does not exist: give a table"):
+        load_points(tmp_path / "absent.csv")
+
+
+def test_a_run_directory_and_its_folders_give_the_same(finished):
+    run = finished.run
+    rollouts = read_rollouts(run.path)
+    assert len(rollouts) == len(read_rollouts(run.rollouts)) == 24
+    assert len(read_rollouts(run.rollouts / "shard-00000.parquet")) == 6
+    measured = read_measurement(run.path)
+    np.testing.assert_array_equal(measured.sq_norms, read_measurement(run.measurement).sq_norms)
+    np.testing.assert_array_equal(load_points(run.path)["measured"].sq_norms, measured.sq_norms)
+
+
+@pytest.mark.parametrize("load", [read_rollouts, read_measurement])
+def test_a_half_regraded_run_is_refused(tmp_path, load):
+    (tmp_path / "regraded").mkdir()
+    (tmp_path / "regraded" / "pending.json").write_text("{}")
+    with pytest.raises(ValueError, match=re.escape(f"scoring {tmp_path} again was interrupted: finish it with")):
+        load(tmp_path)

@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from small_runs import sampled_and_measured as run
 from small_runs import small_experiment
 
+from gradstats.config.experiment import load_experiment
 from gradstats.gradients import MeasuringSession
 from gradstats.measurement.storage import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import directory as parts
 from gradstats.runs.directory import RunPart
-from gradstats.runs.growth import rounds_of
+from gradstats.runs.growth import resolve_revisions, rounds_of
 from gradstats.runs.pipeline import run_experiment, run_part
 from gradstats.sampling.plan import SamplingPlan
 
@@ -192,3 +193,50 @@ def test_other_weights_under_the_same_path_are_refused(policy_folder, tmp_path, 
         ValueError, match="drawn from a policy that differs in its weights .*: restore that policy, or choose"
     ):
         run(experiment, tmp_path / "run")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub that records what it is asked for; ``hub["missing"]`` are the repositories it cannot give."""
+    state = {"missing": {}, "asked": []}
+
+    def problem(name, *_rest):
+        return state["missing"].get(name)
+
+    def commit(name, file, repo_type, revision):
+        state["asked"].append((name, repo_type, revision))
+        return f"commit of {name} at {revision}"
+
+    monkeypatch.setattr("gradstats.runs.growth.hub_problem", problem)
+    monkeypatch.setattr("gradstats.runs.growth.commit_of", commit)
+    return state
+
+
+def test_policy_and_data_set_are_resolved_at_the_revisions_asked_for(hub):
+    settings = ("policy.revision=v1", "prompts.settings.revision=v2")
+    experiment = load_experiment("alpha_r1_distill", settings)
+    policy, prompts = experiment.policy.name, experiment.prompts.source
+    assert resolve_revisions(experiment) == {
+        "policy": f"commit of {policy} at v1", "prompts": f"commit of {prompts} at v2"
+    }  # fmt: skip
+    assert hub["asked"] == [(policy, "model", "v1"), (prompts, "dataset", "v2")]
+
+
+def test_what_is_local_needs_no_hub(hub, experiment):
+    hub["missing"] = dict.fromkeys([experiment.policy.name, experiment.prompts.source], "no network")
+    assert resolve_revisions(experiment) == {}
+    assert hub["asked"] == []
+
+
+def test_only_what_is_missing_is_to_be_downloaded(hub):
+    experiment = load_experiment("alpha_r1_distill", ("policy.revision=v1",))
+    hub["missing"] = {experiment.policy.name: "offline"}
+    with pytest.raises(ConnectionError) as error:
+        resolve_revisions(experiment)
+    assert str(error.value) == (
+        "the Hugging Face hub cannot be reached from here (offline): where there is a connection run `hf download "
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B --revision v1 --local-dir models/DeepSeek-R1-Distill-Qwen-1.5B`, "
+        "copy the downloaded folders to the same places here, and run again with --set "
+        "policy.name=models/DeepSeek-R1-Distill-Qwen-1.5B"
+    )
+    assert hub["asked"] == []

@@ -1,7 +1,8 @@
-"""The measuring step: shards that are missing are measured, and only those."""
+"""Which further weightings a run measures, and what they are."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from types import SimpleNamespace
 
@@ -9,14 +10,148 @@ import numpy as np
 import pytest
 from small_runs import sampled_and_measured, small_experiment
 
+import gradstats as gs
+from gradstats.config.experiment import Experiment
+from gradstats.config.sections import MeasurementSection
+from gradstats.estimators import recipes, token_weightings
+from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
+from gradstats.estimators.recipes.weightings import weighting_names
 from gradstats.gradients import MeasuringSession
 from gradstats.measurement.storage import read_measurement
 from gradstats.policy.checkpoint import checkpoint_names
+from gradstats.rollouts.table import Rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.measuring_step import measure_shards
+from gradstats.runs.measuring_step import (
+    PossibleWeightings,
+    measure_shards,
+    needed_weightings,
+    possible_weightings,
+    spread_of_ratios,
+    weightings_of,
+)
 from gradstats.runs.pipeline import run_experiment
 from gradstats.stats import check_on_policy, sampler_gap
 from gradstats.system.files import read_json
+
+CLIP = ("token_clip[+]", "token_clip[-]")
+
+
+def experiment(*labels: str, **settings) -> Experiment:
+    return Experiment(
+        **settings,
+        name="e",
+        policy={"name": "embedded"},
+        prompts={"source": "embedded", "n": 2},
+        variance={"estimators": list(labels)},
+    )
+
+
+def test_recipes_that_share_a_clip_share_its_weightings():
+    possible = possible_weightings(experiment("rloo", "recipe:grpo", "recipe:dr_grpo", "recipe:gspo", "recipe:ppo"))
+    assert possible == PossibleWeightings(CLIP)
+    assert possible_weightings(experiment("rloo", "recipe:grpo(kl=in_loss)")) == PossibleWeightings()
+
+
+def test_a_mask_by_entropy_needs_weightings_on_policy_as_well():
+    masked = "recipe:dapo_top_entropy(threshold=0.5)"
+    possible = possible_weightings(experiment("recipe:grpo", masked, "recipe:grpo(mask=reject_tokens(high=2))"))
+    assert len(possible.off_policy) == 6
+    assert possible.always == weighting_names(recipes.get(masked))
+
+
+def test_a_kl_term_in_the_loss_needs_its_weightings_in_any_case():
+    with_reference = experiment("recipe:grpo", "recipe:grpo(kl=in_loss)", reference_policy={"revision": "step-1000"})
+    possible = possible_weightings(with_reference)
+    assert set(possible.always) == set(possible.off_policy) > set(CLIP)
+    assert possible_weightings(experiment("recipe:grpo", "recipe:grpo(kl=in_loss)")) == PossibleWeightings(CLIP)
+    without_kl = experiment("recipe:grpo", reference_policy={"revision": "step-1000"})
+    assert possible_weightings(without_kl) == PossibleWeightings(CLIP)
+
+
+@pytest.fixture(scope="module")
+def stale():
+    """Completions of an earlier checkpoint and of the final weights, to be scored by the latter."""
+    problems = gs.load_prompts("embedded", n=2, rng=0)
+    revision = gs.policy.embedded.checkpoint_names()[0]
+    earlier = gs.load_policy("embedded", revision=revision)
+    options = {"group_size": 2, "max_new_tokens": 24, "rng": 0, "progress": False}
+    policy = gs.load_policy("embedded")
+    session = MeasuringSession.open(
+        policy, gs.sample(policy, problems, **options), MeasurementSection(engine="ghost", sketch_dim=64)
+    )
+    return session, gs.sample(earlier, problems, **options), gs.sample(policy, problems, **options)
+
+
+def unrecorded(rollouts: Rollouts) -> Rollouts:
+    """Return rollouts that do not record who drew them, so that their ratios alone tell."""
+    return Rollouts(rollouts.frame, {})
+
+
+def needed(session, tables, possible, target, scored=None):
+    """The weightings of a run of these shards; ``scored`` receives the sizes of those that were scored."""
+
+    def spreads():
+        for table in tables:
+            yield spread_of_ratios(session, table)
+            if scored is not None:
+                scored.append(len(table))
+
+    return needed_weightings(tables, possible, target, session.metadata, spreads())
+
+
+def test_all_shards_decide_and_not_the_first_alone(stale):
+    session, off_policy, on_policy = stale[0], unrecorded(stale[1]), unrecorded(stale[2])
+    possible = PossibleWeightings(CLIP)
+    assert needed(session, [off_policy], possible, "auto") == CLIP
+    assert needed(session, [on_policy], possible, "auto") == ()
+    assert needed(session, [on_policy, off_policy], possible, "auto") == CLIP
+    assert needed(session, [on_policy, off_policy], possible, "on_policy") == CLIP
+    seen: list[int] = []
+    assert needed(session, [on_policy, on_policy], possible, "auto", seen) == ()
+    assert seen == [len(on_policy)] * 2
+    assert needed(session, [off_policy, on_policy], possible, "auto", seen) == CLIP
+    assert len(seen) == 2  # the first shard settles it
+    assert needed(session, [off_policy], PossibleWeightings(), "auto") == ()
+    assert needed(session, [on_policy], PossibleWeightings(CLIP, CLIP[:1]), "auto") == CLIP[:1]
+
+
+def test_the_order_in_which_shards_are_scored_does_not_matter():
+    """0.1 + 0.2 + 0.3 is above 0.6 in one order and not in the other, unless it is rounded once."""
+    rollouts = Rollouts.from_sequences([[1]], [[2]], [0.0], ["p"], sampler_logprobs=[[0.0]])
+    limit = NEGLIGIBLE_CHI_SQUARED * 3
+    spreads = [limit / 6, limit / 3, limit / 2]
+    for order in itertools.permutations(spreads):
+        assert needed_weightings([rollouts] * 3, PossibleWeightings(CLIP), "auto", {}, order) == ()
+    more = [limit / 6, limit / 3, limit / 1.9]
+    for order in itertools.permutations(more):
+        assert needed_weightings([rollouts] * 3, PossibleWeightings(CLIP), "auto", {}, order) == CLIP
+
+
+def test_what_a_comparison_keeps_ratios_for_decides(stale):
+    session, _, on_policy = stale
+    possible = PossibleWeightings(CLIP)
+    assert needed(session, [on_policy], possible, "importance") == CLIP
+    warmer = Rollouts(on_policy.frame, {**on_policy.metadata, "sampler": {"temperature": 0.99}})
+    assert needed(session, [warmer], possible, "auto") == CLIP  # the settings differ, and χ² is negligible
+    assert needed(session, [warmer], possible, "on_policy") == ()
+    unknown = Rollouts(on_policy.frame.drop(columns="sampler_logprobs"), on_policy.metadata)
+    assert needed(session, [unknown], possible, "importance") == ()
+
+
+def test_weightings_give_what_a_second_measurement_gives(stale):
+    session, off_policy, _ = stale
+    assert weightings_of(session, off_policy, ()) is None
+    measured = session.measure(off_policy)
+    scored = session.token_statistics(off_policy)
+    for name in ("logprobs", "entropy", "sum_pi_squared"):
+        for found, known in zip(scored[name], getattr(measured, name), strict=True):
+            np.testing.assert_allclose(found, known, rtol=1e-5, atol=1e-6)
+    labels = ["recipe:grpo", "recipe:dapo_top_entropy(threshold=0.3)"]
+    expected = token_weightings(labels, measured)
+    assert len(expected) == 4
+    for name, rows in weightings_of(session, off_policy, expected).items():
+        for row, known in zip(rows, expected[name], strict=True):
+            np.testing.assert_allclose(row, known, rtol=1e-4)
 
 
 def test_token_scores_travel_through_a_run_that_stops_half_way(experiment, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The sampling step: shards that are missing are drawn, and only those."""
+"""An experiment's problems, policy and plan, at the revisions that a run keeps to."""
 
 from __future__ import annotations
 
@@ -7,10 +7,86 @@ from pathlib import Path
 
 import pytest
 
+import gradstats
+from gradstats.config.experiment import Experiment
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import run_experiment
-from gradstats.runs.sampling_step import sample_shards
+from gradstats.runs.sampling_step import (
+    behaviour_policy,
+    experiment_policy,
+    experiment_problems,
+    sample_shards,
+    sampling_plan,
+)
 from gradstats.sampling.plan import SamplingPlan
+
+
+def test_problems_and_policy_are_those_of_the_public_functions(experiment):
+    settings = experiment.prompts.model_copy(update={"n": 3, "seed": 4})
+    chosen = experiment.model_copy(update={"prompts": settings})
+    expected = gradstats.load_prompts(settings.source, 3, rng=4)
+    assert experiment_problems(chosen, {}) == expected
+    cooler = experiment.model_copy(update={"policy": experiment.policy.model_copy(update={"temperature": 0.7})})
+    assert (
+        experiment_policy(cooler, {}).describe()
+        == gradstats.load_policy(experiment.policy.name, temperature=0.7).describe()
+    )
+
+
+@pytest.mark.parametrize(("ranks", "in_group", "sharded"), [(2, True, True), (1, True, False), (2, False, False)])
+def test_a_policy_is_divided_in_a_group_of_ranks_alone(experiment, monkeypatch, ranks, in_group, sharded):
+    given = {}
+    monkeypatch.setattr("gradstats.policy.policy.load_policy", lambda _, **settings: given.update(settings))
+    monkeypatch.setattr("gradstats.policy.sharding.in_group", lambda: in_group)
+    execution = experiment.execution.model_copy(update={"ranks_per_worker": ranks})
+    experiment_policy(experiment.model_copy(update={"execution": execution}), {})
+    assert given["sharded"] is sharded
+
+
+def test_the_plan_has_every_completion_once_in_batches(experiment):
+    plan = sampling_plan(experiment, {})
+    pairs = [pair for batch in plan.rows for pair in batch]
+    assert sorted(pairs) == [(prompt, number) for prompt in range(6) for number in range(4)]
+    assert [len(batch) for batch in plan.rows] == [6, 6, 6, 6]
+
+
+@pytest.mark.parametrize(("resolved", "expected"), [({}, "asked"), ({"policy": None}, "asked"), ({"policy": "c"}, "c")])
+def test_the_commit_of_a_run_goes_before_the_revision_asked_for(experiment, monkeypatch, resolved, expected):
+    policy, given = gradstats.load_policy(experiment.policy.name), {}
+    monkeypatch.setattr("gradstats.policy.policy.load_policy", lambda _, **settings: given.update(settings) or policy)
+    asked = experiment.policy.model_copy(update={"revision": "asked"})
+    assert experiment_policy(experiment.model_copy(update={"policy": asked}), resolved) is policy
+    assert given["revision"] == expected
+
+
+@pytest.mark.parametrize(
+    ("resolved", "expected"), [({}, "asked"), ({"prompts": None}, "asked"), ({"prompts": "c"}, "c")]
+)
+def test_the_commit_of_a_data_set_goes_before_the_revision_asked_for(experiment, monkeypatch, resolved, expected):
+    given = {}
+    monkeypatch.setattr("gradstats.prompts.load.load_prompts", lambda *_, **settings: given.update(settings) or [])
+    asked = experiment.prompts.model_copy(update={"settings": {"revision": "asked"}})
+    experiment_problems(experiment.model_copy(update={"prompts": asked}), resolved)
+    assert given["revision"] == expected
+
+
+def test_the_policy_that_samples_may_be_an_earlier_checkpoint():
+    from gradstats.policy.checkpoint import checkpoint_names
+
+    earlier = checkpoint_names()[0]
+    experiment = Experiment(
+        name="e",
+        policy={"name": "embedded", "temperature": 0.9},
+        behaviour_policy={"revision": earlier},
+        prompts={"source": "embedded", "n": 2},
+        sampling={"max_new_tokens": 16},
+    )
+    assert experiment.settled_settings()["behaviour_policy.revision"] == earlier
+    sampler, scored = sampling_plan(experiment, {}).policy, experiment_policy(experiment, {})
+    assert (sampler.temperature, scored.temperature) == (0.9, 0.9)
+    weights = [next(iter(policy.model.parameters())) for policy in (sampler, scored)]
+    assert not (weights[0] == weights[1]).all()
+    assert behaviour_policy(experiment.model_copy(update={"behaviour_policy": {}}), {}).describe() == scored.describe()
 
 
 def test_problems_that_changed_under_a_run_are_refused(experiment, tmp_path, monkeypatch):

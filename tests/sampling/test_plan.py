@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import sys
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -13,19 +15,127 @@ import gradstats
 from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
-from gradstats.sampling.plan import SamplingPlan
+from gradstats.sampling.plan import (
+    SamplingPlan,
+    answers_path,
+    draw_keeping_answers,
+    draw_with_answers,
+    open_sampler,
+    read_answers,
+)
 from gradstats.sampling.sample import sample
+from gradstats.sampling.sampler import Completion
+from gradstats.system.files import write_json
+
+
+@pytest.fixture(scope="module")
+def policy(policy_folder):
+    return load_policy(policy_folder)
+
+
+def test_absent_libraries_are_named(policy, monkeypatch):
+    for name, library in (("vllm", "vllm"), ("openai", "openai")):
+        monkeypatch.setitem(sys.modules, library, None)
+        with pytest.raises(ImportError, match=rf"pip install 'gradstats\[{name}\]'"):
+            open_sampler(name, policy, "http://x/v1" if name == "openai" else None).describe()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("openai", None, {}), "base_url is missing: give the server's address"),
+        (("transformers", "http://x/v1", {}), "base_url is 'http://x/v1', but sampler is 'transformers'"),
+        (("sglang", None, {}), "sampler is 'sglang': choose one of transformers, continuous, vllm, openai"),
+        (("openai", "http://x/v1", {"threads": 3}), "sampler_options .* do not suit the sampler 'openai': .*threads"),
+        (("openai", "http://x/v1", {"concurrency": 0}), "concurrency is 0: it must be at least 1"),
+        (("openai", "http://x/v1", {"timeout_seconds": 0.0}), "timeout_seconds is 0.0: it must be above 0"),
+        (("openai", "http://x/v1", {"max_retries": -1}), "max_retries is -1: it must be 0 or more"),
+        (("openai", "http://x/v1", {"logprobs_of": "me"}), "logprobs_of is 'me': it must be model or sampled"),
+    ],
+)
+def test_wrong_options_are_named(policy, arguments, message):
+    pytest.importorskip("openai")
+    name, base_url, options = arguments
+    with pytest.raises(ValueError, match=message):
+        open_sampler(name, policy, base_url, options)
+
+
+def test_weights_with_nan_are_not_sampled_from(policy_folder):
+    policy = load_policy(policy_folder)
+    policy.model.model.norm.weight.data[0] = float("nan")
+    with pytest.raises(ValueError, match=r"hold NaN or infinity \(model\.norm\.weight\): load an intact checkpoint"):
+        open_sampler("transformers", policy)
+
+
+class Engine:
+    """A sampler that keeps nothing."""
+
+    own_seeds = True
+
+    def describe(self):
+        return {"engine": "none"}
+
+    def draw(self, prompts, settings, seeds, on_tokens):
+        raise NotImplementedError
+
+
+@dataclass
+class Server(Engine):
+    """One that keeps answers."""
+
+    kept: dict[str, Completion] = field(default_factory=dict)
+
+
+ANSWERS = {"a": Completion([1, 2], [-0.5, math.nan], "stop"), "b": Completion([3], None, "length", "text")}
+
+
+def test_answers_survive_a_failure_and_are_removed_after_success(tmp_path):
+    path, server = answers_path(tmp_path, 0), Server()
+
+    def fail():
+        server.kept.update(ANSWERS)
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError, match="gone"):
+        draw_keeping_answers(server, path, fail)
+    assert server.kept == {}
+    kept = draw_keeping_answers(server, path, lambda: dict(server.kept))
+    assert kept["b"] == ANSWERS["b"]
+    assert kept["a"].logprobs[0] == -0.5
+    assert math.isnan(kept["a"].logprobs[1])
+    assert server.kept == {}
+    assert list(tmp_path.iterdir()) == []
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"answers-00000\.json cannot be read as JSON"):
+        read_answers(path)
+    for wrong in ({}, {"answers": [1]}, {"answers": {"a": {"tokens": [1], "sql": ""}}}):
+        write_json(path, wrong)
+        with pytest.raises(ValueError, match=r"answers-00000\.json does not contain server responses: remove it"):
+            read_answers(path)
+
+
+def test_other_samplers_are_left_alone(tmp_path):
+    def fail():
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        draw_keeping_answers(Engine(), answers_path(tmp_path, 0), fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_that_fails_before_an_answer_raises_its_error():
+    def fail():
+        raise ConnectionError("refused")
+
+    with pytest.raises(ConnectionError, match="refused"):
+        draw_with_answers(Server(), {}, fail)
+
 
 PROBLEMS = [
     Problem("long", "abc def", "z", "exact"),
     Problem("short", "q", "7", "exact"),
     Problem("mid", "ab c", "x", "exact"),
 ]
-
-
-@pytest.fixture(scope="module")
-def policy(policy_folder):
-    return load_policy(policy_folder)
 
 
 def test_any_batch_can_be_drawn_alone(policy):

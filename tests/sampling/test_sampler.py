@@ -2,16 +2,63 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import tiny_model
 
 import gradstats
-from gradstats.policy.policy import load_policy
+from gradstats.config.sections import SamplingSection
+from gradstats.policy.policy import Policy, load_policy
 from gradstats.prompts import Problem
 from gradstats.rollouts.table import Rollouts
-from gradstats.sampling import Completion, Sampler
+from gradstats.sampling import Completion, Sampler, SamplerSettings
 from gradstats.sampling.sample import sample
+from gradstats.sampling.sampler import client_until, stop_token_ids
+
+openai = pytest.importorskip("openai")
+
+
+HEADERS = b"HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n"
+
+
+def drip(listening: socket.socket, pause: float, dripping_headers: bool) -> None:
+    """Answer one request with a body of 200 bytes, one at a time, or with the headers one byte at a time."""
+    connection, _ = listening.accept()
+    connection.recv(65536)
+    try:
+        at_once, one_by_one = (b"", HEADERS + 200 * b"x") if dripping_headers else (HEADERS, 200 * b"x")
+        connection.sendall(at_once)
+        for byte in one_by_one:
+            connection.sendall(bytes([byte]))
+            time.sleep(pause)
+    except OSError:  # the client has left
+        pass
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("dripping_headers", [False, True])
+@pytest.mark.parametrize(("pause", "late"), [(0.2, True), (0.0, False)])
+def test_a_dripping_answer_is_given_up(pause, late, dripping_headers):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=drip, args=(listening, pause, dripping_headers), daemon=True).start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        # Each wait for bytes is far below the timeout of the library.
+        with client_until(openai.DefaultHttpxClient, 1.0 if late else 60.0) as client:
+            start = time.monotonic()
+            if late:
+                with pytest.raises(Exception, match="the whole answer took longer"):
+                    client.get(address)
+                assert time.monotonic() - start < 7.0  # the headers alone take 8
+            else:
+                assert len(client.get(address).content) == 200
+
 
 PROBLEMS = [Problem(f"p{k}", "ab" * k, "x", "exact") for k in range(1, 5)]
 
@@ -49,3 +96,45 @@ def test_recipes_that_need_every_logprob_are_told_that_one_is_missing(policy):
     batch = gradstats.estimators.Batch.from_measurement(measured)
     assert batch.old_logprobs is None
     assert pd.notna(batch.logprobs).all()
+
+
+@pytest.mark.parametrize("stated", [None, 0.7])
+def test_a_section_without_a_temperature_draws_at_the_policys(stated):
+    section = SamplingSection(max_new_tokens=9, temperature=stated, top_p=0.9, top_k=7, min_p=0.05)
+    settings = SamplerSettings.of(section, policy_temperature=0.6)
+    assert settings == SamplerSettings(9, temperature=stated or 0.6, top_p=0.9, top_k=7, min_p=0.05)
+
+
+def test_the_ranges_are_those_of_the_section():
+    with pytest.raises(ValueError, match=r"top_p is 0\.0: it must be a number in \(0, 1\]"):
+        SamplerSettings(8, top_p=0.0)
+
+
+def test_departures_are_from_the_policys_own_distribution():
+    assert SamplerSettings(8, temperature=0.6).departures(0.6) == []
+    assert SamplerSettings(8, top_k=5).departures(0.6) == ["temperature=1.0", "top_k=5"]
+    assert SamplerSettings(8, temperature=0.5, min_p=0.1).greedy() == SamplerSettings(8, top_k=1)
+
+
+def test_only_what_changes_the_distribution_is_overridden():
+    config = {"temperature": 0.6, "top_k": 5, "max_length": 20, "eos_token_id": 1, "min_p": None}
+    settings = SamplerSettings(8, top_k=5)
+    assert settings.overridden(SimpleNamespace(to_diff_dict=lambda: config)) == {"temperature": 0.6}
+    assert settings.overridden(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("of_tokenizer", "of_config", "expected"),
+    [
+        (1, 1, [1]),
+        (7, [5, 2], [2, 5, 7]),
+        (None, 3, [3]),
+        (0, None, [0]),  # token 0 is a token
+        (None, None, []),
+    ],
+)
+def test_those_of_the_tokenizer_and_of_the_generation_config(of_tokenizer, of_config, expected):
+    model = tiny_model("qwen2")
+    model.generation_config.eos_token_id = of_config
+    policy = Policy(model, SimpleNamespace(eos_token_id=of_tokenizer))
+    assert stop_token_ids(policy) == expected

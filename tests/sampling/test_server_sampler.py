@@ -18,7 +18,50 @@ from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import open_sampler
 from gradstats.sampling.sample import sample
 from gradstats.sampling.sampler import Completion
-from gradstats.sampling.server_sampler import MalformedAnswerError, ServerSampler
+from gradstats.sampling.server_sampler import DIALECTS, MalformedAnswerError, ServerSampler
+
+SETTINGS = SamplerSettings(9, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
+FIELDS = {dialect.name: dialect.fields for dialect in DIALECTS}
+
+
+def test_token_ids_come_before_text_and_all_settings_before_a_subset():
+    assert [(dialect.name.split(",")[0], dialect.takes_tokens) for dialect in DIALECTS] == [
+        ("extended", True),
+        ("extended", False),
+        ("transformers serve", False),
+        ("standard", True),
+        ("standard", False),
+    ]
+
+
+def test_the_extended_dialect_states_every_setting_under_the_names_of_vllm_and_of_llama_cpp():
+    fields = FIELDS["extended, prompt as token ids"](SETTINGS, [1])
+    extra = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "repeat_penalty": 1.2, "return_token_ids": True}
+    assert fields == {"temperature": 0.7, "top_p": 0.9, "logprobs": 1, "extra_body": extra}
+
+
+def test_the_generation_config_of_transformers_serve_leaves_nothing_to_the_model():
+    sent = json.loads(FIELDS["transformers serve"](SETTINGS, [1, 4])["extra_body"]["generation_config"])
+    assert sent == {
+        "do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2,
+        "max_new_tokens": 9, "eos_token_id": [1, 4], "pad_token_id": 1,
+    }  # fmt: skip
+    without = json.loads(FIELDS["transformers serve"](SamplerSettings(9), [])["extra_body"]["generation_config"])
+    assert (without["min_p"], without["eos_token_id"], without["pad_token_id"]) == (None, None, None)
+
+
+def test_the_standard_dialect_refuses_each_setting_that_it_lacks():
+    standard = FIELDS["standard, prompt as text"]
+    assert standard(SamplerSettings(9, temperature=0.7, top_p=0.9), []) == {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "logprobs": 1,
+    }
+    assert standard(SamplerSettings(9, temperature=0.7).greedy(), []) == {"temperature": 0.0, "logprobs": 1}
+    message = r"which have no top_k=5, min_p=0\.1, repetition_penalty=1\.2: leave them out, or serve .* with vLLM"
+    with pytest.raises(ValueError, match=message):
+        standard(SETTINGS, [])
+
 
 pytest.importorskip("openai")
 PROBLEMS = [Problem("one", "abc", "x", "exact"), Problem("two", "q", "y", "exact")]
@@ -30,7 +73,7 @@ def policy(policy_folder):
     return load_policy(policy_folder)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_pauses(monkeypatch):
     """Retries without delays, in gradstats and in the client library."""
     monkeypatch.setattr("gradstats.sampling.server_sampler._LONGEST_PAUSE", 0.0)
@@ -46,6 +89,7 @@ def pieces(text, logprob=-0.5):
     return {"tokens": list(text), "token_logprobs": [logprob] * len(text)}
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_a_prompt_goes_as_the_templates_tokens_with_every_setting_stated(policy):
     settings = SamplerSettings(8, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
     with serving(lambda request, number: (200, completion("ab"))) as server:
@@ -59,6 +103,7 @@ def test_a_prompt_goes_as_the_templates_tokens_with_every_setting_stated(policy)
     assert {name: sent[name] for name in stated} == stated
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_token_ids_of_the_server_are_taken_as_they_are(policy):
     answer = completion(
         "ab", "stop", token_ids=[4, 5, 1], logprobs={"token_logprobs": [-1.0, -2.0, -3.0], "tokens": []}
@@ -69,6 +114,7 @@ def test_token_ids_of_the_server_are_taken_as_they_are(policy):
     assert drawn.token_source == "engine"
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_the_text_of_each_token_decides_its_id_and_the_end_token_has_no_logprob(policy):
     with serving(lambda request, number: (200, completion("ab", logprobs=pieces("ab")))) as server:
         (drawn,) = draw(policy, server)
@@ -78,6 +124,7 @@ def test_the_text_of_each_token_decides_its_id_and_the_end_token_has_no_logprob(
     assert drawn.token_source == "pieces"
 
 
+@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(
     ("text", "reason", "count", "tokens", "source"),
     [
@@ -96,6 +143,7 @@ def test_a_retokenised_text_is_checked(policy, text, reason, count, tokens, sour
     assert (drawn.tokens, drawn.token_source, drawn.logprobs) == (tokens, source, None)
 
 
+@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.filterwarnings("ignore:the model's generation_config")
 def test_completions_that_do_not_round_trip_are_counted_and_named(policy):
     def answer(request, number):
@@ -113,6 +161,7 @@ def test_completions_that_do_not_round_trip_are_counted_and_named(policy):
     assert "sampler_logprobs" not in rollouts.frame
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_seeds_are_recorded_and_those_that_were_sent(policy):
     with (
         serving(lambda request, number: (200, completion("ab", token_ids=[4, 5]))) as server,
@@ -127,6 +176,7 @@ def test_seeds_are_recorded_and_those_that_were_sent(policy):
     assert sorted(request["seed"] for request in server.requests if request["max_tokens"] == 2) == sorted(recorded)
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_logprobs_of_another_distribution_than_the_drawn_one_are_not_kept(policy):
     settings = SamplerSettings(8, temperature=0.6)
     answer = completion("ab", logprobs=pieces("ab"))
@@ -138,6 +188,7 @@ def test_logprobs_of_another_distribution_than_the_drawn_one_are_not_kept(policy
     assert kept.logprobs[0] == -0.5
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_requests_are_made_at_once_up_to_the_concurrency_and_answers_put_in_order(policy):
     letters = "abcdefgh"
 
@@ -167,6 +218,7 @@ class Dialects:
 EXTENDED = {"logprobs", "top_k", "min_p", "repetition_penalty", "repeat_penalty", "return_token_ids"}
 
 
+@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(
     ("knows", "tokens", "name"),
     [
@@ -186,6 +238,7 @@ def test_the_servers_dialect_is_found(policy, knows, tokens, name):
     assert prompt == (PROMPT if tokens else "<user>abc<assistant>")
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_transformers_serve_is_given_a_whole_generation_config(policy):
     with serving(Dialects({"generation_config"}, False)) as server:
         draw(policy, server, settings=SamplerSettings(8, temperature=0.7, top_k=4), logprobs_of="sampled")
@@ -194,6 +247,7 @@ def test_transformers_serve_is_given_a_whole_generation_config(policy):
     assert (config["max_new_tokens"], config["eos_token_id"]) == (8, [1])
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_a_server_without_a_field_for_a_setting_is_not_asked_to_guess(policy):
     with serving(Dialects({"logprobs"}, True)) as server:
         with pytest.raises(ValueError, match="only OpenAI's settings, which have no top_k=5"):
@@ -207,6 +261,7 @@ def failing(status, body, since=2):
     return lambda request, number: (200, completion("ab")) if number < since else (status, body)
 
 
+@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
@@ -232,6 +287,7 @@ def test_each_failure_ends_in_its_sentence(policy, answer, kind, message):
         draw(policy, server)
 
 
+@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
@@ -249,6 +305,7 @@ def test_answers_that_the_policy_cannot_have_drawn_are_refused(policy, entry, me
         sampler._plausible(answered, 4)
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_token_ids_of_another_text_are_refused(policy):
     answer = completion("ab", "stop", token_ids=[5, 5, 1])
     message = "with the text 'ab' and with token ids of another text .*'bb.*: it serves another tokenizer"
@@ -256,6 +313,7 @@ def test_token_ids_of_another_text_are_refused(policy):
         draw(policy, server, max_retries=0)
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_a_failure_that_passes_is_repeated(policy):
     answers = {2: (500, {"error": "busy"}), 3: (200, completion("x") | {"choices": []}), 4: (429, {"error": "slowly"})}
 
@@ -268,6 +326,7 @@ def test_a_failure_that_passes_is_repeated(policy):
     assert len(server.requests) == 5
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_a_server_that_does_not_answer_in_time(policy):
     def slow(request, number):
         if number > 1:
@@ -281,11 +340,13 @@ def test_a_server_that_does_not_answer_in_time(policy):
         draw(policy, server, timeout_seconds=0.2, max_retries=1)
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_no_server(policy):
     with pytest.raises(ConnectionError, match="no server can be reached at http://127.0.0.1:9/v1 .*: start it"):
         open_sampler("openai", policy, "http://127.0.0.1:9/v1", {"max_retries": 0}).describe()
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_several_models_have_to_be_told_apart(policy):
     with serving(lambda request, number: (200, completion("ab")), models=("a", "b")) as server:
         with pytest.raises(ValueError, match="lists a, b: name the one to use"):
@@ -294,6 +355,7 @@ def test_several_models_have_to_be_told_apart(policy):
     assert server.requests[-1]["model"] == "b"
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp_path, monkeypatch):
     from gradstats.config.experiment import Experiment
     from gradstats.runs.directory import RunDirectory
@@ -338,6 +400,7 @@ def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp
     assert np.unique(tables[0]["token_source"]).tolist() == ["text"]
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_the_sample_command_and_a_run_take_a_server(policy, tmp_path, monkeypatch, capsys):
     from command_line import run
 

@@ -6,24 +6,172 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_model
+from greedy_decoding import likeliest
 from scipy import stats
+from transformers.cache_utils import DynamicLayer
+from transformers.generation.continuous_batching import cache
+from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from gradstats.policy.policy import as_policy, load_policy
+from gradstats.measurement.storage import GIB
+from gradstats.policy.policy import Policy, as_policy, load_policy
 from gradstats.prompts import Problem
 from gradstats.sampling import SamplerSettings
+from gradstats.sampling.plan import open_sampler
 from gradstats.sampling.sample import sample
-from gradstats.sampling.transformers_sampler import generate
+from gradstats.sampling.sampler import Completion
+from gradstats.sampling.transformers_sampler import ROOM, ContinuousSampler, GrowingLayer, generate
+
+
+@pytest.fixture(scope="module")
+def policy(policy_folder):
+    return load_policy(policy_folder)
+
+
+@pytest.mark.slow
+def test_continuous_batching_decodes_greedily_what_generate_does(policy, monkeypatch):
+    # A machine with 2 GiB free: its default of 8192 tokens at once leaves no room for a cache in a share of them.
+    monkeypatch.setattr(cache, "get_device_and_memory_breakdown", lambda: (torch.device("cpu"), 2 * GIB, 0, 0))
+    sampler = open_sampler("continuous", policy)
+    prompts = [[2, 4, 5, 3], [2, 6, 3], [2, 4, 4, 4, 3]]
+    seen = []
+    drawn = sampler.draw(prompts, SamplerSettings(6).greedy(), [1, 2, 3], seen.append)
+    for prompt, completion in zip(prompts, drawn, strict=True):
+        assert completion.tokens == likeliest(policy, prompt, 6)
+        assert completion.logprobs == pytest.approx([0.0] * len(completion.tokens), abs=1e-5)
+    assert sum(seen) == sum(len(completion.tokens) for completion in drawn)
+    with pytest.raises(ValueError, match="repetition_penalty is 1.2: continuous batching does not support it"):
+        sampler.draw(prompts, SamplerSettings(6, repetition_penalty=1.2), [1], seen.append)
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """A sampler whose model answers by a function of the prompts, and the arguments of its calls."""
+    calls = []
+
+    def sampler(answers):
+        model = tiny_model("qwen2", dtype=torch.float32)
+
+        def generate_batch(inputs, generation_config, continuous_batching_config):
+            calls.append((inputs, generation_config, continuous_batching_config))
+            torch.manual_seed(99)
+            return answers(inputs)
+
+        monkeypatch.setattr(model, "generate_batch", generate_batch, raising=False)
+        return ContinuousSampler(Policy(model), {"max_batch_tokens": 64})
+
+    return sampler, calls
+
+
+def answer(tokens, error=None):
+    return GenerationOutput("req", [], generated_tokens=tokens, logprobs=[-0.5] * len(tokens), error=error)
+
+
+def test_answers_are_put_into_the_order_of_the_prompts(answering):
+    sampler, calls = answering
+    state, drawn = torch.random.get_rng_state(), []
+    # Twelve requests, returned last first: as texts, req_10 would come before req_2.
+    own = sampler(lambda prompts: {f"req_{k}": answer([k, 1] if k % 2 else [k]) for k in reversed(range(len(prompts)))})
+    settings = SamplerSettings(6, temperature=0.7, top_k=4)
+    completions = own.draw([[2, k] for k in range(12)], settings, [5] * 12, drawn.append)
+    assert completions == [
+        Completion([k, 1] if k % 2 else [k], [-0.5] * (1 + k % 2), "stop" if k % 2 or k == 1 else "length")
+        for k in range(12)
+    ]
+    assert drawn == [18]
+    ((prompts, generation, config),) = calls
+    assert prompts[3] == [2, 3]
+    assert (generation.temperature, generation.top_k, generation.max_new_tokens) == (0.7, 4, 6)
+    assert (config.seed, config.max_batch_tokens, config.return_logprobs) == (5, 64, True)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        (lambda prompts: {"req_0": answer([4])}, "continuous batching answered 1 of 2 prompts: use sampler"),
+        (
+            lambda prompts: {f"req_{k}": answer([4], "cache full") for k in range(2)},
+            r"continuous batching failed \(cache full\): use sampler \"transformers\"",
+        ),
+    ],
+)
+def test_requests_that_fail_are_named(answering, answers, message):
+    sampler, _ = answering
+    with pytest.raises(RuntimeError, match=message):
+        sampler(answers).draw([[2], [3]], SamplerSettings(6), [1, 2])
+
+
+def test_a_repetition_penalty_is_refused_before_anything_is_drawn(answering):
+    sampler, calls = answering
+    with pytest.raises(
+        ValueError, match=r"repetition_penalty is 1\.2: continuous batching does not support it; leave it at 1"
+    ):
+        sampler(lambda prompts: {}).draw([[2]], SamplerSettings(6, repetition_penalty=1.2), [1])
+    assert calls == []
+
+
+def states(generator, rows, tokens):
+    return [torch.randn(rows, 3, tokens, 4, dtype=torch.float64, generator=generator) for _ in range(2)]
+
+
+def agree(layer, concatenated):
+    return (
+        torch.equal(layer.keys, concatenated.keys)
+        and torch.equal(layer.values, concatenated.values)
+        and layer.get_seq_length() == concatenated.get_seq_length()
+    )
+
+
+def test_it_holds_what_concatenation_holds_also_after_rows_were_taken_out():
+    generator = torch.Generator().manual_seed(0)
+    layer, concatenated = GrowingLayer(), DynamicLayer()
+    rows = 6
+    for stage, tokens in enumerate([5, *[1] * (2 * ROOM), 3, *[1] * 7]):
+        if stage in (1, 20, ROOM + 3):  # before, within and after the first renewal of the buffers
+            kept = torch.arange(1, rows).flip(0)
+            rows -= 1
+            layer.reorder_cache(kept)
+            concatenated.reorder_cache(kept)
+        further = states(generator, rows, tokens)
+        returned, expected = layer.update(*further), concatenated.update(*further)
+        assert all(torch.equal(one, other) for one, other in zip(returned, expected, strict=True))
+        assert agree(layer, concatenated)
+    assert layer.get_seq_length() == 5 + 2 * ROOM + 3 + 7
+
+
+def test_shortened_and_reset_it_goes_on_as_concatenation_does():
+    generator = torch.Generator().manual_seed(1)
+    layer, concatenated = GrowingLayer(), DynamicLayer()
+    for one in (layer, concatenated):
+        one.update(*states(torch.Generator().manual_seed(2), 2, 9))
+        one.crop(-4)
+    further = states(generator, 2, 2)
+    layer.update(*further)
+    concatenated.update(*further)
+    assert agree(layer, concatenated)
+    for one in (layer, concatenated):
+        one.reset()
+        one.update(*further)
+    assert agree(layer, concatenated)
+
+
+def test_within_its_room_a_token_copies_nothing_that_was_there():
+    generator = torch.Generator().manual_seed(3)
+    layer = GrowingLayer()
+    layer.update(*states(generator, 2, 5))
+    where = layer.keys.data_ptr(), layer.values.data_ptr()
+    for _ in range(ROOM):
+        layer.update(*states(generator, 2, 1))
+        assert (layer.keys.data_ptr(), layer.values.data_ptr()) == where
+    layer.update(*states(generator, 2, 1))
+    assert layer.keys.data_ptr() != where[0]
+
 
 PROBLEMS = [
     Problem("long", "abc def", "z", "exact"),
     Problem("short", "q", "7", "exact"),
     Problem("mid", "ab c", "x", "exact"),
 ]
-
-
-@pytest.fixture(scope="module")
-def policy(policy_folder):
-    return load_policy(policy_folder)
 
 
 def draw(policy, problems=PROBLEMS, **options):

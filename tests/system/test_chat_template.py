@@ -7,6 +7,7 @@ from conftest import tiny_model, tiny_tokenizer
 
 from gradstats.policy.policy import Policy
 from gradstats.system import chat_template
+from gradstats.system.template_rendering import render
 
 _LOOP = "{{% for {0} in range(99999) %}}{1}{{% endfor %}}"
 _ENDLESS = _LOOP.format("a", _LOOP.format("b", _LOOP.format("c", "")))
@@ -28,3 +29,8 @@ def test_a_template_without_an_end_is_stopped(monkeypatch, template, sentence):
 def test_a_template_that_ends_gives_its_tokens():
     policy = Policy(tiny_model("qwen2"), tiny_tokenizer(), "tiny")
     assert policy.encode_prompt("abc") == [2, 4, 5, 6, 3]
+
+
+def test_the_length_of_a_prompt():
+    template = "{{ name }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    assert render(template, [{"role": "user", "content": "abc"}], {"name": "xy"}) == 5

@@ -1,12 +1,15 @@
-"""What a manifest records of versions and hardware."""
+"""The hub: whether it is asked, and the commit of a name."""
 
 from __future__ import annotations
 
 import re
 from importlib.metadata import version
+from types import SimpleNamespace
+
+import pytest
 
 from gradstats.system import environment
-from gradstats.system.environment import git_commit
+from gradstats.system.environment import commit_of, git_commit, hub_problem
 
 
 def test_versions_hardware_and_commit():
@@ -19,3 +22,47 @@ def test_versions_hardware_and_commit():
 def test_outside_git_there_is_no_commit(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "gradstats" / "environment.py"))
     assert git_commit() is None
+
+
+def test_the_commit_of_cached_files_is_read_off_their_place(monkeypatch, tmp_path):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert commit_of("nobody/nothing", "config.json") is None
+    cached = str(tmp_path / "snapshots" / commit / "config.json")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_args, **_options: cached)
+    assert commit_of("someone/model", "config.json", revision="main") == commit
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The addresses that are asked, each of which answers."""
+    addresses = []
+    session = SimpleNamespace(head=lambda address, timeout: addresses.append(address))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_args, **_options: None)
+    return addresses
+
+
+def test_the_hub_is_asked_once_and_only_for_what_is_not_cached(asked, monkeypatch):
+    assert hub_problem("someone/model", "config.json") is None
+    assert len(asked) == 1
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_args, **_options: "/cache/config.json")
+    assert hub_problem("someone/model", "config.json") is None
+    assert len(asked) == 1
+
+
+def test_why_files_are_not_available(asked, monkeypatch):
+    def refused(address, timeout):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: SimpleNamespace(head=refused))
+    assert hub_problem("someone/model", "config.json") == "the hub does not answer (OSError: no route to host)"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert hub_problem("someone/model", "config.json") == "HF_HUB_OFFLINE is set and the files are not cached"
+
+
+def test_a_commit_is_taken_as_it_is_and_a_name_asked_for(asked, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", lambda *_args, **_options: SimpleNamespace(sha="c" * 40))
+    assert commit_of("someone/data", "a.json", "dataset", "b" * 40) == "b" * 40
+    assert commit_of("someone/data", "a.json", "dataset", "b" * 39) == "c" * 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 
 import numpy as np
@@ -11,15 +12,42 @@ import pytest
 
 from gradstats.system import files
 from gradstats.system.files import (
+    FORMAT,
     atomic_path,
+    changed_sentence,
+    digest,
+    file_digest,
     read_csv,
     read_json,
+    read_json_lines,
+    refuse_newer_format,
     remove_partials,
     remove_path,
     to_json,
     write_csv,
     write_json,
 )
+
+
+def test_digests_are_sha256(tmp_path):
+    (tmp_path / "file").write_bytes(b"abc")
+    assert file_digest(tmp_path / "file") == hashlib.sha256(b"abc").hexdigest()
+    assert digest({"a": [1]}) == hashlib.sha256(b'{"a": [1]}').hexdigest()
+
+
+def test_a_file_of_a_later_version_is_refused():
+    refuse_newer_format("file", FORMAT)
+    refuse_newer_format("file", b"1")
+    for version in (FORMAT + 1, b"\xff", None, "two"):
+        with pytest.raises(ValueError, match="read it with the version that wrote it, or a newer one"):
+            refuse_newer_format("file", version)
+
+
+def test_a_changed_file_is_named_with_the_remedy():
+    assert changed_sentence("a/b") == (
+        "a/b has changed since it was written, its checksum does not match: restore it from a copy, or remove it and "
+        "repeat the command that wrote it"
+    )
 
 
 def test_a_writer_that_fails_leaves_what_was_there(tmp_path):
@@ -183,3 +211,25 @@ def test_a_folder_is_never_replaced_unasked(tmp_path):
         partial.write_text("new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "new"
+
+
+def test_blank_lines_are_passed_over_and_numbers_are_those_of_the_file(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes('\ufeff{"a": 1}\n\n{"a": "b\u2028c"}\r\n'.encode())
+    assert list(read_json_lines(path)) == [(1, {"a": 1}), (3, {"a": "b\u2028c"})]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1}\n{"a"', r"^line 2 of .*p\.jsonl is not JSON \(.*\): the file is truncated; drop the line$"),
+        (b'{"a"\n{"a": 1}\n', r"^line 1 of .*p\.jsonl is not JSON \(.*\)$"),
+        (b'{"a": 1}\n\n{"a": "\xff"}\n', r"^line 3 of .*p\.jsonl is not UTF-8 \(.*\): copy the file again$"),
+        (b"[1]\n", r"^line 1 of .*p\.jsonl is not a JSON object: '\[1\]'$"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path, content, message):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(read_json_lines(path))

@@ -11,6 +11,7 @@ from gradstats.config.options import written
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
 from gradstats.estimators.ratios import in_blocks_of_groups, log_ratios
+from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401  # registers its components
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, get_component
 from gradstats.estimators.registry import get_estimator
 

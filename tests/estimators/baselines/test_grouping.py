@@ -4,14 +4,73 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from estimator_batches import batches
+from estimator_batches import batches, expected_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.estimators.baselines.grouping import first_of_group, reduce_by_group, reduce_others, reference_sets
+from gradstats.estimators.baselines.grouping import (
+    discounted_sums,
+    first_of_group,
+    is_batch_level,
+    mean_scale,
+    pack,
+    packed_rewards,
+    reduce_by_group,
+    reduce_others,
+    reference_sets,
+    rewards_to_go,
+    unbiased,
+    unbiased_if_loo,
+    unpack,
+)
+
+
+def test_expected_scale():
+    assert est.reinforce().expected_scale(4) == 1.0
+    assert est.constant(b=0.3).expected_scale(4) == 1.0
+    assert est.constant().expected_scale(4) is None
+    assert est.group_mean().expected_scale(4) == 0.75
+    assert est.group_mean(loo=True).expected_scale(4) == 1.0
+    assert est.rloo().expected_scale(1) == 0.0
+    assert est.rloo(singleton="reward").expected_scale(1) == 1.0
+    assert est.rloo(singleton="nan").expected_scale(1) is None
+    assert est.length_weighted(0.8).expected_scale(4) is None
+    assert est.length_weighted(0.8, loo=True).expected_scale(4) == 1.0
+    assert est.grpo().expected_scale(4) is None
+    assert est.james_stein().expected_scale(4) == 1.0
+    assert est.gae().expected_scale(4) == 1.0
+    assert est.gae(lam=0.9).expected_scale(4) is None
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize(
+    "label", ["group_mean", "rloo", "dr_grpo", "asymmetric(delta=0.3)", "reinforce", "constant(b=0.7)"]
+)
+def test_the_stated_factor_is_the_enumerated_one(label: str, n: int):
+    estimator = est.get(label)
+    for p in (0.2, 0.5):
+        assert expected_gradient(estimator.weights, p, n) == pytest.approx(estimator.expected_scale(n))
+
+
+@pytest.mark.parametrize(("singleton", "factor"), [("zero", 0.0), ("reward", 1.0)])
+def test_a_group_of_one_has_the_factor_of_its_rule(singleton: str, factor: float):
+    parameters = {"singleton": singleton, "loo": False}
+    assert unbiased(1, parameters) == mean_scale(1, parameters) == unbiased_if_loo(1, parameters) == factor
+    assert expected_gradient(est.group_mean(singleton=singleton).weights, 0.3, 1) == pytest.approx(factor)
+
+
+def test_with_the_own_sample_the_factor_is_known_for_the_mean_only():
+    included, left_out = {"singleton": "zero", "loo": False}, {"singleton": "zero", "loo": True}
+    assert (mean_scale(5, included), mean_scale(5, left_out)) == (0.8, 1.0)
+    assert (unbiased_if_loo(5, included), unbiased_if_loo(5, left_out)) == (None, 1.0)
+    # over a batch, the size of the group does not decide
+    assert unbiased_if_loo(1, {**included, "scope": "batch"}) is None
+    assert is_batch_level({"scope": "batch"})
+    assert not is_batch_level({"scope": "group"})
+
 
 FEW = settings(max_examples=40, deadline=None)
 
@@ -64,3 +123,34 @@ def test_sets_are_groups_or_the_batch():
     index, n_sets = reference_sets(batch, "batch")
     assert_array_equal(index, [0] * 6)
     assert n_sets == 1
+
+
+MASK = np.array([[True, False, True, False], [False, True, True, True]])
+
+
+def test_counted_tokens_move_to_the_left_and_back():
+    values = np.array([[1.0, 8.0, 2.0, 9.0], [7.0, 3.0, 4.0, 5.0]])
+    packed = pack(values, MASK)
+    assert_array_equal(packed, [[1, 2, 8, 9], [3, 4, 5, 7]])
+    assert_array_equal(unpack(packed, MASK), values)
+
+
+def test_discounted_sums_by_hand():
+    values = np.array([[1.0, 2.0, 4.0]])
+    assert_array_equal(discounted_sums(values, 0.5), [[1 + 1 + 1, 2 + 2, 4]])
+    assert_array_equal(discounted_sums(values, 1.0), [[7, 6, 4]])
+    assert_array_equal(discounted_sums(values, 0.0), values)
+    assert_array_equal(values, [[1, 2, 4]])
+
+
+def test_a_reward_without_tokens_stands_on_the_last_counted_token():
+    batch = Batch([3, 5], [2, 3], ["a", "b"], mask=MASK)
+    assert_array_equal(packed_rewards(batch), [[0, 3, 0, 0], [0, 0, 5, 0]])
+    assert_array_equal(rewards_to_go(batch), [[3, 0, 3, 0], [0, 5, 5, 5]])
+    assert_array_equal(rewards_to_go(batch, 0.5), [[1.5, 0, 3, 0], [0, 1.25, 2.5, 5]])
+
+
+def test_returns_discount_by_counted_token_and_skip_masked_rewards():
+    token_rewards = np.array([[1.0, 100.0, 2.0, 100.0], [100.0, 1.0, 0.0, 4.0]])
+    batch = Batch([3, 5], [2, 3], ["a", "b"], mask=MASK, token_rewards=token_rewards)
+    assert_array_equal(rewards_to_go(batch, 0.5), [[1 + 1, 0, 2, 0], [0, 1 + 0 + 1, 2, 4]])

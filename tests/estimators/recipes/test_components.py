@@ -1,13 +1,59 @@
-"""Components of recipes by name and by label, and the errors for wrong ones."""
+"""Masks of tokens against loops over tokens and autograd of the masked loss, in float64."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
+import torch
+from estimator_batches import batches
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from gradstats import estimators
+from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe, recipes
-from gradstats.estimators.recipes.components import COMPONENTS, get_component, parameter_names
+from gradstats.estimators.recipes.components import (
+    COMPONENTS,
+    constant,
+    get_component,
+    in_loss,
+    in_reward,
+    parameter_names,
+)
+from gradstats.estimators.recipes.components import none_of_kl as none
 from gradstats.estimators.recipes.ratio import token_clip
+from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings, weightings_by_name
+from gradstats.reference import naive_estimators as naive
+
+FEW = settings(max_examples=40, deadline=None)
+
+
+@FEW
+@given(batch=batches(), name=st.sampled_from(["sequence_sum", "sequence_mean", "token_mean", "constant"]))
+def test_aggregations(batch: Batch, name: str):
+    weights = Recipe("rloo", aggregation=name).weights(batch)
+    factors = [naive.aggregation_factor(batch, i, name) for i in range(len(batch.rewards))]
+    assert_allclose(weights, est.rloo().advantages(batch) * factors, atol=1e-12)
+
+
+def test_aggregation_parameters():
+    batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"])
+    capped = Recipe("rloo", aggregation=constant(max_tokens=10)).weights(batch)
+    assert_allclose(capped, est.rloo().weights(batch) / 10)
+    shared = Recipe("rloo", aggregation="token_mean(scope=batch)")
+    # the mean over two groups of Σ w s is Σ A s over the batch's 8 tokens
+    assert_allclose(shared.weights(batch) / 2, est.rloo().advantages(batch) / 8)
+    assert shared.across_groups
+    assert not Recipe("rloo", aggregation="token_mean").across_groups
+
+
+def test_the_exponent_of_delta_l_is_a_number():
+    assert Recipe("rloo", aggregation="delta_l(alpha=-0.5)").aggregation.parameters == {"alpha": -0.5}
+    with pytest.raises(ValueError, match=r"aggregation delta_l: alpha must be a finite number, got 'within_prompt'"):
+        Recipe("rloo", aggregation="delta_l(alpha=within_prompt)")
 
 
 def test_a_label_gives_the_component_with_its_parameters():
@@ -65,3 +111,328 @@ def test_every_kind_has_a_component_that_does_nothing_but_aggregation():
 def test_bad_calls(call, error: type, message: str):
     with pytest.raises(error, match=message):
         call()
+
+
+@FEW
+@given(batch=batches())
+def test_dynamic_sampling(batch: Batch):
+    recipe = Recipe("reinforce", filter="dynamic_sampling")
+    kept = recipe.kept_groups(batch)
+    assert_allclose(kept, naive.differing_groups(batch))
+    weights = recipe.weights(batch)
+    assert_allclose(weights, est.reinforce().weights(batch) * kept[batch.group_index])
+
+
+@FEW
+@given(batch=batches())
+def test_mask_truncated(batch: Batch):
+    cut = np.arange(batch.rewards.size) % 3 == 0
+    batch = batch.with_fields(truncated=cut)
+    weights = Recipe("rloo", filter="mask_truncated").weights(batch)
+    assert_allclose(weights, np.where(cut, 0.0, est.rloo().weights(batch)))
+    both = Recipe("reinforce", filter="mask_truncated(dynamic_sampling=True)").weights(batch)
+    kept = naive.differing_groups(batch)[batch.group_index] & ~cut
+    assert_allclose(both, est.reinforce().weights(batch) * kept)
+    rescaled = Recipe("rloo", aggregation="token_mean", filter="mask_truncated(rescale=True)").weights(batch)
+    for i in np.flatnonzero(~cut):
+        left = sum(int(batch.lengths[j]) for j in np.flatnonzero(~cut) if batch.groups[j] == batch.groups[i])
+        assert_allclose(rescaled[i], est.rloo().advantages(batch)[i] / left)
+    assert not rescaled[cut].any()
+
+
+def test_truncation_that_is_not_recorded():
+    with pytest.raises(ValueError, match="needs truncated.*finish_reason of the rollouts.*or pass truncated="):
+        Recipe("rloo", filter="mask_truncated").weights(Batch([1, 0], [1, 1], ["a", "a"]))
+
+
+@FEW
+@given(batch=batches(), kind=st.sampled_from(["k1", "k2", "k3"]))
+def test_kl_in_loss(batch: Batch, kind: str):
+    recipe = Recipe("rloo", kl=f"in_loss(beta=0.3, kind={kind})", aggregation="token_mean")
+    weights = recipe.weights(batch)
+    plain = est.rloo().advantages(batch)
+    for i, t in np.argwhere(batch.mask).tolist():
+        slope = naive.kl_slope(batch.logprobs[i, t] - batch.ref_logprobs[i, t], kind)
+        expected = (plain[i] - 0.3 * slope) * naive.aggregation_factor(batch, i, "token_mean")
+        assert weights[i, t] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert not weights[~batch.mask].any()
+
+
+@FEW
+@given(batch=batches(), beta=st.floats(0, 1))
+def test_kl_in_reward_passes_through_the_baseline(batch: Batch, beta: float):
+    penalty = beta * np.where(batch.mask, batch.logprobs - batch.ref_logprobs, 0.0)
+    lowered = batch.with_fields(rewards=batch.rewards - penalty.sum(axis=1))
+    recipe = Recipe("rloo", kl=f"in_reward(beta={beta})")
+    assert_allclose(recipe.weights(batch.with_fields(old_logprobs=None)), est.rloo().weights(lowered), atol=1e-12)
+    tokens = np.where(batch.mask, 0.0, 0.0) if batch.token_rewards is None else batch.token_rewards.copy()
+    if batch.token_rewards is None:
+        last = batch.mask.shape[1] - 1 - batch.mask[:, ::-1].argmax(axis=1)
+        tokens[np.arange(len(last)), last] = batch.rewards
+    dense = batch.with_fields(token_rewards=tokens - penalty)
+    by_token = Recipe("gae(gamma=0.9)", kl=f"in_reward(beta={beta})")
+    assert_allclose(by_token.weights(batch), est.gae(gamma=0.9).weights(dense), atol=1e-10)
+
+
+LOG_RATIO = np.array([[0.5, -0.25], [0.0, 0.0]])
+BATCH = Batch([1, 0], [2, 1], ["a", "a"], logprobs=LOG_RATIO - 1, ref_logprobs=-np.ones((2, 2)))  # A = 1 and −1, N = 2
+
+
+def test_the_penalty_in_the_reward_by_hand():
+    penalised, loss_weights = in_reward(beta=2.0)(BATCH)
+    # Σ_t k1 is 0.25 and 0
+    assert_allclose(penalised.rewards, [1 - 2 * 0.25, 0])
+    assert_allclose(penalised.token_rewards, [[-1.0, 1 + 0.5], [0, 0]])
+    assert loss_weights == 0.0
+    for kind, value in {"k2": LOG_RATIO**2 / 2, "k3": np.exp(-LOG_RATIO) - 1 + LOG_RATIO}.items():
+        penalised, _ = in_reward(beta=2.0, kind=kind)(BATCH)
+        assert_allclose(penalised.rewards, [1 - 2 * value[0].sum(), 0])
+
+
+P, Q = 0.3, 0.6
+#: The two tokens of a policy with Pr(first) = P = sigmoid(θ), against a reference with Pr(first) = Q.
+TWO_TOKENS = Batch([0, 0], [1, 1], ["a", "a"], logprobs=np.log([[P], [1 - P]]), ref_logprobs=np.log([[Q], [1 - Q]]))
+SCORES = np.array([1 - P, -P])  # ∂ log π/∂θ
+
+
+def slope_of_the_divergence() -> float:
+    def divergence(theta: float) -> float:
+        first = 1 / (1 + np.exp(-theta))
+        return first * np.log(first / Q) + (1 - first) * np.log((1 - first) / (1 - Q))
+
+    theta, step = np.log(P / (1 - P)), 1e-5
+    return (divergence(theta + step) - divergence(theta - step)) / (2 * step)
+
+
+def test_the_penalty_in_the_loss_by_hand():
+    slopes = {
+        "k1": [[1, 1], [1, 0]],
+        "k2": LOG_RATIO,
+        "k3": 1 - np.exp(-LOG_RATIO),
+    }
+    for kind, slope in slopes.items():
+        unchanged, loss_weights = in_loss(beta=0.3, kind=kind)(BATCH)
+        assert unchanged is BATCH
+        assert_allclose(loss_weights, -0.3 * np.asarray(slope))
+    assert none()(BATCH)[0] is BATCH
+
+
+def test_the_expected_gradient_of_the_penalty_in_the_reward_is_that_of_the_divergence_for_k1_alone():
+    expected = -0.1 * slope_of_the_divergence()
+    for kind, equal in (("k1", True), ("k2", False), ("k3", False)):
+        rewards = in_reward(beta=0.1, kind=kind)(TWO_TOKENS)[0].rewards
+        found = np.array([P, 1 - P]) @ (rewards * SCORES)
+        assert (abs(found - expected) < 1e-9) == equal
+
+
+def test_the_expected_penalty_of_the_loss_is_none_for_k1_and_the_divergence_for_k2():
+    for kind, expected in (("k1", 0.0), ("k2", -0.1 * slope_of_the_divergence())):
+        weights = in_loss(beta=0.1, kind=kind)(TWO_TOKENS)[1][:, 0]
+        assert np.array([P, 1 - P]) @ (weights * SCORES) == pytest.approx(expected, abs=1e-9)
+
+
+FEW_OF_MASK = settings(max_examples=30, deadline=None)
+
+
+def with_entropy(batch: Batch) -> Batch:
+    rng = np.random.default_rng(batch.rewards.size)
+    return batch.with_fields(entropy=rng.exponential(size=batch.mask.shape))
+
+
+def dapo_loss_gradient(batch: Batch, threshold: float) -> np.ndarray:
+    """Equation 6 of 2506.01939 by autograd: DAPO's loss with 1[H_t ≥ τ], its denominators over all tokens."""
+    logp = torch.tensor(batch.logprobs, requires_grad=True)
+    total = torch.zeros((), dtype=torch.float64)
+    for group in np.unique(batch.group_index):
+        rows = np.flatnonzero(batch.group_index == group)
+        rewards = torch.tensor(batch.rewards[rows])
+        if len(set(batch.rewards[rows])) == 1:
+            continue
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        for row, advantage in zip(rows, advantages, strict=True):
+            for column in np.flatnonzero(batch.mask[row]):
+                if batch.entropy[row, column] < threshold:
+                    continue
+                rho = (logp[row, column] - batch.old_logprobs[row, column]).exp()
+                objective = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
+                total = total + objective / int(batch.lengths[rows].sum())
+    if not total.requires_grad:
+        return np.zeros(batch.mask.shape)
+    return torch.autograd.grad(total, logp)[0].numpy()
+
+
+@FEW_OF_MASK
+@given(batch=batches())
+def test_top_entropy_is_the_gradient_of_its_loss(batch: Batch):
+    batch = with_entropy(batch)
+    threshold = float(np.quantile(batch.entropy[batch.mask], 0.8))
+    expected = dapo_loss_gradient(batch, threshold)
+    for label in ("recipe:dapo_top_entropy", f"recipe:dapo_top_entropy(threshold={threshold!r})"):
+        assert_allclose(recipes.get(label).token_weights(batch), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_the_share_of_tokens_that_is_kept():
+    entropy = np.arange(20.0).reshape(2, 10)
+    batch = Batch([1, 0], [10, 10], ["a", "b"], entropy=entropy)
+    kept = get_component("mask", "top_entropy")(batch)
+    assert_array_equal(kept, entropy >= 16)
+    within = get_component("mask", "top_entropy(scope=group, share=0.5)")(batch)
+    assert_array_equal(within.sum(axis=1), [5, 5])
+    assert recipes.get("dapo_top_entropy").across_groups
+    assert not recipes.get("recipe:dapo_top_entropy(threshold=0.5)").across_groups
+    with pytest.raises(ValueError, match="needs entropy.*measure the policy"):
+        recipes.get("dapo_top_entropy").weights(Batch([1, 0], [1, 1], ["a", "a"]))
+
+
+def divergence(log_ratio: float, kind: str) -> float:
+    log_ratio = min(max(log_ratio, -20.0), 20.0)
+    return {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": math.exp(log_ratio) - 1 - log_ratio}[kind]
+
+
+def kept_by_loops(batch: Batch, kind: str, over: str | None, low: float, high: float) -> np.ndarray:
+    """The rejection of verl's rollout correction: bounds of a ratio for k1, an upper bound for k2 and k3."""
+    kept = np.zeros(batch.mask.shape, dtype=bool)
+    for row in range(len(kept)):
+        columns = np.flatnonzero(batch.mask[row])
+        terms = [divergence(batch.logprobs[row, t] - batch.old_logprobs[row, t], kind) for t in columns]
+        if over is not None:
+            value = {"sum": sum(terms), "mean": sum(terms) / len(terms), "max": max(terms)}[over]
+            terms = [value] * len(terms)
+        for column, value in zip(columns, terms, strict=True):
+            kept[row, column] = low <= math.exp(-value) <= high if kind == "k1" else value <= high
+    return kept
+
+
+@FEW_OF_MASK
+@given(batch=batches())
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_rejection_by_the_ratio(batch: Batch, kind: str):
+    high = {"k1": 1.7, "k2": 0.3, "k3": 0.2}[kind]
+    tokens = get_component("mask", f"reject_tokens(kind={kind}, high={high})")(batch)
+    assert_array_equal(tokens, kept_by_loops(batch, kind, None, 1 / high, high))
+    for over in ("mean", "sum", *(() if kind == "k1" else ("max",))):
+        kept = get_component("mask", f"reject_completions(kind={kind}, over={over}, high={high})")(batch)
+        assert_array_equal(kept, kept_by_loops(batch, kind, over, 1 / high, high))
+    if kind == "k1":
+        kept = get_component("mask", "reject_tokens(low=0.9, high=3)")(batch)
+        assert_array_equal(kept, kept_by_loops(batch, kind, None, 0.9, 3))
+
+
+def denominators_by_loops(batch: Batch, kept: np.ndarray, name: str, i: int) -> float:
+    """The aggregation over the tokens that are kept; a completion without any is left out."""
+    group = [j for j in range(len(kept)) if batch.groups[j] == batch.groups[i] and kept[j].any()]
+    if name == "sequence_mean":
+        return 1 / len(group) / int(kept[i].sum())
+    if name == "token_mean":
+        return 1 / int(sum(kept[j].sum() for j in group))
+    if name == "token_mean(scope=batch)":
+        return len(set(batch.groups)) / int(kept.sum())
+    return 1 / len(group)
+
+
+@FEW_OF_MASK
+@given(batch=batches())
+@pytest.mark.parametrize("aggregation", ["sequence_sum", "sequence_mean", "token_mean", "token_mean(scope=batch)"])
+def test_denominators_count_what_is_kept(batch: Batch, aggregation: str):
+    kept = kept_by_loops(batch, "k1", None, 1 / 1.7, 1.7)
+    recipe = Recipe("reinforce", ratio="token_clip", aggregation=aggregation, mask="reject_tokens(high=1.7)")
+    plain = Recipe("reinforce", ratio="token_clip").token_weights(batch) * batch.group_sizes[batch.group_index][:, None]
+    factor = [denominators_by_loops(batch, kept, aggregation, i) if kept[i].any() else 0.0 for i in range(len(kept))]
+    assert_allclose(recipe.token_weights(batch), np.where(kept, plain * np.array(factor)[:, None], 0.0), atol=1e-12)
+
+
+def test_on_policy_nothing_is_rejected():
+    batch = Batch([1, 0], [2, 3], ["a", "a"])
+    recipe = recipes.get("recipe:custom(advantage=rloo, mask=reject_tokens(high=2))")
+    assert_array_equal(recipe.weights(batch), estimators.rloo().weights(batch))
+    assert recipe.expected_scale(2) == 1.0
+
+
+@FEW_OF_MASK
+@given(batch=batches())
+def test_masks_of_fixed_bounds_are_measured_once(batch: Batch):
+    batch = with_entropy(batch)
+    for label in (
+        "recipe:grpo(mask=top_entropy(threshold=0.5), kl=in_loss(beta=0.5))",
+        "recipe:dapo(mask=reject_tokens(kind=k3, high=0.1))",
+    ):
+        recipe = recipes.get(label)
+        patterns = weightings(recipe, batch)
+        assert tuple(patterns) == weighting_names(recipe)
+        for name, values in weightings_by_name(weighting_names(recipe), batch).items():
+            assert_allclose(values, patterns[name])
+        coefficients = ByWeightings(recipe, tuple(patterns)).weights(batch)
+        combined = np.einsum("nk,knt->nt", coefficients, np.stack(list(patterns.values())))
+        assert_allclose(combined, recipe.token_weights(batch), rtol=1e-10, atol=1e-12)
+    assert weighting_names(recipes.get("dapo_top_entropy")) == ()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ("reject_tokens(kind=k2, low=0.1, high=1)", "k2 is never negative and has no lower bound: leave low out"),
+        ("reject_tokens(low=3, high=2)", "low is 3, above high, 2"),
+        ("reject_completions(over=max, high=2)", "over='max' is for k2 and k3"),
+    ],
+)
+def test_bounds_that_do_not_suit_are_refused(mask: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        Recipe("rloo", mask=mask).weights(Batch([1, 0], [1, 1], ["a", "a"]))
+
+
+def punishment(length: int, greatest: float, cache: float) -> float:
+    """Equation 13 of 2503.14476, case by case."""
+    if length <= greatest - cache:
+        return 0.0
+    if length <= greatest:
+        return ((greatest - cache) - length) / cache
+    return -1.0
+
+
+def test_every_case_of_the_equation():
+    batch = Batch(np.zeros(6), [1, 6, 7, 8, 10, 11], ["a"] * 6)
+    added = get_component("reward", "soft_overlong(max=10, cache=4)")(batch)
+    assert_array_equal(added, [0, 0, -0.25, -0.5, -1, -1])
+
+
+@FEW
+@given(batch=batches())
+def test_weights_are_those_of_the_punished_rewards(batch: Batch):
+    recipe = Recipe("rloo", reward="soft_overlong(max=4, cache=3)")
+    punished = batch.rewards + [punishment(int(length), 4, 3) for length in batch.lengths]
+    assert_allclose(recipe.weights(batch), estimators.rloo().weights(batch.with_fields(rewards=punished)), atol=1e-12)
+
+
+@FEW
+@given(batch=batches())
+def test_rewards_by_token_are_punished_at_their_end(batch: Batch):
+    recipe = Recipe("gae(lam=1.0)", reward="soft_overlong(max=4, cache=3)")
+    added = np.array([punishment(int(length), 4, 3) for length in batch.lengths])
+    # With λ = γ = 1 every token's advantage holds the whole punishment: it lies on the last token.
+    difference = recipe.advantages(batch) - Recipe("gae(lam=1.0)").advantages(batch)
+    assert_allclose(difference, np.where(batch.mask, added[:, None], 0.0), atol=1e-12)
+
+
+def test_dynamic_sampling_looks_at_the_rewards_themselves():
+    batch = Batch([1, 1], [1, 9], ["a", "a"])
+    recipe = recipes.get("recipe:dapo(reward=soft_overlong(max=8, cache=4))")
+    assert recipe.kept_groups(batch).tolist() == [False]
+    assert recipe.label == "recipe:dapo(reward=soft_overlong(max=8, cache=4))"
+    assert recipes.get("dapo", filter="none", reward="soft_overlong(max=8, cache=4)").weights(batch)[1] < 0
+
+
+def test_a_cache_above_the_greatest_length_is_refused():
+    with pytest.raises(ValueError, match="cache is 9, more than max, 8: give at most max"):
+        Recipe("rloo", reward="soft_overlong(max=8, cache=9)").weights(Batch([1], [1], ["a"]))
+
+
+@FEW
+@given(batch=batches(smallest=2))
+def test_scales(batch: Batch):
+    grpo = Recipe("group_mean", scale="group_std(eps=1e-4, ddof=0)").weights(batch)
+    assert_allclose(grpo, est.grpo(eps=1e-4, ddof=0).weights(batch), atol=1e-10)
+    max_rl = Recipe("group_mean", scale="group_mean").weights(batch)
+    assert_allclose(max_rl, est.max_rl().weights(batch), atol=1e-10)
+    batch_std = Recipe("rloo", scale="batch_std").weights(batch)
+    expected = est.rloo().weights(batch) / (batch.rewards.std(ddof=1) + 1e-6)
+    assert_allclose(batch_std, expected, rtol=1e-6, atol=1e-9)

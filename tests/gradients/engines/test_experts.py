@@ -10,11 +10,15 @@ from gradient_models import MIXTURES, assert_exact, oracle, random_weightings, s
 from torch import nn
 
 import gradstats.gradients as gradients
-from gradstats.gradients.engines.experts import ExpertsLayer
+from gradstats.gradients.engines import experts as routed_products
+from gradstats.gradients.engines.experts import ExpertsLayer, GroupedLinear, RoutedProducts
 from gradstats.gradients.engines.recomputed import Recomputation
+from gradstats.gradients.engines.reduction import Reduction, reduce_gradients
+from gradstats.gradients.parameters import ParameterSelection
+from gradstats.gradients.sketches import CountSketch
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_mixture_is_run_again(monkeypatch):
     """Routers and experts are not left to the rule for modules of any kind."""
     record = Recomputation.record
@@ -26,6 +30,7 @@ def no_mixture_is_run_again(monkeypatch):
     monkeypatch.setattr(Recomputation, "record", of_others)
 
 
+@pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("experts", ["eager", "batched_mm"])
 @pytest.mark.parametrize("architecture", MIXTURES)
 def test_mixtures_of_experts_equal_autograd(architecture, experts):
@@ -35,6 +40,7 @@ def test_mixtures_of_experts_equal_autograd(architecture, experts):
     assert not any("forward" in vars(module) for module in model.modules())
 
 
+@pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("architecture", MIXTURES)
 def test_the_grouped_implementation_which_has_no_float64(architecture):
     model, rollouts = small_model(architecture, MIXTURES[architecture], "eager"), ragged_rollouts(4)
@@ -45,6 +51,7 @@ def test_the_grouped_implementation_which_has_no_float64(architecture):
         np.testing.assert_allclose(values, exact[name], rtol=2e-3, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_auto_takes_ghost_for_a_mixture_and_weightings_share_the_forward_pass(rollouts):
     model = small_model("qwen3_moe", MIXTURES["qwen3_moe"], "eager")
     weightings = random_weightings(rollouts)
@@ -58,12 +65,14 @@ def test_auto_takes_ghost_for_a_mixture_and_weightings_share_the_forward_pass(ro
         np.testing.assert_allclose(found.weighted[name].sketches, loop.weighted[name].sketches, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_experts_that_two_layers_share_are_one_gradient():
     model = small_model("gpt_oss", MIXTURES["gpt_oss"], "eager")
     model.model.layers[1].mlp = model.model.layers[0].mlp
     assert_exact(model, ragged_rollouts(4))
 
 
+@pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("params", [r"down_proj$", r"gate_up_proj_bias", r"router"])
 def test_some_parameters_alone(params):
     model, rollouts = small_model("gpt_oss", MIXTURES["gpt_oss"], "eager"), ragged_rollouts(4)
@@ -76,6 +85,7 @@ def test_some_parameters_alone(params):
         np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_an_index_beyond_the_last_expert_stands_for_none():
     model, rollouts = small_model("qwen3_moe", MIXTURES["qwen3_moe"], "eager"), ragged_rollouts(4)
     router = model.model.layers[0].mlp.gate
@@ -88,6 +98,7 @@ def test_an_index_beyond_the_last_expert_stands_for_none():
     assert_exact(model, rollouts)
 
 
+@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_experts_that_cannot_be_computed_here_are_left_to_the_general_rule():
     experts = small_model("qwen3_moe", MIXTURES["qwen3_moe"]).model.layers[0].mlp.experts
     assert ExpertsLayer.handles(experts)
@@ -105,6 +116,7 @@ def test_experts_that_cannot_be_computed_here_are_left_to_the_general_rule():
         assert ExpertsLayer.handles(experts)
 
 
+@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_a_block_that_limits_the_tokens_of_an_expert_is_refused(rollouts):
     """The first tokens of the batch take an expert's places, so that later sequences get another output alone."""
     model = small_model("qwen3_moe", MIXTURES["qwen3_moe"], "eager")
@@ -124,6 +136,7 @@ def test_a_block_that_limits_the_tokens_of_an_expert_is_refused(rollouts):
         gradients.measure(model, rollouts, engine="ghost", progress=False)
 
 
+@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_a_measurement_records_what_computed_the_experts(rollouts):
     model = small_model("qwen3_moe", MIXTURES["qwen3_moe"], "eager")
     found = {
@@ -136,6 +149,7 @@ def test_a_measurement_records_what_computed_the_experts(rollouts):
     assert dense.metadata["experts_implementation"] is None
 
 
+@pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_tokens_that_cannot_be_assigned_to_sequences_are_refused(rollouts):
     model = small_model("qwen3_moe", MIXTURES["qwen3_moe"], "eager")
     block = model.model.layers[0].mlp
@@ -153,3 +167,70 @@ def test_tokens_that_cannot_be_assigned_to_sequences_are_refused(rollouts):
         gradients.UnsupportedModuleError, match=r"mlp\.experts \(Qwen3MoeExperts\), which gets a tensor"
     ):
         gradients.measure(model, rollouts, engine="ghost", params="experts", progress=False)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_and_gradients_equal_those_row_by_row(transposed):
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.tensor([3, 0, 4])
+    rows = torch.randn(7, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    matrices = torch.randn(3, *((5, 2) if transposed else (2, 5)), dtype=torch.float64, generator=generator)
+    of_row = matrices.repeat_interleave(counts, dim=0)
+    expected = torch.einsum("ni,nio->no" if transposed else "ni,noi->no", rows, of_row)
+    found = GroupedLinear.apply(rows, matrices, counts, transposed)
+    torch.testing.assert_close(found, expected)
+    start = torch.randn(7, 2, dtype=torch.float64, generator=generator)
+    for left, right in zip(
+        torch.autograd.grad(found, rows, start), torch.autograd.grad(expected, rows, start), strict=True
+    ):
+        torch.testing.assert_close(left, right)
+
+
+BATCH, EXPERTS, INPUTS, OUTPUTS = 3, 5, 6, 4
+
+
+def routed(n_pairs, transposed, seed=0):
+    """Random pairs, of which expert 0 gets half and the last expert none."""
+    rng = np.random.default_rng(seed)
+    experts = np.sort(np.where(rng.random(n_pairs) < 0.5, 0, rng.integers(0, EXPERTS - 1, size=n_pairs)))
+    owners, places = rng.integers(0, BATCH, size=n_pairs), rng.integers(0, 9, size=n_pairs)
+    inputs, gradients = rng.normal(size=(9, INPUTS)), rng.normal(size=(n_pairs, OUTPUTS))
+    tensors = (torch.from_numpy(one) for one in (owners, experts, inputs, places, gradients))
+    return RoutedProducts(*tensors, transposed)
+
+
+def dense(term):
+    shape = (INPUTS, OUTPUTS) if term.transposed else (OUTPUTS, INPUTS)
+    total = torch.zeros(BATCH, EXPERTS, *shape, dtype=torch.float64)
+    for owner, expert, place, gradient in zip(term.owners, term.experts, term.places, term.gradients, strict=True):
+        left, right = (term.inputs[place], gradient) if term.transposed else (gradient, term.inputs[place])
+        total[owner, expert] += torch.outer(left, right)
+    return total
+
+
+@pytest.mark.parametrize("sketch", [None, CountSketch(16, 0)])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("n_pairs", "elements"), [(1, 2**22), (40, 2**22), (400, 2**22), (400, 64)])
+def test_norms_and_sketches_equal_those_of_the_dense_gradient(sketch, transposed, n_pairs, elements, monkeypatch):
+    monkeypatch.setattr(routed_products, "_ELEMENTS", elements)
+    terms = [routed(n_pairs, transposed), routed(7, transposed, seed=1)]
+    expected = dense(terms[0]) + dense(terms[1])
+    selection = ParameterSelection({"w": expected[0]}, ("all",), {"w": 0})
+    reduction = Reduction(selection, sketch, BATCH, torch.float64, torch.device("cpu"))
+    RoutedProducts.join(terms).add_to(reduction, "w")
+    norms, sketches = reduction.result()
+    exact, exact_sketches = reduce_gradients({"w": expected}, selection, sketch)
+    np.testing.assert_allclose(norms, exact, rtol=1e-12)
+    if sketch is not None:
+        np.testing.assert_allclose(sketches, exact_sketches, rtol=1e-11, atol=1e-12)
+
+
+def test_a_gradient_that_is_not_finite_stays_in_its_sequence():
+    term = routed(60, False)
+    term.gradients[term.owners == 1] = torch.nan
+    selection = ParameterSelection({"w": torch.zeros(EXPERTS, OUTPUTS, INPUTS)}, ("all",), {"w": 0})
+    reduction = Reduction(selection, CountSketch(16, 0), BATCH, torch.float64, torch.device("cpu"))
+    term.add_to(reduction, "w")
+    norms, sketches = reduction.result()
+    assert np.isfinite(norms[:, 0]).tolist() == [True, False, True]
+    assert np.isfinite(sketches).all(axis=1).tolist() == [True, False, True]

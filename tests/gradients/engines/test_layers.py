@@ -1,14 +1,211 @@
-"""The gradients of single layers against autograd, and layers that are refused."""
+"""Terms of single layers reduced during a backward pass, against dense gradients."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from conftest import ragged_rollouts, tiny_model
+from gradient_models import assert_exact, oracle
 from torch import nn
+from torch.nn import functional
 
 import gradstats.gradients as gradients
-from gradstats.gradients.engines.layers import KINDS, BroadcastLayer, EmbeddingRows
-from gradstats.gradients.engines.reduction import OuterProducts
+from gradstats.gradients.engines import layers as layer_reduction
+from gradstats.gradients.engines.layers import (
+    KINDS,
+    BroadcastLayer,
+    EmbeddingLayer,
+    EmbeddingRows,
+    LayerReduction,
+    LinearLayer,
+    StandIns,
+    Uses,
+    WatchedParameters,
+    broadcasts,
+    may_be_linear,
+)
+from gradstats.gradients.engines.recomputed import Recomputation
+from gradstats.gradients.engines.reduction import OuterProducts, Reduction, reduce_gradients
+from gradstats.gradients.parameters import ParameterSelection
+from gradstats.gradients.sketches import CountSketch
+
+
+class Gate(nn.Module):
+    """A module with the parameters of a linear map."""
+
+    def __init__(self, use=lambda gate, hidden: functional.linear(hidden, gate.weight, gate.bias)) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(24, 24, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.rand(24, dtype=torch.float64))
+        self.use = use
+
+    def forward(self, hidden):
+        return hidden + self.use(self, hidden).softmax(dim=-1)
+
+
+def single(gate, hidden):
+    return functional.linear(hidden.float(), gate.weight.type(torch.float32), bias=gate.bias.to(torch.float32)).double()
+
+
+USES = {
+    "plainly": (lambda gate, hidden: functional.linear(hidden, gate.weight, gate.bias), True),
+    "cast": (single, True),
+    "twice": (
+        lambda gate, x: functional.linear(functional.linear(x, gate.weight, gate.bias), gate.weight, gate.bias),
+        True,
+    ),
+    "bias apart": (lambda gate, hidden: functional.linear(hidden, gate.weight) + gate.bias, False),
+    "normalised": (lambda gate, hidden: functional.linear(hidden, gate.weight / gate.weight.norm(), gate.bias), False),
+    "as an input": (lambda gate, hidden: hidden @ functional.linear(gate.weight, gate.weight, gate.bias), False),
+}
+
+
+def model_with(gate) -> nn.Module:
+    model = tiny_model("llama")
+    model.model.layers[0].mlp = gate
+    return model
+
+
+@pytest.mark.parametrize("use", USES)
+def test_every_use_equals_autograd_and_only_others_are_run_again(use, monkeypatch):
+    how, is_linear = USES[use]
+    recorded = []
+    record = Recomputation.record
+    monkeypatch.setattr(Recomputation, "record", lambda *args: recorded.append(args) or record(*args))
+    gate = Gate(how)
+    assert may_be_linear(gate)
+    assert_exact(model_with(gate), ragged_rollouts(4))
+    assert bool(recorded) != is_linear
+    assert "forward" not in vars(gate)
+
+
+def test_what_is_not_computed_from_a_tensor_is_no_use_of_it():
+    gate = Gate(lambda gate, x: functional.linear(x.to(gate.weight.dtype), gate.weight, gate.bias) * len(gate.weight))
+    with WatchedParameters(gate) as watched:
+        gate(torch.rand(2, 24, dtype=torch.float64))
+    assert len(watched.products) == 1
+    assert not watched.other_use
+
+
+def test_a_module_that_changes_its_mind_is_refused(rollouts):
+    calls = []
+
+    def use(gate, hidden):
+        calls.append(hidden)
+        weight = gate.weight if len(calls) % 2 else gate.weight * 1.0
+        return functional.linear(hidden, weight, gate.bias)
+
+    model = model_with(Gate(use))
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+    with pytest.raises(
+        gradients.UnsupportedModuleError, match=r"0\.mlp \(Gate\), which uses its weight in another way"
+    ):
+        gradients.measure(model, rollouts, engine="ghost", progress=False)
+
+
+def test_a_router_of_limited_capacity_is_refused(rollouts):
+    """The first tokens of the batch take an expert's places, so that later sequences get another output alone."""
+
+    def use(gate, hidden):
+        scores = functional.linear(hidden, gate.weight, gate.bias).flatten(0, -2)
+        chosen = functional.one_hot(scores.argmax(dim=-1), 24)
+        return (scores * (chosen.cumsum(dim=0) <= 2)).view_as(hidden)
+
+    message = r"layers\.0\.mlp \(Gate\), which gives a sequence another output alone than in the batch"
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        gradients.measure(model_with(Gate(use)), rollouts, engine="ghost", progress=False)
+
+
+ROWS, COLUMNS, BATCH, TIME = 11, 6, 2, 5
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def reduction_of(name, shape, sketch):
+    selection = ParameterSelection({name: torch.zeros(shape)}, ("all",), {name: 0})
+    return selection, Reduction(selection, sketch, BATCH, torch.float64, torch.device("cpu"))
+
+
+def assert_reduced(reduction, dense, name, selection, sketch):
+    norms, sketches = reduction.result()
+    expected, expected_sketches = reduce_gradients({name: dense}, selection, sketch)
+    np.testing.assert_allclose(norms, expected, rtol=1e-12)
+    if sketch is not None:
+        np.testing.assert_allclose(sketches, expected_sketches, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("sketch", [None, CountSketch(16, 0)])
+@pytest.mark.parametrize("head_uses", [1, 2])
+def test_a_head_tied_to_the_embedding_is_one_gradient(sketch, head_uses):
+    selection, reduction = reduction_of("w", (ROWS, COLUMNS), sketch)
+    ids = torch.tensor([[3, 3, 0, 10, 3], [1, 2, 2, 1, 9]])
+    inputs, gradients, rows = random(BATCH, TIME, COLUMNS), random(BATCH, TIME, ROWS, seed=1), random(2, 5, 6, seed=2)
+    dense = head_uses * torch.einsum("btr,btc->brc", gradients, inputs)
+    for row in range(BATCH):
+        dense[row].index_add_(0, ids[row], rows[row])
+    uses = Uses()
+    uses.count(EmbeddingLayer("embed", torch.nn.Embedding(ROWS, COLUMNS), {"weight": "w"}), ids)
+    for _ in range(head_uses):
+        uses.count(LinearLayer("head", torch.nn.Linear(COLUMNS, ROWS, bias=False), {"weight": "w"}), inputs)
+    layers = LayerReduction(reduction, uses)
+    head = OuterProducts(inputs, gradients)
+    # Rows that are complete between two terms of the head wait for the second.
+    for term in [head, EmbeddingRows(ids, rows), *[head] * (head_uses - 1)]:
+        layers.add("w", term)
+    assert_reduced(reduction, dense, "w", selection, sketch)
+
+
+def test_a_weight_used_twice_is_reduced_when_both_terms_are_there():
+    selection, reduction = reduction_of("w", (ROWS, COLUMNS), None)
+    layer = LinearLayer("up", torch.nn.Linear(COLUMNS, ROWS, bias=False), {"weight": "w"})
+    uses, terms, dense = Uses(), [], torch.zeros(BATCH, ROWS, COLUMNS, dtype=torch.float64)
+    for use in range(2):
+        inputs, gradients = random(BATCH, TIME, COLUMNS, seed=use), random(BATCH, TIME, ROWS, seed=2 + use)
+        uses.count(layer, inputs)
+        terms.append(OuterProducts(inputs, gradients))
+        dense += torch.einsum("btr,btc->brc", gradients, inputs)
+    layers = LayerReduction(reduction, uses)
+    layers.add("w", terms[0])
+    assert reduction.result()[0].max() == 0
+    layers.add("w", terms[1])
+    assert_reduced(reduction, dense, "w", selection, None)
+
+
+def test_what_a_call_without_influence_leaves_out_is_reduced_at_the_end():
+    selection, reduction = reduction_of("w", (ROWS, COLUMNS), None)
+    layer = LinearLayer("up", torch.nn.Linear(COLUMNS, ROWS, bias=False), {"weight": "w"})
+    inputs, gradients, uses = random(BATCH, TIME, COLUMNS), random(BATCH, TIME, ROWS, seed=1), Uses()
+    uses.count(layer, inputs)
+    uses.count(layer, inputs)
+    layers = LayerReduction(reduction, uses)
+    layers.add("w", OuterProducts(inputs, gradients))
+    assert reduction.result()[0].max() == 0
+    layers.finish()
+    assert_reduced(reduction, torch.einsum("btr,btc->brc", gradients, inputs), "w", selection, None)
+
+
+def test_layers_with_the_same_input_share_its_gram_matrix(monkeypatch):
+    inputs, computed = random(BATCH, 4, 512), []
+    strips = layer_reduction.gram_strips
+    monkeypatch.setattr(
+        layer_reduction, "gram_strips", lambda values, dtype: computed.append(values) or strips(values, dtype)
+    )
+    names = ("q", "k", "v")
+    selection = ParameterSelection({name: torch.zeros(512, 512) for name in names}, names, {"q": 0, "k": 1, "v": 2})
+    reduction, uses = Reduction(selection, None, BATCH, torch.float64, torch.device("cpu")), Uses()
+    for name in names:
+        uses.count(LinearLayer(name, torch.nn.Linear(512, 512, bias=False), {"weight": name}), inputs)
+    layers = LayerReduction(reduction, uses)
+    gradients = {name: random(BATCH, 4, 512, seed=number) for number, name in enumerate(names, start=1)}
+    for name in names:
+        layers.add(name, OuterProducts(inputs, gradients[name]))
+    dense = {name: torch.einsum("btr,btc->brc", values, inputs) for name, values in gradients.items()}
+    np.testing.assert_allclose(reduction.result()[0], reduce_gradients(dense, selection, None)[0], rtol=1e-12)
+    assert sum(values is inputs or torch.equal(values, inputs) for values in computed) == 1
+    assert len(computed) == 4
 
 
 class ScaledEmbedding(nn.Embedding):
@@ -80,3 +277,70 @@ def test_sequences_that_cannot_be_told_apart_are_refused():
     norm = BroadcastLayer("norm", torch.nn.Identity(), {})
     with pytest.raises(gradients.UnsupportedModuleError, match=r"cannot distinguish sequences in norm"):
         norm.stand_in(torch.zeros(9, 2), 3, (5,))
+
+
+class Holder(nn.Module):
+    """A module that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(24, dtype=torch.float64) + 0.5)
+
+
+class Scaling(nn.Module):
+    """An MLP that multiplies its output by the vector of another module, in one of several ways."""
+
+    def __init__(self, inner: nn.Module, holder: Holder, use) -> None:
+        super().__init__()
+        self.inner = inner
+        self.use = use
+        self.holder = [holder]
+
+    def forward(self, hidden):
+        return self.use(self.inner(hidden), self.holder[0].scale)
+
+
+def holding(use) -> nn.Module:
+    """A model whose layers read a vector that belongs to a module beside them."""
+    model = tiny_model("llama")
+    model.model.holder = Holder()
+    for layer in model.model.layers:
+        layer.mlp = Scaling(layer.mlp, model.model.holder, use)
+    return model
+
+
+def times(hidden, scale):
+    return hidden * scale
+
+
+def outer(hidden, scale):
+    return hidden @ torch.outer(scale, scale)
+
+
+def over_time(hidden, scale):
+    """Fits a vector for each sequence, but gives each the vectors of all."""
+    return hidden * scale.reshape(-1, 24).mean(dim=0)
+
+
+@pytest.mark.parametrize(("use", "fits"), [(times, True), (outer, False), (over_time, False)])
+def test_stand_ins_are_tried_with_vectors_that_differ_between_sequences(use, fits):
+    model = holding(use)
+    own = model.model.holder.scale
+    one = StandIns("model.holder", model.model.holder, {"scale": "model.holder.scale"})
+    assert one.are_vectors
+    assert broadcasts(model, [one], torch.arange(35).view(5, 7)) == fits
+    assert model.model.holder.scale is own
+
+
+def test_a_vector_that_every_layer_reads_equals_autograd():
+    model, rollouts = holding(times), ragged_rollouts(4)
+    measured = gradients.measure(model, rollouts, engine="ghost", blocks="parameter", sketch_dim=64, progress=False)
+    for name, values in oracle(model, rollouts).items():
+        np.testing.assert_allclose(measured.sq_norms_by_block[name], values, rtol=1e-9, atol=1e-18, err_msg=name)
+    assert (measured.sq_norms_by_block["model.holder.scale"] > 0).all()
+
+
+def test_a_vector_that_is_used_otherwise_is_named(rollouts):
+    message = r"cannot differentiate model\.holder \(Holder\), whose parameters another module reads and which owns"
+    with pytest.raises(gradients.UnsupportedModuleError, match=message):
+        gradients.measure(holding(outer), rollouts, engine="ghost", progress=False)

@@ -1,18 +1,18 @@
-"""What is used of TRL's trainers, per version."""
+"""One generated batch: rewards of all processes, completions of one."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 import trl
 from small_trainers import small_trainer
 
 from gradstats.integrations.installed import is_known
-from gradstats.integrations.trl.contract import check_trainer
+from gradstats.integrations.trl.contract import Generation, check_trainer, intercept, sampler_settings
 from gradstats.system.environment import installed
-
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +20,7 @@ def trainers(tmp_path_factory):
     return {kind: small_trainer(kind, tmp_path_factory.mktemp(kind)) for kind in ("GRPO", "RLOO")}
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 def test_this_version_is_known(trainers, kind):
     assert installed("trl") == trl.__version__
@@ -27,23 +28,27 @@ def test_this_version_is_known(trainers, kind):
     check_trainer(trainers[kind])
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_another_object_is_refused():
     with pytest.raises(TypeError, match="is a SimpleNamespace: attach to TRL's GRPOTrainer or RLOOTrainer"):
         check_trainer(SimpleNamespace())  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_another_signature_is_refused_with_the_version(trainers, monkeypatch):
     monkeypatch.setattr(trainers["GRPO"], "_calculate_rewards", lambda inputs, prompts: None, raising=False)
     with pytest.raises(TypeError, match=rf"takes inputs, prompts and not inputs, .*TRL {trl.__version__} is installed"):
         check_trainer(trainers["GRPO"])
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_a_missing_attribute_is_refused_with_the_version(trainers, monkeypatch):
     monkeypatch.delattr(trainers["RLOO"], "_metrics")
     with pytest.raises(TypeError, match=rf"RLOOTrainer has no _metrics: TRL {trl.__version__}"):
         check_trainer(trainers["RLOO"])
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("state", "message"),
     [
@@ -57,7 +62,88 @@ def test_partitioned_parameters_are_refused(trainers, monkeypatch, state, messag
         check_trainer(trainers["GRPO"])
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_rewards_that_are_normalised_one_by_one_are_refused(trainers, monkeypatch):
     monkeypatch.setattr(trainers["GRPO"], "multi_objective_aggregation", "normalize_then_sum")
     with pytest.raises(ValueError, match='train with "sum_then_normalize"'):
         check_trainer(trainers["GRPO"])
+
+
+def generation(process_index: int = 0, weights=(1.0,), rewards=None, clip=None, **output) -> Generation:
+    """Three completions of each of two processes, in two groups of three: the groups of process 1 end inside."""
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(process_index=process_index),
+        num_generations=3,
+        reward_weights=torch.tensor(weights),
+        reward_clip_range=clip,
+        processing_class=SimpleNamespace(pad_token_id=0),
+        eos_token_ids=[1],
+        temperature=0.8,
+        args=SimpleNamespace(generation_kwargs={"top_k": 7}, top_p=0.9, top_k=0, min_p=None, repetition_penalty=1.0),
+    )
+    tensors = {
+        "prompt_ids": torch.tensor([[0, 5], [4, 5], [0, 6]]),
+        "prompt_mask": torch.tensor([[0, 1], [1, 1], [0, 1]]),
+        "completion_ids": torch.tensor([[7, 8, 1, 0], [7, 7, 7, 7], [9, 1, 0, 0]]),
+        "completion_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]),
+    } | output
+    rewards = torch.arange(6.0)[:, None] if rewards is None else torch.tensor(rewards)
+    return Generation(trainer, tensors, rewards)  # pyright: ignore[reportArgumentType]
+
+
+def test_padding_is_left_out():
+    rollouts = generation().rollouts()
+    assert rollouts.frame["prompt_tokens"].tolist() == [[5], [4, 5], [6]]
+    assert rollouts.frame["completion_tokens"].tolist() == [[7, 8, 1], [7, 7, 7, 7], [9, 1]]
+    assert rollouts.frame["finish_reason"].tolist() == ["stop", "length", "stop"]
+    assert rollouts.metadata["sampler"] == {
+        "temperature": 0.8, "top_p": 0.9, "top_k": 7, "min_p": None, "repetition_penalty": 1.0,
+    }  # fmt: skip
+
+
+def test_a_group_of_two_processes_keeps_its_number():
+    first = generation(0, rewards=np.arange(6.0)[:, None].tolist())
+    object.__setattr__(first.trainer, "num_generations", 2)
+    second = generation(1)
+    second.trainer.num_generations = 2
+    assert first.n_groups == second.n_groups == 3
+    assert [*first.rollouts().prompt_id, *second.rollouts().prompt_id] == ["0", "0", "1", "1", "2", "2"]
+    assert [*first.rollouts().sample_id, *second.rollouts().sample_id] == [0, 1, 0, 1, 0, 1]
+    assert [*first.rollouts().rewards, *second.rollouts().rewards] == [0, 1, 2, 3, 4, 5]
+    assert second.rollouts([0]) is None
+    assert second.rollouts([1]).rewards.tolist() == [3.0]
+
+
+def test_rewards_are_weighted_and_clipped():
+    nan = float("nan")
+    rewards = [[1.0, 2.0], [nan, 3.0], [nan, nan], [0.0, 0.0], [9.0, 9.0], [1.0, 1.0]]
+    found = generation(weights=(0.5, 2.0), rewards=rewards, clip=(-1.0, 5.0))
+    np.testing.assert_array_equal(found.rewards(), np.float32([4.5, 5.0, nan, 0.0, 5.0, 2.5]))
+    assert found.usable().tolist() == [True, True, False]
+    assert len(found.rollouts()) == 2
+
+
+def test_the_output_of_tools_does_not_count():
+    mask = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
+    found = generation(tool_mask=mask, sampling_per_token_logps=-torch.arange(12.0).reshape(3, 4))
+    assert found.usable().tolist() == [True, False, True]
+    rollouts = found.rollouts()
+    assert [list(map(bool, row)) for row in rollouts.frame["completion_mask"]] == [[True, False, True], [True, True]]
+    assert rollouts.frame["sampler_logprobs"].tolist() == [[-0.0, -1.0, -2.0], [-8.0, -9.0]]
+    assert rollouts.lengths.tolist() == [2, 2]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_only_training_batches_are_handed_over(tmp_path):
+    trainer = small_trainer("GRPO", tmp_path)
+    seen: list[Generation] = []
+    intercept(trainer, seen.append)
+    inputs = [{"prompt": "one"}] * 12
+    trainer.model.eval()
+    trainer._generate_and_score_completions(inputs)
+    assert not seen
+    trainer.model.train()
+    trainer._generate_and_score_completions(inputs)
+    assert len(seen) == 1
+    assert seen[0].rewards_per_function.shape == (12, 1)
+    assert sampler_settings(trainer)["temperature"] == 1.0

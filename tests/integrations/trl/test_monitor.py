@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import warnings
 
 import numpy as np
@@ -21,9 +23,46 @@ from small_trainers import (
 
 import gradstats as gs
 from gradstats.integrations.trl import VarianceMonitor
+from gradstats.integrations.trl.monitor import live_policy, step_name
 from gradstats.policy.policy import Policy
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+
+@pytest.mark.filterwarnings("ignore")
+def test_modes_and_random_numbers_are_restored(tmp_path):
+    trainer = small_trainer("GRPO", tmp_path, temperature=0.7)
+    trainer.model.train()
+    trainer.model.model.layers[0].eval()  # frozen by the user
+    modes = [module.training for module in trainer.model.modules()]
+    states = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()]  # noqa: NPY002
+    with live_policy(trainer) as policy:
+        torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
+        assert not any(module.training for module in policy.model.modules())
+        assert (policy.temperature, policy.revision) == (0.7, "step-000000")
+    assert [module.training for module in trainer.model.modules()] == modes
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    np.testing.assert_array_equal(states[2], np.random.get_state()[1])  # noqa: NPY002
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_autocast_is_stepped_around_and_put_back_after_an_error(tmp_path):
+    trainer = small_trainer("GRPO", tmp_path, bf16=True, gradient_checkpointing=False)
+    model = trainer.accelerator.prepare_model(trainer.model)
+    wrapped = vars(model)["forward"]
+    ids = torch.tensor([[2, 3, 4]])
+    exact = vars(model)["_original_forward"](ids).logits
+    assert not torch.equal(model(ids).logits, exact)
+    with contextlib.suppress(KeyError), live_policy(trainer) as policy:
+        assert torch.equal(policy.model(ids).logits, exact)
+        raise KeyError
+    assert vars(model)["forward"] is wrapped
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_step_names_are_in_order():
+    assert [step_name(0), step_name(50), step_name(123456)] == ["step-000000", "step-000050", "step-123456"]
+
+
 LABELS = ["rloo", "group_mean", "length_weighted(alpha=0.8, loo=True)", "norm_weighted(loo=True)"]
 
 
@@ -33,6 +72,7 @@ def watched(kind, folder, *, monitor=None, **settings):
     return trainer, watching
 
 
+@pytest.mark.filterwarnings("ignore")
 class TestWeights:
     """Training with and without the monitor ends with the same bits."""
 
@@ -66,6 +106,7 @@ class TestWeights:
         assert logged(trainer)[0]["trace_cov"] > 0
 
 
+@pytest.mark.filterwarnings("ignore")
 class TestLoggedValues:
     """What is logged is what ``measure`` and ``compare`` give on the same completions and weights."""
 
@@ -113,6 +154,7 @@ class TestLoggedValues:
         ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore")
 class TestTheModelIsAsItWas:
     def test_after_a_measurement_that_fails(self, tmp_path, monkeypatch):
         trainer, monitor = watched("GRPO", tmp_path, max_steps=1, bf16=True, gradient_checkpointing=False)
@@ -136,6 +178,7 @@ class TestTheModelIsAsItWas:
         assert monitor.n_skipped == 1
 
 
+@pytest.mark.filterwarnings("ignore")
 class TestBadInput:
     """It is left out, or its batch is skipped, with one sentence."""
 

@@ -1,11 +1,220 @@
-"""Least squares and its covariances compared with dense textbook matrices and statsmodels."""
+"""Lines within and between prompts."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from scipy.linalg import sqrtm
+from power_laws import noisy_power_law
+from scipy import stats
+from scipy.linalg import block_diag, sqrtm
 
-from gradstats.stats.length_scaling.regression import least_squares
+from gradstats.stats import fit_length_scaling
+from gradstats.stats.length_scaling.regression import (
+    bootstrap_t_quantiles,
+    gamma_line,
+    least_squares,
+    poisson_line,
+    r_squared,
+    squared_correlation,
+    variance_ratio,
+)
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_quantiles_are_those_of_refitted_resamples(fit_intercept):
+    lengths, sq_norms, clusters = noisy_power_law(8, 3)
+    x, y = np.log(lengths), np.log(sq_norms)
+    x, y = x - x.mean(), y - y.mean()
+
+    def fit(rows, groups):
+        design = sm.add_constant(x[rows]) if fit_intercept else x[rows][:, None]
+        result = sm.OLS(y[rows], design).fit()
+        # CR0: the sandwich without corrections for few clusters.
+        bread = np.linalg.inv(design.T @ design)
+        sums = np.array([(design[groups == g] * result.resid[groups == g, None]).sum(axis=0) for g in set(groups)])
+        return result.params[-1], np.sqrt((bread @ sums.T @ sums @ bread)[-1, -1])
+
+    slope, stderr = fit(np.arange(24), clusters)
+    draws = np.random.default_rng(3).multinomial(8, np.full(8, 1 / 8), size=200)
+    t = []
+    for counts in draws:
+        drawn = np.repeat(np.arange(8), counts)
+        rows = np.concatenate([np.flatnonzero(clusters == cluster) for cluster in drawn])
+        again, again_stderr = fit(rows, np.repeat(np.arange(8), 3))
+        t.append((again - slope) / again_stderr)
+    low, high, own_stderr = bootstrap_t_quantiles(
+        x, y, clusters, (0.1, 0.9), 200, np.random.default_rng(3), fit_intercept
+    )
+    assert own_stderr == pytest.approx(stderr)
+    design = np.column_stack([np.ones(24), x]) if fit_intercept else x[:, None]
+    least = least_squares(design, y)
+    assert least.cr0(np.eye(design.shape[1])[-1:], clusters)[0] == pytest.approx(own_stderr, rel=1e-9)
+    np.testing.assert_allclose([low, high], np.quantile(t, [0.1, 0.9]), rtol=1e-8)
+
+
+def test_a_slope_that_most_resamples_do_not_determine_is_nan():
+    x, y = np.array([0.0, 0.0, 1.0, 2.0]), np.array([0.0, 1.0, 2.0, 3.0])
+    low, high, _ = bootstrap_t_quantiles(x[:2], y[:2], np.array([0, 1]), (0.1, 0.9), 50, np.random.default_rng(0))
+    assert np.isnan(low)
+    assert np.isnan(high)
+
+
+FAMILIES = {"gamma": sm.families.Gamma(sm.families.links.Log()), "ppml": sm.families.Poisson()}
+
+
+@pytest.mark.parametrize("method", FAMILIES)
+def test_the_mean_line_equals_statsmodels(method):
+    lengths, sq_norms, groups = noisy_power_law(40, 3)
+    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method=method)
+    model = sm.GLM(sq_norms, sm.add_constant(np.log(lengths)), family=FAMILIES[method]).fit(tol=1e-13)
+    assert fit.slope == pytest.approx(model.params[1], rel=1e-6)
+    assert fit.intercept == pytest.approx(model.params[0], rel=1e-6)
+    assert fit.interval == "cluster"
+    weight = model.mu ** (-0.5 if method == "ppml" else -1.0)  # the working regression, at its solution
+    design = sm.add_constant(np.log(lengths)) * (model.mu * weight)[:, None]
+    clustered = sm.OLS((sq_norms - model.mu) * weight, design).fit(cov_type="cluster", cov_kwds={"groups": groups})
+    assert fit.slope_stderr == pytest.approx(clustered.bse[1], rel=0.15)
+
+
+def test_the_gamma_scores_vanish():
+    """Two lengths: the fitted means are the sample means, so that α is log(7/2)/(2·log 4) exactly."""
+    line = gamma_line(np.log([10.0, 10.0, 40.0, 40.0]), np.log([1.0, 3.0, 4.0, 10.0]), np.arange(4))
+    assert line.slope == pytest.approx(np.log(3.5) / np.log(4.0), rel=1e-9)
+    assert line.intercept + line.slope * np.log(10.0) == pytest.approx(np.log(2.0), rel=1e-9)
+    poisson = poisson_line(np.log([10.0, 10.0, 40.0, 40.0]), np.log([1.0, 3.0, 4.0, 10.0]), np.arange(4))
+    assert poisson.slope == pytest.approx(line.slope, rel=1e-9)
+
+
+def test_gamma_errors_are_those_of_relative_residuals():
+    """CR2 of single rows is HC2: here of ‖S‖²/μ − 1 on (1, log T)."""
+    lengths, sq_norms, _ = noisy_power_law(60, 1, heteroscedastic=True)
+    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, method="gamma")
+    mean = np.exp(fit.intercept + fit.slope * np.log(lengths))
+    oracle = sm.OLS(sq_norms / mean - 1.0, sm.add_constant(np.log(lengths))).fit(cov_type="HC2")
+    np.testing.assert_allclose(oracle.params, 0.0, atol=1e-9)
+    assert fit.slope_stderr == pytest.approx(oracle.bse[1], rel=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-280, 1.0, 1e280])
+@pytest.mark.parametrize("method", FAMILIES)
+def test_the_unit_of_the_norms_does_not_matter(method, scale):
+    lengths, sq_norms, groups = noisy_power_law(40, 3)
+    fit = fit_length_scaling(lengths=lengths, sq_norms=scale * sq_norms, groups=groups, method=method)
+    reference = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method=method)
+    assert fit.alpha == pytest.approx(reference.alpha, rel=1e-9)
+    assert fit.alpha_stderr == pytest.approx(reference.alpha_stderr, rel=1e-9)
+
+
+def test_gamma_has_less_error_than_poisson():
+    """With log-normal noise of standard deviation 0.9 about the mean, in 60 data sets of 100."""
+    errors = {"gamma": [], "ppml": []}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(4.5, 0.7, 100)
+        keywords = {"lengths": np.exp(x), "sq_norms": np.exp(1.6 * x + rng.normal(-0.405, 0.9, 100))}
+        for method, found in errors.items():
+            found.append(fit_length_scaling(**keywords, method=method).alpha - 0.8)
+    assert np.std(errors["gamma"]) < 0.7 * np.std(errors["ppml"])
+
+
+def test_norms_without_an_answer_are_refused():
+    lengths, sq_norms = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1e-300, 1e300, 1e-300, 1e300])
+    with pytest.raises(ValueError, match="did not converge: look for squared norms that are far apart"):
+        fit_length_scaling(lengths=lengths, sq_norms=sq_norms, method="ppml")
+
+
+def test_ppml_describes_the_mean_where_logs_do_not():
+    """Noise that grows with length moves E[log] and E apart: only ppml and gamma follow E[‖S‖² | T]."""
+    rng = np.random.default_rng(0)
+    lengths = np.ceil(np.exp(rng.uniform(2, 6, 20000)))
+    sd = 0.3 * np.log(lengths)
+    sq_norms = lengths**1.6 * np.exp(sd * rng.normal(size=20000) - sd**2 / 2)
+    keywords = {"lengths": lengths, "sq_norms": sq_norms}
+    assert fit_length_scaling(**keywords, method="ppml").alpha == pytest.approx(0.8, abs=0.08)
+    assert fit_length_scaling(**keywords, method="gamma").alpha == pytest.approx(0.8, abs=0.04)
+    assert fit_length_scaling(**keywords).alpha < 0.7
+
+
+def test_of_least_squares_both_are_the_squared_correlation():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=50)
+    y = 1.0 + 2.0 * x + rng.normal(size=50)
+    line = stats.linregress(x, y)
+    fitted = line.intercept + line.slope * x
+    assert r_squared(y - fitted, y - y.mean()) == pytest.approx(line.rvalue**2)
+    assert squared_correlation(y, fitted) == pytest.approx(line.rvalue**2)
+
+
+def test_where_nothing_varies_it_is_nan():
+    constant = np.ones(5)
+    assert np.isnan(r_squared(constant - constant, constant - constant.mean()))
+    assert np.isnan(squared_correlation(constant, np.arange(5.0)))
+
+
+def uneven():
+    lengths, sq_norms, groups = noisy_power_law(25, 5)
+    kept = np.random.default_rng(1).random(125) < 0.7
+    groups = np.unique(groups[kept], return_inverse=True)[1]
+    return lengths[kept], sq_norms[kept], groups
+
+
+def test_gls_is_the_mixed_model_of_statsmodels():
+    lengths, sq_norms, groups = uneven()
+    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method="gls")
+    design = sm.add_constant(np.log(lengths))
+    oracle = sm.MixedLM(np.log(sq_norms), design, groups).fit(reml=True, gtol=1e-9)
+    assert fit.slope == pytest.approx(oracle.params[1], rel=1e-6)
+    assert fit.intercept == pytest.approx(oracle.params[0], rel=1e-6)
+    ratio = variance_ratio(np.log(lengths), np.log(sq_norms), groups)
+    assert ratio == pytest.approx(oracle.cov_re[0, 0] / oracle.scale, rel=1e-4)
+
+
+def test_its_cr2_is_that_of_dense_matrices():
+    """Bell and McCaffrey's adjustment after whitening by the symmetric root of V⁻¹, from n × n matrices."""
+    lengths, sq_norms, groups = uneven()
+    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method="gls")
+    ratio = variance_ratio(np.log(lengths), np.log(sq_norms), groups)
+    blocks = [np.eye(size) + ratio for size in np.bincount(groups)]
+    covariance = block_diag(*blocks)
+    order = np.argsort(groups, kind="stable")
+    design, y = sm.add_constant(np.log(lengths))[order], np.log(sq_norms)[order]
+    model = sm.GLS(y, design, sigma=covariance).fit()
+    assert 2 * fit.standard_error("t") == pytest.approx(model.bse[1], rel=1e-7)
+    whiten = np.real(sqrtm(np.linalg.inv(covariance)))
+    design, y = whiten @ design, whiten @ y
+    bread = np.linalg.inv(design.T @ design)
+    slope = bread @ design.T @ y
+    assert fit.slope == pytest.approx(slope[1], rel=1e-8)
+    residuals = y - design @ slope
+    variance = 0.0
+    for prompt in np.unique(groups):
+        rows = groups[order] == prompt
+        inner = np.eye(rows.sum()) - design[rows] @ bread @ design[rows].T
+        variance += (bread[1] @ design[rows].T @ np.linalg.inv(np.real(sqrtm(inner))) @ residuals[rows]) ** 2
+    assert fit.interval == "cluster"
+    assert fit.slope_stderr == pytest.approx(np.sqrt(variance), rel=1e-7)
+
+
+def test_without_repeated_prompts_or_shared_noise_it_is_ordinary_least_squares():
+    lengths, sq_norms, groups = noisy_power_law(30, 1)
+    alone = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method="gls")
+    assert alone.alpha == fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups).alpha
+    lengths, sq_norms, groups = noisy_power_law(30, 4, prompt_sd=0.0, seed=2)
+    keywords = {"lengths": lengths, "sq_norms": sq_norms, "groups": groups}
+    assert variance_ratio(np.log(lengths), np.log(sq_norms), groups) == 0.0
+    shared = fit_length_scaling(**keywords, method="gls")
+    assert shared.alpha == pytest.approx(fit_length_scaling(**keywords).alpha, rel=1e-12)
+    assert variance_ratio(np.log(lengths), 1.6 * np.log(lengths), groups) == 0.0
+
+
+def test_noise_that_is_all_shared_gives_the_line_within_prompts():
+    lengths, _, groups = noisy_power_law(20, 4)
+    sq_norms = lengths**1.4 * np.exp(np.random.default_rng(0).normal(size=20))[groups]
+    keywords = {"lengths": lengths, "sq_norms": sq_norms, "groups": groups}
+    assert fit_length_scaling(**keywords, method="gls").alpha == pytest.approx(0.7, abs=1e-4)
+    assert abs(fit_length_scaling(**keywords).alpha - 0.7) > 0.01
+
 
 RNG = np.random.default_rng(3)
 N = 40
@@ -82,3 +291,120 @@ def test_absorbed_parameters_cost_degrees_of_freedom():
 def test_dependent_columns_are_refused():
     with pytest.raises(ValueError, match="linearly dependent columns"):
         least_squares(np.ones((5, 2)), np.arange(5.0))
+
+
+def test_too_few_prompts_to_cluster_is_nan_with_a_reason():
+    with pytest.warns(UserWarning, match=r"answer 2 prompt\(s\), too few.*measure more prompts"):
+        fit = fit_length_scaling(lengths=[5, 9, 12, 30], sq_norms=[1, 2, 3, 9], groups=["a", "a", "b", "b"])
+    assert np.isnan(fit.alpha_stderr)
+    assert np.all(np.isfinite(fit.confidence_interval(method="t")))
+
+
+def test_within_prompt_is_the_fixed_effects_regression():
+    lengths, sq_norms, groups = noisy_power_law(15, 4)
+    groups[:3] = [100, 101, 102]  # three prompts lose a completion to prompts of their own, which say nothing
+    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method="within_prompt")
+    dummies = (groups[:, None] == np.unique(groups)).astype(float)
+    oracle = sm.OLS(np.log(sq_norms), np.column_stack([np.log(lengths), dummies])).fit()
+    assert fit.slope == pytest.approx(oracle.params[0], rel=1e-10)
+    np.testing.assert_allclose(fit.confidence_interval(method="t"), oracle.conf_int()[0] / 2, rtol=1e-8)
+    assert fit.interval == "cluster"
+
+
+def with_prompts_of_one_length():
+    """Twelve prompts of four completions, three of which have one length, and three prompts of one completion."""
+    lengths, sq_norms, groups = noisy_power_law(15, 4)
+    lengths[groups < 3] = 70.0
+    kept = (groups < 12) | (np.arange(60) % 4 == 0)
+    return lengths[kept], sq_norms[kept], groups[kept]
+
+
+@pytest.mark.parametrize(("method", "kind"), [("t", "nonrobust"), ("hc3", "HC3")])
+def test_errors_within_prompts_are_those_of_explicit_dummies(method, kind):
+    """Prompts of one length estimate the noise; the means that are subtracted have leverages of their own."""
+    lengths, sq_norms, groups = with_prompts_of_one_length()
+    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method="within_prompt")
+    several = np.bincount(groups)[groups] > 1  # statsmodels divides by 1 - h = 0 where a dummy has one completion
+    dummies = (groups[several, None] == np.arange(12)).astype(float)
+    design = np.column_stack([np.log(lengths[several]), dummies])
+    oracle = sm.OLS(np.log(sq_norms[several]), design).fit(cov_type=kind, use_t=True)
+    assert fit.slope == pytest.approx(oracle.params[0], rel=1e-10)
+    assert 2 * fit.standard_error(method) == pytest.approx(oracle.bse[0], rel=1e-9)
+    np.testing.assert_allclose(fit.confidence_interval(method=method), oracle.conf_int()[0] / 2, rtol=1e-8)
+
+
+def test_cr2_within_prompts_is_that_of_explicit_dummies():
+    """Bell and McCaffrey's matrices with a dummy for each prompt, adjusted by pseudo-inverse roots."""
+    lengths, sq_norms, groups = with_prompts_of_one_length()
+    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method="within_prompt")
+    design = np.column_stack([np.log(lengths), (groups[:, None] == np.arange(15)).astype(float)])
+    bread = np.linalg.inv(design.T @ design)
+    maker = np.eye(len(groups)) - design @ bread @ design.T
+    residuals = maker @ np.log(sq_norms)
+    variance, columns = 0.0, []
+    for prompt in range(15):
+        rows = groups == prompt
+        values, vectors = np.linalg.eigh(maker[np.ix_(rows, rows)])
+        root = np.divide(1.0, np.sqrt(np.maximum(values, 1e-30)), out=np.zeros_like(values), where=values > 1e-9)
+        weight = (vectors * root) @ vectors.T @ design[rows] @ bread[0]
+        variance += (weight @ residuals[rows]) ** 2
+        columns.append(maker[:, rows] @ weight)
+    values = np.linalg.eigvalsh(np.array(columns) @ np.array(columns).T)
+    stderr, degrees = fit.line.regression.cr2(np.ones((1, 1)), fit.line.clusters)
+    assert stderr[0] == pytest.approx(np.sqrt(variance), rel=1e-9)
+    assert degrees[0] == pytest.approx(values.sum() ** 2 / (values**2).sum(), rel=1e-9)
+
+
+def test_within_two_prompts_of_different_lengths_the_interval_is_nan():
+    lengths, sq_norms, groups = with_prompts_of_one_length()
+    kept = (groups < 5) | (groups > 11)
+    with pytest.warns(UserWarning, match=r"answer 2 prompt\(s\), too few"):
+        fit = fit_length_scaling(
+            lengths=lengths[kept], sq_norms=sq_norms[kept], groups=groups[kept], method="within_prompt"
+        )
+    assert np.isnan(fit.alpha_stderr)
+
+
+def test_between_prompt_is_the_regression_of_means():
+    lengths, sq_norms, groups = noisy_power_law(15, 4)
+    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method="between_prompt")
+    x, y = (np.log(v).reshape(15, 4).mean(axis=1) for v in (lengths, sq_norms))
+    oracle = stats.linregress(x, y)
+    assert fit.slope == pytest.approx(oracle.slope, rel=1e-10)
+    expected = oracle.slope / 2 + np.array([-1, 1]) * oracle.stderr / 2 * stats.t.ppf(0.975, 13)
+    np.testing.assert_allclose(fit.confidence_interval(method="t"), expected, rtol=1e-10)
+    assert fit.interval == "cluster"
+    alone = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, method="between_prompt")
+    assert alone.interval == "cluster"
+
+
+def test_within_and_between_part_ways_when_prompts_differ():
+    """Here a longer answer to the same prompt does not grow the norm at all, and harder prompts do."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(60), 5)
+    centre = rng.normal(4.5, 0.8, 60)[groups]
+    lengths = np.ceil(np.exp(centre + rng.normal(0, 0.5, 300)))
+    sq_norms = np.exp(2.0 * centre + rng.normal(0, 0.3, 300))
+    keywords = {"lengths": lengths, "sq_norms": sq_norms, "groups": groups}
+    within = fit_length_scaling(**keywords, method="within_prompt").confidence_interval()
+    between = fit_length_scaling(**keywords, method="between_prompt").confidence_interval()
+    assert within[0] < 0.0 < within[1]
+    assert between[0] > 0.7
+
+
+def test_theil_sen_equals_scipy():
+    lengths, sq_norms, groups = noisy_power_law(40, 1)
+    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, method="theil_sen")
+    oracle = stats.theilslopes(np.log(sq_norms), np.log(lengths), alpha=0.9)
+    assert fit.slope == pytest.approx(oracle.slope, rel=1e-10)
+    assert fit.interval == "cluster"
+    expected = (oracle.low_slope / 2, oracle.high_slope / 2)
+    np.testing.assert_allclose(fit.confidence_interval(0.9, "rank"), expected, rtol=1e-10)
+    np.testing.assert_allclose(np.diff(fit.confidence_interval(0.9, "cluster")), np.diff(expected), rtol=0.35)
+    sq_norms[3] *= 1e9
+    assert fit_length_scaling(lengths=lengths, sq_norms=sq_norms, method="theil_sen").alpha == pytest.approx(
+        fit.alpha, abs=0.1
+    )
+    assert fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups // 2, method="theil_sen").interval == (
+        "cluster"
+    )

@@ -1,0 +1,213 @@
+"""Every public name has an example, or its page says where one is."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+import gradstats as gs
+from gradstats.cli.commands import COMMANDS
+from gradstats.config.experiment import shipped_experiments
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CHANGELOG.md").read_text("utf-8")
+MOST_CHARACTERS = 600
+
+
+def test_each_release_lists_kinds_of_change_once():
+    releases = re.split(r"^## ", TEXT, flags=re.M)[1:]
+    assert [release.split("\n")[0] for release in releases] == ["Unreleased", "0.1.0"]
+    for release in releases:
+        kinds = re.findall(r"^### (.*)", release, re.M)
+        assert kinds == [kind for kind in ("Added", "Changed", "Fixed") if kind in kinds]
+
+
+def test_entries_are_short_and_listed_once():
+    entries = [" ".join(entry.split()) for entry in re.split(r"^- |^#.*", TEXT, flags=re.M)]
+    assert [entry for entry in entries if len(entry) > MOST_CHARACTERS] == []
+    assert len(set(entries)) == len(entries) - entries.count("") + 1
+
+
+def test_templates_of_issues_name_what_there_is():
+    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
+    report = (folder / "bug_report.md").read_text("utf-8")
+    assert "`gradstats env`" in report
+    assert "GRADSTATS_TRACEBACK" in (ROOT / "gradstats" / "cli" / "errors.py").read_text("utf-8")
+    assert "gradstats.estimators.register" in (folder / "estimator_request.md").read_text("utf-8")
+
+
+#: Roles, code and quotations of code.
+SPAN = re.compile(r":\w+:`[^`]*`|``.*?``", re.DOTALL)
+#: What starts an entry of a section, such as ``max_grad_norm: the norm``.
+ENTRY = re.compile(r"^\s*\*{0,2}[\w, *.]+(\([^)]*\))?: ")
+#: Subscripts, superscripts, commands of LaTeX and dollars: no reader sees these as they are meant outside of a role.
+UNSET = re.compile(r"\S*[_^$\\]\S*")
+
+
+def prose(text: str) -> str:
+    """A docstring without its roles, code, directives, examples and the names of its arguments."""
+    kept: list[str] = []
+    directive: int | None = None  # the indentation of the one that these lines belong to
+    example = False
+    for line in SPAN.sub("", text).splitlines():
+        indentation = len(line) - len(line.lstrip())
+        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
+        if directive is not None and (not line.strip() or indentation > directive):
+            continue
+        directive = indentation if line.lstrip().startswith(".. ") else None
+        if directive is None and not example:
+            kept.append(ENTRY.sub("", line))
+    return "\n".join(kept)
+
+
+def docstrings(name: str, thing: object) -> Iterator[tuple[str, str]]:
+    """What the page of a public name shows: its docstring and those of its methods and properties."""
+    yield name, inspect.getdoc(thing) or ""
+    for attribute, member in vars(thing).items() if inspect.isclass(thing) else ():
+        method = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        if not attribute.startswith("_") and inspect.isfunction(method):
+            yield f"{name}.{attribute}", inspect.getdoc(method) or ""
+
+
+def test_what_needs_markup_has_it(public):
+    wrong = [
+        f"{name}: {found[0]} needs :math: or double backticks"
+        for public_name, thing in public.items()
+        for name, text in docstrings(public_name, thing)
+        for found in UNSET.finditer(prose(text))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "text", ["the sum of R_i", "grows as T^α", r"a \\frac", "costs $x$", "Args:\n    sq_norm: of S_i."]
+)
+def test_the_rule_finds(text):
+    assert UNSET.search(prose(text))
+
+
+def test_the_rule_passes_what_is_set():
+    text = "Uses ``sq_norms`` and :math:`R_i`.\n\n.. math:: a_i\n\nArgs:\n    sq_norms: the norms.\n\n>>> a_b\nc_d\n"
+    assert not UNSET.search(prose(text))
+
+
+TEXT_OF_README = (ROOT / "README.md").read_text("utf-8")
+
+
+def first_python(text: str) -> str:
+    return text.split("```python\n", 1)[1].split("```", 1)[0]
+
+
+def test_the_first_lines_are_those_of_the_site():
+    assert first_python(TEXT_OF_README) == first_python((ROOT / "docs" / "index.md").read_text("utf-8"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # six prompts resolve little
+def test_the_first_lines_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mpl.use("Agg")
+    code = first_python(TEXT_OF_README)
+    assert "n=48)" in code
+    names: dict[str, object] = {}
+    exec(code.replace("n=48)", "n=6)"), names)
+    plt.close("all")
+    printed = capsys.readouterr().out
+    assert "alpha" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["variance.pdf", "variance.png"]
+    assert list(names["table"].to_frame()["estimator"])[:3] == ["reinforce", "rloo", "grpo"]
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", TEXT_OF_README)
+    assert len(links) > 20
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+def test_commands_and_targets_are_there():
+    commands = set(re.findall(r"(?:^|`)gradstats ([a-z-]+)", code_of(TEXT_OF_README), re.M))
+    assert {"run", "figures", "init"} <= commands <= set(COMMANDS)
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    named = set(re.findall(r"\bmake ([a-z][a-z0-9-]*)", code_of(TEXT_OF_README)))
+    assert {"demo", "test", "docs"} <= named <= targets
+
+
+def code_of(text: str) -> str:
+    """What stands in blocks and spans of code."""
+    return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.S))
+
+
+def test_every_page_experiment_and_extra_is_listed():
+    pages = {path.stem for path in ROOT.glob("docs/*.md")} - {"index"}
+    assert {page for page in pages if f"(docs/{page}.md)" not in TEXT_OF_README} == set()
+    shipped = {**shipped_experiments(), **shipped_experiments(sweeps=True)}
+    table = TEXT_OF_README.split("## Included experiments")[1].split("\n## ")[0]
+    assert {name for name in shipped if f"`{name}`" not in table} == set()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    installation = TEXT_OF_README.split("## Installation")[1]
+    assert {name for name in extras if f"`{name}`" not in installation} == set()
+
+
+@pytest.fixture
+def elsewhere(docs_module):
+    return docs_module("shown_elsewhere")
+
+
+def has_example(thing: object) -> bool:
+    """Whether a docstring, or that of a method, holds an example that the test suite runs."""
+    methods = [inspect.unwrap(one) for one in vars(thing).values()] if inspect.isclass(thing) else []
+    return any(">>>" in (getattr(one, "__doc__", None) or "") for one in (thing, *methods))
+
+
+def tables(elsewhere) -> list[dict[str, str]]:
+    return [elsewhere.RETURNED_BY, elsewhere.CALLED_LIKE, elsewhere.USED_ON, elsewhere.LINES]
+
+
+def test_every_public_name_has_an_example_or_says_where_one_is(elsewhere, public):
+    listed = [name for table in tables(elsewhere) for name in table]
+    assert len(listed) == len(set(listed))
+    assert {name for name, thing in public.items() if not has_example(thing)} == set(listed)
+    assert all(elsewhere.sentence_about(f"gradstats.{name}") for name in listed)
+    assert elsewhere.sentence_about("gradstats.measure") == []
+
+
+def test_examples_are_where_they_are_said_to_be(elsewhere, public):
+    for target in {**elsewhere.RETURNED_BY, **elsewhere.CALLED_LIKE}.values():
+        assert has_example(public[target]), target
+    for name, page in elsewhere.USED_ON.items():
+        source = ROOT / f"{page}.{'py' if page.startswith('notebooks') else 'md'}"
+        written = name.rsplit(".", 1)[1] if "." in name else name
+        # A result is not named on its page: what makes it is.
+        made = {"OptimalBaselines": "optimal_baselines", "ProxyQuality": "proxy_quality", "SweepResult": "read_sweep"}
+        assert made.get(written, written) in source.read_text("utf-8"), name
+
+
+def test_single_lines_name_what_there_is(elsewhere):
+    points = gs.data.load("gloeckle2026")
+    fit = gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)
+    for line in elsewhere.LINES.values():
+        tree = ast.parse(line, mode="eval")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("gs.") and "(" not in ast.unparse(node):
+                assert eval(ast.unparse(node), {"gs": gs}) is not None
+        free = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        if free <= {"gs", "fit"} and "runs/" not in line:
+            assert eval(line, {"gs": gs, "fit": fit}) is not None
+    assert isinstance(gs.alpha_without_each_prompt(fit), pd.DataFrame)
+
+
+def test_examples_of_the_site_are_those_that_the_suite_runs(public):
+    rule = next(line for line in (ROOT / "Makefile").read_text("utf-8").splitlines() if line.startswith("EXAMPLES"))
+    assert rule.endswith("--doctest-modules --doctest-ignore-import-errors gradstats")
+    for name, thing in public.items():
+        if has_example(thing):
+            source = Path(inspect.getsourcefile(inspect.unwrap(thing)))
+            assert source.is_relative_to(ROOT / "gradstats"), name

@@ -1,0 +1,187 @@
+"""Estimates without an interval, intervals without an estimate, and ends that are unknown."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from fixture_frames import CASES
+from legibility import assert_legible
+
+from gradstats.plots.marks import (
+    INTERVAL_ALONE,
+    NO_INTERVAL,
+    OUTSIDE,
+    ROW,
+    SPACE,
+    as_frame,
+    draw_intervals,
+    draw_nothing,
+    interval_keys,
+    legend_below,
+    legend_columns,
+    legend_height,
+    legend_text,
+    quantity_to_draw,
+    require_columns,
+    without_interval,
+)
+from gradstats.stats.variance.quantities import QUANTITIES
+
+mpl.use("Agg")
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_a_result_gives_its_frame_and_a_frame_is_taken_as_it_is():
+    frame = pd.DataFrame({"a": [1]})
+
+    class Result:
+        def to_frame(self):
+            return frame
+
+    assert as_frame(frame) is frame
+    assert as_frame(Result()) is frame
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_missing_columns_are_listed_with_the_remedy():
+    frame = pd.DataFrame({"b": [1]})
+    require_columns(frame, ["b"], "give b")
+    with pytest.raises(ValueError, match=r"^the table lacks the column\(s\) a, c: give all three$"):
+        require_columns(frame, ["c", "b", "a"], "give all three")
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_a_quantity_is_found_among_those_that_a_figure_draws():
+    drawn = [QUANTITIES[name] for name in ("trace_cov", "cosine")]
+    assert quantity_to_draw("cosine", drawn) is QUANTITIES["cosine"]
+    with pytest.raises(ValueError, match=r"^value='ratio' cannot be drawn: choose from trace_cov, cosine$"):
+        quantity_to_draw("ratio", drawn)
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_empty_axes_say_why_in_their_middle():
+    figure, ax = plt.subplots()
+    draw_nothing(ax, "no tokens")
+    figure.canvas.draw()
+    box, (text,) = ax.get_window_extent(), ax.texts
+    assert text.get_text() == "no tokens"
+    extent = text.get_window_extent()
+    assert (extent.x0 + extent.x1) / 2 == pytest.approx((box.x0 + box.x1) / 2, abs=1.5)
+    assert (extent.y0 + extent.y1) / 2 == pytest.approx((box.y0 + box.y1) / 2, abs=3)
+
+
+mpl.use("Agg")
+
+
+INF, NAN = np.inf, np.nan
+#     value, low, high: complete, bare, unbounded, not resolved at all, an interval alone, outside of it, an end alone
+ROWS = np.array(
+    [
+        [1.0, 0.5, 2.0],
+        [1.0, NAN, NAN],
+        [1.0, 0.5, INF],
+        [NAN, NAN, NAN],
+        [NAN, 0.0, 1.0],
+        [1.2, 0.0, 1.0],
+        [NAN, 0.5, INF],
+    ]
+)
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_only_a_value_without_either_end_has_no_interval():
+    assert without_interval(*ROWS.T).tolist() == [False, True, False, False, False, False, False]
+
+
+@pytest.mark.usefixtures("narrowest")
+@pytest.mark.parametrize(
+    ("chosen", "forest", "labels"),
+    [
+        ([0, 2, 3], True, []),
+        ([0, 1], False, [NO_INTERVAL]),
+        ([4, 5], False, []),
+        ([6], True, [INTERVAL_ALONE]),
+        ([1, 4, 5], True, [NO_INTERVAL, INTERVAL_ALONE, OUTSIDE]),
+    ],
+)
+def test_the_legend_has_the_signs_that_occur(chosen, forest, labels):
+    keys = interval_keys(ROWS[[0]], ROWS[chosen], forest=forest)
+    assert [key.get_label() for key in keys] == labels
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_equal_up_to_rounding_is_not_outside():
+    assert interval_keys(np.array([[1.0, 1.0, 1.0 - 1e-15]]), forest=True) == []
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_lines_span_known_ends_and_arrows_and_crosses_stand_for_the_others():
+    _, ax = plt.subplots()
+    draw_intervals(ax, np.arange(4.0), *ROWS[:4].T, "k")
+    spans = [tuple(path[:, 1]) for path in ax.collections[0].get_segments()]
+    assert spans == [(0.5, 2.0), (1.0, 1.0), (0.5, 1.0)]
+    (cross,) = ax.lines
+    assert (cross.get_marker(), tuple(cross.get_xdata())) == ("x", (1.0,))
+    (arrow,) = ax.texts
+    assert arrow.xy == (2.0, 1.0)
+
+
+WITH_INTERVALS = [name for name in CASES if name not in ("token_energy", "proxy", "length_reward", "block_heatmap")]
+
+
+@pytest.mark.usefixtures("narrowest")
+@pytest.mark.parametrize("name", WITH_INTERVALS)
+def test_no_figure_draws_an_estimate_without_interval_as_an_exact_one(name):
+    plot, frame = CASES[name]
+    for shape, expected in (("nan intervals", True), ("ordinary", False)):
+        plot(frame(shape))
+        figure = plt.gcf()
+        figure.canvas.draw()
+        crosses = [
+            line for ax in figure.axes for line in ax.lines if line.get_marker() == "x" and len(line.get_xdata())
+        ]
+        named = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+        assert bool(crosses) is (NO_INTERVAL in named) is expected, shape
+        assert_legible(figure)
+
+
+mpl.use("Agg")
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_a_label_breaks_before_its_parameters_where_it_is_too_long():
+    label = "length_weighted(alpha=0.8, loo=True)"
+    assert legend_text(label, 5.5, 7.0) == label
+    assert legend_text(label, 2.0, 7.0).split("\n") == ["length_weighted", "(alpha=0.8, loo=True)"]
+    assert max(map(len, legend_text(label, 1.2, 7.0).split("\n"))) * 0.058 + 0.4 <= 1.2
+
+
+@pytest.mark.usefixtures("narrowest")
+@pytest.mark.parametrize(("labels", "columns"), [([], 1), (["a"] * 3, 3), (["a" * 20] * 9, 3), (["a" * 200], 1)])
+def test_as_many_columns_as_fit_the_width(labels, columns):
+    """At 7 points a character takes 0.058 in and a handle 0.4 in: 20 characters take 1.56 in of 5.5."""
+    assert legend_columns(labels, 5.5, 7.0) == columns
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_the_height_counts_rows_and_broken_lines_at_the_size_of_the_font():
+    assert legend_height(["a" * 20] * 7, 5.5, 7.0) == pytest.approx(3 * ROW + SPACE)
+    assert legend_height(["length_weighted(alpha=0.8, loo=True)"], 2.0, 7.0) == pytest.approx(2 * ROW + SPACE)
+    assert legend_height(["a"], 5.5, 14.0) == pytest.approx(2 * (ROW + SPACE))
+
+
+@pytest.mark.usefixtures("narrowest")
+def test_the_legend_stands_below_the_axes_and_is_left_out_without_labels():
+    figure, ax = plt.subplots()
+    ax.plot([0, 1], [0, 1])
+    legend_below(ax, 7.0)
+    assert figure.legends == []
+    ax.plot([0, 1], [1, 0], label="rloo")
+    legend_below(ax, 7.0)
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["rloo"]
+    assert legend.get_window_extent().y1 <= ax.get_window_extent().y0

@@ -1,0 +1,372 @@
+"""The table of a comparison: names in words, and bold only where a tie is excluded."""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from compared_frames import compared as frame_for_variance_table
+from comparison_batches import correlated_batch, quiet_compare, quietly, sized_batch
+
+import gradstats as gs
+from gradstats.estimators import Batch
+from gradstats.plots.allocation import bin_label
+from gradstats.plots.names import LABELS
+from gradstats.report.analysis_tables import (
+    ALLOCATION_HEADINGS,
+    BLOCK_HEADINGS,
+    COMPARED_ROWS,
+    SUCCESS_HEADINGS,
+    allocation_table,
+    best_set_marks,
+    block_table,
+    clipping_table,
+    critic_table,
+    curve_caption,
+    curve_name,
+    curve_table,
+    draw_curve,
+    frame_in_words,
+    length_table,
+    ratio_table,
+    success_table,
+    variance_columns,
+    variance_table,
+)
+from gradstats.stats import VarianceByBlock, allocate, compare, critic_quality, variance_by_success
+from gradstats.stats.variance.result import clear_winner, lowest
+from tests.off_policy import turned_policy
+
+
+def test_rows_are_the_states():
+    rng = np.random.default_rng(0)
+    true = rng.choice([0.2, 0.8], 90)
+    values, fitted = rng.binomial(4, true)[:, None] / 4, true[:, None]
+    batch = Batch(rng.random(90) < true, np.ones(90, dtype=int), np.arange(90), values=values, fitted_values=fitted)
+    table = critic_table(critic_quality(batch).to_frame(0.9))
+    assert table.rows[:2] == ("all (n = 90)", "step 0 (n = 90)")
+    assert "90% intervals" in table.caption
+    assert "at most 0.25" in table.caption
+    assert list(table.columns) == ["mean value of the head", "mean Monte-Carlo value", "bias", "explained variance"]
+
+
+mpl.use("Agg")
+
+
+def frame_of(label, parameter, values):
+    batch, scores = sized_batch()
+    return quietly(gs.variance_curve, batch, label, parameter, values, scores).to_frame()
+
+
+def test_names_are_those_of_files():
+    assert curve_name("recipe:dapo(loo=True)", "clip_width") == "curve_recipe_dapo_loo_true_clip_width"
+
+
+def test_the_table_has_a_row_for_each_value():
+    frame = frame_of("asymmetric(loo=True)", "delta", [-0.5, 0.0, 0.25])
+    table = curve_table(frame)
+    headings, rows = table.cells("plain")
+    assert headings[0] == "delta"
+    assert [row[0] for row in rows] == ["−0.5", "0", "0.25"]
+    assert table.columns["matched ratio"][1] == (1.0, 1.0, 1.0)
+    assert "asymmetric(loo=True) along delta" in table.caption
+    assert "asymmetric(loo=True) along delta" in curve_caption(frame)
+
+
+def test_group_sizes_are_drawn_at_an_equal_total_of_completions():
+    frame = frame_of("rloo", "group_size", [2, 4, 8])
+    ax = draw_curve(frame)
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), frame["trace_cov"] * frame["value"])
+    plt.close("all")
+
+
+def test_columns_and_what_captions_print_are_named_alike():
+    frame = pd.DataFrame({"estimator": ["rloo", "mine:f(x=1)", "otb(loo=True)"], "ratio": [1.0, 2.0, 3.0]})
+    frame.attrs = {"reference": "rloo", "best_learned": "otb(loo=True)", "n": 3}
+    named = frame_in_words(frame)
+    assert named["estimator"].tolist() == ["RLOO", "mine:f(x=1)", "OTB, leave-one-out"]
+    assert named.attrs == {"reference": "RLOO", "best_learned": "OTB, leave-one-out", "n": 3}
+    assert frame["estimator"][0] == frame.attrs["reference"] == "rloo"
+    frame.attrs[LABELS] = {"otb(loo=True)": "ours"}
+    assert frame_in_words(frame).attrs["best_learned"] == frame_in_words(frame)["estimator"][2] == "ours"
+
+
+def test_recipes_are_methods_as_a_whole():
+    frame = pd.DataFrame({"recipe": ["grpo", "recipe:dapo(loo=True)", "norm_weighted"]})
+    assert frame_in_words(frame)["recipe"].tolist() == ["GRPO", "DAPO, leave-one-out", "norm-weighted"]
+
+
+def test_parameters_are_letters():
+    frame = pd.DataFrame({"estimator": ["learned exponent", "rloo"], "parameters": ["alpha 0.43 [-0.07, 0.68]", None]})
+    frame.attrs["parameter"] = "alpha"
+    named = frame_in_words(frame)
+    assert named["parameters"].tolist() == ["α 0.43 [−0.07, 0.68]", ""]
+    assert named.attrs["parameter"] == "α"
+    frame.attrs["parameter"] = "group_size"
+    assert frame_in_words(frame).attrs["parameter"] == "group size"
+
+
+def test_a_row_a_bin_with_what_the_estimator_keeps():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(10, 100, 400)
+    batch = gs.estimators.Batch(rng.integers(0, 2, 400), lengths, np.repeat(np.arange(100), 4))
+    scores = (rng.normal(size=(400, 8)) + batch.rewards[:, None]) * np.sqrt(lengths)[:, None]
+    table = length_table(gs.variance_by_length(batch, "group_mean", scores, n_bins=2).to_frame(0.9))
+    headings, rows = table.cells("plain")
+    assert [row[0] for row in rows] == [
+        "group_mean, 10–57 tokens (n = 198)",
+        "group_mean, 58–99 tokens (n = 202)",
+    ]
+    assert headings[:2] == ["estimator", "scale kept"]
+    assert [row[1] for row in rows] == ["0.75", "0.75"]
+    assert "90% intervals" in table.caption
+
+
+@pytest.fixture(scope="module")
+def found() -> gs.RatioDiagnostics:
+    return gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
+
+
+def test_rows_of_all_completions_come_first(found: gs.RatioDiagnostics, tmp_path):
+    table = ratio_table(found.to_frame(0.9))
+    assert table.rows[:3] == (
+        f"token, all (n = {found.spreads[0].n:,})",
+        "completion, all (n = 160)",
+        "geometric mean, all (n = 160)",
+    )
+    assert table.rows[3].startswith("token, 1–")
+    assert "90%" in table.caption
+    value, low, high = table.columns["effective sample size"][1]
+    assert (low, high) == pytest.approx(found.confidence_interval(0.9))
+    assert low < value < high
+    paths = table.save(tmp_path / "ratios")
+    assert len(pd.read_csv(paths[2])) == len(found.to_frame())
+
+
+def test_clips(found: gs.RatioDiagnostics):
+    table = clipping_table(found.clipping_frame())
+    assert "grpo" in table.rows
+    value, low, high = table.columns["tokens clipped"][table.rows.index("grpo")]
+    assert 0 <= low <= value <= high <= 1
+    assert "| recipe | " in table.to_markdown()
+
+
+def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs.RatioDiagnostics):
+    batch = turned_policy().sample(40, 4, rng=0)[0].with_fields(token_energy=None)
+    frame = gs.ratio_diagnostics(batch, n_bins=2).clipping_frame()
+    unknown = frame["removed_of"] == "unknown"
+    assert unknown.any()
+    assert frame.loc[unknown, "removed_share"].isna().all()
+    said = "Dashes: energies of tokens were not measured (token_probes)"
+    assert said in clipping_table(frame).caption
+    assert said not in clipping_table(found.clipping_frame()).caption
+
+
+def test_one_row_for_each_estimator_and_bin():
+    batch, scores = correlated_batch(n_prompts=30, size=8)
+    frame = variance_by_success(batch, ["rloo", "grpo"], scores, bins=2).to_frame(0.9)
+    table = success_table(frame)
+    assert len(table.rows) == 4
+    low, high, n = frame.loc[0, ["success_low", "success_high", "n_prompts"]]
+    assert table.rows[0] == f"rloo, {bin_label(low, high)} (n = {n:.0f})"
+    assert list(table.columns) == list(SUCCESS_HEADINGS.values())
+    assert "of the other half of the completions), groups of 4 completions, 90% intervals" in table.caption
+    given = variance_by_success(batch, ["rloo"], scores, success=[0.5] * 240, bins=1).to_frame()
+    assert "(as given), groups of 8 completions" in success_table(given).caption
+    assert success_table(given).rows == ("rloo, 0.5 (n = 30)",)
+
+
+def test_one_row_for_each_block_and_estimator():
+    batch, scores = correlated_batch(n_prompts=30, size=8)
+    of_size = {sizes: quiet_compare(batch, ["rloo", "grpo"], scores, group_size=sizes) for sizes in (4, (2, 4))}
+    found = VarianceByBlock({"attention": of_size[4], "mlp": of_size[4]})
+    table = block_table(found.to_frame(0.9))
+    assert table.rows == ("attention, rloo", "attention, grpo", "mlp, rloo", "mlp, grpo")
+    assert list(table.columns) == list(BLOCK_HEADINGS.values())
+    assert table.columns["ratio"][0] == (1.0, 1.0, 1.0)
+    assert "to that of rloo on the same block, 90% intervals" in table.caption
+    assert block_table(VarianceByBlock({"mlp": of_size[2, 4]}).to_frame()).rows[0] == "mlp, rloo, N=2"
+
+
+def test_allocations():
+    batch, scores = correlated_batch(n_prompts=30, size=8)
+    frame = allocate(batch, ["rloo"], scores, tokens=10_000, group_sizes=[2, 8, 32]).to_frame()
+    table = allocation_table(frame)
+    n = frame["n_prompts"]
+    assert table.rows == (f"rloo, 2 × {n[0]:.3g}", f"rloo, 8 × {n[1]:.3g}", f"rloo, 32* × {n[2]:.3g}")
+    many = allocation_table(frame.assign(n_prompts=12345.6))
+    assert many.rows[0] == "rloo, 2 × 12,346"
+    assert list(table.columns) == list(ALLOCATION_HEADINGS.values())
+    assert "10,000 completion tokens" in table.caption
+    assert "relative to rloo with 8 completions per prompt" in table.caption
+
+
+def frame():
+    table = pd.DataFrame({"estimator": ["rloo", "mine"]})
+    for name in ("ratio", "cosine"):
+        table[name], table[f"{name}_low"], table[f"{name}_high"] = [1.0, 0.8], [1.0, 0.7], [1.0, 0.9]
+    table["ratio_simultaneous_low"], table["ratio_simultaneous_high"] = [1.0, 0.6], [1.0, 0.95]
+    table.attrs["reference"] = "rloo"
+    return table
+
+
+def test_intervals_that_hold_together_follow_their_quantity():
+    first, second, third = variance_columns(frame(), ["ratio", "cosine"], "terminal")
+    assert (first.heading, second.heading, third.heading) == ("ratio to rloo", "all ratios", "cosine")
+    assert first.triples == [(1.0, 1.0, 1.0), (0.8, 0.7, 0.9)]
+    assert second.together
+    assert second.triples[0] == (1.0, 1.0, 1.0)  # known exactly
+    assert math.isnan(second.triples[1][0])
+    assert second.triples[1][1:] == (0.6, 0.95)
+
+
+def test_a_paper_or_an_earlier_version_goes_without():
+    assert [column.heading for column in variance_columns(frame(), ["ratio"], "paper")] == ["ratio to rloo"]
+    early = frame().drop(columns="ratio_simultaneous_low")
+    assert [column.together for column in variance_columns(early, ["ratio"], "terminal")] == [False]
+
+
+def test_marks_of_the_best_set():
+    assert best_set_marks(frame()) is None
+    assert best_set_marks(frame().assign(in_best_set=[True, False])) == ["yes", "no"]
+    assert best_set_marks(frame().assign(in_best_set=[None, True])) == ["–", "yes"]
+    # As read back from a CSV file.
+    assert best_set_marks(frame().assign(in_best_set=[float("nan"), True])) == ["–", "yes"]
+
+
+def bold_rows(table):
+    return [line for line in table.to_latex().splitlines() if "textbf" in line]
+
+
+def test_the_reference_is_bold_where_every_other_interval_lies_above_it():
+    clear = frame_for_variance_table([1.0, 1.3, 1.5], [1.0, 1.1, 1.2], [1.0, 1.5, 1.9])
+    assert [line.split(" &")[0] for line in bold_rows(variance_table(clear))] == ["RLOO"]
+    tie = frame_for_variance_table([1.0, 1.3, 1.5], [1.0, 0.9, 1.2], [1.0, 1.5, 1.9])
+    assert bold_rows(variance_table(tie)) == []
+    assert "leave a tie" in variance_table(tie).caption
+
+
+def test_the_comparisons_decision_is_read_from_the_frame():
+    table = frame_for_variance_table([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
+    table.attrs["lowest_beyond_doubt"] = "mine"
+    assert [line.split(" &")[0] for line in bold_rows(variance_table(table))] == ["mine"]
+    table.attrs["lowest_beyond_doubt"] = None
+    assert bold_rows(variance_table(table)) == []
+    assert "leave a tie" in variance_table(table).caption
+
+
+def test_the_best_set_is_bold_as_the_comparison_gives_it():
+    table = frame_for_variance_table([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(
+        in_best_set=[True, False, True]
+    )
+    found = variance_table(table)
+    assert [line.split(" &")[0] for line in bold_rows(found)] == ["RLOO", "mine"]
+    assert "best set, which holds the lowest" in found.caption
+    assert "not judged" not in found.caption
+
+
+def test_rows_that_are_not_judged_are_not_claimed_to_be_higher():
+    table = frame_for_variance_table([1.0, 1.3, np.nan], [1.0, 1.1, 0.0], [1.0, 1.5, np.inf]).assign(
+        in_best_set=[True, False, None]
+    )
+    assert "of the rows that have one at this level" in variance_table(table).caption
+    assert "the others are not judged." in variance_table(table).caption
+
+
+def test_matched_ratios_that_hold_together_have_a_column():
+    table = frame_for_variance_table([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(
+        in_best_set=[True, False, True]
+    )
+    table["matched_ratio_simultaneous_low"] = [1.0, 1.05, 0.75]
+    table["matched_ratio_simultaneous_high"] = [1.0, 1.6, 1.15]
+    found = variance_table(table)
+    headings, texts = found.cells("plain")
+    assert headings.index("all matched ratios") == headings.index("matched ratio") + 1
+    column = headings.index("all matched ratios")
+    assert [row[column] for row in texts] == ["1", "1.05 to 1.60", "0.75 to 1.15"]
+    assert "All matched ratios: those of all rows lie between these ends at once." in found.caption
+    assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
+
+
+def test_another_winner_needs_intervals_paired_with_it():
+    table = frame_for_variance_table([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
+    assert lowest(table) == "mine"
+    assert bold_rows(variance_table(table)) == []
+    against_mine = frame_for_variance_table([1.25, 1.6, 1.0], [1.1, 1.2, 1.0], [1.4, 2.0, 1.0], reference="mine")
+    bold = bold_rows(variance_table(table, paired=against_mine))
+    assert [line.split(" &")[0] for line in bold] == ["mine"]
+    assert "excludes a tie" in variance_table(table, paired=against_mine).caption
+    against_mine.loc[0, "matched_ratio_low"] = 0.99
+    assert bold_rows(variance_table(table, paired=against_mine)) == []
+    against_mine.loc[0, "matched_ratio_low"] = np.nan
+    assert bold_rows(variance_table(table, paired=against_mine)) == []
+
+
+def test_of_two_rows_the_interval_itself_is_paired():
+    assert clear_winner(frame_for_variance_table([1.0, 0.8], [1.0, 0.7], [1.0, 0.9])) == 1
+    assert clear_winner(frame_for_variance_table([1.0, 0.8], [1.0, 0.7], [1.0, 1.01])) is None
+    assert clear_winner(frame_for_variance_table([1.0, 0.8], [1.0, 0.7], [1.0, 0.9], reference="a third")) is None
+
+
+def test_a_real_comparison_bolds_the_baseline():
+    """Scores with the noise of the reward: without a baseline the variance is clearly larger."""
+    rng = np.random.default_rng(0)
+    n, size = 40, 8
+    rewards = 5.0 + rng.normal(size=n * size)
+    batch = Batch(rewards=rewards, lengths=np.full(n * size, 10), groups=np.repeat(np.arange(n), size))
+    scores = rng.normal(size=(n * size, 6))
+    with pytest.warns(UserWarning, match="not resolved"):
+        comparison = compare(batch, ["reinforce", "rloo"], scores=scores)
+    table = variance_table(comparison, confidence_level=0.99)
+    assert [line.split(" &")[0] for line in bold_rows(table)] == ["RLOO"]
+    assert "99% intervals" in table.caption
+    assert "n = 40 prompts" in table.caption
+
+
+def test_paired_must_belong_to_the_table():
+    table = frame_for_variance_table([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
+    with pytest.raises(
+        ValueError, match=r"paired has the reference 'rloo', and 'mine' is the lowest: compare again with"
+    ):
+        variance_table(table, paired=table)
+    other = frame_for_variance_table([1.0, 1.3], [1.0, 1.1], [1.0, 1.5], reference="mine")
+    with pytest.raises(ValueError, match="paired holds other estimators"):
+        variance_table(table, paired=other)
+    with pytest.raises(ValueError, match=r"the table lacks the column\(s\) ratio_high"):
+        variance_table(table.drop(columns="ratio_high"))
+
+
+def test_estimators_have_the_names_of_figures_and_the_csv_their_labels(tmp_path):
+    table = frame_for_variance_table(
+        [1.0, 1.3], [1.0, 1.1], [1.0, 1.5], names=("rloo", "length_weighted(alpha=0.8, loo=True)")
+    )
+    found = variance_table(table)
+    assert found.rows == ("RLOO", "length-weighted, α = 0.8, leave-one-out")
+    assert "ratio to RLOO" in found.columns
+    assert "ratios to RLOO are paired" in found.caption
+    *_, csv = found.save(tmp_path / "variance")
+    assert '"length_weighted(alpha=0.8, loo=True)"' in csv.read_text()
+    assert "RLOO" not in csv.read_text()
+    table.attrs[LABELS] = {"rloo": "leave one out, $N-1$"}
+    chosen = variance_table(table)
+    assert chosen.rows[0] == "leave one out, $N-1$"
+    assert "leave one out, $N-1$ & " in chosen.to_latex()
+    assert "ratios to leave one out" in chosen.caption
+
+
+def test_a_caption_says_where_the_lowest_is_not_among_the_rows():
+    table = frame_for_variance_table([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(
+        in_best_set=[False, False, True]
+    )
+    some = table.iloc[:2].copy()
+    some.attrs = table.attrs | {COMPARED_ROWS: 3}
+    assert "No row is of the best set, " in variance_table(some).caption
+    assert "(all pairs of the 3 estimators of the comparison compared)" in variance_table(some).caption
+    some = some.drop(columns="in_best_set")
+    some.attrs |= {"lowest_beyond_doubt": "otb"}
+    assert "The lowest matched ratio is that of OTB, which is not listed." in variance_table(some).caption
+    assert bold_rows(variance_table(some)) == []

@@ -1,0 +1,272 @@
+"""The studentised bootstrap over prompts, against a loop and on heavy tails."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from gradstats.estimators import Batch
+from gradstats.estimators import ratios as in_blocks
+from gradstats.stats import compare
+from gradstats.stats import intervals as studentised
+from gradstats.stats.intervals import (
+    FiellerRatio,
+    SkewedMeanEstimate,
+    fieller_ratio,
+    resampled_prompts,
+    skewed_mean,
+    studentised_lognormal,
+    studentised_ratio,
+)
+from gradstats.stats.jackknife import Statistic, mean_statistic
+
+
+def ratio_of(numerator, denominator, numerator_variance, covariance, denominator_variance):
+    r = numerator / denominator
+    contrast = numerator_variance - 2 * r * covariance + r**2 * denominator_variance
+    return FiellerRatio(r, denominator, contrast, covariance - r * denominator_variance, denominator_variance, 30.0)
+
+
+def inside(numbers, psi, level):
+    numerator, denominator, numerator_variance, covariance, denominator_variance = numbers
+    variance = numerator_variance - 2 * psi * covariance + psi**2 * denominator_variance
+    return (numerator - psi * denominator) ** 2 <= stats.t.ppf(0.5 + level / 2, 30) ** 2 * variance
+
+
+@pytest.mark.parametrize(
+    ("numbers", "n_pieces"),
+    [((2.0, 5.0, 0.3, 0.1, 0.5), 1), ((6.0, 0.5, 0.3, 0.1, 0.5), 2), ((0.2, 0.1, 0.3, 0.1, 0.5), 1)],
+)
+def test_the_set_is_what_the_inequality_says(numbers, n_pieces):
+    ratio = ratio_of(*numbers)
+    pieces = ratio.solution(0.95)
+    assert len(pieces) == n_pieces
+    for psi in np.linspace(-60, 60, 4001):
+        assert inside(numbers, psi, 0.95) == any(low <= psi <= high for low, high in pieces)
+    assert ratio.is_bounded(0.95) == np.isfinite(pieces).all()
+
+
+def test_the_set_inside_a_parameter_space():
+    unresolved = ratio_of(6.0, 0.5, 0.3, 0.0, 0.5)
+    low, high = unresolved.within(0.95, 0.0, np.inf)
+    assert 0 < low < 12
+    assert high == np.inf
+    negative = ratio_of(6.0, -5.0, 0.3, 0.0, 0.5)
+    assert np.isnan(negative.within(0.95, 0.0, np.inf)).all()
+    assert np.isnan(FiellerRatio(np.nan, 1.0, 1.0, 0.0, 1.0, 9.0).within(0.95, 0.0, 1.0)).all()
+
+
+def test_a_ratio_without_error_is_a_point():
+    values = np.array([3.0, 4.0, 2.0, 3.5])
+    ratio = fieller_ratio(mean_statistic(2 * values), mean_statistic(values))
+    assert ratio.value == 2.0
+    assert ratio.solution(0.95)[0] == pytest.approx((2.0, 2.0), abs=1e-14)
+    with pytest.raises(ValueError, match=r"confidence_level=1 must lie between 0 and 1"):
+        ratio.solution(1.0)
+
+
+def test_variances_are_those_of_the_means():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 12)) + np.array([[1.0], [2.0]])
+    ratio = fieller_ratio(mean_statistic(x), mean_statistic(y))
+    expected = np.cov(x - ratio.value * y, y) / 12
+    assert ratio.contrast_variance == pytest.approx(expected[0, 0], rel=1e-12)
+    assert ratio.covariance == pytest.approx(expected[0, 1], rel=1e-10)
+    assert ratio.denominator_variance == pytest.approx(expected[1, 1], rel=1e-12)
+
+
+@pytest.mark.parametrize("denominator", [0.0, 0.3, 3.0])
+def test_it_covers_however_near_to_zero_the_denominator_is(denominator):
+    """Means of 20 pairs whose denominator has a standard error of 0.22; 1500 data sets, error of a share 0.0056."""
+    rng, hits, truth = np.random.default_rng(1), 0, 1.0
+    for _ in range(1500):
+        y = denominator + rng.normal(size=20)
+        x = truth * denominator + 0.5 * (y - denominator) + rng.normal(size=20)
+        ratio = fieller_ratio(mean_statistic(x), mean_statistic(y))
+        hits += any(low <= truth <= high for low, high in ratio.solution(0.95))
+    assert hits / 1500 == pytest.approx(0.95, abs=0.02)
+
+
+def test_draws_are_those_of_lognormal_samples():
+    """Zeros for the share left out; the quantiles are those of ten times as many samples by a loop."""
+    rng, loop = np.random.default_rng(7), []
+    for _ in range(20_000):
+        sample = np.exp(1.2 * rng.normal(size=40)) * (rng.random(40) < 0.8)
+        standard_error = sample.std(ddof=1) / np.sqrt(40) / sample.mean()
+        loop.append(np.log(sample.mean() / (0.8 * np.exp(1.2**2 / 2))) / standard_error)
+    found = studentised_lognormal(40, 1.2, 0.8)
+    assert len(found) == 1999
+    for at in (0.025, 0.5, 0.975):
+        below = np.mean(np.array(loop) < np.quantile(found, at))
+        assert below == pytest.approx(at, abs=4 * np.sqrt(at * (1 - at) / 1999))
+
+
+def test_without_a_spread_the_interval_is_students():
+    values = 5.0 + 1e-3 * np.random.default_rng(0).normal(size=30)
+    mean = mean_statistic(values)
+    low, high = skewed_mean(mean, values).confidence_interval(0.9)
+    plain = mean.estimate("log").confidence_interval(0.9)
+    assert np.log(high / low) == pytest.approx(np.log(plain[1] / plain[0]), rel=0.06)
+    assert (low, high) >= (plain[0] * 0.9999, plain[1])
+    constant = skewed_mean(mean_statistic(np.ones(5)), np.ones(5))
+    assert constant.confidence_interval(0.95) == (1.0, 1.0)
+
+
+def test_it_is_wider_above_where_the_tail_is_long_and_uses_the_upper_half_alone():
+    rng = np.random.default_rng(1)
+    values = np.exp(1.5 * rng.normal(size=100))
+    found = skewed_mean(mean_statistic(values), values)
+    plain = mean_statistic(values).estimate("log").confidence_interval(0.95)
+    low, high = found.confidence_interval(0.95)
+    assert low == plain[0]
+    assert high > 1.05 * plain[1]
+    # The spread does not see how small the small values are.
+    smaller = np.where(values < np.quantile(values, 0.4), 1e-3 * values, values)
+    other = skewed_mean(mean_statistic(smaller), smaller)
+    assert isinstance(found, SkewedMeanEstimate)
+    assert isinstance(other, SkewedMeanEstimate)
+    upper = np.log(values[values > np.median(values)]) - np.median(np.log(values))
+    assert found.spread == pytest.approx(np.sqrt(np.mean(upper**2)), rel=1e-12)
+    assert other.spread == pytest.approx(found.spread, rel=0.05)
+    assert skewed_mean(mean_statistic(values), np.where(values < 0.5, -0.1, values)).share == np.mean(values >= 0.5)
+
+
+def test_what_is_not_known_stays_unknown():
+    silent = Statistic(0.0, np.zeros(4))
+    assert np.isnan(skewed_mean(silent, np.zeros(4)).confidence_interval(0.95)).all()
+    two = Statistic(1.0, np.array([np.nan, np.nan]))
+    assert np.isnan(skewed_mean(two, np.array([1.0, 2.0])).confidence_interval(0.95)).all()
+    with pytest.raises(ValueError, match="confidence_level=2"):
+        skewed_mean(mean_statistic(np.array([1.0, 2.0, 4.0])), np.array([1.0, 2.0, 4.0])).confidence_interval(2.0)
+
+
+@pytest.mark.parametrize("draw", ["lognormal", "gamma", "lognormal of sd 2"])
+def test_it_covers_means_that_student_does_not(draw):
+    """60 prompts, 500 data sets: error of a share 0.01."""
+    rng, hits, of_student = np.random.default_rng(3), 0, 0
+    for _ in range(500):
+        if draw == "gamma":
+            values, truth = rng.gamma(0.4, size=60), 0.4
+        else:
+            sd = 2.0 if draw == "lognormal of sd 2" else 1.4
+            values, truth = np.exp(sd * rng.normal(size=60)), np.exp(sd**2 / 2)
+        mean = mean_statistic(values)
+        low, high = skewed_mean(mean, values).confidence_interval(0.95)
+        hits += low <= truth <= high
+        margin = stats.t.ppf(0.975, 59) * mean.estimate("log").stderr
+        of_student += abs(np.log(mean.value / truth)) <= margin
+    assert 0.92 <= hits / 500 <= 0.99
+    assert of_student <= hits
+    assert draw == "gamma" or of_student / 500 < 0.9
+
+
+def test_draws_are_those_of_a_loop():
+    rng = np.random.default_rng(0)
+    a, b = np.exp(np.array([[2.5], [0.3]]) * rng.normal(size=(2, 15)))
+    found = studentised_ratio(mean_statistic(a), mean_statistic(b))
+    observed, draws = np.log(a.mean() / b.mean()), []
+    for counts in resampled_prompts(15):
+        drawn = np.repeat(np.arange(15), counts.astype(int))
+        x, y = a[drawn], b[drawn]
+        influence = x / x.mean() - y / y.mean()
+        draws.append((np.log(x.mean() / y.mean()) - observed) / np.sqrt((influence**2).sum() / (15 * 14)))
+    np.testing.assert_allclose(found.draws, draws, rtol=1e-9)
+    without = np.log((a.sum() - a) / (b.sum() - b))
+    assert found.stderr == pytest.approx(np.sqrt(14 / 15 * ((without - without.mean()) ** 2).sum()), rel=1e-12)
+    psi = a / a.mean() - b / b.mean()
+    share = (psi**4).sum() / (psi**2).sum() ** 2
+    student = stats.t.ppf(0.95, 14)
+    wider = stats.t.ppf(0.95, 1 / (share - 1 / 15)) / student
+    missing = 1 - 3 / share / 15
+    assert 0 < missing < 1
+    ends = [*np.abs(np.quantile(draws, [0.05, 0.95])), np.quantile(np.abs(draws), 0.9 + 0.05 * missing)]
+    margin = max(*ends, student) * found.stderr * wider
+    assert wider > 1.1
+    expected = (found.value * np.exp(-margin), found.value * np.exp(margin))
+    assert found.confidence_interval(0.9) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_multiple_is_exact():
+    values = np.array([3.0, 1.0, 2.0, 7.0])
+    found = studentised_ratio(mean_statistic(0.25 * values), mean_statistic(values))
+    assert (found.value, found.confidence_interval(0.95)) == (0.25, (0.25, 0.25))
+
+
+def test_a_nearly_exact_ratio_keeps_its_digits():
+    rng = np.random.default_rng(0)
+    values = np.exp(rng.normal(size=40))
+    wiggle = rng.normal(size=40)
+    coarse, fine = (
+        studentised_ratio(mean_statistic(values * (1 + e * wiggle)), mean_statistic(values)) for e in (1e-4, 1e-8)
+    )
+    np.testing.assert_allclose(fine.draws, coarse.draws, rtol=1e-2, atol=1e-3)
+    assert fine.stderr == pytest.approx(1e-4 * coarse.stderr, rel=1e-3)
+
+
+def test_what_has_no_logarithm_has_no_interval():
+    found = studentised_ratio(mean_statistic(np.array([1.0, -2.0, 0.5, 0.2])), mean_statistic(np.ones(4)))
+    assert np.isnan(found.confidence_interval(0.95)).all()
+    two = studentised_ratio(mean_statistic(np.array([1.0, 2.0])), mean_statistic(np.ones(2)))
+    assert np.isnan(two.confidence_interval(0.95)).all()
+
+
+def test_it_covers_paired_ratios_of_lognormal_means():
+    """Sd of log 0.8 and 1.0, 100 prompts, 500 data sets: error of a share 0.01; somewhat conservative."""
+    rng, hits, truth = np.random.default_rng(3), 0, np.exp((1.0**2 - 0.8**2) / 2)
+    for _ in range(500):
+        common = 0.8 * rng.normal(size=100)
+        top = np.exp(common + 0.6 * rng.normal(size=100))
+        low, high = studentised_ratio(mean_statistic(top), mean_statistic(np.exp(common))).confidence_interval(0.95)
+        hits += low <= truth <= high
+    assert 0.93 <= hits / 500 <= 0.992
+
+
+def test_light_tails_are_not_paid_for():
+    """Where every prompt has an influence of one size, the interval is Student's but for the resamples' own error."""
+    rng = np.random.default_rng(4)
+    signs = rng.permutation(np.repeat([-1.0, 1.0], 100))
+    base = np.exp(0.1 * rng.normal(size=200))
+    found = studentised_ratio(mean_statistic(base * (1.0 + 0.05 * signs)), mean_statistic(base))
+    low, high = found.confidence_interval(0.95)
+    assert found.degrees_of_error > 199
+    assert np.log(high / low) / 2.0 == pytest.approx(stats.t.ppf(0.975, 199) * found.stderr, rel=0.05)
+    # One prompt in a hundred that holds most of the error: a degree of freedom, and a quantile of both sides.
+    alone = studentised_ratio(mean_statistic(np.r_[30.0, base[1:]]), mean_statistic(base))
+    assert alone.degrees_of_error == pytest.approx(1.0, abs=0.05)
+
+
+def test_blocks_of_resamples_give_the_same_intervals(monkeypatch):
+    """300 resamples and one prompt at a time, in every column of a comparison."""
+    rng = np.random.default_rng(0)
+    rewards, lengths = rng.integers(0, 2, 160).astype(float), rng.integers(5, 60, 160)
+    scores = (rewards[:, None] + rng.normal(size=(160, 8))) * np.sqrt(lengths)[:, None]
+    batch = Batch(rewards, lengths, np.repeat(np.arange(40), 4), sq_norms=1.1 * (scores**2).sum(axis=1))
+    labels = ["reinforce", "group_mean", "recipe:grpo", "length_weighted(alpha=0.8, loo=True)", "batch_mean"]
+
+    def compared():
+        studentised.resampled_prompts.cache_clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return compare(batch, labels, scores, scores_are_sketches=True, n_resamples=4).to_frame()
+
+    whole = compared()
+    monkeypatch.setattr(in_blocks, "TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr(studentised, "COUNTS_AT_ONCE", 40 * 300)
+    blocks = compared()
+    studentised.resampled_prompts.cache_clear()
+    pd.testing.assert_frame_equal(blocks, whole, rtol=1e-12, atol=0)
+    assert whole["ratio_high"].notna().all()
+
+
+def test_few_groups_of_two_success_rates_do_not_blow_the_interval_up():
+    """Most prompts give no gradient, and the others one of two quotients: some resamples hold a single one of these."""
+    rng = np.random.default_rng(0)
+    size = np.exp(0.2 * rng.normal(size=12)) * ([0.0] * 6 + [1.0] * 6)
+    quotient = np.array([4.0] * 9 + [4.6] * 3) * np.exp(1e-4 * rng.normal(size=12))
+    low, high = studentised_ratio(mean_statistic(quotient * size), mean_statistic(size)).confidence_interval()
+    assert 3.5 < low < 4.1
+    assert 4.4 < high < 5.0

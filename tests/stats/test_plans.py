@@ -1,0 +1,208 @@
+"""The number of prompts that tells a ratio from 1."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from comparison_batches import quiet_compare, sized_batch
+from scipy import stats
+
+from gradstats import data
+from gradstats.stats import fit_length_scaling, plan_alpha, plan_ratio, plan_signal
+
+
+def test_the_published_points_call_for_hundreds_of_sequences():
+    points = data.load("gloeckle2026")
+    pilot = fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"])
+    plan = plan_alpha(pilot, 0.05)
+    assert 850 <= plan.n <= 900
+    assert plan.n == plan.n_prompts
+    assert plan_alpha(pilot, 0.1).n == pytest.approx(plan.n / 4, rel=0.02)
+    assert plan.to_frame()["n"].item() == plan.n
+
+
+def test_a_plan_is_kept():
+    def points(n, seed):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(4, 0.7, n)
+        return {"lengths": np.exp(x), "sq_norms": np.exp(1.6 * x + rng.normal(0, 1.0, n))}
+
+    plan = plan_alpha(fit_length_scaling(**points(400, 0)), 0.05)
+    low, high = fit_length_scaling(**points(plan.n, 1)).confidence_interval()
+    assert (high - low) / 2 == pytest.approx(0.05, rel=0.15)
+
+
+def test_a_plan_from_noise_and_spread_of_lengths():
+    """se(α) = σ/(2 s √n): 1.0/(2·0.5·√n)·1.96 ≤ 0.1 from n = 385 on."""
+    plan = plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5)
+    assert plan.n == plan.n_prompts == 387
+    assert plan.pilot_n_prompts is None
+    assert plan.sentence().startswith("α ± 0.1 (95% interval) takes 387 prompts; ")
+    assert plan_alpha(half_width=0.1, noise=2.0, length_spread=1.0).n == 387
+
+
+def test_plan_refusals():
+    with pytest.raises(TypeError, match="pilot is a dict: give a fit, for example gs.fit_length_scaling"):
+        plan_alpha({"alpha": 0.8})
+    pilot = fit_length_scaling(lengths=[1, 2, 3, 4], sq_norms=[1, 2, 4, 3])
+    with pytest.raises(ValueError, match="half_width=0 must be positive"):
+        plan_alpha(pilot, 0.0)
+    exact = fit_length_scaling(lengths=[1, 2, 3, 4], sq_norms=[1, 1, 1, 1])
+    with pytest.raises(ValueError, match="the pilot has no standard error"):
+        plan_alpha(exact, 0.05)
+    with pytest.raises(TypeError, match="either a pilot fit, or both noise= and length_spread="):
+        plan_alpha()
+    with pytest.raises(TypeError, match="give both noise= and length_spread="):
+        plan_alpha(noise=1.0)
+    with pytest.raises(ValueError, match="noise=-1 must be positive, for example 1"):
+        plan_alpha(noise=-1.0, length_spread=0.5)
+
+
+def test_the_level_of_the_planned_interval_must_be_a_probability():
+    with pytest.raises(ValueError, match="^confidence_level=1 must lie between 0 and 1"):
+        plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5, confidence_level=1.0)
+
+
+def pilot(ratio=0.87, stderr=0.1, n_prompts=400, level=0.95, **columns):
+    """A comparison whose ratio has that standard error of its logarithm."""
+    margin = stats.t.ppf(0.5 + level / 2, n_prompts - 1) * stderr
+    row = {
+        "estimator": "grpo",
+        "group_size": 4,
+        "ratio": ratio,
+        "ratio_low": ratio * np.exp(-margin),
+        "ratio_high": ratio * np.exp(margin),
+        **columns,
+    }
+    frame = pd.DataFrame([row])
+    frame.attrs = {"n_prompts": n_prompts, "n_groups": 2 * n_prompts, "reference": "rloo", "confidence_level": level}
+    return frame
+
+
+def test_the_size_by_hand():
+    """((1.96 + 0.8416)·0.1·√400/|log 0.87|)² = 1619 prompts with normal quantiles."""
+    plan = plan_ratio(pilot(), "grpo")
+    by_hand = ((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * 0.1 * 20 / abs(np.log(0.87))) ** 2
+    assert by_hand == pytest.approx(1619, abs=1)
+    assert by_hand < plan.n_prompts < by_hand + 6  # Student's quantile
+    assert plan.stderr_of_one == pytest.approx(2.0, rel=1e-9)
+    assert plan.completions_per_prompt == 8
+    assert plan.n == 8 * plan.n_prompts
+    assert plan.n_prompts_low < plan.n_prompts < plan.n_prompts_assured < plan.n_prompts_high
+    assert plan.sentence().startswith(
+        "distinguishing a ratio of 0.87 of grpo to rloo from 1 (95% interval, in 80% of studies) takes"
+    )
+
+
+def test_the_range_is_that_of_the_variance_of_the_pilot():
+    plan = plan_ratio(pilot(), "grpo")
+    for size, tail in ((plan.n_prompts_low, 0.975), (plan.n_prompts_high, 0.025)):
+        assert size / plan.n_prompts == pytest.approx(399 / stats.chi2.ppf(tail, 399), rel=0.01)
+    few = plan_ratio(pilot(n_effective_prompts=40.0), "grpo")
+    assert few.n_prompts == plan.n_prompts
+    assert few.n_prompts_high / few.n_prompts == pytest.approx(39 / stats.chi2.ppf(0.025, 39), rel=0.01)
+
+
+def test_the_assured_size_is_enough_in_four_of_five_studies():
+    """Pilots of 12 prompts at the quantiles of their χ², each planning a study whose power is a noncentral t's."""
+    found = []
+    for quantile in (np.arange(40) + 0.5) / 40:
+        stderr = 0.2 * np.sqrt(stats.chi2.ppf(quantile, 11) / 11)
+        n = plan_ratio(pilot(stderr=stderr, n_prompts=12), "grpo", 0.9).n_prompts_assured
+        apart = -np.log(0.9) / (0.2 * np.sqrt(12 / n))
+        found.append(stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, apart))
+    assert np.mean(found) == pytest.approx(0.8, abs=0.01)
+    assert min(found) < 0.7
+
+
+def test_no_size_is_below_what_the_interval_needs():
+    """400 prompts are worth 80 effective ones, so that 50 effective ones take 250, however far the ratio is from 1."""
+    plan = plan_ratio(pilot(n_effective_prompts=80.0), "grpo", 0.2)
+    assert plan.fewest_prompts == 250
+    assert (plan.n_prompts_low, plan.n_prompts, plan.n_prompts_high, plan.n_prompts_assured) == (250,) * 4
+    assert "fewer would make it narrow enough" in plan.sentence()
+    assert "50 effective prompts on, which 250 prompts are worth." in plan.sentence()
+    assert "fewer would" not in plan_ratio(pilot(n_effective_prompts=80.0), "grpo").sentence()
+
+
+def test_a_matched_ratio_is_planned_from_its_own_interval():
+    columns = {"matched_ratio": 0.9, "matched_ratio_low": 0.8, "matched_ratio_high": 0.9**2 / 0.8}
+    plan = plan_ratio(pilot(**columns), "grpo", quantity="matched_ratio")
+    assert plan.ratio == 0.9
+    assert plan.stderr_of_one == pytest.approx(20 * np.log(0.9 / 0.8) / stats.t.ppf(0.975, 399), rel=1e-9)
+    assert plan.sentence().startswith("distinguishing a matched ratio of 0.9 of grpo to rloo from 1")
+
+
+def test_a_closer_ratio_takes_more_and_the_level_matters():
+    assert plan_ratio(pilot(), "grpo", 0.9).n_prompts > 1.5 * plan_ratio(pilot(), "grpo", 0.87).n_prompts
+    inverse = plan_ratio(pilot(), "grpo", 1 / 0.87)
+    assert inverse.n_prompts == plan_ratio(pilot(), "grpo").n_prompts
+    assert plan_ratio(pilot(level=0.8), "grpo").n_prompts == pytest.approx(inverse.n_prompts, abs=1)
+    assert plan_ratio(pilot(), "grpo", confidence_level=0.99).n_prompts > inverse.n_prompts
+
+
+def test_a_comparison_is_a_pilot():
+    batch, scores = sized_batch(n_prompts=40)
+    compared = quiet_compare(batch, ["rloo", "reinforce", "group_mean"], scores, group_size=4)
+    plan = plan_ratio(compared, "reinforce", tokens_per_completion=30.0)
+    assert plan.completions_per_prompt == 8
+    assert plan.n_tokens == 30.0 * plan.n_assured
+    with pytest.raises(ValueError, match="ratio of 'rloo' has no interval of any width"):
+        plan_ratio(compared, "rloo")
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="estimator='rlo' has 0 rows in the pilot and one is needed"):
+        plan_ratio(pilot(), "rlo")
+    with pytest.raises(ValueError, match="ratio=1 must be positive and not 1, for example 0.87"):
+        plan_ratio(pilot(), "grpo", 1.0)
+    with pytest.raises(ValueError, match="quantity='cosine' is not a ratio to be planned"):
+        plan_ratio(pilot(), "grpo", quantity="cosine")
+    with pytest.raises(ValueError, match="confidence_level=2 must lie between 0 and 1"):
+        plan_ratio(pilot(), "grpo", confidence_level=2.0)
+
+
+def test_the_size_solves_its_equation():
+    batch, scores = sized_batch(n_prompts=60)
+    compared = quiet_compare(batch, ["reinforce", "rloo"], scores, group_size=4)
+    plan = plan_signal(compared, "reinforce")
+    z, z_80 = stats.norm.ppf([0.975, 0.8])
+
+    def margin(m):
+        return z * np.sqrt(4 * plan.linear / m + 4 * plan.quadratic / m**2) + z_80 * np.sqrt(
+            4 * plan.linear / m + 2 * plan.quadratic / m**2
+        )
+
+    assert margin(plan.n_prompts) <= plan.signal_sq < margin(plan.n_prompts - 1) or plan.n_prompts == 3
+    assert plan.n_prompts_low <= plan.n_prompts <= plan.n_prompts_assured <= plan.n_prompts_high
+    assert plan.completions_per_prompt == 8
+    assert plan.tokens_per_completion == pytest.approx(batch.lengths.mean())
+    assert plan.sentence().startswith("‖E ĝ‖² of reinforce resolved (95% interval above 0 in 80% of studies) takes")
+
+
+def test_a_signal_that_may_be_zero_has_no_upper_end():
+    batch, scores = sized_batch(n_prompts=20)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], 20)
+    compared = quiet_compare(batch, ["reinforce", "rloo"], scores * signs[batch.group_index][:, None], group_size=8)
+    plan = plan_signal(compared, "rloo")
+    assert plan.n_prompts_high == np.inf
+    assert "∞" in plan.sentence()
+
+
+def test_refusals_of_signal_plan():
+    batch, scores = sized_batch(n_prompts=20)
+    compared = quiet_compare(batch, ["rloo", "reinforce"], scores, group_size=4)
+    with pytest.raises(ValueError, match="estimator='grpo' is not in the pilot: choose from rloo, reinforce"):
+        plan_signal(compared, "grpo")
+    several = quiet_compare(batch, ["rloo", "reinforce"], scores, group_size=[2, 4])
+    with pytest.raises(ValueError, match="several group sizes: compare at one group size"):
+        plan_signal(several, "rloo")
+    silent = quiet_compare(
+        batch.with_fields(rewards=np.ones(len(batch.rewards))), ["reinforce", "rloo"], scores, reference="reinforce"
+    )
+    with pytest.raises(ValueError, match="no interval of ‖E g‖² for 'rloo' from at least 4 prompts"):
+        plan_signal(silent, "rloo")
+    batch_level = quiet_compare(batch, ["batch_mean", "rloo"], scores, group_size=4)
+    with pytest.raises(ValueError, match="no interval of ‖E g‖² for 'batch_mean'.*choose a group-level estimator"):
+        plan_signal(batch_level, "batch_mean")

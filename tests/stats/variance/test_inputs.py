@@ -1,0 +1,530 @@
+"""What bias and cosine are judged against, on-policy and off."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import pytest
+from comparison_batches import correlated_batch, interleaved_batch, quiet_compare
+from off_policy_pair import policy_pair
+
+from gradstats import estimators as est
+from gradstats.estimators import Batch, get
+from gradstats.measurement.measurement import WeightedGradients
+from gradstats.rollouts.table import Rollouts
+from gradstats.stats import compare
+from gradstats.stats.variance import comparison as prepared_inputs_for_target
+from gradstats.stats.variance.comparison import prepared_inputs
+from gradstats.stats.variance.inputs import (
+    choose_target,
+    coefficient_on_target,
+    comparison_inputs,
+    moments_of,
+    pools_by_size,
+    recorded_differences,
+    refuse_unusable_ratios,
+    uses_ratios,
+)
+from gradstats.stats.variance.length_bins import variances_by_length
+from tests.off_policy import TOKEN_RATIOS, ImportanceWeighted, turned_policy
+
+
+def measurement(sketches=True, n_prompts=8, per_prompt=4):
+    rng = np.random.default_rng(0)
+    n = n_prompts * per_prompt
+    prompt_ids = np.repeat(np.arange(n_prompts), per_prompt).astype(str)
+    sample_ids = np.tile(np.arange(per_prompt), n_prompts)
+    order = rng.permutation(n)
+    lengths = rng.integers(2, 9, n)
+    rollouts = Rollouts.from_sequences(
+        [[1]] * n,
+        [list(range(length)) for length in lengths],
+        (rng.random(n) < 0.5).astype(float),
+        prompt_ids[order],
+        sample_ids=sample_ids[order],
+    )
+    vectors = rng.normal(size=(n, 5))
+    return SimpleNamespace(
+        rollouts=rollouts,
+        lengths=lengths,
+        sq_norms=(vectors**2).sum(axis=1) * 1.1,
+        sketches=vectors if sketches else None,
+    ), vectors
+
+
+def test_a_measurement_is_split_by_sample_id_and_its_sketches_are_used():
+    measured, vectors = measurement()
+    result = quiet_compare(measured, ["rloo", "norm_weighted"], group_size=2)
+    assert result.sketch_dim == 5
+    assert "sketches of dimension 5 (squared norms are exact)" in " ".join(result.notes)
+    order = np.lexsort((measured.rollouts.sample_id, measured.rollouts.prompt_id))
+    batch = Batch.from_measurement(measured).select(order)
+    by_hand = quiet_compare(batch, ["rloo", "norm_weighted"], vectors[order], group_size=2, scores_are_sketches=True)
+    np.testing.assert_allclose(
+        result.to_frame().select_dtypes("number"), by_hand.to_frame().select_dtypes("number"), rtol=1e-8
+    )
+
+
+def test_a_measurement_without_sketches_is_refused_unless_scores_are_given():
+    measured, vectors = measurement(sketches=False)
+    with pytest.raises(ValueError, match="the measurement holds no sketches.*: measure with sketch_dim"):
+        compare(measured, ["rloo"])
+    with_scores = quiet_compare(measured, ["rloo"], vectors)
+    assert with_scores.sketch_dim is None
+    measured.sketches = vectors
+    exact = quiet_compare(measured, ["rloo"], scores_are_sketches=False).to_frame()
+    assert exact["trace_cov"].item() == with_scores.to_frame()["trace_cov"].item()
+
+
+ON_POLICY = ["recipe:grpo", "recipe:dapo", "recipe:gspo", "recipe:cispo", "recipe:dr_grpo", "recipe:kimi_k15(tau=1)"]
+
+
+def with_log_probabilities(gap: float | None):
+    """A measurement with the scored log-probabilities, and the sampler's, a few of them that far off."""
+    measured, _ = measurement(n_prompts=12)
+    rng = np.random.default_rng(3)
+    measured.logprobs = [-rng.random(len(mask)) for mask in measured.rollouts.masks]
+    measured.old_logprobs = None
+    if gap is not None:
+        measured.old_logprobs = [row + gap * rng.normal(size=len(row)) for row in measured.logprobs]
+    return measured
+
+
+@pytest.mark.parametrize("gap", [None, 0.0, 1e-3])
+def test_recipes_need_only_completions_where_sampler_and_scorer_agree(gap):
+    """Without the sampler's log-probabilities, with the same ones, and with rounding beyond GSPO's clip of 3e-4."""
+    plain = [f"{label}(ratio=none)" for label in ON_POLICY[:-1]]
+    frame = quiet_compare(with_log_probabilities(gap), ON_POLICY).to_frame()
+    expected = quiet_compare(with_log_probabilities(None), plain).to_frame()
+    assert frame["estimator"].tolist() == ON_POLICY
+    np.testing.assert_allclose(frame["trace_cov"][:-1], expected["trace_cov"], rtol=1e-12)
+    assert np.isfinite(frame["trace_cov"]).all()
+
+
+def test_weights_that_really_vary_are_refused_with_the_measurement_they_need():
+    measured = with_log_probabilities(0.3)
+    assert np.isfinite(quiet_compare(measured, ["recipe:gspo", "rloo"]).to_frame()["trace_cov"]).all()
+    with pytest.raises(ValueError, match="recipe:grpo weights each token, and only scores of whole"):
+        quiet_compare(measured, ["recipe:grpo"])
+
+
+def off_policy_measurement(label: str):
+    """An off-policy sample: the weightings that a recipe needs, as measured, and the exact scores of every token."""
+    scored, sampler = policy_pair()
+    rng = np.random.default_rng(1)
+    rows = rng.choice(len(scored.rewards), 160, p=sampler.probabilities)
+    widths = scored.lengths[rows]
+    rollouts = Rollouts.from_sequences(
+        [[1]] * len(rows),
+        [list(range(width)) for width in widths],
+        scored.rewards[rows],
+        np.repeat(np.arange(40), 4).astype(str),
+        sample_ids=np.tile(np.arange(4), 40),
+    )
+    ragged = {
+        name: [values[row, :width] for row, width in zip(rows, widths, strict=True)]
+        for name, values in (
+            ("logprobs", scored.logprobs),
+            ("old_logprobs", sampler.logprobs),
+            ("ref_logprobs", sampler.logprobs),
+        )
+    }
+    measured = SimpleNamespace(
+        rollouts=rollouts,
+        lengths=widths,
+        sq_norms=scored.sq_norms[rows],
+        sketches=scored.sequence_scores[rows],
+        **ragged,
+    )
+    tokens = scored.token_scores[rows]
+    measured.weighted = {}
+    for name, weights in est.token_weightings([label], measured).items():
+        padded = np.stack([np.pad(row, (0, tokens.shape[1] - len(row))) for row in weights])
+        vectors = np.einsum("nt,ntd->nd", padded, tokens)
+        measured.weighted[name] = WeightedGradients(pd.DataFrame({"all": (vectors**2).sum(axis=1)}), vectors)
+    return measured, tokens
+
+
+@pytest.mark.parametrize("group_size", [2, 4])
+@pytest.mark.parametrize("label", ["recipe:grpo", "recipe:grpo(kl=in_loss(beta=0.3))", "recipe:dapo(scope=batch)"])
+def test_measured_weightings_give_what_token_scores_give(label, group_size):
+    measured, tokens = off_policy_measurement(label)
+    options = {"group_size": group_size, "n_resamples": 4}
+    combined = quiet_compare(measured, [label, "rloo"], scores_are_sketches=False, **options).to_frame()
+    sketched = quiet_compare(measured, [label, "rloo"], **options).to_frame()
+    batch = Batch.from_measurement(measured)
+    exact = quiet_compare(batch, [label, "rloo"], tokens[:, : batch.mask.shape[1]], **options).to_frame()
+    for column in ("trace_cov", "trace_cov_low", "signal_sq", "matched_ratio", "cosine"):
+        np.testing.assert_allclose(combined[column], exact[column], rtol=1e-8)
+    for column in ("trace_cov", "signal_sq"):  # the sketch's error widens intervals, and no more
+        np.testing.assert_allclose(sketched[column], exact[column], rtol=1e-8)
+    measured.weighted = {}
+    with pytest.raises(
+        ValueError, match=r"χ² .* is [\d.]+\): measure again with token_weights=.*token_weightings\(\['reci"
+    ):
+        quiet_compare(measured, [label])
+
+
+def with_probes(measured, tokens, n_heavy):
+    """Add token scores along as many orthogonal probes as there are parameters, which is exact."""
+    dim = tokens.shape[-1]
+    basis = np.linalg.qr(np.random.default_rng(2).normal(size=(dim, dim)))[0] * np.sqrt(dim)
+    of_completion = [token[:width] for token, width in zip(tokens, measured.lengths, strict=True)]
+    measured.token_projections = [token @ basis for token in of_completion]
+    measured.heavy_positions = [np.arange(n_heavy)] * len(tokens)
+    measured.heavy_sketches = [token[:n_heavy] for token in of_completion]
+    measured.heavy_sq_norms = [(token[:n_heavy] ** 2).sum(axis=1) for token in of_completion]
+
+
+def test_measured_weightings_are_split_by_length_beside_probes():
+    labels = ["recipe:grpo", "discounted(gamma=0.8)", "rloo"]
+    measured, tokens = off_policy_measurement("recipe:grpo")
+    with_probes(measured, tokens, n_heavy=1)
+    batch = Batch.from_measurement(measured)
+    found = variances_by_length(measured, labels, n_bins=2, group_size=2, scores_are_sketches=False)
+    exact = variances_by_length(batch, labels, tokens[:, : batch.mask.shape[1]], n_bins=2, group_size=2)
+    for one, other in zip(found, exact, strict=True):
+        np.testing.assert_allclose(one.to_frame()["trace_cov"], other.to_frame()["trace_cov"], rtol=1e-8)
+
+
+@pytest.mark.parametrize("n_heavy", [0, 1])
+def test_measured_weightings_and_probes_of_tokens_serve_side_by_side(n_heavy):
+    """Along as many orthogonal probes as there are parameters, probes are exact; so are weightings without them."""
+    labels = ["recipe:grpo", "discounted(gamma=0.8)", "rloo", "recipe:dapo(scope=batch)"]
+    measured, tokens = off_policy_measurement("recipe:grpo")
+    measured.weighted |= off_policy_measurement("recipe:dapo(scope=batch)")[0].weighted
+    with_probes(measured, tokens, n_heavy)
+    options = {"group_size": 2, "n_resamples": 4, "reference": "discounted(gamma=0.8)"}
+    found = quiet_compare(measured, labels, scores_are_sketches=False, **options).to_frame()
+    batch = Batch.from_measurement(measured)
+    exact = quiet_compare(batch, labels, tokens[:, : batch.mask.shape[1]], **options).to_frame()
+    for column in ("trace_cov", "signal_sq", "ratio", "matched_ratio", "cosine", "matched_bias_share"):
+        np.testing.assert_allclose(found[column], exact[column], rtol=1e-8)
+    # That of grpo was measured and rests on no probe, whose error widens the interval of the other.
+    alone, _ = off_policy_measurement("recipe:grpo")
+    without = quiet_compare(alone, ["recipe:grpo"], scores_are_sketches=False, group_size=2).to_frame()
+    widths = found["trace_cov_high"] - found["trace_cov_low"]
+    assert widths[0] == pytest.approx(without["trace_cov_high"].item() - without["trace_cov_low"].item(), rel=1e-6)
+
+    inputs = comparison_inputs(measured, None, False, [est.get(label) for label in labels])
+    inputs, (grpo, *_) = inputs.with_combined([est.get("recipe:grpo"), est.get("discounted(gamma=0.8)")])
+    rows = np.arange(len(tokens))
+    scores, of_tokens = inputs.prepared(rows), est.get("discounted(gamma=0.8)").weights(batch)
+    assert scores.combined is not None
+    combined = scores.combined.weighted(grpo.weights(batch)).vectors
+    probed = scores.weighted(of_tokens).vectors
+    by_token = [est.get(label).weights(batch) for label in ("recipe:grpo", "discounted(gamma=0.8)")]
+    first, second = (np.einsum("nt,ntd->nd", one, tokens[:, : one.shape[1]]) for one in by_token)
+    signs = scores.signs[: probed.shape[1]]
+    np.testing.assert_allclose((combined * signs) @ probed.T, first @ second.T, atol=1e-12)
+
+
+def pools(batch, scores, enough, sketched=False):
+    inputs, _, judged = prepared_inputs(batch, [est.rloo()], scores, sketched, "auto")
+    return pools_by_size(inputs, judged, enough, np.random.default_rng(0))
+
+
+def test_prompts_keep_their_numbers_and_scores_their_coordinates():
+    batch, scores = correlated_batch(n_prompts=6, size=8)
+    wide = np.concatenate([scores, np.zeros((48, 300))], axis=1)
+    enough = np.arange(6) != 2
+    found = pools(batch, wide, enough)
+    assert found.n_prompts == 5
+    small, large = found.pool(2), found.pool(8)
+    assert (small.groups.n_groups, large.groups.n_groups) == (20, 5)
+    assert large.scores.sequence.shape[1] <= 48 + 16
+    for pool in (small, large):
+        first = pool.batch.select(np.flatnonzero(pool.groups.prompt[pool.groups.group] == 0))
+        assert set(first.lengths) <= set(batch.lengths)
+    # Gradients of prompts at both sizes have the inner products that the scores have.
+    kept = batch.select(np.flatnonzero(enough[batch.group_index]))
+    prompts = np.unique(kept.groups)
+    direct = np.array([batch.rewards[batch.groups == one] @ scores[batch.groups == one] for one in prompts])
+    gram = np.sort((direct @ direct.T).ravel())
+    for pool, size in ((small, 2), (large, 8)):
+        means = moments_of(pool, est.reinforce()).means * size * pool.groups.n_groups / 5
+        np.testing.assert_allclose(np.sort((means @ means.T).ravel()), gram, rtol=1e-8)
+    np.testing.assert_allclose(*(moments_of(pool, est.reinforce()).means for pool in (small, large)), atol=1e-10)
+
+
+def test_coefficients_are_those_of_known_multiples():
+    batch, scores = correlated_batch()
+    scores = scores + 5.0 * (batch.rewards - 0.5)[:, None]
+    found = pools(batch, scores, np.ones(200, dtype=bool))
+    pool = found.pool(4)
+    coefficient = coefficient_on_target(pool, moments_of(pool, est.group_mean()), found.judged)
+    assert coefficient is not None
+    assert coefficient.value == pytest.approx(0.75)
+    assert coefficient.estimate().stderr == pytest.approx(0.0, abs=1e-12)
+    opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
+    found = pools(batch, opposed, np.ones(200, dtype=bool))
+    assert coefficient_on_target(found.pool(4), moments_of(found.pool(4), est.group_mean()), found.judged) is None
+
+
+def test_silence_is_refused():
+    batch = Batch(np.ones(8), np.full(8, 3), np.arange(8) // 4)
+    found = pools(batch, np.ones((8, 2)), np.ones(2, dtype=bool))
+    with pytest.raises(ValueError, match="rloo gives no completion any weight in groups of 2, since every reward"):
+        moments_of(found.pool(2), est.rloo())
+
+
+POLICY = turned_policy()
+BATCH, SCORES, TOKEN_SCORES = POLICY.sample(4000, 3, rng=5)
+
+
+def test_a_biased_estimator_is_judged_against_rloo_whatever_the_reference():
+    batch, scores = interleaved_batch([4] * 60, signal=3.0)
+    by_reference = [
+        quiet_compare(batch, ["rloo", "grpo"], scores, reference=name).to_frame() for name in ("rloo", "grpo")
+    ]
+    for frame in by_reference:
+        assert frame["cosine"].iloc[0] == pytest.approx(1.0)
+        assert frame["bias_share"].iloc[0] == 0.0
+        assert frame["bias_share"].iloc[1] > 0.1
+    np.testing.assert_allclose(by_reference[0]["cosine"], by_reference[1]["cosine"], rtol=1e-12)
+
+
+def test_single_completions_are_judged_against_reinforce():
+    batch, scores = interleaved_batch([1] * 60, signal=3.0)
+    frame = quiet_compare(batch, ["reinforce"], scores, reference="reinforce").to_frame()
+    assert frame["bias_share"].tolist() == [0.0]
+    assert frame["cosine"].iloc[0] == pytest.approx(1.0)
+
+
+def test_off_policy_the_ranking_is_that_of_the_scored_policy():
+    comparison = quiet_compare(BATCH, ["rloo", TOKEN_RATIOS, ImportanceWeighted()], TOKEN_SCORES)
+    frame = comparison.to_frame(0.999).set_index("estimator")  # nine intervals are to hold at once
+    assert set(frame["target"]) == {"importance"}
+    for estimator in (est.rloo(), TOKEN_RATIOS, ImportanceWeighted()):
+        exact, row = POLICY.moments(estimator, 3), frame.loc[estimator.label]
+        assert row["cosine_low"] <= exact.cosine + 1e-9
+        assert row["cosine_high"] >= exact.cosine - 1e-9
+        assert row["cosine"] == pytest.approx(exact.cosine, abs=0.08)
+        assert row["matched_bias_share_low"] <= exact.matched_bias_share(128) + 1e-9
+        assert row["matched_bias_share_high"] >= exact.matched_bias_share(128) - 1e-9
+        assert row["trace_cov_low"] < exact.trace_cov < row["trace_cov_high"]
+    assert frame.loc["rloo", "cosine"] < 0.75 < 0.95 < frame.loc[TOKEN_RATIOS.label, "cosine"]
+    assert frame.loc["rloo", "matched_bias_share"] > 0.5 > frame.loc[TOKEN_RATIOS.label, "matched_bias_share"]
+
+
+def test_judged_on_policy_the_ranking_turns_round():
+    frame = quiet_compare(BATCH, ["rloo", TOKEN_RATIOS], TOKEN_SCORES, target="on_policy").to_frame()
+    assert frame["cosine"].iloc[0] == pytest.approx(1)
+    assert frame["cosine"].iloc[1] < 0.8
+    assert frame["matched_bias_share"].iloc[0] == pytest.approx(0, abs=1e-12)
+    assert "judged against rloo as asked for, although χ² of whole completions is 0.15" in frame.attrs["notes"][0]
+
+
+@pytest.mark.parametrize("asked", ["importance", "auto"])
+def test_small_ratios_count_where_the_target_is_weighted_by_them(asked):
+    """At χ² = 0.005 rloo is biased by little, not by exactly 0; recorded settings decide under auto."""
+    policy = turned_policy(0.037)
+    assert 0.004 < policy.chi_squared < 0.006
+    batch, scores, _ = policy.sample(4000, 3, rng=5)
+    differences = ["temperature=0.9"] if asked == "auto" else []
+    with mock.patch.object(prepared_inputs_for_target, "recorded_differences", return_value=differences):
+        frame = quiet_compare(batch, ["rloo", "recipe:rloo_is"], scores, target=asked).to_frame(0.999)
+    assert frame.attrs["target"] == "importance"
+    plain, weighted = frame.iloc[0], frame.iloc[1]
+    exact = policy.moments(est.rloo(), 3)
+    assert plain["cosine_low"] < exact.cosine < plain["cosine_high"]
+    assert plain["cosine"] < 0.999
+    assert plain["matched_bias_share"] > 0
+    assert weighted["cosine"] == pytest.approx(1)
+    assert weighted["trace_cov"] != pytest.approx(plain["trace_cov"], rel=1e-4)
+
+
+def test_the_target_itself_has_cosine_one_and_no_bias():
+    row = quiet_compare(BATCH, [ImportanceWeighted()], SCORES).to_frame().iloc[0]
+    assert [row[f"cosine{end}"] for end in ("", "_low", "_high")] == pytest.approx([1, 1, 1])
+    assert [row[f"matched_bias_share{end}"] for end in ("", "_low", "_high")] == pytest.approx([0, 0, 0], abs=1e-9)
+
+
+def test_the_frame_says_what_it_was_judged_against():
+    frame = quiet_compare(BATCH, ["rloo"], SCORES).to_frame(0.9)
+    size, low, high = (frame.attrs[f"effective_sample_size{end}"] for end in ("", "_low", "_high"))
+    assert frame.attrs["target"] == "importance"
+    assert low < size < high
+    assert size == pytest.approx(12000 / (1 + POLICY.chi_squared), rel=0.02)
+    assert any(
+        "importance-weighted gradient of the scored policy (rloo_is), since χ²" in n for n in frame.attrs["notes"]
+    )
+    unknown = quiet_compare(BATCH.with_fields(old_logprobs=None), ["rloo"], SCORES).to_frame()
+    assert unknown.attrs["target"] == "on_policy"
+    assert np.isnan(unknown.attrs["effective_sample_size"])
+
+
+def test_a_known_scale_is_not_used_off_policy():
+    comparison = quiet_compare(BATCH, ["reinforce", "group_mean"], SCORES)
+    # One number times the weights of the reference is known whatever was drawn.
+    assert [row.known_coefficient for row in comparison.rows] == [None, pytest.approx(2 / 3)]
+    on_policy = quiet_compare(BATCH.with_fields(old_logprobs=None), ["reinforce", "group_mean"], SCORES)
+    assert [row.known_coefficient for row in on_policy.rows] == [1.0, pytest.approx(2 / 3)]
+
+
+def test_with_drift_the_matched_ratio_covers_what_enumeration_gives():
+    """Taking both estimators as unbiased would report the plain ratio, 1.54, where 0.475 is true."""
+    exact = {name: POLICY.moments(est.get(name), 3) for name in ("rloo", "reinforce")}
+    plain = exact["reinforce"].trace_cov / exact["rloo"].trace_cov
+    truth = exact["reinforce"].matched_trace_cov / exact["rloo"].matched_trace_cov
+    row = quiet_compare(BATCH, ["reinforce"], SCORES).to_frame(0.999).iloc[0]
+    assert row["matched_ratio_low"] < truth < row["matched_ratio_high"] < 1 < row["ratio_low"] < plain
+    known = quiet_compare(BATCH.with_fields(old_logprobs=None), ["reinforce"], SCORES).to_frame(0.999).iloc[0]
+    assert known["matched_ratio_low"] > 2 * truth
+
+
+def singletons_and_fours(seed=0):
+    """150 groups of one completion and 150 of four, with scores of mean 0 that point along the reward."""
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(300), [1] * 150 + [4] * 150)
+    rewards = (rng.random(750) < 0.5).astype(float)
+    scores = rng.normal(size=(750, 4)) + 3.0 * (rewards - 0.5)[:, None] * np.eye(4)[0]
+    return Batch(rewards, rng.integers(3, 60, 750), groups), scores
+
+
+def test_among_uneven_groups_with_singletons_the_target_is_unbiased():
+    """`rloo` alone is 0 where there is nobody to compare with, and would give unbiased REINFORCE a share of 0.9."""
+    batch, scores = singletons_and_fours()
+    comparison = quiet_compare(batch, ["reinforce", "rloo"], scores)
+    frame = comparison.to_frame().set_index("estimator")
+    assert frame.loc["reinforce", "bias_share_low"] <= 0 < frame.loc["reinforce", "bias_share_high"] < 0.2
+    assert frame.loc["rloo", "bias_share_low"] > 0.9  # half of the gradient is missing
+    assert any("judged against rloo(singleton=reward)" in note for note in comparison.notes)
+
+
+def slightly_off(chi_squared: float):
+    rng = np.random.default_rng(0)
+    noise = np.where(BATCH.mask, rng.normal(size=BATCH.mask.shape), 0.0)
+    each = np.sqrt(chi_squared / BATCH.lengths.mean())
+    return BATCH.with_fields(old_logprobs=BATCH.logprobs + each * noise)
+
+
+def test_rounding_stays_on_policy_with_a_bound():
+    choice = choose_target("auto", slightly_off(1e-4))
+    assert choice.kind == "on_policy"
+    assert choice.agree
+    assert choice.remark is not None
+    assert "at most 0.01 times the root mean square gradient" in choice.remark
+    assert choose_target("auto", slightly_off(0.04)).kind == "importance"
+
+
+def test_recorded_settings_decide_as_well():
+    choice = choose_target("auto", slightly_off(1e-4), ["temperature=0.9"])
+    assert choice.kind == "importance"
+    assert choice.missing is None
+    assert choice.remark is not None
+    assert "since the sampler's settings differ (temperature=0.9)" in choice.remark
+
+
+@pytest.mark.parametrize(
+    ("batch", "differences", "match"),
+    [
+        (BATCH, ["top_p=0.95"], r"cut off part of the distribution \(top_p=0\.95\).*draw with top_p=1"),
+        (BATCH.with_fields(old_logprobs=None), ["temperature=0.6"], "log-probabilities are not known"),
+        (BATCH.select(np.arange(30)), [], r"effective sample size is 2\d\.\d of 30 completions, and at least 50"),
+        (BATCH.with_fields(old_logprobs=BATCH.logprobs - 800.0), [], "ratios of whole completions overflow"),
+    ],
+)
+def test_where_nothing_can_be_judged(batch, differences, match):
+    choice = choose_target("auto", batch, differences)
+    assert choice.kind == "importance"
+    assert choice.missing is not None
+    with pytest.raises(AssertionError, match=match):
+        raise AssertionError(choice.missing)
+
+
+def test_what_cannot_be_judged_is_nan_and_the_variance_stays():
+    few = np.arange(45)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = compare(BATCH.select(few), ["rloo", "grpo"], SCORES[few]).to_frame()
+    assert "the effective sample size is" in str(caught[0].message)
+    assert (
+        frame[["cosine", "cosine_low", "bias_share", "matched_bias_share", "matched_bias_share_high"]]
+        .isna()
+        .all(axis=None)
+    )
+    assert np.isfinite(frame[["trace_cov", "ratio"]]).all(axis=None)
+
+
+def test_what_is_recorded_of_sampler_and_scorer():
+    def measured(sampler, policy, scorer):
+        rollouts = SimpleNamespace(metadata={"sampler": sampler, "policy": policy}, frame=None, rewards=None,
+                                   prompt_id=None, masks=None, tokens=None, sample_id=None, lengths=None,
+                                   truncated=None)  # fmt: skip
+        return SimpleNamespace(rollouts=rollouts, metadata={"policy": scorer})
+
+    scorer = {"temperature": 1.0, "revision": "step-2", "adapter": None}
+    same = measured({"temperature": 1.0, "top_p": 1.0}, {"revision": "step-2", "adapter": None}, scorer)
+    assert recorded_differences(same) == []
+    other = measured({"temperature": 0.6, "min_p": 0.1}, {"revision": "step-1", "adapter": None}, scorer)
+    assert set(recorded_differences(other)) == {"temperature=0.6", "min_p=0.1", "revision=step-1"}
+    assert recorded_differences(BATCH) == []
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="target='importance' needs the log-probabilities of sampler and scorer"):
+        compare(BATCH.with_fields(old_logprobs=None), ["rloo"], SCORES, target="importance")
+
+
+def test_groups_of_one_are_weighted_rewards():
+    alone = BATCH.with_fields(groups=np.arange(len(BATCH.rewards)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = compare(alone, ["reinforce"], SCORES, reference="reinforce").to_frame().iloc[0]
+    exact = POLICY.moments(est.reinforce(), 1)
+    assert row["cosine_low"] < exact.cosine < row["cosine_high"]
+
+
+def test_attributes_keep_their_level():
+    choice = choose_target("auto", BATCH)
+    wide, narrow = choice.attributes(0.99), choice.attributes(0.5)
+    assert wide["effective_sample_size_low"] < narrow["effective_sample_size_low"]
+    assert replace(choice, ratios=None).attributes(0.9)["target"] == "importance"
+
+
+@pytest.mark.parametrize(
+    ("label", "uses"),
+    [
+        ("rloo", False),
+        ("recipe:dr_grpo(ratio=none)", False),
+        ("recipe:grpo", True),
+        ("recipe:gspo", True),
+        ("rloo(off_policy=True)", True),
+        ("norm_weighted(off_policy=True)", True),
+        ("recipe:reinforce(mask=reject_tokens(high=0.5))", True),
+    ],
+)
+def test_which_weights_depend_on_ratios(label, uses):
+    assert uses_ratios(get(label)) is uses
+
+
+def batch(gap: float) -> Batch:
+    """Eight completions of 3 tokens, the sampler's log-probabilities of completion 5 lower by the gap a token."""
+    old = np.full((8, 3), -1.0)
+    old[5] -= gap
+    return Batch(np.arange(8) % 2, [3] * 8, np.repeat([0, 1], 4), logprobs=np.full((8, 3), -1.0), old_logprobs=old)
+
+
+def test_a_ratio_that_overflows_names_estimator_and_completion():
+    far = batch(800.0)
+    choice = choose_target("auto", far)
+    refuse_unusable_ratios([get("rloo")], far, choice)
+    with pytest.raises(ValueError, match=r"^recipe:gspo: the ratio π/π_old of completion 5 is e\^800, which overflows"):
+        refuse_unusable_ratios([get("rloo"), get("recipe:gspo")], far, choice)
+    near = batch(0.1)
+    refuse_unusable_ratios([get("recipe:gspo")], near, choose_target("auto", near))
+
+
+def test_unknown_ratios_are_refused_off_policy_only():
+    unknown = batch(0.0).with_fields(old_logprobs=None)
+    refuse_unusable_ratios([get("recipe:grpo")], unknown, choose_target("auto", unknown))
+    with pytest.raises(ValueError, match=r"recipe:grpo weights by the ratios .* drawn with temperature=0\.6 by a"):
+        refuse_unusable_ratios([get("recipe:grpo")], unknown, choose_target("auto", unknown, ["temperature=0.6"]))
+    asked = choose_target("on_policy", unknown, ["temperature=0.6"])
+    refuse_unusable_ratios([get("recipe:grpo")], unknown, asked)

@@ -1,0 +1,292 @@
+"""The variance of estimators block by block, against the explicit gradients of a tiny model."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from io import StringIO
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from comparison_batches import interleaved_batch, quiet_compare, quietly, sized_batch
+from conftest import ragged_rollouts, tiny_model
+from measured_by_hand import measured_by_hand
+
+import gradstats as gs
+from gradstats.estimators import Batch
+from gradstats.reference.naive_estimators import sequence_gradients
+from gradstats.stats import compare, variance_by_length, variance_by_success
+from gradstats.stats.jackknife import mean_statistic
+from gradstats.stats.variance.result import best_rows, clear_winner, lowest, lowest_beyond_doubt, pairwise_differences
+
+EVERY = np.ones(3, dtype=bool)
+
+
+def test_a_clear_winner_is_alone_and_a_tie_is_not():
+    rng = np.random.default_rng(0)
+    low, close, high = np.exp(0.3 * rng.normal(size=(3, 100))) * [[1.0], [1.01], [3.0]]
+    differences = pairwise_differences([mean_statistic(each) for each in (high, low, close)])
+    assert differences.best_set(EVERY, 0.95).tolist() == [False, True, True]
+    alone = pairwise_differences([mean_statistic(each) for each in (high, low)])
+    assert alone.best_set(EVERY[:2], 0.95).tolist() == [False, True]
+
+
+def test_differences_that_nobody_would_choose_by_are_ties():
+    values = np.exp(np.random.default_rng(0).normal(size=50))
+    same = pairwise_differences([mean_statistic(values), mean_statistic(values * (1 + 1e-7))])
+    assert same.best_set(EVERY[:2], 0.95).all()
+    apart = pairwise_differences([mean_statistic(values), mean_statistic(values * (1 + 1e-3))])
+    assert apart.best_set(EVERY[:2], 0.95).tolist() == [True, False]
+
+
+def test_what_is_not_judged_neither_belongs_nor_excludes():
+    values = np.exp(0.1 * np.random.default_rng(0).normal(size=(3, 50))) * [[1.0], [2.0], [4.0]]
+    statistics = [mean_statistic(each) for each in values]
+    differences = pairwise_differences(statistics)
+    assert differences.best_set(np.array([False, True, True]), 0.95).tolist() == [False, True, False]
+    unknown = pairwise_differences([None, *statistics[1:]])
+    assert unknown.best_set(EVERY, 0.95).tolist() == [False, True, False]
+    with pytest.raises(ValueError, match="confidence_level=0 must lie between 0 and 1"):
+        differences.best_set(EVERY, 0.0)
+
+
+def test_the_truly_lowest_is_kept_at_the_stated_rate():
+    """Six equal means: each is the lowest, and any one is excluded in at most 5 % of 400 data sets (error 0.011)."""
+    rng, kept, every = np.random.default_rng(2), 0, 0
+    for _ in range(400):
+        values = np.exp(0.8 * rng.normal(size=(6, 60)))
+        inside = pairwise_differences([mean_statistic(each) for each in values]).best_set(np.ones(6, dtype=bool), 0.95)
+        kept += inside[0]
+        every += inside.all()
+    assert kept / 400 >= 0.95
+    assert every / 400 >= 0.92
+
+
+def test_the_column_of_a_comparison():
+    batch, scores = interleaved_batch([4] * 60, signal=1.0)
+    result = quiet_compare(batch, ["rloo", "group_mean", "constant(b=5)"], scores)
+    frame = result.to_frame()
+    # An own-sample mean is `rloo` at matched signal.
+    assert frame["in_best_set"].tolist() == [True, True, False]
+    assert result.lowest_beyond_doubt() is None
+
+
+def test_rows_may_be_placed_among_others_that_are_not_known():
+    values = np.exp(0.1 * np.random.default_rng(0).normal(size=(2, 50))) * [[1.0], [2.0]]
+    placed = pairwise_differences([mean_statistic(each) for each in values]).placed([0, 2], 3)
+    assert placed.best_set(EVERY, 0.95).tolist() == [True, False, False]
+    assert np.isnan(placed.studentised[1]).all()
+
+
+LABELS = ["group_mean", "rloo", "norm_weighted(loo=True)"]
+N_PROMPTS = 6
+
+
+def measured_by_parameter(metric=None, **options):
+    """A measurement in which the sketch of every parameter keeps inner products exactly, and autograd's gradients."""
+    model, rollouts = tiny_model("qwen2"), ragged_rollouts(2 * N_PROMPTS)
+    largest = max(parameter.numel() for parameter in model.parameters())
+    fixed = {"engine": "loop", "blocks": "parameter", "block_sketches": True, "progress": False} | options
+    measured = gs.measure(model, rollouts, metric=metric, sketch_dim=largest, **fixed)
+    return measured, sequence_gradients(model, rollouts)
+
+
+def trace_cov(weights, scores):
+    """tr Cov of the gradient of a prompt, from explicit gradients."""
+    prompts = (weights[:, None] * scores).reshape(N_PROMPTS, 2, -1).sum(axis=1)
+    gram = prompts @ prompts.T
+    return np.trace(gram) / N_PROMPTS - (gram.sum() - np.trace(gram)) / (N_PROMPTS * (N_PROMPTS - 1))
+
+
+@pytest.mark.parametrize("in_metric", [False, True])
+def test_variances_are_those_of_the_explicit_gradients_of_each_block(in_metric):
+    metric, rng = None, np.random.default_rng(3)
+    if in_metric:
+        shapes = {name: one.shape for name, one in tiny_model("qwen2").named_parameters()}
+        moments = {name: torch.from_numpy(rng.random(tuple(shape))) for name, shape in shapes.items()}
+        metric = gs.AdamMetric(moments, eps=0.1)
+    measured, exact = measured_by_parameter(metric)
+    scores = {
+        block: np.stack([one[block].numpy().ravel() for one in exact])
+        * (1.0 if metric is None else 1 / (np.sqrt(moments[block].numpy().ravel()) + 0.1))
+        for block in exact[0]
+    }
+    batch = Batch.from_measurement(measured)
+    # Those of norm_weighted come from norms of the whole gradient, in every block.
+    weights = {label: gs.estimators.get(label).weights(batch) for label in LABELS}
+    frame = quiet_compare(measured, LABELS, blocks=True).to_frame()
+    assert list(dict.fromkeys(frame["block"])) == list(measured.sq_norms_by_block)
+    for row in frame.to_dict("records"):
+        variance, reference = (trace_cov(weights[one], scores[row["block"]]) for one in (row["estimator"], "rloo"))
+        assert row["trace_cov"] == pytest.approx(variance, rel=1e-8)
+        assert row["ratio"] == pytest.approx(variance / reference, rel=1e-8)
+    whole = np.concatenate(list(scores.values()), axis=1)
+    for label, total in frame.groupby("estimator")["trace_cov"].sum().items():
+        assert total == pytest.approx(trace_cov(weights[label], whole), rel=1e-8)
+
+
+def test_every_block_is_dealt_the_same_batches():
+    measured, _ = measured_by_parameter()
+    same = replace(
+        measured,
+        sq_norms_by_block=measured.sq_norms_by_block.iloc[:, [0, 0]].set_axis(["one", "other"], axis=1),
+        sketches_by_block=measured.sketches_by_block[:, [0, 0]],
+    )
+    options = {"prompts_per_batch": 2, "n_resamples": 3}
+    frame = quiet_compare(same, ["reinforce_pp_baseline"], blocks=True, **options).to_frame()
+    one, other = (frame[frame["block"] == name].drop(columns="block") for name in ("one", "other"))
+    assert one["trace_cov"].tolist() == other["trace_cov"].tolist()
+    assert one["trace_cov_high"].tolist() == other["trace_cov_high"].tolist()
+    generators = [np.random.default_rng(0) for _ in range(2)]
+    quiet_compare(same, ["rloo"], blocks=True, rng=generators[0])
+    quiet_compare(same, ["rloo"], rng=generators[1])
+    assert generators[0].integers(2**40) == generators[1].integers(2**40)
+
+
+def test_what_has_no_blocks_is_refused():
+    measured, _ = measured_by_parameter(token_probes=4)
+    with pytest.raises(ValueError, match="holds no sketches by block: measure with block_sketches=True"):
+        gs.compare(replace(measured, sketches_by_block=None), LABELS, blocks=True)
+    bare = SimpleNamespace(rollouts=measured.rollouts, sketches=measured.sketches, sq_norms=measured.sq_norms)
+    with pytest.raises(ValueError, match="holds no sketches by block"):
+        gs.compare(bare, LABELS, blocks=True)
+    with pytest.raises(ValueError, match="max_grad_norm clips whole gradients, which blocks=True divides"):
+        gs.compare(measured, LABELS, blocks=True, max_grad_norm=1.0)
+    with pytest.raises(ValueError, match="blocks=True takes the sketches of a measurement"):
+        gs.compare(measured, LABELS, measured.sketches, blocks=True)
+    with pytest.raises(ValueError, match="weights each token, whose scores are not kept by block"):
+        gs.compare(measured, ["otb"], blocks=True)
+
+
+def test_the_table_prints_with_its_blocks():
+    measured, _ = measured_by_parameter()
+    found = quiet_compare(measured, ["rloo"], blocks=True)
+    assert repr(found).splitlines()[0].split()[:2] == ["block", "estimator"]
+    assert "lowest_beyond_doubt" not in found.to_frame().attrs
+
+
+def test_verdicts_are_those_of_each_group_size():
+    batch, scores = sized_batch(n_prompts=60)
+    names = ["rloo", "reinforce", "grpo"]
+    frame = quiet_compare(batch, names, scores, group_size=[2, 4]).to_frame()
+    for position, size in enumerate((2, 4)):
+        alone = quiet_compare(batch, names, scores, group_size=size).to_frame()
+        for column in ("in_best_set", "n_effective_prompts", "most_influential_prompt"):
+            assert frame[column].iloc[3 * position : 3 * position + 3].tolist() == alone[column].tolist()
+
+
+def test_simultaneous_intervals_widen_with_the_level_and_hold_the_single_ones():
+    batch, scores = interleaved_batch([4] * 60)
+    result = quiet_compare(batch, ["rloo", "reinforce", "grpo"], scores)
+    narrow, wide = result.to_frame(0.5), result.to_frame(0.99)
+    for frame in (narrow, wide):
+        for name in ("ratio", "matched_ratio"):
+            assert (frame[f"{name}_simultaneous_low"] <= frame[f"{name}_low"]).all()
+            assert (frame[f"{name}_simultaneous_high"] >= frame[f"{name}_high"]).all()
+    assert (wide["ratio_simultaneous_high"].iloc[1:] > narrow["ratio_simultaneous_high"].iloc[1:]).all()
+    assert wide["ratio_simultaneous_low"].iloc[0] == wide["ratio_simultaneous_high"].iloc[0] == 1.0
+
+
+def test_a_row_without_a_gradient_has_neither_verdict_nor_prompt():
+    batch, scores = interleaved_batch([4] * 20)
+    frame = quiet_compare(
+        batch.with_fields(rewards=np.ones(80)), ["rloo", "reinforce"], scores, reference="reinforce"
+    ).to_frame()
+    assert frame["in_best_set"].tolist() == [None, True]
+    assert lowest_beyond_doubt(frame) == lowest_beyond_doubt(pd.read_csv(StringIO(frame.to_csv()))) == "reinforce"
+    assert frame["most_influential_prompt"].isna().tolist() == [True, False]
+    assert np.isnan(frame["n_effective_prompts"].iloc[0])
+    assert np.isnan(frame["ratio_simultaneous_low"].iloc[0])
+
+
+def test_the_interval_of_one_quantity():
+    batch, scores = interleaved_batch([4] * 20)
+    result = quiet_compare(batch, ["rloo", "reinforce"], scores)
+    np.testing.assert_array_equal(result.confidence_interval(0.9)[0], result.to_frame(0.9)["trace_cov_low"])
+    with pytest.raises(ValueError, match="quantity='in_best_set' is not estimated"):
+        result.confidence_interval(0.9, "in_best_set")
+
+
+def test_the_metric_of_a_measurement_stands_in_the_table_and_its_notes():
+    measured = measured_by_hand(8)
+    adam = {
+        "name": "adam",
+        "eps": 1e-8,
+        "power": 0.5,
+        "step": None,
+        "beta2": 0.999,
+        "moments": "1a2b",
+        "source": "a file",
+    }
+    scaled = replace(measured, metadata=measured.metadata | {"metric": adam})
+    plain, table = (quiet_compare(one, ["rloo"]) for one in (measured, scaled))
+    assert plain.to_frame().attrs["metric"] == "euclidean"
+    assert not any("P·S" in note for note in plain.notes)
+    assert table.to_frame().attrs["metric"] == "adam(eps=1e-08, power=0.5, moments=1a2b)"
+    bins = quietly(variance_by_length, scaled, "reinforce", n_bins=2).to_frame()
+    split = quietly(variance_by_success, scaled, ["reinforce"], success=np.full(8, 0.5)).to_frame()
+    assert bins.attrs["metric"] == split.attrs["metric"] == table.metric
+    assert "norms and inner products are those of P·S with P = 1/(v̂^0.5 + 1e-08), v̂ from a file" in table.notes
+
+
+ESTIMATORS = ["rloo", "reinforce", "constant(b=0.5)", "constant(b=5)"]
+
+
+def problem(seed=0, n=30, size=4, noise=1.0):
+    rng = np.random.default_rng(seed)
+    rewards = 5.0 + noise * rng.normal(size=n * size)
+    batch = Batch(rewards=rewards, lengths=np.full(n * size, 10), groups=np.repeat(np.arange(n), size))
+    return batch, rng.normal(size=(n * size, 6))
+
+
+def quiet(*arguments, **keywords):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return compare(*arguments, **keywords)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("level", [0.5, 0.95])
+def test_it_agrees_with_a_comparison_made_again_with_the_lowest_as_reference(seed, level):
+    batch, scores = problem(seed)
+    comparison = quiet(batch, ESTIMATORS, scores)
+    frame = comparison.to_frame(level)
+    best = lowest(frame)
+    assert comparison.lowest(level) == best == "constant(b=5)"
+    again = quiet(batch, ESTIMATORS, scores, reference=best).to_frame(level)
+    at = clear_winner(frame, again)
+    expected = None if at is None else best
+    assert comparison.lowest_beyond_doubt(level) == frame.attrs["lowest_beyond_doubt"] == expected
+
+
+def test_both_verdicts_occur():
+    batch, scores = problem()
+    assert quiet(batch, ESTIMATORS, scores).lowest_beyond_doubt(0.95) == "constant(b=5)"
+    tie = [*ESTIMATORS, "constant(b=5.01)"]
+    assert quiet(batch, tie, scores).lowest_beyond_doubt(0.95) is None
+
+
+def test_the_reference_needs_no_further_pairing():
+    batch, scores = problem()
+    comparison = quiet(batch, ["rloo", "reinforce"], scores)
+    assert comparison.lowest() == comparison.lowest_beyond_doubt() == "rloo"
+
+
+def test_no_verdict_on_several_group_sizes_or_a_single_row():
+    batch, scores = problem()
+    assert quiet(batch, ESTIMATORS, scores, group_size=[2, 4]).lowest_beyond_doubt() is None
+    assert quiet(batch, ["reinforce"], scores).lowest_beyond_doubt() is None
+
+
+def test_batch_level_estimators_are_compared_like_others():
+    batch, scores = problem(noise=0.1)
+    comparison = quiet(batch, ["rloo", "reinforce", "batch_mean(loo=True)"], scores, n_resamples=64)
+    assert comparison.lowest() == comparison.lowest_beyond_doubt() == "batch_mean(loo=True)"
+
+
+def test_a_row_that_was_not_judged_is_not_in_the_best_set():
+    frame = pd.DataFrame({"estimator": ["rloo", "mine", "other"], "in_best_set": [True, None, np.nan]})
+    assert best_rows(frame) == [0]
