@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradstats.measurement.storage import read_measurement
+from gradstats.measurement.measurement import read_measurement
 from gradstats.report.saved_results import read_recorded_experiment, read_results
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.growth import read_plan

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from gradstats.config.experiment import Experiment
-from gradstats.measurement.measurement import Measurement
-from gradstats.measurement.storage import read_measurement
+from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.measuring_step import measure_shards
 from gradstats.runs.sampling_step import sample_shards

@@ -256,12 +256,8 @@ def measure(
     """
     import gradstats
     from gradstats.gradients.parameters import n_block_sketches
-    from gradstats.measurement.storage import (
-        is_measurement_folder,
-        measured_bytes,
-        refuse_to_replace_measurement,
-        require_space,
-    )
+    from gradstats.measurement.disk_size import measured_bytes, require_space
+    from gradstats.measurement.measurement import is_measurement_folder, refuse_to_replace_measurement
     from gradstats.measurement.token_scores import remark_on_precision
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.rollouts.table import read_rollouts

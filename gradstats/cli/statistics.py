@@ -190,7 +190,7 @@ def variance(
         out: also write the table as CSV.
     """
     refuse_unknown_estimators(*settings.estimators, settings.reference)
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
     from gradstats.runs.analysis import refuse_foreign_table
 
     if by_length is not None and settings.max_grad_norm is not None:
@@ -252,7 +252,7 @@ def tokens(
         out: folder for numbers and figures; the run directory by default, none for a bare measurement.
     """
     import gradstats
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
     from gradstats.runs.analysis import folder_of_results
 
     with folder_of_results(source, out, partial=partial) as folder:
@@ -313,7 +313,7 @@ def plan(
     """
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
     import gradstats
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
     from gradstats.runs.analysis import load_points
 
     if estimator is None:
@@ -366,7 +366,7 @@ def group_size(
     """
     refuse_unknown_estimators(estimator)
     import gradstats
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
 
     measured = read_measurement(source, partial=partial)
     answer = gradstats.equivalent_group_size(measured, estimator, group_size, target=target)
@@ -391,7 +391,7 @@ def shift(
     """
     refuse_unknown_estimators(estimator)
     import gradstats
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
 
     answer = gradstats.implied_shift(read_measurement(source, partial=partial), estimator)
     terminal.show_answer(answer, as_json, confidence_level)
@@ -446,7 +446,7 @@ def by_success(
     """
     refuse_unknown_estimators(*estimators)
     import gradstats
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
     from gradstats.report.analysis_tables import success_table
     from gradstats.runs.analysis import refuse_foreign_table
 
@@ -491,7 +491,7 @@ def allocate(
     """
     refuse_unknown_estimators(*estimators)
     import gradstats
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
     from gradstats.report.analysis_tables import allocation_table
     from gradstats.runs.analysis import refuse_foreign_table
 
@@ -552,7 +552,7 @@ def curve(
 
     get(reference)  # unknown labels are refused before the statistics are imported, which takes longer
     one = get(estimator) if parameter == "group_size" else with_parameter(estimator, parameter, float(grid[0]))
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
     from gradstats.report.analysis_tables import curve_name, curve_table
     from gradstats.runs.analysis import folder_of_results
     from gradstats.stats import variance_curve
@@ -604,7 +604,7 @@ def optimal_baselines(
         out: folder for table and figure; the run directory by default, none for a bare measurement.
     """
     import gradstats
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
     from gradstats.report.analysis_tables import baselines_table
     from gradstats.report.saved_results import OPTIMAL_BASELINES
     from gradstats.runs.analysis import folder_of_results
@@ -676,7 +676,7 @@ def critic(
         out: folder for table and figure; the run directory by default.
     """
     import gradstats
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
     from gradstats.report.analysis_tables import critic_table
     from gradstats.report.saved_results import CRITIC
     from gradstats.runs.analysis import folder_of_results
@@ -711,7 +711,7 @@ def ratios(
         out: also write the table of ratios as CSV.
     """
     import gradstats
-    from gradstats.measurement.storage import read_measurement
+    from gradstats.measurement.measurement import read_measurement
     from gradstats.report.analysis_tables import clipping_table, ratio_table
     from gradstats.runs.analysis import refuse_foreign_table
 

@@ -19,8 +19,7 @@ from gradstats.gradients.objective import Objective, make_chunk, plan_chunks
 from gradstats.gradients.parameters import Blocks, ParameterSelection, refuse_replaced, whole_parameters
 from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.scores import TokenWeights, named_weightings
-from gradstats.measurement.measurement import Measurement
-from gradstats.measurement.storage import read_measurement
+from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.policy.checkpoint import refuse_other_policy
 from gradstats.policy.policy import Policy, as_policy, suitable_threads
 from gradstats.rollouts.table import Rollouts

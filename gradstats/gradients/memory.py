@@ -10,7 +10,7 @@ from torch import Tensor
 from gradstats.gradients.objective import Objective
 from gradstats.gradients.parameters import ParameterSelection
 from gradstats.gradients.sketches import default_sketch_version
-from gradstats.measurement.storage import GIB
+from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy
 

@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 from gradstats.config.options import MOST_MEMORY_GIB, TOKEN_BUDGET
 from gradstats.gradients.attention import forget_lengths, length_classes
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError
-from gradstats.measurement.storage import GIB
+from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import CausalModel, n_logits, output_embedding
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts

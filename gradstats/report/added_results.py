@@ -10,7 +10,7 @@ import pandas as pd
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
-from gradstats.measurement.storage import digest_of_state_values
+from gradstats.measurement.state_values import digest_of_state_values
 from gradstats.plots.save import figure_paths, refuse_foreign_figure, write_sample_size
 from gradstats.report.figures import added_figure, sample_size_of_run, styled
 from gradstats.report.saved_results import (

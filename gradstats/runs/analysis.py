@@ -18,8 +18,8 @@ import pandas as pd
 
 from gradstats import data, estimators
 from gradstats.estimators.estimator import SEQUENCE_SUM, unit_of
-from gradstats.measurement.measurement import Measurement
-from gradstats.measurement.storage import digest_of_state_values, read_measurement
+from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.measurement.state_values import digest_of_state_values
 from gradstats.measurement.token_scores import remark_on_precision
 from gradstats.report.saved_results import (
     STATE_VALUES,

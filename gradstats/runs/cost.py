@@ -25,13 +25,13 @@ from gradstats.gradients.parameters import (
 )
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
-from gradstats.measurement.storage import GIB, bytes_of_sequences
+from gradstats.measurement.disk_size import GIB, bytes_of_sequences
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.growth import resolve_revisions
-from gradstats.runs.measuring_step import possible_weightings
 from gradstats.runs.sampling_step import sampling_plan
 from gradstats.runs.validate import check_names
+from gradstats.runs.weightings import possible_weightings
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.transformers_sampler import generate

@@ -2,156 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from gradstats import estimators
 from gradstats.config.experiment import Experiment
-from gradstats.config.options import Target
 from gradstats.config.sections import MeasurementSection
-from gradstats.estimators import Batch, Recipe
-from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, chi_squared
-from gradstats.estimators.recipes.weightings import weighting_names, weightings_by_name
-from gradstats.measurement.measurement import Measurement, shared_entry
-from gradstats.measurement.storage import measured_bytes, read_measurement, require_space
+from gradstats.measurement.disk_size import measured_bytes, require_space
+from gradstats.measurement.measurement import Measurement, read_measurement, shared_entry
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.executors.local import Crew, ask
 from gradstats.runs.growth import RESTORE, read_plan, settings_digest
 from gradstats.runs.sampling_step import experiment_policy, reference_policy
-from gradstats.stats.variance.inputs import recorded_differences
+from gradstats.runs.second_moments import with_estimated_moments
+from gradstats.runs.weightings import (
+    needed_weightings,
+    possible_weightings,
+    spread_of_ratios,
+    weightings_of,
+)
 from gradstats.system.files import FORMAT, read_json, write_json
 from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
-
-
-@dataclass(frozen=True)
-class ScoredTokens:
-    """Rollouts with the statistics of their tokens, from a forward pass.
-
-    Attributes:
-        rollouts: the completions.
-        logprobs: for each, (T_i,) log-probabilities under the scored policy.
-        entropy: for each, (T_i,) entropies of the scored distribution, in nats.
-        metadata: the scored policy, as a measurement records it.
-        ref_logprobs: for each, (T_i,) log-probabilities under the reference policy; None where there is none.
-        sum_pi_squared: for each, (T_i,) sums of squared probabilities of the scored distribution.
-    """
-
-    rollouts: Rollouts
-    logprobs: list[np.ndarray]
-    entropy: list[np.ndarray]
-    metadata: Mapping[str, object]
-    ref_logprobs: list[np.ndarray] | None = None
-    sum_pi_squared: list[np.ndarray] | None = None
-
-    @classmethod
-    def of(cls, session: MeasuringSession, rollouts: Rollouts) -> ScoredTokens:
-        """Score rollouts by a forward pass."""
-        found = session.token_statistics(rollouts)
-        beside = found.get("ref_logprobs"), found["sum_pi_squared"]
-        return cls(rollouts, found["logprobs"], found["entropy"], session.metadata, *beside)
-
-    @property
-    def old_logprobs(self) -> list[np.ndarray] | None:
-        """The sampler's log-probabilities, where it recorded them."""
-        if "sampler_logprobs" not in self.rollouts.frame:
-            return None
-        return [values.astype(np.float64) for values in self.rollouts.tokens("sampler_logprobs")]
-
-    def batch(self) -> Batch:
-        """Return the batch of everything that is known before the gradients are measured."""
-        return Batch.from_measurement(self)
-
-
-@dataclass(frozen=True)
-class PossibleWeightings:
-    """The names of weightings that the estimators of an experiment may need, each in a fixed order.
-
-    Attributes:
-        off_policy: those needed where ratios vary.
-        always: those of them that vary along a completion where every ratio is 1 as well: of a mask by entropy, and of
-            a KL term in the loss.
-    """
-
-    off_policy: tuple[str, ...] = ()
-    always: tuple[str, ...] = ()
-
-
-def possible_weightings(experiment: Experiment) -> PossibleWeightings:
-    """Return the weightings that the estimators of an experiment may need."""
-    section = experiment.variance
-    chosen = [estimators.get(label) for label in (*section.estimators, section.reference)]
-    recipes = [one for one in chosen if isinstance(one, Recipe) and one.level == "token"]
-    available = [one for one in recipes if "ref_logprobs" not in one.needs or experiment.reference_policy]
-    return PossibleWeightings(_names(available), _names(one for one in available if _varies_on_policy(one)))
-
-
-def _varies_on_policy(recipe: Recipe) -> bool:
-    mask = recipe.mask.definition
-    return (mask.level == "token" and not mask.of_ratios) or recipe.kl.definition.level == "token"
-
-
-def _names(recipes: Iterable[Recipe]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for one in recipes for name in weighting_names(one)))
-
-
-def needed_weightings(
-    tables: Sequence[Rollouts],
-    possible: PossibleWeightings,
-    target: Target,
-    metadata: Mapping[str, object],
-    spreads: Iterable[float],
-) -> tuple[str, ...]:
-    r"""Return the weightings that a run measures: those that a comparison of all its completions will combine.
-
-    The comparison keeps ratios where it is judged against the importance-weighted target, or where :math:`χ^2` of all
-    completions exceeds :data:`gradstats.estimators.ratios.NEGLIGIBLE_CHI_SQUARED`; else it takes every ratio as 1.
-
-    Args:
-        tables: all shards.
-        possible: what the estimators may need.
-        target: what the experiment asks to be judged against.
-        metadata: the scored policy, as a measurement records it.
-        spreads: :func:`spread_of_ratios` of each shard, in any order; taken until they settle the question.
-    """
-    if possible.off_policy == possible.always or any("sampler_logprobs" not in table.frame for table in tables):
-        return possible.always
-    recorded = (recorded_differences(ScoredTokens(table, [], [], metadata)) for table in tables)
-    if target == "importance" or (target == "auto" and any(recorded)):
-        return possible.off_policy
-    found: list[float] = []
-    for spread in spreads:
-        found.append(spread)
-        # The sum is rounded once, so that it only grows, in whichever order the shards are scored.
-        if math.fsum(found) > NEGLIGIBLE_CHI_SQUARED * sum(map(len, tables)):
-            return possible.off_policy
-    return possible.always
-
-
-def spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
-    r"""Return :math:`χ^2` of some completions times their number, from a forward pass."""
-    return chi_squared(ScoredTokens.of(session, rollouts).batch()) * len(rollouts)
-
-
-def weightings_of(
-    session: MeasuringSession, rollouts: Rollouts, names: Iterable[str]
-) -> dict[str, list[np.ndarray]] | None:
-    """Return the weightings of some completions, by name, one weight per token; None where none is needed."""
-    names = tuple(names)
-    if not names:
-        return None
-    batch = ScoredTokens.of(session, rollouts).batch()
-    widths = [len(mask) for mask in rollouts.masks]
-    return {
-        name: [row[:width] for row, width in zip(values, widths, strict=True)]
-        for name, values in weightings_by_name(names, batch).items()
-    }
 
 
 def missing_measurements(run: RunDirectory) -> list[int]:
@@ -229,7 +103,7 @@ class ScoreShard:
     rollouts: Rollouts
 
     def __call__(self, session: MeasuringSession, report: Report) -> float:
-        """Return :func:`gradstats.runs.measuring_step.spread_of_ratios`."""
+        """Return :func:`gradstats.runs.weightings.spread_of_ratios`."""
         return spread_of_ratios(session, self.rollouts)
 
 
@@ -263,8 +137,6 @@ def _measure(
 ) -> None:
     section = run.experiment.measurement
     if section.second_moments is not None:
-        from gradstats.runs.second_moments import with_estimated_moments
-
         with run.alone():
             tables, section = with_estimated_moments(run, tables, progress)
     unmeasured = Rollouts.concatenate([tables[number] for number in missing])

@@ -12,12 +12,13 @@ from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse, remove_additions
 from gradstats.runs.directory import RunDirectory, RunPart, refuse_other_folder, remove_listed_results
-from gradstats.runs.executors.local import Executor, executor_of
+from gradstats.runs.executors.choice import executor_of
+from gradstats.runs.executors.local import Executor
 from gradstats.runs.growth import read_plan
 from gradstats.runs.measuring_step import is_measured, measure_shards, missing_measurements
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import experiment_problems, missing_rollouts, n_planned_shards, sample_shards
-from gradstats.runs.tracking import Tracking, require_tracker
+from gradstats.runs.tracking import Tracking, require_tracker, result_values
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import continue_prefixes, make_values
 from gradstats.system.lock import only_writer, part_alone, part_writer
@@ -72,8 +73,17 @@ def _run(experiment: Experiment, path: Path, progress: bool, executor: Executor)
         measure_shards(run, progress)
         make_values(run, progress)
         result = analyse(run, progress)
-        run.tracking.results(result)
+        _log(result)
     return result
+
+
+def _log(result: RunResult) -> None:
+    """Log the results of a run to its tracker."""
+    level = result.run.experiment.variance.confidence_level
+    frame = None if result.comparison is None else result.comparison.to_frame(level)
+    on_policy = None if result.alpha is None else result.alpha.on_policy
+    values = result_values(result.measured.rollouts, result.alpha, frame, on_policy=on_policy, gap=result.gap)
+    result.run.tracking.results(values, frame, [path for path in result.paths if path.suffix == ".png"])
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gradstats.config.sections import PolicySection, PromptsSection, SamplingSection
-from gradstats.measurement.measurement import Measurement
-from gradstats.measurement.storage import read_measurement
+from gradstats.measurement.measurement import Measurement, read_measurement
 
 
 def measured_source(source: str) -> bool:

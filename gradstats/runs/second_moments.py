@@ -18,8 +18,8 @@ from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import read_plan
-from gradstats.runs.measuring_step import ScoredTokens
 from gradstats.runs.sampling_step import experiment_policy
+from gradstats.runs.weightings import ScoredTokens
 from gradstats.system.progress import progress_bar
 
 

@@ -22,7 +22,7 @@ from gradstats.report.sweeps import (
     write_sweep_list,
     write_sweep_results,
 )
-from gradstats.runs.executors.local import executor_of, require_executor
+from gradstats.runs.executors.choice import executor_of, require_executor
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names

@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,6 @@ from gradstats.system.environment import installed
 from gradstats.system.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from gradstats.runs.analysis import RunResult
     from gradstats.stats import AlphaReport, OnPolicyCheck, SamplerGap
 
 
@@ -221,21 +220,16 @@ class Tracking:
         """Log the seconds that a step has taken in all calls."""
         self.log({f"{name}/seconds": seconds})
 
-    def results(self, result: RunResult) -> None:
-        """Log the results of a finished run: its numbers, the table of the comparison, and the figures in PNG."""
+    def results(self, values: Mapping[str, float], variance: pd.DataFrame | None, pictures: Iterable[Path]) -> None:
+        """Log the results of a finished run: its numbers, the table of the comparison, and its figures in PNG."""
         module = self._module
         if self._run is None or module is None:
             return
-        level = result.run.experiment.variance.confidence_level
-        frame = None if result.comparison is None else result.comparison.to_frame(level)
-        on_policy = None if result.alpha is None else result.alpha.on_policy
-        values = result_values(result.measured.rollouts, result.alpha, frame, on_policy=on_policy, gap=result.gap)
         self.log({f"results/{key}": value for key, value in values.items()})
-        if frame is not None:
-            self._attempt(lambda: self.log({"results/variance": module.Table(dataframe=frame)}))
-        for path in result.paths:
-            if path.suffix == ".png":
-                self._attempt(lambda path=path: self.log({f"figures/{path.stem}": module.Image(str(path))}))
+        if variance is not None:
+            self._attempt(lambda: self.log({"results/variance": module.Table(dataframe=variance)}))
+        for path in pictures:
+            self._attempt(lambda path=path: self.log({f"figures/{path.stem}": module.Image(str(path))}))
 
     def _attempt(self, action: Callable[[], object]) -> None:
         """Do something with the tracker; when it fails, warn, and log nothing from then on."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
-from gradstats.measurement.storage import FITTED, StateValues, read_state_values
+from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import read_plan

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from gradstats.gradients.memory import LIBRARIES_GIB, ActivationSize, activation_size, is_out_of_memory, peak_memory
 from gradstats.gradients.parameters import select_parameters
-from gradstats.measurement.storage import GIB
+from gradstats.measurement.disk_size import GIB
 from gradstats.policy.policy import Policy
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from conftest import ragged_rollouts, tiny_model
 from gradient_models import assert_same, random_weightings
@@ -14,17 +13,9 @@ from measured_by_hand import assert_identical, measured_by_hand
 
 import gradstats.gradients as gradients
 from gradstats.config.experiment import MeasurementSection
-from gradstats.config.sections import MeasurementSection as MeasurementSection_for_storage
 from gradstats.measurement import read_measurement
-from gradstats.measurement.measurement import Measurement
-from gradstats.measurement.storage import (
-    StateValues,
-    bytes_of_sequences,
-    measured_bytes,
-    read_state_values,
-    require_space,
-    with_state_values,
-)
+from gradstats.measurement.disk_size import bytes_of_sequences, measured_bytes, require_space
+from gradstats.measurement.state_values import StateValues, read_state_values, stored_values
 from gradstats.rollouts.table import Rollouts
 
 
@@ -96,13 +87,12 @@ def test_a_changed_file_is_refused(tmp_path):
 
 def test_shards_without_their_plan_are_left_out_with_a_warning(tmp_path):
     rollouts = table()
-    measured = Measurement(rollouts, pd.DataFrame({"all": [1.0, 1.0]}), None, *([[np.zeros(2), np.zeros(1)]] * 4))
     values = StateValues.of(rollouts, [np.zeros(2), np.zeros(1)], {})
     values.to_parquet(tmp_path / "shard-00000.parquet")
     with pytest.warns(
         UserWarning, match=r"are left out \(their plan\.json is missing\): `gradstats run` makes them again"
     ):
-        assert with_state_values(measured, tmp_path).values is None
+        assert stored_values(tmp_path, rollouts) == {}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -174,7 +164,7 @@ def test_a_folder_of_shards_reads_as_one_measurement(tmp_path):
         progress=False,
     )
     session = gradients.MeasuringSession.open(
-        tiny_model("qwen2"), rollouts, MeasurementSection_for_storage(sketch_dim=32), reference_policy=reference
+        tiny_model("qwen2"), rollouts, MeasurementSection(sketch_dim=32), reference_policy=reference
     )
     for number, rows in enumerate(([0, 1], [2, 3, 4], [5])):
         some = {name: [weights[row] for row in rows] for name, weights in weightings.items()}

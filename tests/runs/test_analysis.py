@@ -21,7 +21,7 @@ import gradstats
 from gradstats import Rollouts as Rollouts_for_breakdowns
 from gradstats import equivalent_group_size, variance_by_length
 from gradstats.config.experiment import VarianceSection
-from gradstats.measurement.storage import read_measurement
+from gradstats.measurement.measurement import read_measurement
 from gradstats.report.figures import figures_as_svg
 from gradstats.report.saved_results import read_results
 from gradstats.rollouts.table import Rollouts, read_rollouts

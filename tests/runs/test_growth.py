@@ -16,7 +16,7 @@ from small_runs import small_experiment
 
 from gradstats.config.experiment import load_experiment
 from gradstats.gradients import MeasuringSession
-from gradstats.measurement.storage import read_measurement
+from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import directory as parts
 from gradstats.runs.directory import RunPart

@@ -19,7 +19,7 @@ from command_line import run
 from killed_runs import MOMENTS, contents, kill_and_resume
 
 import gradstats as gs
-from gradstats.measurement.storage import read_measurement
+from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.system.files import write_json
 

@@ -17,19 +17,19 @@ from gradstats.estimators import recipes, token_weightings
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.weightings import weighting_names
 from gradstats.gradients import MeasuringSession
-from gradstats.measurement.storage import read_measurement
+from gradstats.measurement.measurement import read_measurement
 from gradstats.policy.checkpoint import checkpoint_names
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.measuring_step import (
+from gradstats.runs.measuring_step import measure_shards
+from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.weightings import (
     PossibleWeightings,
-    measure_shards,
     needed_weightings,
     possible_weightings,
     spread_of_ratios,
     weightings_of,
 )
-from gradstats.runs.pipeline import run_experiment
 from gradstats.stats import check_on_policy, sampler_gap
 from gradstats.system.files import read_json
 

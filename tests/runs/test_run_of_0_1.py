@@ -16,7 +16,7 @@ from command_line import run
 import gradstats as gs
 from gradstats.config.experiment import load_experiment
 from gradstats.gradients import MeasuringSession
-from gradstats.measurement.storage import read_measurement
+from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.outputs import is_marked

@@ -13,7 +13,8 @@ from killed_runs import contents, kill_and_resume
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import ExecutionSection
-from gradstats.measurement.storage import FITTED, read_measurement, read_state_values
+from gradstats.measurement.measurement import read_measurement
+from gradstats.measurement.state_values import FITTED, read_state_values
 from gradstats.report.saved_results import added_tables
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import regrade_run, run_experiment

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation.continuous_batching import cache
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from gradstats.measurement.storage import GIB
+from gradstats.measurement.disk_size import GIB
 from gradstats.policy.policy import Policy, as_policy, load_policy
 from gradstats.prompts import Problem
 from gradstats.sampling import SamplerSettings

@@ -37,7 +37,7 @@ from gradstats.gradients.engines.registry import is_tracing_failure
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, owners
-from gradstats.measurement.storage import GIB
+from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import output_embedding
 from gradstats.policy.policy import Policy
 

@@ -1,4 +1,4 @@
-"""Which executor does the work of a run."""
+"""What an executor is, and the one that does all work in this process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from gradstats.config.sections import ExecutionSection
-from gradstats.system.environment import installed
 from gradstats.system.progress import ProgressReport, Report, finishing_current_shard, progress_bar
 
 Context = TypeVar("Context")
@@ -196,61 +194,3 @@ def _threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def require_executor(section: ExecutionSection) -> None:
-    """Refuse settings that no executor follows, and one that is not installed.
-
-    Raises:
-        ValueError: for settings of workers that the executor does not have.
-        ImportError: naming how to install it.
-    """
-    if section.executor == "local":
-        for name, default in (("workers", 1), ("gpus_per_worker", 0), ("address", None)):
-            if getattr(section, name) != default:
-                raise ValueError(
-                    f"execution.{name} is {getattr(section, name)}, but the executor local works in this process: "
-                    "choose --executor ray, or leave it out"
-                )
-    elif installed("ray") is None:
-        raise ImportError(
-            "execution.executor is ray, which is not installed: pip install 'gradstats[ray]', or run with "
-            "--executor local"
-        )
-    if 0 < section.gpus_per_worker < section.ranks_per_worker:
-        raise ValueError(
-            f"execution.gpus_per_worker is {section.gpus_per_worker}, but each of the {section.ranks_per_worker} ranks "
-            f"of a worker needs a GPU of its own: set it to {section.ranks_per_worker}"
-        )
-
-
-@contextmanager
-def executor_of(section: ExecutionSection) -> Iterator[Executor]:
-    """Lend the executor that the settings choose.
-
-    Args:
-        section: the settings.
-
-    Raises:
-        ValueError, ImportError: as :func:`require_executor`.
-    """
-    require_executor(section)
-    if section.executor == "local":
-        yield _in_groups(LocalExecutor(section.threads), section)
-        return
-    from gradstats.runs.executors.ray_executor import RayExecutor
-
-    executor = RayExecutor(section)
-    try:
-        yield _in_groups(executor, section)
-    finally:
-        executor.close()
-
-
-def _in_groups(executor: Executor, section: ExecutionSection) -> Executor:
-    """Make each worker a group of ranks, where several are asked for."""
-    if section.ranks_per_worker == 1:
-        return executor
-    from gradstats.runs.executors.rank_group import RankedExecutor
-
-    return RankedExecutor(executor, section.ranks_per_worker)

@@ -11,7 +11,8 @@ import torch
 
 from gradstats.config.sections import ExecutionSection
 from gradstats.runs.executors import local as choice
-from gradstats.runs.executors.local import LocalExecutor, ask, executor_of, require_executor
+from gradstats.runs.executors.choice import executor_of, require_executor
+from gradstats.runs.executors.local import LocalExecutor, ask
 from gradstats.runs.executors.rank_group import RankedExecutor
 from gradstats.system.progress import progress_bar
 

@@ -1,0 +1,143 @@
+"""State values of completions, as a value head or completed prefixes give them, and their files in a run."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from gradstats.rollouts.schema import read_checked, write_checked
+from gradstats.rollouts.table import Rollouts
+from gradstats.system.files import (
+    digest,
+    file_digest,
+)
+from gradstats.system.shards import PLAN, IncompleteRunError, planned_shards, refuse_foreign_shard
+
+#: The file of the values of a fitted head; those of prefixes lie in numbered shards beside it.
+FITTED = "fitted.parquet"
+_KEY = ["prompt_id", "sample_id"]
+
+
+@dataclass(frozen=True)
+class StateValues:
+    """One value for each token of some completions.
+
+    Attributes:
+        completions: frame with ``prompt_id``, ``sample_id`` and the ``reward`` that the values predict.
+        values: for each completion, (T_i,) values of the state before each token; NaN where there is none.
+        metadata: how they were obtained.
+    """
+
+    completions: pd.DataFrame
+    values: list[np.ndarray]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rollouts: Rollouts, values: Sequence[np.ndarray], metadata: dict[str, Any]) -> StateValues:
+        """Return values with the completions that they belong to."""
+        return cls(pd.DataFrame(rollouts.frame[[*_KEY, "reward"]]).reset_index(drop=True), list(values), metadata)
+
+    @classmethod
+    def concatenate(cls, shards: Sequence[StateValues]) -> StateValues:
+        """Stack the values of several shards, with the metadata of the first."""
+        completions = pd.concat([shard.completions for shard in shards], ignore_index=True)
+        return cls(completions, [row for shard in shards for row in shard.values], shards[0].metadata)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write one file, whole or not at all, with its checksum."""
+        columns = {name: pa.array(self.completions[name].tolist()) for name in self.completions}
+        values = pa.array([row.tolist() for row in self.values], type=pa.list_(pa.float64()))
+        write_checked(pa.table(columns | {"values": values}), self.metadata, Path(path))
+
+    def for_rollouts(self, rollouts: Rollouts) -> list[np.ndarray]:
+        """Return the values of some completions, in their order.
+
+        Raises:
+            ValueError: for a completion without values, or with another reward or number of tokens.
+        """
+        place = {key: row for row, key in enumerate(zip(*(self.completions[name] for name in _KEY), strict=True))}
+        rewards = self.completions["reward"].to_numpy()
+        found = []
+        keys = zip(rollouts.prompt_id, rollouts.sample_id, strict=True)
+        for key, reward, mask in zip(keys, rollouts.rewards, rollouts.masks, strict=True):
+            row = place.get(key)
+            named = f"completion {key[1]} of prompt {str(key[0])!r}"
+            if row is None:
+                raise ValueError(f"{named} has none")
+            if rewards[row] != reward:
+                raise ValueError(f"{named} had another reward when they were made")
+            if len(self.values[row]) != len(mask):
+                raise ValueError(f"{named} has another number of tokens")
+            found.append(self.values[row])
+        return found
+
+
+def read_state_values(path: str | os.PathLike[str]) -> StateValues:
+    """Read what :meth:`StateValues.to_parquet` wrote.
+
+    Raises:
+        ValueError: when the file is damaged, or has changed since it was written.
+    """
+    path = Path(path)
+    table = read_checked(path, "state values")
+    columns = dict(table.columns)
+    if "values" not in columns or not {*_KEY, "reward"} <= set(columns):
+        raise ValueError(f"{path} holds no state values: remove it and repeat the command")
+    values = [np.array(row, dtype=np.float64) for row in columns.pop("values")]
+    return StateValues(pd.DataFrame(columns), values, table.metadata)
+
+
+def digest_of_state_values(folder: Path) -> str | None:
+    """Return the digest of all state values in a folder; None where there are none."""
+    files = sorted(folder.glob("*.parquet"))
+    return digest([[path.name, file_digest(path)] for path in files]) if files else None
+
+
+def stored_values(folder: Path, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
+    """Return the state values of a run's completions by the field that holds them.
+
+    A warning says why some are left out; there are none where the run made none.
+    """
+    found: dict[str, list[np.ndarray]] = {}
+    for name, read in (("fitted_values", _fitted), ("values", _of_prefixes)):
+        try:
+            stored = read(folder)
+            if stored is not None:
+                found[name] = stored.for_rollouts(rollouts)
+        except ValueError as error:
+            warnings.warn(
+                f"the state values in {folder} are left out ({error}): `gradstats run` makes them again, "
+                "once what is damaged has been removed",
+                UserWarning,
+                stacklevel=4,
+            )
+    return found
+
+
+def _fitted(folder: Path) -> StateValues | None:
+    return read_state_values(folder / FITTED) if (folder / FITTED).exists() else None
+
+
+def _of_prefixes(folder: Path) -> StateValues | None:
+    try:
+        planned = planned_shards(folder, ".parquet")
+    except IncompleteRunError as error:
+        raise ValueError("not all of them were made") from error
+    if planned is None and any(folder.glob("shard-*.parquet")):
+        raise ValueError(f"their {PLAN} is missing")
+    if planned is None or not planned.paths:
+        return None
+    shards = []
+    for path in planned.paths:
+        shard = read_state_values(path)
+        refuse_foreign_shard(shard.metadata, path, planned)
+        shards.append(shard)
+    return StateValues.concatenate(shards)
