@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import MeasurementSection
@@ -16,7 +17,6 @@ from gradstats.runs.directory import RunDirectory
 from gradstats.runs.executors.local import Crew, ask
 from gradstats.runs.growth import RESTORE, read_plan, settings_digest
 from gradstats.runs.sampling_step import experiment_policy, reference_policy
-from gradstats.runs.second_moments import with_estimated_moments
 from gradstats.runs.weightings import (
     needed_weightings,
     possible_weightings,
@@ -26,6 +26,9 @@ from gradstats.runs.weightings import (
 from gradstats.system.files import FORMAT, read_json, write_json
 from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
+
+if TYPE_CHECKING:
+    from gradstats.gradients.session import MeasuringSession
 
 
 def missing_measurements(run: RunDirectory) -> list[int]:
@@ -62,7 +65,7 @@ class MeasuringWork:
 
     def open(self) -> MeasuringSession:
         """Load the policy and its reference, and run the self-check."""
-        from gradstats.gradients import MeasuringSession
+        from gradstats.gradients.session import MeasuringSession
         from gradstats.policy.checkpoint import refuse_other_policy
 
         policy = experiment_policy(self.experiment, self.revisions, self.progress)
@@ -137,6 +140,8 @@ def _measure(
 ) -> None:
     section = run.experiment.measurement
     if section.second_moments is not None:
+        from gradstats.runs.second_moments import with_estimated_moments
+
         with run.alone():
             tables, section = with_estimated_moments(run, tables, progress)
     unmeasured = Rollouts.concatenate([tables[number] for number in missing])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, chi_squared
 from gradstats.estimators.recipes.weightings import weighting_names, weightings_by_name
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats.variance.inputs import recorded_differences
+
+if TYPE_CHECKING:
+    from gradstats.gradients.session import MeasuringSession
 
 
 @dataclass(frozen=True)
