@@ -48,9 +48,6 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(text: str) -> Any:
     """Read a YAML document of plain values.
 
-    Raises:
-        yaml.YAMLError: when it is not YAML, repeats a key, or expands to more than 100,000 values.
-
     >>> read_yaml("{a: 1, b: [x, 2.5]}")
     {'a': 1, 'b': ['x', 2.5]}
     """
@@ -163,20 +160,12 @@ class Experiment(Section):
 
     @property
     def sampling_policy(self) -> PolicySection:
-        """The policy that draws the completions.
-
-        Raises:
-            WrongSettingsError: when ``behaviour_policy`` has a setting that is unknown or wrong.
-        """
+        """The policy that draws the completions."""
         return PolicySection(**(self.policy.model_dump() | self.behaviour_policy))
 
     @property
     def kl_reference(self) -> PolicySection | None:
-        """The reference policy of a KL term; None where none is measured.
-
-        Raises:
-            WrongSettingsError: when ``reference_policy`` has a setting that is unknown or wrong.
-        """
+        """The reference policy of a KL term; None where none is measured."""
         return PolicySection(**(self.policy.model_dump() | self.reference_policy)) if self.reference_policy else None
 
     def to_yaml(self) -> str:
@@ -194,36 +183,14 @@ class Experiment(Section):
 def load_experiment(
     name_or_path: str | os.PathLike[str], overrides: Sequence[str] = (), *, trust: bool = False
 ) -> Experiment:
-    """Read an experiment file to run it, or one that comes with the project by its name.
-
-    Args:
-        name_or_path: the file, or the name.
-        overrides: settings to change, as ``"prompts.n=60"``, see :func:`with_settings`.
-        trust: permit what needs permission, see :mod:`gradstats.config.trust`.
-
-    Raises:
-        FileNotFoundError: when there is neither such a file nor such an experiment.
-        UntrustedCodeError: when the file names code that needs permission; checked before everything else.
-        ValueError: when the file is not YAML, or a setting is unknown, missing, of a wrong type or out of range: one
-            sentence for each.
-    """
+    """Read an experiment file to run it, or one that comes with the project by its name."""
     return load_experiment_file(find_experiment(os.fspath(name_or_path)), overrides, trust=trust)
 
 
 def load_experiment_file(
     path: Path, overrides: Sequence[str] = (), *, trust: bool = False, ignored: Sequence[str] = ()
 ) -> Experiment:
-    """Read the experiment file at a path to run it, or a part of it.
-
-    Args:
-        path: the file.
-        overrides: as for :func:`load_experiment`.
-        trust: as for :func:`load_experiment`.
-        ignored: settings that the command does not use, and which may therefore name code.
-
-    Raises:
-        UntrustedCodeError, ValueError: as for :func:`load_experiment`.
-    """
+    """Read the experiment file at a path to run it, or a part of it."""
     data = settings_in(path)
     if not trust:
         refuse_untrusted(path, with_settings(data, overrides), with_settings({}, overrides), ignored=ignored)
@@ -238,25 +205,12 @@ def in_its_folder(experiment: Experiment, path: Path, trust: bool) -> Experiment
 
 
 def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read the experiment file at a path without running it; commands that run steps use :func:`load_experiment_file`.
-
-    Args:
-        path: the file.
-        overrides: settings to change, as ``"prompts.n=60"``, see :func:`with_settings`.
-
-    Raises:
-        ValueError: when the file is not YAML, or a setting is unknown, missing, of a wrong type or out of range: one
-            sentence for each.
-    """
+    """Read an experiment file without running it; commands that run steps use :func:`load_experiment_file`."""
     return experiment_of(path, settings_in(path), overrides)
 
 
 def experiment_of(path: Path, data: dict[str, Any], overrides: Sequence[str] = ()) -> Experiment:
-    """Return the experiment of a file's settings, without the trust that running it needs.
-
-    Raises:
-        ValueError: when a setting is unknown, missing, of a wrong type or out of range, or the file varies settings.
-    """
+    """Return the experiment of a file's settings, without the trust that running it needs."""
     settings: dict[str, Any] = {"name": path.stem}
     settings |= {str(key): value for key, value in with_settings(data, overrides).items()}
     if VARY in settings:
@@ -268,11 +222,7 @@ def experiment_of(path: Path, data: dict[str, Any], overrides: Sequence[str] = (
 
 
 def settings_in(path: Path) -> dict[str, Any]:
-    """Return the settings of a file as written.
-
-    Raises:
-        ValueError: when it is not YAML, or does not hold settings.
-    """
+    """Return the settings of a file as written."""
     try:
         data = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -295,11 +245,7 @@ def experiment_schema() -> dict[str, Any]:
 
 
 def with_settings(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Change some nested settings, as in ``["prompts.n=60", "sampling.reward={math: 1}"]``; values are YAML.
-
-    Raises:
-        ValueError: for a word that is not ``name=value``, or a value that is not YAML.
-    """
+    """Change some nested settings, as in ``["prompts.n=60", "sampling.reward={math: 1}"]``; values are YAML."""
     data = copy.deepcopy(data)
     for word in words:
         name, equals, value = word.partition("=")
@@ -332,11 +278,7 @@ def shipped_experiments(*, sweeps: bool = False) -> dict[str, Path]:
 
 
 def find_experiment(name: str, *, sweep: bool = False) -> Path:
-    """Return the file of an experiment or a sweep: the one at that path, or one of that name with the project.
-
-    Raises:
-        FileNotFoundError: when there is neither.
-    """
+    """Return the file of an experiment or a sweep: the one at that path, or one of that name with the project."""
     path = Path(name)
     if path.is_file():
         return path
@@ -361,19 +303,7 @@ _BEGINNING = """\
 
 
 def experiment_text(file: str, settings: Mapping[str, Any]) -> str:
-    """Write an experiment file that chooses some settings and shows all others with their defaults.
-
-    Args:
-        file: the name of the file, for its first lines.
-        settings: ``description``, and section → setting → value; a section of which nothing is chosen shows its first
-            setting with its default.
-
-    Returns:
-        YAML, with one comment for every setting.
-
-    Raises:
-        WrongSettingsError: when a setting is unknown, missing, of a wrong type or out of range.
-    """
+    """Write an experiment file that chooses some settings and shows all others with their defaults."""
     Experiment(name="new", **dict(settings))
     parts = [_BEGINNING.format(schema=SCHEMA_FILE, file=file)]
     for name, field in Experiment.model_fields.items():

@@ -56,9 +56,6 @@ def read_label(label: str) -> tuple[str, dict[str, Any]]:
     Example:
         >>> read_label("kimi(tau=0.5)")
         ('kimi', {'tau': 0.5})
-
-    Raises:
-        ValueError: for a label that cannot be read.
     """
     name, bracket, inside = label.partition("(")
     if not bracket:
@@ -81,9 +78,6 @@ def read_display_names(words: Iterable[str]) -> dict[str, str]:
     Example:
         >>> read_display_names(["length_weighted(alpha=0.8)=ours, at $x = 1$"])
         {'length_weighted(alpha=0.8)': 'ours, at $x = 1$'}
-
-    Raises:
-        ValueError: for a word without a label, an ``=`` or a name.
     """
     found = {}
     for word in words:
@@ -154,9 +148,6 @@ class EstimateSection(Section):
 def adam_section(metric: str | None) -> AdamSection | None:
     """Return the options of a label such as ``"adam(eps=1e-6)"``; None for the Euclidean metric, named or by default.
 
-    Raises:
-        ValueError: for another name, or options that it does not have.
-
     >>> adam_section("adam(power=0.25)").power
     0.25
     >>> adam_section("euclidean") is adam_section(None) is None
@@ -171,11 +162,7 @@ def adam_section(metric: str | None) -> AdamSection | None:
 
 
 def refuse_correction(adam: AdamSection) -> None:
-    """Refuse a number of steps for second moments that are estimated, which start from no moments of 0.
-
-    Raises:
-        ValueError: where a step is given.
-    """
+    """Refuse a number of steps for second moments that are estimated, which start from no moments of 0."""
     if adam.step is not None:
         raise ValueError(
             f"step of the metric is {adam.step}, and second moments that are estimated need no correction: leave step "
@@ -185,9 +172,6 @@ def refuse_correction(adam: AdamSection) -> None:
 
 def estimate_section(second_moments: str | None) -> EstimateSection | None:
     """Return the options of ``"estimate(…)"``; None where the second moments come from a file.
-
-    Raises:
-        ValueError: for options that it does not have.
 
     >>> estimate_section("estimate(prompts_per_batch=4)").prompts_per_batch
     4

@@ -76,16 +76,6 @@ def load_sweep(name_or_path: str | os.PathLike[str], overrides: Sequence[str] = 
     own settings. A name in a mapping may list several settings, separated by commas, which then take the same value:
     ``"policy.temperature, sampling.temperature": [0.6, 1.0]``. A value of ``policy.name`` or ``policy.adapter`` may be
     a pattern, such as ``out/checkpoint-*``, which stands for all folders that match, in the order of their numbers.
-
-    Args:
-        name_or_path: the file, or the name.
-        overrides: settings to change in all cells, as ``"prompts.n=60"``.
-        trust: permit what needs permission, see :mod:`gradstats.config.trust`.
-
-    Raises:
-        FileNotFoundError: when there is neither such a file nor such a sweep, or a pattern matches nothing.
-        UntrustedCodeError: when the file names code that needs permission; checked before everything else.
-        ValueError: when ``vary`` is missing or cannot be read, or a cell has wrong settings: one sentence for each.
     """
     path = find_experiment(os.fspath(name_or_path), sweep=True)
     data, given = with_settings(settings_in(path), overrides), with_settings({}, overrides)

@@ -60,17 +60,7 @@ def is_received(path: Path) -> bool:
 def refuse_untrusted(
     path: Path, settings: Mapping[str, object], given: Mapping[str, object], *, ignored: Sequence[str] = ()
 ) -> None:
-    """Refuse an experiment file that names code for which permission is needed and missing.
-
-    Args:
-        path: the file.
-        settings: its settings, those of the command line included.
-        given: the settings that the user gave on the command line, which need no permission.
-        ignored: settings of the file that the command does not use.
-
-    Raises:
-        UntrustedCodeError: when there is such code; it is named.
-    """
+    """Refuse an experiment file that names code for which permission is needed and missing."""
     received = is_received(path)
     allowed = set(code_named_in(given))
     needing = [

@@ -67,11 +67,7 @@ class Section(BaseModel):
             raise WrongSettingsError(wrong, self.title) from error
 
     def arguments(self, **changes: object) -> dict[str, Any]:
-        """Return the section as keyword arguments of the function whose options it declares.
-
-        Args:
-            **changes: arguments that replace those of the section.
-        """
+        """Return the section as keyword arguments of the function whose options it declares."""
         options = self.model_dump(exclude=set(self.not_arguments))
         if "seed" in options:
             options["rng"] = options.pop("seed")

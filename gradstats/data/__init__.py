@@ -43,13 +43,6 @@ def load(name: str) -> pd.DataFrame:
             ``length`` (completion tokens) and ``sq_norm`` (squared norm of the score of the
             completion, :math:`\lVert S\rVert^2`).
 
-    Returns:
-        A frame; ``.attrs["source"]`` states the origin of its numbers, and ``.attrs["label"]`` is a short label
-        for legends.
-
-    Raises:
-        KeyError: for an unknown name.
-
     Example:
         >>> from gradstats import data
         >>> points = data.load("gloeckle2026")

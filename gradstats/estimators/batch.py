@@ -77,11 +77,7 @@ def is_ragged(column: Iterable[object], masks: Sequence[np.ndarray]) -> bool:
 
 
 def checked_column(name: str, value: ArrayLike, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
-    """Return a column of the user's own: one entry per completion, of any kind, or one number per token.
-
-    Raises:
-        ValueError: for another shape.
-    """
+    """Return a column of the user's own: one entry per completion, of any kind, or one number per token."""
     array = np.asarray(value)
     if array.shape == mask.shape:
         return np.where(mask, array.astype(np.float64), 0.0)

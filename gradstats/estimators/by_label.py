@@ -61,14 +61,7 @@ def get(name: str | Weighting, **parameters: object) -> Weighting:
 
 
 def get_all(estimators: Iterable[str | Weighting]) -> list[Weighting]:
-    """Find several estimators, in the order given.
-
-    Args:
-        estimators: as for :func:`get`.
-
-    Raises:
-        TypeError: for a single label, whose letters would pass for labels; otherwise as :func:`get`.
-    """
+    """Find several estimators, in the order given."""
     if isinstance(estimators, str):
         raise TypeError(f"estimators must be a list of labels, got the text {estimators!r}: write [{estimators!r}]")
     return [get(one) for one in estimators]
@@ -92,16 +85,6 @@ TOGETHER = {"clip_width": ("eps_low", "eps_high")}
 
 def with_parameter(estimator: str | Weighting, parameter: str, value: float) -> Weighting:
     """Return an estimator with one parameter set to a value, whatever it was before.
-
-    Args:
-        estimator: a label, in which the parameter may be missing even where it has no default, or an estimator or
-            recipe found by name.
-        parameter: its name, or ``"clip_width"`` for ``eps_low`` and ``eps_high`` at once.
-        value: the value; whole numbers are passed as integers, which parameters that count something require.
-
-    Raises:
-        TypeError: for an estimator without such a parameter, or an object that has no parameters.
-        KeyError, ValueError, ImportError: as :func:`gradstats.estimators.get`.
 
     Example:
         >>> with_parameter("length_weighted(loo=True)", "alpha", 0.5)

@@ -35,15 +35,7 @@ def in_words(label: str) -> str:
 
 
 def distinct_names(labels: Iterable[str], chosen: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Name several estimators, so that no two share a name: those that would are named by their labels.
-
-    Args:
-        labels: of the estimators.
-        chosen: label → name that the user gives it.
-
-    Returns:
-        Label → name, in the order of the labels.
-    """
+    """Name several estimators, so that no two share a name: those that would are named by their labels."""
     names = {label: in_words(label) for label in labels}
     uses = Counter(names.values())
     names = {label: name if uses[name] == 1 else label for label, name in names.items()}

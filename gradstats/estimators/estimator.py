@@ -104,21 +104,7 @@ def bind_parameters(
     keywords: Parameters,
     skip: int,
 ) -> dict[str, object]:
-    """Bind values to the parameters of ``function`` and fill in the defaults.
-
-    Args:
-        what: the name of the function in messages, as in "estimator kimi".
-        function: the function whose signature is used.
-        arguments: positional values.
-        keywords: values by name.
-        skip: how many leading arguments are data rather than parameters.
-
-    Returns:
-        Every parameter with its value.
-
-    Raises:
-        TypeError: for an unknown parameter, or one that is required and missing; it is named.
-    """
+    """Bind values to the parameters of ``function`` and fill in the defaults."""
     declared = list(inspect.signature(function).parameters.values())[skip:]
     names = [parameter.name for parameter in declared]
     if len(arguments) > len(names):
@@ -148,17 +134,7 @@ def _as_declared(parameter: inspect.Parameter, value: object) -> object:
 def check_parameters(
     what: str, function: Callable[..., object], parameters: Parameters, own: Mapping[str, Rule] | None = None
 ) -> None:
-    """Refuse values outside the range that a parameter of that name has in every estimator.
-
-    Args:
-        what: the name of the function in messages.
-        function: the function whose parameters they are.
-        parameters: every parameter with its value.
-        own: rules in place of the common ones.
-
-    Raises:
-        ValueError: naming the parameter, its value and what is accepted.
-    """
+    """Refuse values outside the range that a parameter of that name has in every estimator."""
     declared = inspect.signature(function).parameters
     for name, value in parameters.items():
         left_out = value is None and declared[name].default is None
@@ -406,13 +382,6 @@ def user_definition(name: str, registered: Iterable[Definition]) -> Definition:
 
     The requirements of :func:`gradstats.estimators.register` hold here as well. A function that is not registered must
     return one advantage for each completion, and its bias is unknown.
-
-    Args:
-        name: the module, a colon, the function; without parameters.
-        registered: the known definitions, including those that the module registers when it is imported.
-
-    Raises:
-        ImportError, ValueError: as for :func:`gradstats.system.user_code.import_function`.
     """
     function = import_function(name, "the estimator")
     known = next((definition for definition in registered if definition.function is function), None)

@@ -20,15 +20,7 @@ LARGEST_LOG_RATIO = 700.0
 
 
 def log_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n t"]:
-    r"""Log ρ of each token, (N, T), 0 where masked out.
-
-    Args:
-        batch: the completions.
-        name: what needs them, for the error message.
-
-    Raises:
-        ValueError: when the batch has ``old_logprobs`` and no ``logprobs``.
-    """
+    r"""Log ρ of each token, (N, T), 0 where masked out."""
     if batch.old_logprobs is None:
         return np.zeros(batch.mask.shape)
     batch.require(["logprobs"], name)
@@ -42,11 +34,7 @@ def sequence_log_ratios(batch: Batch, name: str = "the importance ratio") -> Flo
 
 
 def exponential(log_ratio: np.ndarray) -> np.ndarray:
-    """Return ρ from log ρ, completion by completion along the first axis.
-
-    Raises:
-        ValueError: where it overflows.
-    """
+    """Return ρ from log ρ, completion by completion along the first axis."""
     greatest = log_ratio.reshape(len(log_ratio), -1).max(axis=1)
     if greatest.size and greatest.max() > LARGEST_LOG_RATIO:
         row = int(np.argmax(greatest))
@@ -59,11 +47,7 @@ def exponential(log_ratio: np.ndarray) -> np.ndarray:
 
 
 def sequence_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n"]:
-    r"""Return ρ_i of each completion, (N,).
-
-    Raises:
-        ValueError: where it overflows, or the batch has ``old_logprobs`` and no ``logprobs``.
-    """
+    r"""Return ρ_i of each completion, (N,)."""
     return exponential(sequence_log_ratios(batch, name))
 
 
@@ -137,11 +121,7 @@ class AlongCompletions:
         return self.estimator.expected_scale(group_size)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"]:
-        """Return the weight of each completion.
-
-        Raises:
-            ValueError: when the weights differ between the tokens of a completion.
-        """
+        """Return the weight of each completion."""
         weights = self.estimator.weights(batch)
         if weights.ndim == 1:
             return weights
@@ -176,9 +156,6 @@ def in_blocks_of_groups(weights_of: Callable[[Batch], np.ndarray], batch: Batch)
     Args:
         weights_of: batch → one value for each completion, (n,) or (n, T), which depends on its group alone.
         batch: the completions.
-
-    Returns:
-        The values in the order of the batch.
     """
     if batch.mask.size <= TOKENS_AT_ONCE:
         return weights_of(batch)

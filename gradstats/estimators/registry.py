@@ -174,12 +174,7 @@ def get_estimator(name: str | Estimator, **parameters: object) -> Estimator:
 
 
 def get_definition(name: str) -> Definition:
-    """Return the definition registered under a canonical name or an alias, or that of "module:function".
-
-    Raises:
-        KeyError: for an unknown name, with the nearest known one.
-        ImportError: when a function of the user's cannot be imported.
-    """
+    """Return the definition registered under a canonical name or an alias, or that of "module:function"."""
     if ":" in name:
         return user_definition(name, DEFINITIONS.values())
     base = ALIASES.get(name, name)

@@ -32,12 +32,6 @@ def refusing_lower_precision(policy: Policy) -> Iterator[None]:
 
     A wrapper around the model's forward method may switch autocast on (accelerate's mixed precision) or replace the
     parameters by narrower ones (FSDP's mixed precision), and cast the logits back.
-
-    Args:
-        policy: the policy.
-
-    Raises:
-        ValueError: afterwards, naming the first module that computes in a narrower dtype.
     """
     model, device, own_dtype = policy.model, policy.device.type, policy.dtype
     found: list[str] = []
@@ -103,10 +97,6 @@ def length_classes(models: Sequence[nn.Module], times: np.ndarray) -> list[tuple
     Args:
         models: the models that they go through.
         times: (sequences,), number of tokens, prompts included.
-
-    Returns:
-        For each sequence, one number for each rotary embedding whose factors depend on the length; empty for most
-        models.
     """
     dependences = [one for model in models for one in _dependences(model)]
     return [tuple(_class(one, int(time)) for one in dependences) for time in times]
@@ -121,15 +111,7 @@ def same_class(model: nn.Module, rollouts: Rollouts, rows: Sequence[int]) -> lis
 
 
 def refuse_mixed_lengths(model: nn.Module, times: Sequence[int]) -> None:
-    """Refuse sequences of which one would get other rotary factors in a chunk than alone.
-
-    Args:
-        model: the model.
-        times: number of tokens of each sequence of the chunk, prompts included.
-
-    Raises:
-        UnsupportedModuleError: naming the rotary embedding.
-    """
+    """Refuse sequences of which one would get other rotary factors in a chunk than alone."""
     longest = max(times)
     for one in _dependences(model):
         for time in times:
@@ -188,10 +170,6 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     its attention logits always keeps it: the fused implementation omits the cap and computes another function.
 
     The grouped matrix product of a mixture's experts does not exist in float64: the plain loop over experts is used.
-
-    Args:
-        policy: the policy whose model is switched.
-        batched: whether the model runs under ``vmap``.
     """
     model = policy.model
     kept = attention_of(model)
@@ -222,9 +200,6 @@ def forward_mode_attention(policy: Policy) -> Iterator[None]:
 
     The fused kernels have none, so eager attention is used; in float64, where eager attention would compute its
     softmax in float32, it is the unfused implementation of sdpa.
-
-    Args:
-        policy: the policy whose model is switched.
     """
     model = policy.model
     kept = attention_of(model)

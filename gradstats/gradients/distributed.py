@@ -71,11 +71,7 @@ class Ranks:
         return cls(mesh.get_local_rank(), mesh.size(), mesh.get_group())
 
     def require_same(self, rollouts: Rollouts) -> None:
-        """Refuse rollouts that are not those of the other ranks, whose passes would gather weights for nothing.
-
-        Raises:
-            ValueError: likewise.
-        """
+        """Refuse rollouts that are not those of the other ranks, whose passes would gather weights for nothing."""
         if self.size == 1:
             return
         columns = ("prompt_tokens", "completion_tokens")
@@ -87,11 +83,7 @@ class Ranks:
             )
 
     def common_plan(self, plan: list[np.ndarray], rollouts: Rollouts) -> list[np.ndarray]:
-        """Return the chunks that all ranks deal: those of the first, whose machine may have another memory.
-
-        Raises:
-            ValueError: when the ranks measure different sequences.
-        """
+        """Return the chunks that all ranks deal: those of the first, whose machine may have another memory."""
         self.require_same(rollouts)
         return self.exchange(plan)[0]
 
@@ -119,12 +111,6 @@ def gathered_gradients(
     Autograd cannot differentiate with respect to shards: the backward pass accumulates gradients, averaged over the
     ranks, which are all the same where the ranks differentiate the same sequence. Gradients of the model's own are
     kept.
-
-    Args:
-        model: the model.
-        selection: the parameters.
-        result: what the forward pass returned.
-        start: the gradient of the result.
     """
     reshard(model)
     kept = {name: tensor.grad for name, tensor in model.named_parameters()}

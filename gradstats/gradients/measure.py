@@ -206,23 +206,6 @@ def mean_square_gradients(
     r"""Return :math:`\frac1J \sum_j g_j^2` of each parameter, :math:`g_j = \sum_{i \in j} \sum_t w_{i,t} s_{i,t}`.
 
     It takes one ordinary backward pass of each chunk, and the memory of two more gradients.
-
-    Args:
-        policy: the policy.
-        rollouts: the completions.
-        selection: the parameters.
-        weights: for each completion, the weight of each of its tokens in the gradient of its batch.
-        batches: J batches, each the rows of its completions.
-        token_budget: as for :func:`gradstats.measure`.
-        memory_gib: as for :func:`gradstats.measure`.
-        finished: called after each chunk with its numbers of sequences and tokens.
-
-    Returns:
-        Parameter name → mean squares, at least in float32.
-
-    Raises:
-        ValueError: where the gradient of a batch is not finite.
-        UnsupportedModuleError: for a model that is sharded or offloaded.
     """
     held = whole_parameters(policy.model, selection)
     total = {name: _zeros(tensor) for name, tensor in held.items()}

@@ -92,17 +92,7 @@ def peak_memory(
     sketch_dim: int | None,
     activations: ActivationSize,
 ) -> PeakMemory:
-    """Estimate the peak of an engine on a chunk; within 30 % of what was measured in figures/memory/memory.csv.
-
-    Args:
-        policy: the model.
-        engine: ``"ghost"``, ``"vmap"`` or ``"loop"``, which takes one sequence after another.
-        selection: the parameters whose gradients are measured.
-        n_sequences: sequences of the chunk.
-        time: their tokens, prompts included.
-        sketch_dim: dimension of the sketches, times the blocks where each has its own; None for none.
-        activations: as :func:`activation_size` gives it.
-    """
+    """Estimate the peak of an engine on a chunk; within 30 % of what was measured in figures/memory/memory.csv."""
     at_once = 1 if engine == "loop" else n_sequences
     item = policy.dtype.itemsize
     sketches = 0.0

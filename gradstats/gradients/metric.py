@@ -275,15 +275,7 @@ def _as_tensor(name: str, values: Tensor) -> Tensor:
 
 
 def refuse_estimated_from(prompts: frozenset[str], rollouts: Rollouts) -> None:
-    """Refuse completions of prompts from which second moments were estimated.
-
-    Args:
-        prompts: their digests.
-        rollouts: what is to be measured.
-
-    Raises:
-        ValueError: naming the first of these prompts.
-    """
+    """Refuse completions of prompts from which second moments were estimated."""
     if not prompts:
         return
     digests = prompt_digests(rollouts)
@@ -313,17 +305,7 @@ _WRITTEN = "gradstats second moments"
 
 
 def read_metric(metric: str | None, second_moments: str | None, model: nn.Module) -> AdamMetric | None:
-    """Return the metric that the options of a measurement name; None for the Euclidean one.
-
-    Args:
-        metric: as for :func:`gradstats.measure`, a label.
-        second_moments: as there.
-        model: the model that is measured, by whose parameters the entries of an optimizer's state are named.
-
-    Raises:
-        ValueError, FileNotFoundError: as for :meth:`gradstats.AdamMetric.read`, and where no second moments are given
-            or they are to be estimated, which takes other rollouts.
-    """
+    """Return the metric that the options of a measurement name; None for the Euclidean one."""
     adam = adam_section(metric)
     if adam is None:
         return None
@@ -390,12 +372,7 @@ def metric_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> A
 
 
 def moments_file(path: str | os.PathLike[str]) -> Path:
-    """Return the file that holds the second moments, of a path that may be a checkpoint folder or "embedded".
-
-    Raises:
-        FileNotFoundError: when there is none.
-        ValueError: for a folder of partitions, with the command that joins them.
-    """
+    """Return the file that holds the second moments, of a path that may be a checkpoint folder or "embedded"."""
     if os.fspath(path) == "embedded":
         return EMBEDDED_FOLDER / "second_moments.safetensors"
     given = Path(path)

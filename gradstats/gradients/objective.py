@@ -46,23 +46,6 @@ def plan_chunks(
 
     The plan depends on the rollouts, the model and the machine's total memory, not on the memory that is free: a
     measurement that is interrupted and resumed on it forms the same chunks and gives the same numbers.
-
-    Args:
-        rollouts: the sequences.
-        policy: its vocabulary and dtype determine the memory of the logits.
-        selection: its size determines the memory of the gradients.
-        token_budget: most tokens in a chunk, padding included.
-        memory_gib: most memory for per-sequence gradients and for logits, each; a quarter of the machine's memory,
-            at most 4 GiB, when None. A single sequence always forms a chunk.
-        gradients_held: number of gradients of the whole selection that the engine holds for each sequence.
-        rows: the rollouts to plan for; all when None.
-        reference: a second policy through which the same chunks go.
-
-    Returns:
-        For each chunk, the rows of its sequences.
-
-    Raises:
-        ValueError: for a budget that is not positive.
     """
     budget = _budget(policy, memory_gib)
     item = policy.dtype.itemsize
@@ -180,17 +163,6 @@ def make_chunk(
 
     Padding is on the right and is masked in the objective only: under a causal mask no real token attends to it, and
     without an attention mask torch.func can trace the function.
-
-    Args:
-        rollouts: the sequences.
-        rows: the rows to encode.
-        device: the model's device.
-        dtype: the model's dtype; weights are at least float32.
-        weightings: further token weights: for each weighting, one array per rollout. Masked-out tokens have weight 0
-            under every weighting.
-
-    Returns:
-        The chunk.
     """
     rows = np.asarray(rows)
     frame = rollouts.frame
@@ -250,11 +222,7 @@ class Objective:
     def __call__(
         self, call: Callable[..., ModelOutput], input_ids: Tensor, kept: int
     ) -> tuple[Tensor, TokenStatistics]:
-        """Log-probabilities and statistics of the last ``kept`` tokens; arguments as in the class.
-
-        Raises:
-            UnsupportedModuleError: when the forward pass does not call the output embedding.
-        """
+        """Log-probabilities and statistics of the last ``kept`` tokens; arguments as in the class."""
         forget_lengths(self._model)
         # Logits are only needed where a completion token is predicted: one position before it.
         options = {"logits_to_keep": kept + 1} if self._trims_logits else {}

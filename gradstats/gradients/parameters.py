@@ -74,22 +74,7 @@ class ParameterSelection:
 
 
 def select_parameters(model: nn.Module, params: str | None = None, blocks: Blocks = "layer") -> ParameterSelection:
-    """Choose parameters by a regular expression and name their blocks.
-
-    Args:
-        model: the model.
-        params: a regular expression that parameter names have to contain; every parameter that requires a gradient
-            when None.
-        blocks: "layer" (embedding, layers.0, layers.1, …, final norm, head), "kind" (embedding, attention, mlp,
-            norm, head), "parameter" (one block each), or a mapping from regular expressions to block names, of which
-            the first match counts; parameters without a match are in the block "other".
-
-    Returns:
-        The parameters and their blocks.
-
-    Raises:
-        ValueError: when no parameter matches (some existing names are listed), or ``blocks`` is unknown.
-    """
+    """Choose parameters by a regular expression and name their blocks."""
     reshard(model)
     trainable: dict[str, torch.Tensor] = {
         name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad
@@ -146,18 +131,7 @@ _REMEDY = (
 
 
 def owners(model: nn.Module, selection: ParameterSelection) -> Iterator[tuple[str, nn.Module, dict[str, str]]]:
-    """Yield the modules that own selected parameters.
-
-    Args:
-        model: the model.
-        selection: the parameters.
-
-    Yields:
-        The module's path, the module, and the selected parameters: name in the module → name in the selection.
-
-    Raises:
-        UnsupportedModuleError: after the last module, for a selected parameter that belongs to none of them.
-    """
+    """Yield the modules that own selected parameters."""
     found: set[str] = set()
     tied = {id(tensor): name for name, tensor in model.named_parameters() if name in selection.parameters}
     for path, module in model.named_modules():
@@ -175,12 +149,7 @@ def owners(model: nn.Module, selection: ParameterSelection) -> Iterator[tuple[st
 
 
 def held_parameters(model: nn.Module, selection: ParameterSelection) -> dict[str, Tensor]:
-    """Return the selected parameters that the model holds now, name → tensor.
-
-    Raises:
-        UnsupportedModuleError: for a selected parameter that the model does not have, and for a model that is offloaded
-            or on several devices.
-    """
+    """Return the selected parameters that the model holds now, name → tensor."""
     refuse_dispatched(model)
     held: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     for name in selection.parameters:
@@ -190,11 +159,7 @@ def held_parameters(model: nn.Module, selection: ParameterSelection) -> dict[str
 
 
 def whole_parameters(model: nn.Module, selection: ParameterSelection) -> dict[str, Tensor]:
-    """Return the selected parameters for autograd, which can differentiate whole ones only, name → tensor.
-
-    Raises:
-        UnsupportedModuleError: as :func:`held_parameters`, and for a parameter of which only a shard is held.
-    """
+    """Return the selected parameters for autograd, which can differentiate whole ones only, name → tensor."""
     held = held_parameters(model, selection)
     for name, tensor in held.items():
         if isinstance(tensor, DTensor):
@@ -209,9 +174,6 @@ def refuse_dispatched(model: nn.Module) -> None:
     """Refuse a model whose weights are offloaded or on several devices, as accelerate dispatches them.
 
     Weights that are offloaded are loaded into other tensors during each forward pass.
-
-    Raises:
-        UnsupportedModuleError: naming the first parameter that is not in memory, or the devices.
     """
     for name, tensor in model.named_parameters():
         if tensor.is_meta:
@@ -233,15 +195,6 @@ def refuse_replaced(model: nn.Module, held: dict[str, Tensor], result: Tensor) -
     """Refuse a forward pass that computed with other tensors than the model's parameters.
 
     Autograd would return zero for the parameters that were replaced.
-
-    Args:
-        model: the model.
-        held: its selected parameters, all of which require a gradient.
-        result: what the forward pass returned.
-
-    Raises:
-        UnsupportedModuleError: where the result depends on a tensor that is not the model's, in the shape of a selected
-            parameter on which it does not depend.
     """
     leaves = _leaves(result)
     known = {id(tensor) for tensor in model.parameters()}
@@ -297,15 +250,7 @@ _WRAPPERS = re.compile(r"(^|\.)(?:module|_orig_mod|_fsdp_wrapped_module|_checkpo
 
 
 def named_states(saved: Mapping[str, Any], model: nn.Module) -> tuple[dict[str, State], dict[str, State]]:
-    """Return the state and the group of each parameter, by its name in the model.
-
-    Args:
-        saved: the ``state_dict`` of an optimizer; its entries are numbered or, where shards were joined, named.
-        model: the model that was trained.
-
-    Raises:
-        ValueError: where no known order of the model's parameters has the shapes of the state, or several have.
-    """
+    """Return the state and the group of each parameter, by its name in the model."""
     states: Mapping[Any, State] = saved["state"]
     groups: Sequence[Mapping[str, Any]] = saved.get("param_groups") or []
     recorded = [name for group in groups for name in group.get("param_names", ())]

@@ -63,12 +63,7 @@ from gradstats.rollouts.table import Rollouts
 
 
 def as_reference(reference: object, policy: Policy) -> Policy:
-    """Return the reference as a policy; a bare model is scored at the measured policy's temperature.
-
-    Raises:
-        TypeError: when it is neither a policy nor a model.
-        ValueError: when its vocabulary has another size.
-    """
+    """Return the reference as a policy; a bare model is scored at the measured policy's temperature."""
     other = as_policy(reference)
     if other is not reference:
         other = replace(other, temperature=policy.temperature)
@@ -82,11 +77,7 @@ def as_reference(reference: object, policy: Policy) -> Policy:
 
 
 def token_statistics(policy: Policy, chunk: Chunk) -> TokenStatistics:
-    """Statistics, (batch, kept) each, of a chunk's tokens under a policy, by a forward pass without gradients.
-
-    Raises:
-        UnsupportedModuleError: when sequences of the chunk have other rotary factors than alone.
-    """
+    """Statistics, (batch, kept) each, of a chunk's tokens under a policy, by a forward pass without gradients."""
     refuse_mixed_lengths(policy.model, chunk.times)
     with torch.no_grad(), own_precision(policy), Objective(policy.model, policy.temperature) as objective:
         _, statistics = objective(policy.model, chunk.input_ids.to(policy.device), chunk.kept)
@@ -132,18 +123,7 @@ class MeasuringSession:
         reference_policy: object = None,
         metric: AdamMetric | None = None,
     ) -> MeasuringSession:
-        """Resolve the settings and run the self-check on a few of the rollouts.
-
-        Args:
-            policy: as for :func:`gradstats.measure`.
-            rollouts: the sequences to be measured, all of them.
-            section: which gradients are measured, and how.
-            reference_policy: as for :func:`gradstats.measure`.
-            metric: the metric, in place of the one that the section names.
-
-        Raises:
-            ValueError, SelfCheckError, UnsupportedModuleError: as for :func:`gradstats.measure`.
-        """
+        """Resolve the settings and run the self-check on a few of the rollouts."""
         policy = as_policy(policy)
         ranks = Ranks.of(policy.model)
         ranks.require_same(rollouts)
@@ -220,9 +200,6 @@ class MeasuringSession:
     def token_statistics(self, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
         """Score rollouts by a forward pass alone.
 
-        Args:
-            rollouts: the sequences.
-
         Returns:
             For each of :class:`gradstats.gradients.objective.TokenStatistics`, as ``"logprobs"``, one array (T_i,) per
             completion; and ``"ref_logprobs"`` where there is a reference policy.
@@ -250,13 +227,7 @@ class MeasuringSession:
         finished: Callable[[int, int], None] = lambda n_sequences, n_tokens: None,
         token_weights: TokenWeights | None = None,
     ) -> Measurement:
-        """Measure rollouts.
-
-        Args:
-            rollouts: the sequences.
-            finished: called after each chunk with its numbers of sequences and tokens.
-            token_weights: as for :func:`gradstats.measure`.
-        """
+        """Measure rollouts."""
         _check_vocabulary(self.policy, rollouts)
         refuse_estimated_from(self.estimated_from, rollouts)
         weightings = named_weightings(token_weights, rollouts)
@@ -326,12 +297,7 @@ class MeasuringSession:
         return self.ranks.common_plan(plan, rollouts)
 
     def _halve_budget(self, chunk: Chunk, error: Exception) -> None:
-        """Halve the token budget from now on.
-
-        Raises:
-            RuntimeError: when the chunk was one sequence alone, which cannot be split.
-            GroupMemoryError: when other ranks wait for this one.
-        """
+        """Halve the token budget from now on."""
         if len(chunk.rows) == 1:
             reason = (str(error) or type(error).__name__).splitlines()[0]  # Python's own has no text
             raise RuntimeError(

@@ -93,18 +93,7 @@ class HashedSigns(RandomSigns):
 
 @lru_cache(maxsize=4096)
 def random_signs(version: int, seed: int, name: str, size: int, dim: int) -> RandomSigns:
-    """Return the signs and buckets of a parameter, the same on every machine.
-
-    Args:
-        version: 1 or 2.
-        seed: the sketch's seed.
-        name: the parameter's name.
-        size: number of its coordinates.
-        dim: number of buckets.
-
-    Raises:
-        ValueError: for any other version.
-    """
+    """Return the signs and buckets of a parameter, the same on every machine."""
     kinds = dict(zip(SKETCH_VERSIONS, (KeptSigns, HashedSigns), strict=True))
     if version not in kinds:
         raise ValueError(f"sketch_version is {version}: this release knows {' and '.join(map(str, kinds))}")
@@ -112,12 +101,7 @@ def random_signs(version: int, seed: int, name: str, size: int, dim: int) -> Ran
 
 
 def hashed_counters(counters: Tensor, keys: tuple[int, int]) -> Tensor:
-    """Return 64 random bits for each counter.
-
-    Args:
-        counters: integers from 0, of any shape.
-        keys: two 64-bit integers, of which each pair gives another stream.
-    """
+    """Return 64 random bits for each counter."""
     return _mixed(_mixed(counters * _GAMMA + keys[0]) ^ keys[1])
 
 

@@ -34,10 +34,6 @@ class Complaints:
         """Warn of what could not be done and why, unless the reason was given before.
 
         The warning does not become an error where warnings are errors.
-
-        Args:
-            what: what happened instead.
-            error: why; the first line of its message is shown.
         """
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if reason in self._said:
@@ -97,16 +93,7 @@ class TrainingRecord:
     _listed: SweepList | None = None
 
     def add(self, revision: str, measured: Measurement, remarks: Sequence[str] = ()) -> RecordedStep:
-        """Analyse a measurement and write its run directory; only then it is listed.
-
-        Args:
-            revision: the policy's at that step, which names the run directory and orders the steps.
-            measured: the measurement.
-            remarks: what was said while measuring.
-
-        Raises:
-            FileExistsError: when a folder of that name holds something else than a run.
-        """
+        """Analyse a measurement and write its run directory; only then it is listed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with only_writer(self.folder):
             listed = self._steps_before(revision)
@@ -169,10 +156,6 @@ def logged_values(step: RecordedStep, seconds: float) -> dict[str, float]:
     """Return what to log of a measured step: key → number, as in ``"gradstats/rloo/ratio_low"``.
 
     These are the :func:`gradstats.runs.tracking.result_values` of the step, and ``seconds``.
-
-    Args:
-        step: the results of the measurement.
-        seconds: how long measuring and analysing took.
     """
     found = result_values(step.measured.rollouts, step.alpha, step.variance, on_policy=step.on_policy, gap=step.gap) | {
         "seconds": seconds

@@ -67,9 +67,6 @@ class VerlAdvantages:
             token_level_rewards: rewards of tokens, of which the sum is a completion's.
             response_mask: (B, T), 1 where a token counts.
             index: the prompt of each completion (``uid``), (B,).
-
-        Raises:
-            ValueError: for a batch without prompts; when the estimator cannot be computed on the first batch.
         """
         if index is None:
             raise ValueError(f"{self.estimator.label} needs the prompt of each completion (uid), which the batch lacks")
@@ -123,12 +120,7 @@ def known_labels() -> list[str]:
 
 
 def chosen(label: str) -> VerlAdvantages:
-    """Return the function of an estimator by its label.
-
-    Raises:
-        KeyError: for an unknown estimator.
-        ValueError: for one that needs what verl does not pass on, or parameters that are wrong.
-    """
+    """Return the function of an estimator by its label."""
     estimator = families.get(label)
     missing = [need for need in estimator.needs if need not in GIVEN]
     if missing:
@@ -144,9 +136,6 @@ def advantage_functions(variables: Mapping[str, str] = os.environ) -> dict[str, 
 
     These are ``gradstats/LABEL`` for every one of :func:`known_labels`, and ``gradstats`` for the estimator of the
     environment variable ``GRADSTATS_ESTIMATOR``. A label there that cannot be used gives a function that says so.
-
-    Args:
-        variables: the environment.
     """
     found: dict[str, AdvantageFunction] = {f"{PREFIX}/{label}": chosen(label) for label in known_labels()}
     if label := variables.get(VARIABLE, "").strip():

@@ -19,13 +19,7 @@ _BYTES_PER_SKETCH_ENTRY = 4
 
 
 def measured_bytes(rollouts: Rollouts, section: MeasurementSection, n_blocks: int = 0) -> int:
-    """Return an upper bound of the disk space that the measurement of some rollouts takes, in bytes.
-
-    Args:
-        rollouts: the sequences.
-        section: what is measured.
-        n_blocks: blocks whose sketches are kept beside the whole's.
-    """
+    """Return an upper bound of the disk space that the measurement of some rollouts takes, in bytes."""
     lengths = rollouts.frame["completion_tokens"].map(len).to_numpy()
     counted = zip(*np.unique(lengths, return_counts=True), strict=True)
     return sum(bytes_of_sequences(int(length), int(n), section, n_blocks) for length, n in counted)
@@ -48,15 +42,7 @@ def bytes_of_sequences(length: int, n: int, section: MeasurementSection, n_block
 
 
 def require_space(folder: Path, n_bytes: int) -> None:
-    """Refuse to begin a measurement that does not fit on the disk.
-
-    Args:
-        folder: where it is going to be written; it need not exist yet.
-        n_bytes: the space that it needs.
-
-    Raises:
-        OSError: when less is free there.
-    """
+    """Refuse to begin a measurement that does not fit on the disk."""
     folder = folder.resolve()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free

@@ -123,11 +123,7 @@ class WeightedGradients:
         return self.sq_norms_by_block.to_numpy(dtype=np.float64).sum(axis=1)
 
     def gram(self) -> np.ndarray:
-        """Return (N, N) inner products: unbiased from the sketches, exact on the diagonal.
-
-        Raises:
-            ValueError: when no sketches were measured.
-        """
+        """Return (N, N) inner products: unbiased from the sketches, exact on the diagonal."""
         return sketched_gram(self.sketches, self.sq_norms)
 
     def select(self, rows: np.ndarray) -> WeightedGradients:
@@ -137,11 +133,7 @@ class WeightedGradients:
         return WeightedGradients(table, *sketches)
 
     def of_block(self, block: str) -> WeightedGradients:
-        """Return the gradients with respect to the parameters of one block alone.
-
-        Raises:
-            ValueError: when no sketches by block were measured.
-        """
+        """Return the gradients with respect to the parameters of one block alone."""
         if self.sketches_by_block is None:
             raise ValueError(NO_BLOCK_SKETCHES)
         place = list(self.sq_norms_by_block).index(block)
@@ -163,11 +155,7 @@ class WeightedGradients:
 
 
 def sketched_gram(sketches: np.ndarray | None, sq_norms: np.ndarray) -> np.ndarray:
-    r"""(N, N) inner products: :math:`\langle C S_i, C S_j\rangle` from the sketches, squared norms on the diagonal.
-
-    Raises:
-        ValueError: when there are no sketches.
-    """
+    r"""(N, N) inner products: :math:`\langle C S_i, C S_j\rangle` from the sketches, squared norms on the diagonal."""
     if sketches is None:
         raise ValueError("this measurement holds no sketches: measure with sketch_dim, for example 16384")
     wide = sketches.astype(np.float64)
@@ -568,17 +556,7 @@ def save_measurement(
 def refuse_to_replace_measurement(
     folder: str | os.PathLike[str], metadata: Mapping[str, object], rollouts: Rollouts, overwrite: bool
 ) -> None:
-    """Refuse to write a measurement where something else lies, or one of other settings or completions.
-
-    Args:
-        folder: where it is to be written.
-        metadata: of the new one, or those entries of it that are known; only they are compared.
-        rollouts: what is measured.
-        overwrite: whether another measurement may be replaced.
-
-    Raises:
-        FileExistsError: in that case.
-    """
+    """Refuse to write a measurement where something else lies, or one of other settings or completions."""
     earlier = earlier_result(folder, "a measurement", is_measurement_folder, overwrite)
     if earlier is None:
         return

@@ -58,11 +58,7 @@ class StateValues:
         write_checked(pa.table(columns | {"values": values}), self.metadata, Path(path))
 
     def for_rollouts(self, rollouts: Rollouts) -> list[np.ndarray]:
-        """Return the values of some completions, in their order.
-
-        Raises:
-            ValueError: for a completion without values, or with another reward or number of tokens.
-        """
+        """Return the values of some completions, in their order."""
         place = {key: row for row, key in enumerate(zip(*(self.completions[name] for name in _KEY), strict=True))}
         rewards = self.completions["reward"].to_numpy()
         found = []
@@ -81,11 +77,7 @@ class StateValues:
 
 
 def read_state_values(path: str | os.PathLike[str]) -> StateValues:
-    """Read what :meth:`StateValues.to_parquet` wrote.
-
-    Raises:
-        ValueError: when the file is damaged, or has changed since it was written.
-    """
+    """Read what :meth:`StateValues.to_parquet` wrote."""
     path = Path(path)
     table = read_checked(path, "state values")
     columns = dict(table.columns)

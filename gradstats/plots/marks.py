@@ -50,12 +50,7 @@ def outside(
 
 
 def interval_keys(*quantities: Float[np.ndarray, "n 3"], forest: bool = False) -> list[Line2D]:
-    """Return the entries of a legend for the signs among some estimates, each with its ends.
-
-    Args:
-        quantities: value, low, high.
-        forest: whether rows without a value, or with one outside its interval, have signs of their own.
-    """
+    """Return the entries of a legend for the signs among some estimates, each with its ends."""
     color = ink()
     signs = [(without_interval, Line2D([], [], color=color, linestyle="none", marker=CROSS, label=NO_INTERVAL))]
     if forest:
@@ -176,22 +171,14 @@ def as_frame(table: WithFrame | pd.DataFrame) -> pd.DataFrame:
 
 
 def require_columns(frame: pd.DataFrame, columns: Sequence[str], remedy: str) -> None:
-    """Refuse a frame without its columns.
-
-    Raises:
-        ValueError: naming those that are missing, and the remedy.
-    """
+    """Refuse a frame without its columns."""
     missing = sorted(set(columns) - set(frame.columns))
     if missing:
         raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: {remedy}")
 
 
 def quantity_to_draw(value: str, among: Sequence[Quantity]) -> Quantity:
-    """Return the entry of a quantity in the table of quantities.
-
-    Raises:
-        ValueError: for a value that this figure does not draw.
-    """
+    """Return the entry of a quantity in the table of quantities."""
     for quantity in among:
         if quantity.name == value:
             return quantity

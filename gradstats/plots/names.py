@@ -48,12 +48,7 @@ def names_in(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def reference_name(frame: pd.DataFrame, reference: str | None = None) -> str:
-    """Return what the axes of a frame call the reference of its ratios.
-
-    Args:
-        frame: of a comparison.
-        reference: its label, if it is not that in ``frame.attrs``.
-    """
+    """Return what the axes of a frame call the reference of its ratios."""
     label = frame.attrs.get("reference") if reference is None else reference
     return "the reference" if label is None else names_in(frame).get(str(label), str(label))
 
@@ -190,9 +185,6 @@ def variants(labels: Sequence[str]) -> list[Variant]:
 
     The first of a name has a solid line and a full marker. An estimator whose baseline includes the completion's own
     reward has a broken line and a marker whose upper half is empty, everywhere.
-
-    Args:
-        labels: of the estimators, in the order of the figure.
     """
     found, seen = [], Counter[tuple[str, bool]]()
     for label in labels:
@@ -231,9 +223,6 @@ def rows_of_one_unit(frame: pd.DataFrame, quantities: Iterable[Quantity]) -> tup
 
     Where a quantity has a unit these are the rows in the unit of the reference (``.attrs["reference"]``), or of plain
     sums where the frame names none. A frame without a column ``unit`` is read by its labels.
-
-    Returns:
-        The rows, and the sentence, which is empty where none is left out.
     """
     if frame.empty or not any(quantity.has_unit for quantity in quantities):
         return frame, ""

@@ -104,17 +104,7 @@ def refuse_foreign_figure(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Refuse to draw a figure where files lie that are not an earlier one, before anything is drawn.
-
-    Args:
-        path_stem: as for :func:`save_figure`.
-        formats: as for :func:`save_figure`.
-        columns: of the table written next to it; None where none is.
-        overwrite: as for :func:`save_figure`.
-
-    Raises:
-        FileExistsError: in that case.
-    """
+    """Refuse to draw a figure where files lie that are not an earlier one, before anything is drawn."""
     stem = Path(path_stem)
     paths = figure_paths(stem, formats)
     for path in paths:
@@ -138,11 +128,6 @@ _SPACE = 0.08
 def sample_size(n_prompts: int, n_completions: int, group_size: int | None = None) -> str:
     """Return prompts × completions in words; the total of completions where prompts have different numbers of them.
 
-    Args:
-        n_prompts: prompts.
-        n_completions: of all prompts together.
-        group_size: completions of a group, where a prompt's completions form several groups.
-
     Example:
         >>> sample_size(96, 768)
         '96 prompts × 8 completions'
@@ -159,12 +144,7 @@ def sample_size(n_prompts: int, n_completions: int, group_size: int | None = Non
 
 
 def sample_size_of(frame: pd.DataFrame) -> str:
-    """Return prompts × completions of a comparison's frame, or of each cell of a sweep; "" where it states neither.
-
-    Args:
-        frame: with ``n_prompts`` and ``n_groups`` in its ``.attrs`` and one ``group_size``, as
-            :func:`gradstats.compare` gives; or with columns ``cell``, ``n_prompts`` and ``n_completions``.
-    """
+    """Return prompts × completions of a comparison's frame, or of each cell of a sweep; "" where it states neither."""
     if {"cell", "n_prompts", "n_completions"} <= set(frame):
         sizes = frame[["n_prompts", "n_completions"]].dropna().drop_duplicates().astype(int).to_numpy()
         texts = [sample_size(int(prompts), int(completions)) for prompts, completions in sizes]

@@ -57,20 +57,6 @@ def style(
     exact width when saved (no tight cropping), fonts are embedded as TrueType (type 42), and all fonts ship with
     matplotlib.
 
-    Args:
-        venue: one of ``VENUES``.
-        column: ``"half"`` or ``"full"`` width; None is one column of the venue: half where a page is set in
-            two columns (ICML 3.25 in), full otherwise (NeurIPS 5.5 in).
-        height: figure height in inches; None takes 0.75 of the width for half and 0.5 for full.
-        theme: ``"light"`` or ``"dark"`` (for slides).
-        usetex: set text with LaTeX, which must be installed.
-
-    Returns:
-        A dictionary of rcParams.
-
-    Raises:
-        ValueError: for an unknown venue, column or theme, or a height that is not positive.
-
     Example:
         >>> style("icml", "full")["figure.figsize"]
         (6.75, 3.375)

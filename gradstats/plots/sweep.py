@@ -260,13 +260,7 @@ def _estimates(rows: pd.DataFrame, name: str) -> Float[np.ndarray, "rows 3"]:
 
 
 def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:
-    """Return the axis of a setting; on a log scale where the largest is 4 times the smallest, but for training steps.
-
-    Args:
-        frame: the joined frame of a sweep.
-        setting: the column.
-        training: whether its values are training steps.
-    """
+    """Return the axis of a setting; a log scale where the largest is 4 times the smallest, but for training steps."""
     label = "training step" if training else _words(setting)
     if not pd.api.types.is_numeric_dtype(frame[setting]) or pd.api.types.is_bool_dtype(frame[setting]):
         names = list(dict.fromkeys(frame[setting].astype(str)))

@@ -58,15 +58,6 @@ def locate(name: str) -> tuple[str, dict[str, str]]:
 
     Names that look like paths are never passed to the hub client, whose error for a missing folder would mention
     repository names.
-
-    Args:
-        name: "embedded", a folder, a ``.gguf`` file, or an id on the hub.
-
-    Returns:
-        A local folder or an id on the hub, and the name of the GGUF file where there is one.
-
-    Raises:
-        FileNotFoundError: when a local folder or file does not exist, or is not a saved model.
     """
     if name == EMBEDDED:
         return str(EMBEDDED_FOLDER), {}
@@ -91,11 +82,7 @@ def is_on_hub(name: str) -> bool:
 
 
 def dequantised() -> dict[str, GgufConfig]:
-    """Return the options of ``from_pretrained`` that dequantise the weights of a GGUF file.
-
-    Raises:
-        ImportError: when a library that transformers needs to read GGUF is not installed.
-    """
+    """Return the options of ``from_pretrained`` that dequantise the weights of a GGUF file."""
     try:
         import accelerate  # noqa: F401  (transformers needs both to read GGUF)
         import gguf  # noqa: F401
@@ -106,11 +93,7 @@ def dequantised() -> dict[str, GgufConfig]:
 
 
 def refuse_pickled(name: str, folder: Path) -> None:
-    """Refuse a folder that has only pickled weights: reading a pickle may run code.
-
-    Raises:
-        ValueError: when no weights are in safetensors; the first pickled file is named.
-    """
+    """Refuse a folder that has only pickled weights: reading a pickle may run code."""
     for index in sorted(folder.glob("*.index.json")):  # names the files that are read in its place
         try:
             named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -140,15 +123,7 @@ def weights_file(source: str, options: Mapping[str, str], checkpoint: str | None
 
 
 def refuse_other_parameters(name: str, report: Mapping[str, Collection[str | tuple[Any, ...]]]) -> None:
-    """Refuse weights that do not match the architecture: missing parameters would have random values.
-
-    Args:
-        name: the policy.
-        report: the loading info of ``from_pretrained``.
-
-    Raises:
-        ParametersError: naming the first parameter that is missing, unexpected or of another shape.
-    """
+    """Refuse weights that do not match the architecture: missing parameters would have random values."""
     for kind, (words, remedy) in _OTHER_PARAMETERS.items():
         keys = sorted(key if isinstance(key, str) else key[0] for key in report.get(kind, ()))
         if keys:
@@ -159,11 +134,7 @@ def refuse_other_parameters(name: str, report: Mapping[str, Collection[str | tup
 
 
 def check_vocabulary(name: str, tokenizer: PreTrainedTokenizerBase, model: CausalModel) -> None:
-    """Refuse a tokenizer that cannot belong to the model.
-
-    Raises:
-        ValueError: when it has ids without an embedding, or fewer tokens than half of the embeddings.
-    """
+    """Refuse a tokenizer that cannot belong to the model."""
     n_tokens = max(tokenizer.get_vocab().values(), default=-1) + 1
     n_rows = vocabulary_size(model)
     if n_tokens > n_rows or 2 * n_tokens < n_rows:
@@ -187,11 +158,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adapter_base(name: str) -> str:
-    """Return the base model that an adapter folder names.
-
-    Raises:
-        ValueError: when it does not name one.
-    """
+    """Return the base model that an adapter folder names."""
     path = Path(name).expanduser() / "adapter_config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -204,13 +171,7 @@ def adapter_base(name: str) -> str:
 
 
 def adapter_folder(adapter: str, allow_pickle: bool) -> Path:
-    """Return the local folder of an adapter; ``owner/name`` and ``owner/name@revision`` are fetched from the hub.
-
-    Raises:
-        FileNotFoundError: when a local folder does not exist or holds no adapter.
-        ConnectionError: when the hub cannot be reached.
-        ValueError: when its weights are pickled and that is not allowed.
-    """
+    """Return the local folder of an adapter; ``owner/name`` and ``owner/name@revision`` are fetched from the hub."""
     folder = Path(adapter).expanduser()
     repo_id, _, revision = adapter.partition("@")
     if not folder.is_dir() and repo_id.count("/") == 1 and not adapter.startswith((".", "/", "~")):
@@ -229,12 +190,7 @@ def adapter_folder(adapter: str, allow_pickle: bool) -> Path:
 
 
 def load_adapter(model: CausalModel, adapter: str, folder: Path) -> None:
-    """Load a peft adapter into a model; afterwards its parameters are trainable and those of the base are not.
-
-    Raises:
-        ImportError: when peft is not installed.
-        ValueError: when the adapter does not fit the model.
-    """
+    """Load a peft adapter into a model; afterwards its parameters are trainable and those of the base are not."""
     try:
         import peft  # noqa: F401  (transformers needs it for adapters)
     except ImportError as error:
@@ -295,13 +251,6 @@ def load_checkpoint(model: CausalModel, revision: str) -> None:
 
     Checkpoints are stored in bfloat16 and the final weights in float32: checkpoints carry rounding errors of about
     0.4 % per weight.
-
-    Args:
-        model: the embedded policy's model; its weights are replaced.
-        revision: a name of :func:`checkpoint_names`.
-
-    Raises:
-        ValueError: for an unknown revision; the known ones are named.
     """
     if revision not in checkpoint_names():
         raise ValueError(
@@ -320,9 +269,6 @@ def second_moments() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
 
     :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, started at 0: Adam divides by
     :math:`\sqrt{v / (1 - \beta_2^{\mathrm{step}})} + \epsilon`.
-
-    Returns:
-        Parameter name → tensor in float32 (stored in bfloat16), and ``{"step", "beta2", "eps"}``.
     """
     path = EMBEDDED_FOLDER / "second_moments.safetensors"
     with safe_open(path, "pt") as stored:
@@ -359,17 +305,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def refuse_other_policy(recorded: Mapping[str, Any] | None, digests: Mapping[str, str], what: str, remedy: str) -> None:
-    """Refuse rollouts that another policy drew, as far as both have digests of the same part.
-
-    Args:
-        recorded: the ``policy`` in the metadata of the rollouts; those of earlier versions have no digests.
-        digests: those of the policy that is loaded now.
-        what: what was drawn, such as "the rollouts".
-        remedy: what to do, after a colon.
-
-    Raises:
-        PolicyMismatchError: naming the part that differs.
-    """
+    """Refuse rollouts that another policy drew, as far as both have digests of the same part."""
     before = (recorded or {}).get("digests") or {}
     differing = [part for part in before if before[part] != digests.get(part, before[part])]
     differing += [part for part in digests if before and part == "adapter" and part not in before]

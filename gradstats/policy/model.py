@@ -53,15 +53,7 @@ def n_logits(model: CausalModel) -> int:
 
 
 def refuse_weights_that_are_not_finite(model: CausalModel, name: str) -> None:
-    """Refuse a model that would draw and score nonsense.
-
-    Args:
-        model: the model.
-        name: what it is called in the message.
-
-    Raises:
-        ValueError: when a parameter holds NaN or infinity.
-    """
+    """Refuse a model that would draw and score nonsense."""
     for path, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise ValueError(f"the weights of {name} hold NaN or infinity ({path}): load an intact checkpoint")

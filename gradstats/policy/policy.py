@@ -324,11 +324,7 @@ def _bars(*, shown: bool) -> Iterator[None]:
 
 
 def as_policy(policy_or_model: object) -> Policy:
-    """Return a policy unchanged, and wrap a transformers model as a policy of temperature 1 without a tokenizer.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Return a policy unchanged, and wrap a transformers model as a policy of temperature 1 without a tokenizer."""
     if isinstance(policy_or_model, Policy):
         return policy_or_model
     if not isinstance(policy_or_model, torch.nn.Module):

@@ -39,11 +39,7 @@ def in_group() -> bool:
 
 
 def n_ranks() -> int:
-    """Return the number of ranks of this process's group.
-
-    Raises:
-        ValueError: when the process belongs to no group.
-    """
+    """Return the number of ranks of this process's group."""
     if not in_group():
         raise ValueError(
             "sharded=True divides the weights over the ranks of a process group, and this process belongs to none: "
@@ -65,12 +61,7 @@ def shards_while_loading(device: str) -> bool:
 
 
 def sharded_loading(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with which ``from_pretrained`` reads only the part of this rank.
-
-    Args:
-        source: the model, as for ``from_pretrained``.
-        options: other options that determine its architecture, as ``revision``.
-    """
+    """Return the options with which ``from_pretrained`` reads only the part of this rank."""
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(source, **options), trust_remote_code=options.get("trust_remote_code", False)

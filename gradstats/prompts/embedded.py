@@ -129,13 +129,6 @@ def generate_problems(
             the standard mix (2 to 4, few more often than many).
         falling: Whether few steps of a range are more likely than many, with linearly falling density; ``None``
             says so of the standard mix only.
-
-    Returns:
-        ``n`` distinct problems.
-
-    Raises:
-        ValueError: If ``n`` is not positive, ``split`` is unknown, ``steps`` is outside 2 to 8, or fewer than
-            ``n`` distinct problems of that kind are found.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}: ask for one problem or more.")
@@ -183,11 +176,7 @@ def split_of(prompt: str) -> Split:
 
 
 def parse_problem(prompt: str) -> Story:
-    """Return what a problem says.
-
-    Raises:
-        ValueError: If the text is not a problem of this kind.
-    """
+    """Return what a problem says."""
     sentences = re.findall(r"[^.?]+[.?]", prompt)
     start = _START.fullmatch(sentences[0]) if len(sentences) > MIN_STEPS else None
     found = [_CHANGE.fullmatch(sentence.strip()) for sentence in sentences[1:-1]]

@@ -23,22 +23,7 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 def file_problems(path: Path, mapping: ColumnMapping, n: int | None = None, seed: int = 0) -> list[Problem]:
-    """Read the problems of a file, in its order.
-
-    Args:
-        path: a ``.jsonl``, ``.csv`` or ``.parquet`` file.
-        mapping: which columns hold the problems.
-        n: how many problems; all when None.
-        seed: seed of the subset.
-
-    Returns:
-        The problems.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: for a broken or truncated file (JSONL: the line is named), and where
-            :func:`gradstats.prompts.problem.problems_from_rows` raises it.
-    """
+    """Read the problems of a file, in its order."""
     if not path.exists():
         raise FileNotFoundError(f"the prompt file {path} does not exist")
     if path.suffix == ".jsonl":
@@ -79,26 +64,7 @@ def hub_problems(
     split: str = "train",
     revision: str | None = None,
 ) -> list[Problem]:
-    """Read the problems of a hub data set, or of a local folder that ``datasets`` can load.
-
-    Args:
-        dataset: id on the hub, or a folder.
-        mapping: which columns hold the problems.
-        n: how many problems; all when None.
-        seed: seed of the subset; the same rows in a file give the same subset.
-        config: the data set's configuration name.
-        split: the split to read.
-        revision: commit, tag or branch of the data set.
-
-    Returns:
-        The problems.
-
-    Raises:
-        ImportError: when the ``datasets`` library is missing.
-        ConnectionError: when the hub cannot be reached.
-        ValueError: for an unknown configuration or split, a broken file, and where
-            :func:`gradstats.prompts.problem.problems_from_rows` raises it.
-    """
+    """Read the problems of a hub data set, or of a local folder that ``datasets`` can load."""
     try:
         import datasets
         from datasets.exceptions import DatasetsError
@@ -182,11 +148,7 @@ def known_settings(name: str) -> Settings:
 
 
 def columns_like(name: str) -> Settings:
-    """Return the columns and answer format of a known data set, for a file or data set of the same shape.
-
-    Raises:
-        ValueError: for an unknown id; the known ones are listed.
-    """
+    """Return the columns and answer format of a known data set, for a file or data set of the same shape."""
     if name not in KNOWN_SETS:
         raise ValueError(f"like is {name!r}: choose a data set whose columns are known: {', '.join(KNOWN_SETS)}")
     return {key: value for key, value in KNOWN_SETS[name].items() if key not in _OF_THE_HUB}
@@ -200,10 +162,6 @@ def user_problems(name: str, n: int | None, seed: int, settings: Settings) -> li
 
     It returns problems, or mappings with the fields of :class:`gradstats.prompts.Problem`, of which ``reward`` and
     ``details`` may be left out; ``n`` is None when all problems are requested.
-
-    Raises:
-        ImportError: when the function cannot be imported or may not be used, see :mod:`gradstats.system.user_code`.
-        ValueError: when it fails, returns something other than problems, or does not return ``n`` of them.
     """
     function = import_function(name, "the source of problems")
     try:
@@ -237,21 +195,7 @@ _SECONDS = 600.0
 
 
 def reasoning_gym_problems(task: str, n: int, seed: int, **settings: object) -> list[Problem]:
-    """Generate ``n`` problems of a reasoning-gym task, which depend only on the seed and the settings.
-
-    Args:
-        task: the task's name, for example "chain_sum".
-        n: how many problems.
-        seed: seed of the generator.
-        **settings: the settings of the task, for example ``min_terms=2``.
-
-    Returns:
-        The problems; their ``details`` are what the task's scorer needs.
-
-    Raises:
-        ImportError: when reasoning-gym is not installed.
-        ValueError: for an unknown task (with the nearest names), or settings that the task does not accept.
-    """
+    """Generate ``n`` problems of a reasoning-gym task, which depend only on the seed and the settings."""
     _refuse_unknown(task)
     problems = []
     for index in range(n):

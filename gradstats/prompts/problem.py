@@ -46,16 +46,7 @@ def last_number(text: str) -> str | None:
 
 
 def extract_reference(text: str, answer_format: str) -> str | None:
-    """Return the reference answer in a solution text.
-
-    Args:
-        text: a cell of the data set's answer column.
-        answer_format: "text" takes the whole text; "last_number" the last number in it (free-text solutions such as
-            those of orca-math); "hashes" the text after the last ``####`` (GSM8K).
-
-    Returns:
-        The answer, or None when the text contains no answer in that format.
-    """
+    """Return the reference answer in a solution text."""
     if answer_format == "text":
         return text.strip() or None
     if answer_format == "hashes":
@@ -120,21 +111,6 @@ def problems_from_rows(
     """Read the problems of a table in row order: all of them, or a seeded subset.
 
     Subsets with the same seed are nested: a larger ``n`` keeps every problem of a smaller one.
-
-    Args:
-        rows: the table; rows that are not drawn are not read.
-        columns: the names of its columns.
-        source: the name of the table in messages.
-        mapping: which columns hold the problems.
-        n: how many problems; all when None.
-        seed: seed of the subset.
-
-    Returns:
-        The problems.
-
-    Raises:
-        ValueError: for an empty table, a missing column (the existing ones are listed), an empty cell, an answer that
-            does not have the stated format, repeated names, or an ``n`` larger than the table.
     """
     if not len(rows):
         raise ValueError(f"{source} holds no problems")

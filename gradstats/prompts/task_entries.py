@@ -24,11 +24,7 @@ def entry(task: str, settings: Settings, seed: int, size: int, index: int) -> di
 
 
 def credit(task: str, settings: Settings, seed: int, size: int, index: int, question: str, answer: str) -> float:
-    """Return the credit that the task's scorer gives an answer, between 0 and 1.
-
-    Raises:
-        ValueError: when the seed no longer gives the same question.
-    """
+    """Return the credit that the task's scorer gives an answer, between 0 and 1."""
     record = _entry(task, settings, seed, size, index)
     if record["question"] != question:
         raise ValueError(

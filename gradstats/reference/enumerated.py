@@ -20,16 +20,7 @@ MAX_GROUPS = 500_000
 def multisets(
     choices: Int[np.ndarray, " k"], log_shares: Float[np.ndarray, " all"], group_size: int
 ) -> tuple[Int[np.ndarray, "groups n"], Float[np.ndarray, " groups"]]:
-    """Return all multisets of N members, and the probability that N independent draws give each.
-
-    Args:
-        choices: what is drawn, as positions in ``log_shares``.
-        log_shares: the log-probability of each.
-        group_size: N.
-
-    Raises:
-        ValueError: for more than 500 000 multisets.
-    """
+    """Return all multisets of N members, and the probability that N independent draws give each."""
     refuse_too_many(comb(choices.size + group_size - 1, group_size), "groups")
     groups = np.array(list(combinations_with_replacement(choices, group_size)), dtype=np.int64)
     # N!/Π c!, with Π c! accumulated member by member: a repeat multiplies by its place in the run of equals
@@ -118,14 +109,7 @@ def gradient_moments(
     prompts: Int[np.ndarray, "k"],
     true_gradient: Float[np.ndarray, "d"],
 ) -> GradientMoments:
-    """Return the moments of a gradient that takes the value ``gradients[k]`` with ``probabilities[k]``.
-
-    Args:
-        gradients: its values.
-        probabilities: they sum to 1.
-        prompts: which prompt each value belongs to, numbered from 0.
-        true_gradient: ∇J.
-    """
+    """Return the moments of a gradient that takes the value ``gradients[k]`` with ``probabilities[k]``."""
     mean = probabilities @ gradients
     mass = np.bincount(prompts, weights=probabilities)
     totals = np.zeros((mass.size, gradients.shape[1]))

@@ -473,9 +473,6 @@ def sequence_gradients(
         model: a causal language model of transformers.
         rollouts: the sequences; ``completion_mask`` gives :math:`m_t`, 1 without it.
         temperature: :math:`\tau`.
-
-    Returns:
-        For each sequence, parameter name → gradient (zeros for parameters it does not touch).
     """
     device = next(model.parameters()).device
     results = []

@@ -27,17 +27,7 @@ from gradstats.system.files import csv_text
 
 
 def refuse_foreign_added(folder: Path, name: str, columns: Sequence[str]) -> None:
-    """Refuse to add a result to a folder, before it is computed.
-
-    Args:
-        folder: as for :func:`save_added`.
-        name: as for :func:`save_added`.
-        columns: some that the table will have.
-
-    Raises:
-        FileExistsError: when files lie there that are not such a result.
-        ValueError: when the folder is a run that was not analysed to its end.
-    """
+    """Refuse to add a result to a folder, before it is computed."""
     refuse_foreign_frame(folder / "tables" / name, columns)
     refuse_foreign_figure(folder / "figures" / name, _style(folder).formats, columns)
     if _is_run(folder) and not (folder / "manifest.json").exists():
@@ -55,16 +45,6 @@ def save_added(
     that they are removed when the run has other completions, rewards or, where the table was made from them, other
     state values. They are listed before they are written: what a killed process leaves belongs to the run all the same.
     The caller holds the run's lock.
-
-    Args:
-        frame: the table, with its ``.attrs``.
-        folder: a run directory, or any folder.
-        name: of the files.
-        overwrite: replace the same table with other settings or numbers.
-        uses_values: whether it was made from the run's state values.
-
-    Raises:
-        FileExistsError: when another file lies there, or a table that may not be replaced.
     """
     run = read_results(folder) if _is_run(folder) else SavedResults(folder, name, {}, {}, None, None, None)
     style = run.figure_style

@@ -32,9 +32,6 @@ def frame_in_words(frame: pd.DataFrame) -> pd.DataFrame:
     Those of the columns ``estimator`` and ``recipe`` are, and those of the entries of ``.attrs`` that captions and
     headings print, as the reference of ratios. No two estimators of a column share a name. Parameters that vary, or
     that were learned, are written as letters.
-
-    Args:
-        frame: with labels, as it is saved.
     """
     entries = {name: str(frame.attrs[name]) for name in _ENTRIES if isinstance(frame.attrs.get(name), str)}
     estimators = list(map(str, frame["estimator"])) if "estimator" in frame else []
@@ -84,13 +81,7 @@ class VarianceColumn:
 
 
 def variance_columns(frame: pd.DataFrame, names: Sequence[str], place: Place) -> list[VarianceColumn]:
-    """Return columns of some quantities, each followed by the intervals that hold together where the place has them.
-
-    Args:
-        frame: of a comparison; one of an earlier version may lack intervals that hold together.
-        names: the quantities.
-        place: where the columns go.
-    """
+    """Return columns of some quantities, each followed by the intervals that hold together where the place has them."""
     columns = []
     for name in names:
         quantity = QUANTITIES[name]

@@ -355,20 +355,12 @@ class DrawnFigures:
 
 
 def draw_run(run: SavedResults, folder: Path, figure_style: FiguresSection) -> list[Path]:
-    """Draw every figure that a run has the numbers for, each with its table next to it; returns the paths.
-
-    Raises:
-        FileNotFoundError: when it has numbers for none; states the command that writes them.
-    """
+    """Draw every figure that a run has the numbers for, each with its table next to it; returns the paths."""
     return _draw(run, folder, figure_style, svg=False).paths
 
 
 def draw_run_for_report(run: SavedResults, folder: Path, figure_style: FiguresSection) -> DrawnFigures:
-    """Draw as :func:`draw_run`, and keep each figure as SVG for the report, which then needs no drawing of its own.
-
-    Raises:
-        FileNotFoundError: as :func:`draw_run`.
-    """
+    """Draw as :func:`draw_run`, and keep each figure as SVG for the report, which then needs no drawing of its own."""
     return _draw(run, folder, figure_style, svg=True)
 
 
@@ -385,11 +377,7 @@ def first_figure_as_svg(run: SavedResults) -> tuple[RunFigure, str] | None:
 
 
 def refuse_foreign_figures(run: SavedResults, folder: Path, figure_style: FiguresSection) -> None:
-    """Refuse to draw a run where files lie that are not earlier figures, before anything is drawn.
-
-    Raises:
-        FileExistsError: in that case.
-    """
+    """Refuse to draw a run where files lie that are not earlier figures, before anything is drawn."""
     for listed in figures_of(run):
         table = listed.needs(run)
         if table is not None:
@@ -428,12 +416,7 @@ def added_figure(name: str, frame: pd.DataFrame) -> RunFigure:
 
 
 def sample_size_of_run(run: SavedResults, table: pd.DataFrame | None = None) -> str:
-    """Return how many prompts and completions a table of a run rests on, in words; "" where neither is known.
-
-    Args:
-        run: the run.
-        table: a comparison; None, or any other table, rests on all completions that were measured.
-    """
+    """Return how many prompts and completions a table of a run rests on, in words; "" where neither is known."""
     stated = next((text for one in (table, run.variance) if one is not None and (text := sample_size_of(one))), "")
     if stated:
         return stated
@@ -444,15 +427,7 @@ def sample_size_of_run(run: SavedResults, table: pd.DataFrame | None = None) -> 
 
 
 def chosen_rows(table: pd.DataFrame, figure_style: FiguresSection) -> pd.DataFrame | None:
-    """Return the rows of the estimators to draw, in their order, with the names that they are given.
-
-    Args:
-        table: behind a figure; one without estimators is returned as it is.
-        figure_style: ``estimators``, ``order`` and ``labels``.
-
-    Returns:
-        The rows with ``.attrs`` of the names and of the order; None where no estimator to draw has a row.
-    """
+    """Return the rows of the estimators to draw, in their order, with the names that they are given."""
     if "estimator" not in table:
         return table
     attrs = table.attrs | {LABELS: figure_style.labels, ORDER: figure_style.order}
@@ -485,11 +460,7 @@ def warn_of_unused_labels(runs: Sequence[SavedResults], figure_style: FiguresSec
 
 
 def refuse_unknown_estimators(runs: Sequence[SavedResults], figure_style: FiguresSection) -> None:
-    """Refuse to draw an estimator that none of the runs compared.
-
-    Raises:
-        ValueError: naming it, and those that there are.
-    """
+    """Refuse to draw an estimator that none of the runs compared."""
     known = dict.fromkeys(str(label) for run in runs if run.variance is not None for label in run.variance["estimator"])
     for label in figure_style.estimators:
         if label not in known:
@@ -560,21 +531,7 @@ _IN_SAMPLE_SIZE = ("sampling.group_size", "variance.group_size")
 def draw_overlay(
     runs: list[SavedResults], folder: Path, figure_style: FiguresSection, labels: list[str] | None = None
 ) -> list[Path]:
-    """Draw several runs on the same axes, labelled, and warn where their settings differ.
-
-    Args:
-        runs: the runs.
-        folder: where the figures are written.
-        figure_style: venue, width and formats.
-        labels: a name for each run; by default its own, with the settings in which it differs.
-
-    Returns:
-        The files written.
-
-    Raises:
-        ValueError: when no figure's numbers are in every run, or their ratios have different references, or they
-            were measured in different metrics.
-    """
+    """Draw several runs on the same axes, labelled, and warn where their settings differ."""
     metrics = list(dict.fromkeys(run.metric for run in runs))
     if len(metrics) > 1:
         raise ValueError(

@@ -73,21 +73,7 @@ class _OfRun:
 
 
 def write_gallery(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
-    """Write one HTML page that compares runs from their saved numbers, with links to the page of each.
-
-    Args:
-        paths: run directories, and folders of sweeps, whose runs with results are taken.
-        out: the file.
-
-    Returns:
-        The file's path.
-
-    Raises:
-        ValueError: when no run is named, or none of a sweep has results, or those of a run are damaged; names it.
-        FileNotFoundError: when a folder holds no numbers; states the command that writes them.
-        FileExistsError: when the file exists and is not a report, or belongs to a run.
-        OSError: when the file cannot be written.
-    """
+    """Write one HTML page that compares runs from their saved numbers, with links to the page of each."""
     target = Path(out)
     refuse_inside_run(target)
     runs = [run for path in paths for run in _results(Path(path))]
@@ -99,12 +85,7 @@ def write_gallery(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLik
 
 
 def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
-    """Return the page as text.
-
-    Args:
-        runs: the runs, in the order of the page.
-        folder: where the page will lie, from which its links lead.
-    """
+    """Return the page as text."""
     names = run_names(runs)
     of_runs = [_of_run(run, at < MOST_FIGURES) for at, run in enumerate(runs)]
     rows: list[RunRow] = [
@@ -139,11 +120,7 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
 
 
 def _of_run(run: SavedResults, with_figure: bool) -> _OfRun:
-    """Return what the page shows of a run.
-
-    Raises:
-        ValueError: naming the run, when its numbers cannot be shown.
-    """
+    """Return what the page shows of a run."""
     try:
         first = first_figure_as_svg(run) if with_figure else None
         return _OfRun(

@@ -251,16 +251,7 @@ def fitting(rows: Sequence[str], columns: Sequence[LatexColumn], layout: Layout)
 
 
 def refuse_unknown(headings: Sequence[str], known: Iterable[str], names: Mapping[str, str]) -> None:
-    """Refuse columns that a table lacks.
-
-    Args:
-        headings: what is asked for.
-        known: the headings of the table.
-        names: name in the CSV file → heading.
-
-    Raises:
-        ValueError: naming the first column that is lacking, and those there are.
-    """
+    """Refuse columns that a table lacks."""
     columns = list(known)
     unknown = next((heading for heading in headings if heading not in columns), None)
     if unknown is not None:
@@ -270,11 +261,7 @@ def refuse_unknown(headings: Sequence[str], known: Iterable[str], names: Mapping
 
 
 def refuse_too_wide(rows: Sequence[str], columns: Sequence[LatexColumn], layout: Layout) -> None:
-    """Refuse columns that do not fit beside each other.
-
-    Raises:
-        ValueError: in that case; names the columns that do.
-    """
+    """Refuse columns that do not fit beside each other."""
     n = fitting(rows, columns, layout)
     if n < len(columns):
         names = ", ".join(column.heading for column in columns[:n])

@@ -35,14 +35,6 @@ def number_with_interval(
     not resolved is a dash. An estimate outside of its interval, which was cut to what is possible (a negative share, a
     cosine above 1), is given as the bound, which is rounded outwards. An end 10⁹ times as far away as the rest is
     infinite. LaTeX gives very small and very large numbers in a power of ten of their own.
-
-    Args:
-        value: the estimate, or NaN.
-        low: lower end, NaN or −∞ where unknown.
-        high: upper end, NaN or ∞ where unknown.
-        exponent: the number is given in units of 10**exponent.
-        markup: ``"plain"``, ``"markdown"`` (as plain), ``"latex"`` or ``"html"``.
-        narrow: save space in LaTeX: a symmetric interval is a subscript, and a range stands in brackets.
     """
     value, low, high = _within_bounds(*(number / 10.0**exponent for number in (value, low, high)))
     latex = markup == "latex"

@@ -35,12 +35,7 @@ from gradstats.system.outputs import is_marked, refuse_foreign, refuse_links
 
 
 def rendered(template: str, **shown: object) -> str:
-    """Return a template of this package filled in; all text is escaped, and an unknown name is an error.
-
-    Args:
-        template: its file name.
-        **shown: name in the template → value.
-    """
+    """Return a template of this package filled in; all text is escaped, and an unknown name is an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -50,11 +45,7 @@ def rendered(template: str, **shown: object) -> str:
 
 
 def write_page(page: str, target: Path) -> Path:
-    """Write a page, whole or not at all; the caller has asked that nothing foreign is replaced.
-
-    Raises:
-        OSError: when the file cannot be written.
-    """
+    """Write a page, whole or not at all; the caller has asked that nothing foreign is replaced."""
     try:
         with atomic_path(target) as partial:
             partial.write_text(page, encoding="utf-8", newline="\n")
@@ -109,10 +100,6 @@ class LinkedSentence(TypedDict):
 
 def linked(sentences: Iterable[str], drawn: Collection[str]) -> list[LinkedSentence]:
     """Return sentences with the figure that shows what each says; with none where no figure does.
-
-    Args:
-        sentences: of the verdict on α, or the notes of a comparison.
-        drawn: names of the figures that are on the page.
 
     >>> linked(["α is 0.5 within prompts and 0.6 between prompts"], ["length_scaling"])[0]["figures"]
     ['length_scaling']
@@ -172,10 +159,6 @@ def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | Non
     """Return the table of a comparison for the page, or None where there is none.
 
     The matched ratio, by which estimators are ranked, comes first, so that it is beside the names on a narrow screen.
-
-    Args:
-        frame: of the comparison, with its ``.attrs``.
-        labels: label of an estimator → name that the user gives it; the others are named in words.
     """
     if frame is None:
         return None
@@ -219,12 +202,7 @@ def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | Non
 
 
 def column_definition(name: str, heading: str) -> Definition:
-    """Return what a column of the variance table means, in the words of the glossary.
-
-    Args:
-        name: as it is saved.
-        heading: as the table prints it.
-    """
+    """Return what a column of the variance table means, in the words of the glossary."""
     file = next(column.file for column in INDEX["variance"] if column.name == name)
     return {"name": name, "heading": heading, "meaning": TERMS[TERM_OF_COLUMN[name]], "file": f"gradstats/{file}"}
 
@@ -327,12 +305,7 @@ def write_page_of_run(path: Path, svgs: Mapping[str, str] | None = None) -> Path
 
 
 def refuse_foreign_page(run: Path) -> None:
-    """Refuse to write the page of a run where a ``report.html`` lies that this program did not write.
-
-    Raises:
-        FileExistsError: in that case.
-        ValueError: when the manifest is damaged.
-    """
+    """Refuse to write the page of a run where a ``report.html`` lies that this program did not write."""
     refuse_foreign(
         run / "report.html", "a report", lambda page: is_marked(page) or (page.is_file() and _is_of_0_1(run))
     )
@@ -392,13 +365,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
 
 
 def inline_svg(svg: str, prefix: str, title: str) -> str:
-    """Return an SVG file as an element of a page, with unique ids, the page's colours, and a name for screen readers.
-
-    Args:
-        svg: the file's text.
-        prefix: put before each id, so that several figures share a page.
-        title: what a screen reader reads out.
-    """
+    """Return an SVG file as an element of a page, with unique ids, the page's colours and a name for screen readers."""
     from gradstats.plots.style import INK
 
     body = svg[svg.index("<svg") :]

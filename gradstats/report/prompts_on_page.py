@@ -41,10 +41,6 @@ def shortened(text: str, most: int) -> tuple[str, int]:
 
     Two thirds are the beginning, one third is the end, where answers stand.
 
-    Args:
-        text: the text.
-        most: characters that are kept.
-
     >>> shortened("abcdefghi", 6)
     ('abcd\n[… 3 characters left out …]\nhi', 3)
     """
@@ -117,16 +113,7 @@ def spread_over(prompts: list[str], most: int = MOST_PROMPTS) -> list[str]:
 
 
 def read_completions(run: Path, prompts: Collection[str]) -> dict[str, ShownPrompt]:
-    """Read a few completions of some prompts from a run directory, shard by shard.
-
-    Args:
-        run: the run directory.
-        prompts: which prompts; those that have no recorded text are left out.
-
-    Raises:
-        FileNotFoundError: when the folder holds no rollouts.
-        ValueError: when they are incomplete, damaged, or being scored again.
-    """
+    """Read a few completions of some prompts from a run directory, shard by shard."""
     if not (run / "rollouts").is_dir():
         raise FileNotFoundError(f"the folder {run.name} holds no rollouts")
     kept = []
@@ -192,14 +179,7 @@ class PromptsOnPage(TypedDict):
 
 
 def success_per_prompt(points: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per prompt, from the lowest mean reward to the highest.
-
-    Args:
-        points: one row per completion: ``prompt_id``, ``reward``, ``length`` and, where known, ``truncated``.
-
-    Returns:
-        Columns ``prompt_id``, ``n``, ``mean_reward``, ``lowest``, ``highest``, ``mean_length``, ``n_truncated``.
-    """
+    """Return one row per prompt, from the lowest mean reward to the highest."""
     cut = points["truncated"] if "truncated" in points else pd.Series(False, index=points.index)
     prompts = points.assign(cut=cut.fillna(False).astype(bool)).groupby("prompt_id", sort=True)
     table = prompts.agg(

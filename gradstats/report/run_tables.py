@@ -50,11 +50,6 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
     """Return every table that a run has the numbers for: name of its file → table.
 
     Those whose columns an earlier version did not estimate are left out. Estimators are named as in figures.
-
-    Args:
-        run: the run.
-        style: which estimators are listed, and under which names; the experiment's figures by default.
-        by_value: sort the comparison by its matched ratio, lowest first.
     """
     style = run.figure_style if style is None else style
     tables: dict[str, Table] = {}
@@ -98,17 +93,7 @@ def layout_for(table: Table, layout: Layout) -> Layout:
 
 
 def write_run_tables(tables: Mapping[str, Table], folder: Path, layout: Layout) -> list[Path]:
-    """Write tables as LaTeX, ``NAME.tex``; returns the paths.
-
-    Args:
-        tables: name → table.
-        folder: where they are written.
-        layout: venue, width, alignment, and the columns of those tables that have them.
-
-    Raises:
-        ValueError: when a column is in none of the tables, or when columns do not fit; nothing is written then.
-        FileExistsError: when a file lies there that is not an earlier table.
-    """
+    """Write tables as LaTeX, ``NAME.tex``; returns the paths."""
     for column in layout.columns:
         if not any(layout_for(table, replace(layout, columns=(column,))).columns for table in tables.values()):
             has = sorted({name for table in tables.values() for name in (table.names or table.columns)})
@@ -265,16 +250,7 @@ def levels_of(runs: Sequence[SavedResults]) -> str:
 def several_tables(
     runs: Mapping[str, SavedResults], style: FiguresSection, *, by_value: bool = False
 ) -> dict[str, Table]:
-    """Return the tables of several runs: ``runs``, one row each, and ``variance``, one row per estimator and run.
-
-    Args:
-        runs: name → run, in the order of the rows.
-        style: which estimators are listed, and under which names, which runs may have as well.
-        by_value: sort each estimator's runs by their matched ratio.
-
-    Raises:
-        ValueError: when ratios are to different references.
-    """
+    """Return the tables of several runs: ``runs``, one row each, and ``variance``, one row per estimator and run."""
     named = {style.labels.get(name, name): run for name, run in runs.items()}
     tables = {"runs": runs_table(named)}
     frame = _stacked(named, style)
@@ -317,12 +293,7 @@ def runs_table(runs: Mapping[str, SavedResults]) -> Table:
 
 
 def compared_table(frame: pd.DataFrame, levels: str) -> Table:
-    """Return one row per estimator and run.
-
-    Args:
-        frame: comparisons under one another, with a column ``run``.
-        levels: of the intervals, in words.
-    """
+    """Return one row per estimator and run."""
     named = frame_in_words(frame)
     # The variance itself has the unit of its metric, the others are ratios.
     shown = [name for name in VARIANCE_COLUMNS if name != "trace_cov" or OR not in str(frame.attrs.get("metric"))]

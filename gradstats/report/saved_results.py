@@ -47,22 +47,13 @@ _CHECKSUM = "# sha256 of the lines above, which record what was run: "
 
 
 def write_recorded_experiment(path: Path, settings: str) -> None:
-    """Record a run's settings.
-
-    Args:
-        path: the file.
-        settings: the resolved experiment as YAML.
-    """
+    """Record a run's settings."""
     with atomic_path(path) as partial:
         partial.write_text(f"{settings}{_CHECKSUM}{_sha256(settings)}\n", encoding="utf-8")
 
 
 def read_recorded_experiment(path: Path) -> Experiment:
-    """Read a run's settings; files of earlier versions have no checksum.
-
-    Raises:
-        ValueError: when the file has changed since it was written, or does not hold an experiment.
-    """
+    """Read a run's settings; files of earlier versions have no checksum."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -97,15 +88,7 @@ def enclosing_run(path: Path) -> Path | None:
 
 @contextmanager
 def writing_into(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of the run directory that a path is or lies in; nothing is locked where it lies in none.
-
-    Args:
-        path: the file or folder to be written.
-
-    Raises:
-        LockedError: when another process works on the run (:func:`gradstats.system.lock.only_writer`).
-        ValueError: when the run contains symbolic links (:func:`gradstats.system.outputs.refuse_links`).
-    """
+    """Hold the lock of the run directory that a path is or lies in; nothing is locked where it lies in none."""
     run = enclosing_run(Path(path))
     if run is None:
         yield
@@ -116,16 +99,7 @@ def writing_into(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def refuse_inside_run(out: Path, *, source: Path | None = None) -> None:
-    """Refuse to write a result over the files of a run, which belong together, or while a process works on the run.
-
-    Args:
-        out: where the result is to be written.
-        source: the run directory that the result is about, in which it may lie; None where there is none.
-
-    Raises:
-        FileExistsError: when ``out`` is a file or folder of another run directory, or the directory itself.
-        LockedError, ValueError: as :func:`writing_into`.
-    """
+    """Refuse to write a result over the files of a run, which belong together, or while a process works on the run."""
     run = enclosing_run(out)
     if run is not None and os.path.lexists(out) and (source is None or run.resolve() != source.resolve()):
         raise FileExistsError(f"{out} belongs to the run {run}: choose another path (--out)")
@@ -150,14 +124,6 @@ def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> li
 
     Another frame that may be replaced is removed first, its attributes before its table, and the new attributes are
     written last: a process killed in between leaves no table beside the attributes of another.
-
-    Args:
-        frame: the frame; its attributes must be values that JSON can hold.
-        stem: path without a suffix.
-        overwrite: replace the same table with other settings or numbers.
-
-    Raises:
-        FileExistsError: when another file lies there, or a table that may not be replaced.
     """
     make_room(frame, stem, overwrite=overwrite)
     table, about = frame_paths(stem)
@@ -168,16 +134,7 @@ def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> li
 
 
 def make_room(frame: pd.DataFrame, stem: Path, *, overwrite: bool) -> None:
-    """Remove another frame that lies where one is to be written; nothing where it is the same.
-
-    Args:
-        frame: the frame that is to be written.
-        stem: as for :func:`save_frame`.
-        overwrite: as for :func:`save_frame`.
-
-    Raises:
-        FileExistsError: as :func:`save_frame`.
-    """
+    """Remove another frame that lies where one is to be written; nothing where it is the same."""
     refuse_foreign_frame(stem, list(map(str, frame)))
     table, about = frame_paths(stem)
     if not table.exists():
@@ -201,22 +158,14 @@ def _attributes(frame: pd.DataFrame) -> dict[str, object]:
 
 
 def refuse_foreign_frame(stem: Path, columns: Sequence[str]) -> None:
-    """Refuse to write a frame where something lies that is not an earlier one with these columns.
-
-    Raises:
-        FileExistsError: in that case.
-    """
+    """Refuse to write a frame where something lies that is not an earlier one with these columns."""
     table, about = frame_paths(stem)
     refuse_foreign(table, "an earlier table of this command", lambda there: has_columns(there, columns))
     refuse_foreign(about, "the settings of an earlier table", lambda _: table.is_file())
 
 
 def read_frame(table: Path) -> pd.DataFrame:
-    """Return what :func:`save_frame` wrote, with its ``.attrs``; a number that is not finite is None among these.
-
-    Raises:
-        ValueError: when a file is broken.
-    """
+    """Return what :func:`save_frame` wrote, with its ``.attrs``; a number that is not finite is None among these."""
     try:
         frame = read_csv(table)
         about = table.with_suffix(".json")
@@ -247,12 +196,6 @@ def record_tables(path: Path, files: Sequence[Path], checksums: Mapping[str, str
 
     What is listed is removed when the run is analysed again, for instance with other rewards. The manifest of a run of
     version 0.1 has no checksums, and gets none.
-
-    Args:
-        path: the run directory.
-        files: files of the run.
-        checksums: those of the tables among them, as :func:`table_checksums` returns them, where these are yet to be
-            written; a table that it leaves out has none from then on.
     """
     if not (path / "manifest.json").exists():
         return
@@ -276,15 +219,7 @@ def listed_additions(path: Path) -> list[Path]:
 
 
 def refuse_changed_tables(path: Path, tables: Collection[Path] | None = None) -> None:
-    """Refuse a run directory (not a copy of its results) in which a table is not what the manifest records.
-
-    Args:
-        path: the run directory.
-        tables: the tables that are compared; all when None.
-
-    Raises:
-        ValueError: naming the first such table.
-    """
+    """Refuse a run directory (not a copy of its results) in which a table is not what the manifest records."""
     manifest = path / "manifest.json"
     recorded = read_json(manifest).get("checksums") if manifest.exists() else None
     if not isinstance(recorded, dict) or not (path / "rollouts").is_dir():
@@ -322,11 +257,7 @@ class SavedTokens:
 
 
 def refuse_foreign_tokens(folder: Path) -> None:
-    """Refuse to save token results where files of these names lie that are not earlier token results.
-
-    Raises:
-        FileExistsError: in that case.
-    """
+    """Refuse to save token results where files of these names lie that are not earlier token results."""
     about = folder / ABOUT
     try:
         is_earlier_result = about.is_file() and "n_probes" in read_json(about)
@@ -343,9 +274,6 @@ def save_tokens(
 
     In the folder of a finished run they are listed in its manifest before they are written: what a killed process
     leaves belongs to the run all the same. The caller then holds the run's lock.
-
-    Raises:
-        FileExistsError: when ``overwrite`` is False and the folder holds token results of other settings.
     """
     frame = quality.to_frame(confidence_level)
     about = {str(name): value for name, value in frame.attrs.items()}
@@ -386,11 +314,7 @@ def _text(frame: pd.DataFrame) -> str:
 
 
 def read_tokens(folder: Path) -> SavedTokens | None:
-    """Read what :func:`save_tokens` wrote; None where there is nothing.
-
-    Raises:
-        ValueError: when a file is missing or broken.
-    """
+    """Read what :func:`save_tokens` wrote; None where there is nothing."""
     if not (folder / FILES[0]).exists():
         return None
     try:
@@ -578,18 +502,7 @@ class SavedResults:
 
 
 def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> SavedResults:
-    """Read what a run saved.
-
-    Args:
-        path: a run directory, or a folder with its ``alpha.json``, ``variance.csv`` and ``length_scaling.csv``.
-        checked: compare the tables of a run directory with the checksums in its manifest; an analysis that has not
-            written its manifest yet does not.
-
-    Raises:
-        FileNotFoundError: when there is no such folder, or it holds none of a run's numbers; states the command that
-            writes them.
-        ValueError: when a file is broken, or has changed since it was written.
-    """
+    """Read what a run saved."""
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(
@@ -638,12 +551,7 @@ def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
 
 
 def run_labels(runs: list[SavedResults], without: Collection[str] = ()) -> list[str]:
-    """Name each run for a legend, with the settings in which it differs from the others.
-
-    Args:
-        runs: the runs.
-        without: settings that are stated elsewhere.
-    """
+    """Name each run for a legend, with the settings in which it differs from the others."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [run.path.resolve().name for run in runs]
@@ -724,11 +632,7 @@ def _read_variance(path: Path) -> pd.DataFrame | None:
 
 
 def _refuse_incomplete(path: Path, needed: Iterable[str], there: Collection[object]) -> None:
-    """Refuse a file that lacks what every version wrote.
-
-    Raises:
-        ValueError: naming the file and what it lacks.
-    """
+    """Refuse a file that lacks what every version wrote."""
     missing = [name for name in needed if name not in there]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}: restore it from a copy, or repeat the run")
@@ -755,10 +659,6 @@ def completion_means(results: SavedResults) -> dict[str, float]:
     """Return the size of a run, and the mean length and reward of its completions with intervals; NaN where unknown.
 
     Means are those of the prompts' means, with Student's t interval over prompts at the level of the run's comparison.
-
-    Returns:
-        ``n_prompts``, ``n_completions``, ``truncated_share``, and ``mean_length`` and ``mean_reward``, each with
-        ``_low`` and ``_high``.
     """
     points = results.points
     manifest = results.manifest

@@ -47,14 +47,6 @@ def paired_differences(cells: Mapping[str, SavedResults]) -> pd.DataFrame:
     A mean (``mean_length``, ``mean_reward``) is that over prompts of a prompt's mean, and its difference has Student's
     t interval over prompts of the differences prompt by prompt. The difference of α is that of
     :func:`gradstats.alpha_difference`, where both lines are fitted by least squares.
-
-    Args:
-        cells: name → saved results.
-
-    Returns:
-        One row for each pair and quantity: ``cell``, ``minus`` (the cell subtracted), ``quantity``, ``difference`` with
-        ``_low`` and ``_high`` at the level of the first cell's comparison, and ``n_prompts``. Pairs with other prompts,
-        or fewer than 3, have no rows; of more than 12 cells, only the differences from the first are returned.
     """
     known = {cell: results for cell, results in cells.items() if results.points is not None}
     prompts = {cell: _prompts(results) for cell, results in known.items()}
@@ -254,12 +246,7 @@ def is_sweep(path: Path) -> bool:
 
 
 def read_sweep_list(path: Path) -> SweepList:
-    """Read which cells the folder of a sweep lists.
-
-    Raises:
-        FileNotFoundError: when it is not the folder of a sweep.
-        ValueError: when the list is damaged, or names a folder elsewhere.
-    """
+    """Read which cells the folder of a sweep lists."""
     if not is_sweep(path):
         raise FileNotFoundError(
             f"{path} is not the folder of a sweep: create one with `gradstats sweep FILE --out {path}`"
@@ -283,12 +270,7 @@ def write_sweep_list(path: Path, listed: SweepList) -> None:
 
 
 def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> list[Path]:
-    """Write ``sweep.csv``, and a figure for each setting that takes several values; returns the paths.
-
-    Args:
-        result: the results of a sweep; nothing is written where no cell has any.
-        figure_style: venue, width, theme and formats.
-    """
+    """Write ``sweep.csv``, and a figure for each setting that takes several values; returns the paths."""
     frame = result.to_frame()
     if frame.empty:
         return []
@@ -303,11 +285,7 @@ def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> li
 
 
 def refuse_foreign_differences(folder: Path) -> None:
-    """Refuse to replace a file in the place of a sweep's paired differences that is not such a table.
-
-    Raises:
-        FileExistsError: when there is one.
-    """
+    """Refuse to replace a file in the place of a sweep's paired differences that is not such a table."""
     table = "the table of a sweep's paired differences"
     refuse_foreign(folder / DIFFERENCES, table, lambda path: has_columns(path, COLUMNS))
 
@@ -327,12 +305,6 @@ def draw_sweep(frame: pd.DataFrame, varied: Sequence[str], folder: Path, figure_
     """Draw what was found against each setting that takes several values; returns the paths.
 
     Settings that always change together are drawn once, against the first of them.
-
-    Args:
-        frame: the frame of a sweep (``SweepResult.to_frame``).
-        varied: the settings that vary.
-        folder: where figures and their tables are written.
-        figure_style: venue, width, theme and formats.
     """
     paths = []
     for setting in plots.varying_settings(frame, varied):

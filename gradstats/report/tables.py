@@ -179,11 +179,7 @@ def table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
 
 
 def refuse_foreign_tables(path_stem: str | os.PathLike[str]) -> None:
-    """Refuse to save a table where a file lies that is not an earlier one.
-
-    Raises:
-        FileExistsError: in that case, or when the path without a suffix is a device or a pipe.
-    """
+    """Refuse to save a table where a file lies that is not an earlier one."""
     tex, markdown, csv = table_paths(path_stem)
     refuse_foreign(path_stem, "a table", lambda _: True)
     for path in (tex, markdown):
@@ -234,15 +230,7 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
 
 
 def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
-    """Return profiles of policies side by side: one row per quantity, one column per policy.
-
-    Args:
-        profiles: name → profile.
-        confidence_level: of the intervals, where a quantity has one.
-
-    Raises:
-        ValueError: when ``profiles`` is empty.
-    """
+    """Return profiles of policies side by side: one row per quantity, one column per policy."""
     if not profiles:
         raise ValueError("profiles is empty: give at least one name and its profile")
     frames = {name: profile.to_frame(confidence_level) for name, profile in profiles.items()}

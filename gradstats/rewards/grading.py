@@ -72,11 +72,7 @@ def merge_grading_counts(shards: Iterable[GradingCounts]) -> GradingCounts:
 
 
 def ungraded_sentence(counts: GradingCounts | None) -> str | None:
-    """Return a sentence on completions that a reward could not score, or None when there are none.
-
-    Args:
-        counts: :class:`GradingCounts`, or None where nothing was recorded.
-    """
+    """Return a sentence on completions that a reward could not score, or None when there are none."""
     if counts is None:
         return None
     problems = []
@@ -138,21 +134,7 @@ class Grader:
 
     @classmethod
     def make(cls, spec: RewardSpec, problems: Sequence[Problem]) -> Grader:
-        """Find the rewards and check that they can parse the reference answers, before anything is sampled.
-
-        Args:
-            spec: a name ("math", "reasoning_gym(threshold=0.5)", "module:function"), a function, names with weights
-                (a mapping, or strings "name=weight"), or None for the reward named by each problem.
-            problems: the problems that will be graded.
-
-        Returns:
-            The grader.
-
-        Raises:
-            ValueError: for unknown or repeated names, weights that are not finite numbers, and a reference answer that
-                math-verify cannot parse (the problem is named).
-            ImportError: when a "module:function" cannot be imported.
-        """
+        """Find the rewards and check that they can parse the reference answers, before anything is sampled."""
         grader = cls(tuple(_weighted(name, weight, problems) for name, weight in _entries(spec)))
         names = [reward.name for reward in grader.rewards]
         if len(set(names)) < len(names):
@@ -173,18 +155,7 @@ class Grader:
         return {reward.name: reward.weight for reward in self.rewards}
 
     def grade(self, completions: Sequence[str], problems: Sequence[Problem]) -> tuple[list[float], GradingCounts]:
-        """Score completions, one problem each.
-
-        Args:
-            completions: texts.
-            problems: the problem of each completion.
-
-        Returns:
-            The weighted sums, and :class:`gradstats.rewards.grading.GradingCounts`.
-
-        Raises:
-            ValueError: when a user's reward failed on every one of at least eight completions.
-        """
+        """Score completions, one problem each."""
         totals = [0.0] * len(completions)
         counted: GradingCounts = {"completions": len(completions), "rewards": {}, "disagreements": {}}
         values: dict[str, list[float]] = {}

@@ -67,17 +67,9 @@ class Answer(TypedDict, total=False):
 def user_reward(name: str, parameters: Mapping[str, object]) -> Callable[[str, Problem], float]:
     """Return a reward that calls the user's function in the worker process.
 
-    Args:
-        name: ``"module:function"``, see :mod:`gradstats.system.user_code` for where modules are searched for.
-        parameters: further arguments of the function, by name.
-
     Returns:
         A function ``(completion_text, problem) -> float``. It raises IsolatedTimeoutError where a call takes longer
         than 30 s, IsolatedError where it raises or exits, and TypeError where it does not return a number.
-
-    Raises:
-        ImportError: when the function cannot be imported or may not be used.
-        ValueError: when the name is not of that form, or the function has no parameter of a given name.
     """
     folders = list(map(str, search_folders()))
     PROCESS.call("gradstats.rewards.registry:prepare", name, folders, list(parameters), seconds=_IMPORT_SECONDS)
@@ -133,13 +125,7 @@ def exact_reward(completion: str, problem: Problem) -> float:
 
 
 def math_reward(completion: str, problem: Problem) -> float:
-    """Return 1 when math-verify finds the completion's final expression equal to the reference answer, else 0.
-
-    Raises:
-        ScoringTimeoutError: when math-verify exceeded its time limits.
-        IsolatedTimeoutError: when it hung and was stopped.
-        ReferenceAnswerError: when it cannot parse the reference answer (a ValueError).
-    """
+    """Return 1 when math-verify finds the completion's final expression equal to the reference answer, else 0."""
     return PROCESS.call("gradstats.rewards.math_scorer:math_score", completion, problem.answer)
 
 
@@ -149,16 +135,6 @@ def reasoning_gym_reward(completion: str, problem: Problem, threshold: float | N
     The scorers give only partial credit to a correct answer inside a longer text, so the answer is extracted first:
     the text between the last ``<answer>`` tags, else the content of the last ``\boxed{}``, else the last number, else
     the stripped text.
-
-    Args:
-        completion: the completion's text.
-        problem: a problem of a reasoning-gym task.
-        threshold: least credit at which an answer counts as correct; None returns the scorer's credit.
-
-    Raises:
-        ValueError: for a threshold outside (0, 1], or a problem of another source.
-        IsolatedTimeoutError: when the scorer hung and was stopped.
-        IsolatedError: when the scorer raised.
     """
     if threshold is not None and not 0 < threshold <= 1:
         raise ValueError(f"threshold is {threshold}: give a credit in (0, 1], or None for the scorer's credit")
@@ -189,10 +165,6 @@ def get_reward(reward: str | Reward | None) -> Reward:
 
     Returns:
         A function ``(completion_text, problem) -> float``.
-
-    Raises:
-        ValueError: for an unknown name (the nearest is suggested), or an unknown parameter.
-        ImportError: when "module:function" cannot be imported or may not be used.
 
     Example:
         >>> from gradstats.prompts import Problem

@@ -49,14 +49,7 @@ TOKEN_SOURCES = ("engine", "pieces", "text", "mismatch")
 
 
 def validate(frame: pd.DataFrame) -> None:
-    """Refuse a table that is not one of completions, naming the first row that is wrong.
-
-    Args:
-        frame: one row per completion.
-
-    Raises:
-        ValueError: as for :class:`gradstats.Rollouts`.
-    """
+    """Refuse a table that is not one of completions, naming the first row that is wrong."""
     for name, (_, required) in SCHEMA.items():
         if required and name not in frame:
             raise ValueError(f"the rollouts have no column {name!r}; they have {', '.join(map(str, frame)) or 'none'}")
@@ -98,15 +91,7 @@ def validate(frame: pd.DataFrame) -> None:
 
 
 def token_ids(name: str, rows: Iterable[Iterable[object]]) -> list[list[int]]:
-    """Return token ids as integers.
-
-    Args:
-        name: of their column, for the message.
-        rows: the ids of each completion.
-
-    Raises:
-        ValueError: for the first that is not a whole number from 0 to 2³¹ − 1; nothing is rounded.
-    """
+    """Return token ids as integers."""
     ids = []
     for number, row in enumerate(rows):
         given = list(row)
@@ -179,15 +164,7 @@ def write_checked(table: pa.Table, metadata: Mapping[str, Any], path: Path) -> N
 
 
 def read_checked(path: Path, what: str) -> CheckedTable:
-    """Read a Parquet file and compare it with the checksum that it states.
-
-    Args:
-        path: the file.
-        what: what it holds, for messages, as in "rollouts".
-
-    Raises:
-        ValueError: when it is not Parquet, is cut short, or has changed since it was written.
-    """
+    """Read a Parquet file and compare it with the checksum that it states."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read()

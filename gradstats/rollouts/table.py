@@ -33,13 +33,6 @@ def refuse_different_policies(metadata: Iterable[Mapping[str, Any]], what: str) 
     """Refuse to join tables whose recorded policies differ in weights, adapter or tokenizer.
 
     Tables that record no digest of a part, as those of version 0.1, are not compared in it.
-
-    Args:
-        metadata: of each table, with the ``policy`` that drew or scored it.
-        what: the tables, as in "rollouts".
-
-    Raises:
-        ValueError: naming the part that differs.
     """
     policies = [entries.get("policy") for entries in metadata]
     digests = [policy.get("digests") or {} for policy in policies if isinstance(policy, Mapping)]
@@ -60,11 +53,7 @@ PENDING_REWARDS = Path("regraded", "pending.json")
 
 
 def part_of_run(folder: Path, part: str) -> Path:
-    """Return the part of a run directory, "rollouts" or "measurement"; any other folder is returned unchanged.
-
-    Raises:
-        ValueError: when scoring the completions of the run again was interrupted.
-    """
+    """Return the part of a run directory, "rollouts" or "measurement"; any other folder is returned unchanged."""
     run = folder.parent if folder.name == part else folder
     if (run / PENDING_REWARDS).exists():
         raise ValueError(f"scoring {run} again was interrupted: finish it with `gradstats regrade {run}`")
@@ -343,15 +332,7 @@ def _arrow(name: object, column: pd.Series, kind: pa.DataType | None) -> pa.Arra
 
 
 def read_rollout_shards(path: Path, *, partial: bool = False) -> Iterator[Rollouts]:
-    """Yield the shards of a folder or run one by one: those that its plan names, or all where it has none.
-
-    Args:
-        path: the folder or the run directory.
-        partial: as for :func:`read_rollouts`.
-
-    Raises:
-        FileNotFoundError, ValueError: as :func:`read_rollouts`.
-    """
+    """Yield the shards of a folder or run one by one: those that its plan names, or all where it has none."""
     folder = part_of_run(path, "rollouts")
     planned = planned_shards(folder, ".parquet", partial=partial)
     shards = sorted(folder.glob("*.parquet")) if planned is None else planned.paths
@@ -366,17 +347,7 @@ def read_rollout_shards(path: Path, *, partial: bool = False) -> Iterator[Rollou
 def refuse_to_replace_rollouts(
     path: str | os.PathLike[str], metadata: Mapping[str, object], prompt_ids: Collection[str], overwrite: bool
 ) -> None:
-    """Refuse to write rollouts where something else lies, or rollouts of other settings or prompts.
-
-    Args:
-        path: where they are to be written.
-        metadata: theirs.
-        prompt_ids: theirs.
-        overwrite: whether other rollouts may be replaced.
-
-    Raises:
-        FileExistsError: in that case.
-    """
+    """Refuse to write rollouts where something else lies, or rollouts of other settings or prompts."""
     earlier = earlier_result(path, "a rollouts file", is_rollouts_file, overwrite)
     if earlier is None:
         return

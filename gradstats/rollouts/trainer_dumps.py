@@ -73,12 +73,6 @@ def restore_tokens(
     A text has many tokenisations and a sampler may have drawn any of them, while a tokenizer gives one, which is
     usually the one that was drawn. Where it decodes to another text, or has another number of tokens than were drawn,
     it certainly is not, and the source says so.
-
-    Args:
-        tokenizer: the policy's tokenizer.
-        text: the completion, without the token that ended it.
-        pieces: the text of each token, where it is known.
-        counts: the numbers of tokens that the completion may have; any number where None.
     """
     tokens = [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
     if pieces is not None and (drawn := _from_pieces(tokenizer, pieces, tokens)) is not None:
@@ -201,11 +195,7 @@ class TrainerDump:
 def encode_chat(
     tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
 ) -> list[int]:
-    """Return the token ids of messages in the tokenizer's chat template, up to where the policy begins to write.
-
-    Raises:
-        ValueError: when the tokenizer has no chat template, or the template does not end.
-    """
+    """Return the token ids of messages in the tokenizer's chat template, up to where the policy begins to write."""
     if not tokenizer.chat_template:
         raise ValueError("the prompts are chat messages, and the tokenizer has no chat template: give the policy's own")
     refuse_endless_template(tokenizer, messages, options)
@@ -215,16 +205,7 @@ def encode_chat(
 
 
 def dump_files(path: Path, pattern: str, what: str) -> list[Path]:
-    """Return the files of a dump: the file itself, or those of a folder in the order of their numbers.
-
-    Args:
-        path: a file or a folder.
-        pattern: of the files' names in a folder.
-        what: names the files in messages.
-
-    Raises:
-        FileNotFoundError: when there are none.
-    """
+    """Return the files of a dump: the file itself, or those of a folder in the order of their numbers."""
     if path.is_dir():
         # verl numbers its files without leading zeros.
         files = sorted(path.glob(pattern), key=lambda file: (len(file.name), file.name))
@@ -237,11 +218,7 @@ def dump_files(path: Path, pattern: str, what: str) -> list[Path]:
 
 
 def require_columns(frame: pd.DataFrame, columns: Sequence[str], file: Path) -> None:
-    """Refuse a file that lacks a column.
-
-    Raises:
-        ValueError: with the columns it has.
-    """
+    """Refuse a file that lacks a column."""
     for column in columns:
         if column not in frame:
             raise ValueError(

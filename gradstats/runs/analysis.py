@@ -55,22 +55,7 @@ BREAKDOWNS = ("group_sizes", "equivalent_group_size", "allocation", "length_bins
 def variance_breakdowns(
     measured: Measurement, section: VarianceSection, doing: Callable[[str], None] = lambda name: None
 ) -> dict[str, pd.DataFrame]:
-    """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out.
-
-    Args:
-        measured: the completions.
-        section: names estimators, reference, target, level and seed.
-        doing: is called with the name of each of :data:`BREAKDOWNS` before it is made.
-
-    Returns:
-        ``group_sizes``: the estimators that stay within their group at 2, 4, 8, … completions per group, with their
-        variance within and between prompts where a prompt has two groups; ``equivalent_group_size``: of each whose
-        expectation is a known multiple of the gradient, or whose scale is estimated, the group size at which RLOO has
-        the same noise; ``allocation``: their noise over prompts and completions at the number of tokens of the run;
-        ``length_bins``: noise, signal and bias of what completions of some lengths contribute to the reference, then
-        to each of the other group-level estimators; ``success_bins``: what prompts of some success rates make up, of
-        the reference and the first estimator of each other unit, where prompts have four completions.
-    """
+    """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out."""
     most = int(np.unique(measured.rollouts.prompt_id, return_counts=True)[1].min())
     sizes = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
     makers = {
@@ -97,17 +82,7 @@ def variance_breakdowns(
 def length_bins(
     measured: Measurement, section: VarianceSection, n_bins: int = 4, group_size: int | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return the table by completion length of the reference and of each estimator, and the notes on it.
-
-    Args:
-        measured: the completions.
-        section: names estimators, reference, target, level and seed; what is batch-level or not measured is left out.
-        n_bins: bins of about equally many completions.
-        group_size: completions of a group; all of a prompt by default.
-
-    Raises:
-        ValueError: as :func:`gradstats.variance_by_length`; where none of the estimators can be split.
-    """
+    """Return the table by completion length of the reference and of each estimator, and the notes on it."""
     chosen: list[Weighting] = [
         estimators.get(label) for label in dict.fromkeys([section.reference, *section.estimators])
     ]
@@ -125,15 +100,7 @@ def length_bins(
 
 
 def block_variances(measured: Measurement, section: VarianceSection) -> tuple[pd.DataFrame, list[str]]:
-    """Return the variance table block by block of the parameters, and the notes on it.
-
-    Args:
-        measured: the completions, with sketches by block.
-        section: as for :func:`gradstats.compare`; estimators that are not measured are left out.
-
-    Raises:
-        ValueError: as :func:`gradstats.compare`; where none of the estimators can be compared.
-    """
+    """Return the variance table block by block of the parameters, and the notes on it."""
     chosen: list[Weighting] = [estimators.get(label) for label in section.estimators]
     allowed, left_out = _allowed(chosen, reasons_against(measured, chosen, section.target))
     found = compare(measured, **section.arguments(estimators=allowed), blocks=True)
@@ -141,11 +108,7 @@ def block_variances(measured: Measurement, section: VarianceSection) -> tuple[pd
 
 
 def _allowed(chosen: list[Weighting], reasons: list[str | None]) -> tuple[list[Weighting], list[str]]:
-    """Return the estimators that nothing speaks against, and what speaks against the others.
-
-    Raises:
-        ValueError: where there are none.
-    """
+    """Return the estimators that nothing speaks against, and what speaks against the others."""
     left_out = list(dict.fromkeys(reason for reason in reasons if reason is not None))
     allowed = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
     if not allowed:
@@ -240,12 +203,7 @@ class RunResult:
 
 
 def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
-    """Fit, compare, draw and report from the measurement; needs neither the model nor torch.
-
-    Args:
-        run: the run directory, with its measurement.
-        progress: show a progress bar, which names the current step.
-    """
+    """Fit, compare, draw and report from the measurement; needs neither the model nor torch."""
     from gradstats.report.page import refuse_foreign_page
 
     refuse_foreign_page(run.path)  # before the work, and before the manifest tells another version
@@ -321,13 +279,6 @@ def kept_additions(run: RunDirectory, n_sequences: int) -> list[Path]:
 
     An addition holds while the run has the completions and rewards that its manifest states and, where it was made
     from state values, these values.
-
-    Args:
-        run: the run directory.
-        n_sequences: completions that it has now.
-
-    Raises:
-        ValueError: when a table has changed since it was written.
     """
     manifest = run.read_manifest()
     if (manifest.get("n_sequences"), manifest.get("regraded", [])) != (n_sequences, read_regradings(run.path)):
@@ -453,11 +404,7 @@ def attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Resul
 
 
 def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
-    """Refuse to write a table where a file without its columns lies, or a file of a run.
-
-    Raises:
-        FileExistsError: in that case.
-    """
+    """Refuse to write a table where a file without its columns lies, or a file of a run."""
     if out is not None:
         refuse_foreign(out, f"a table with the columns {', '.join(columns)}", lambda there: has_columns(there, columns))
         refuse_inside_run(out)
@@ -465,20 +412,7 @@ def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
 
 @contextmanager
 def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) -> Iterator[Path | None]:
-    """Yield the folder that a command adds its results to, locked where it is a run; None for a bare measurement.
-
-    Args:
-        source: the measurement folder or run directory that the command reads.
-        out: the folder that the user asked for; the run directory by default.
-        partial: whether the results are those of an incomplete run, which does not keep them.
-
-    Raises:
-        ValueError: when it is a run directory that contains symbolic links, or any run directory and ``partial`` is
-            True.
-        FileExistsError: when it is another run than the one that is read.
-        NotADirectoryError: when it is a file or a device.
-        LockedError: when another process works on the run.
-    """
+    """Yield the folder that a command adds its results to, locked where it is a run; None for a bare measurement."""
     folder = source if out is None and (source / "measurement").is_dir() else out
     if folder is None:
         yield None
@@ -508,21 +442,7 @@ STDIN = Path("-")
 
 
 def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
-    """Return the input of a length-scaling fit.
-
-    Args:
-        path: a table (.csv, .tsv, .jsonl or .parquet; ``-`` for CSV, TSV or JSON Lines on standard input), a
-            measurement folder, a run directory, or the name of a data set of :mod:`gradstats.data`.
-        partial: as for :func:`gradstats.read_measurement`.
-
-    Returns:
-        Arguments of :func:`gradstats.fit_length_scaling`: ``measured``, or ``lengths``, ``sq_norms``, ``groups`` and,
-        where the table has them, ``truncated``.
-
-    Raises:
-        FileNotFoundError: when there is no such file or folder.
-        ValueError: when the table cannot be read or lacks a column.
-    """
+    """Return the input of a length-scaling fit."""
     if path.is_dir():
         return {"measured": read_measurement(path, partial=partial)}
     frame = _table(path)
@@ -546,12 +466,7 @@ def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
 
 
 def _table(path: Path) -> pd.DataFrame:
-    """Read a table by the ending of its name; a file of another ending is CSV.
-
-    Raises:
-        FileNotFoundError: when there is no such file, nor a data set of that name.
-        ValueError: when it cannot be read.
-    """
+    """Read a table by the ending of its name; a file of another ending is CSV."""
     if path == STDIN:
         return _from_text(sys.stdin.read())
     if not path.exists():

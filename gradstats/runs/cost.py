@@ -97,15 +97,7 @@ class CostEstimate:
 
 
 def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstimate:
-    """Load the policy and the prompts, time a short trial of each step, and extrapolate.
-
-    Args:
-        experiment: the experiment.
-        progress: as for :func:`gradstats.load_policy`.
-
-    Raises:
-        ValueError, OSError, ImportError: as the run itself would, for wrong settings or missing weights.
-    """
+    """Load the policy and the prompts, time a short trial of each step, and extrapolate."""
     with code_beside(experiment.folder):
         check_names(experiment)
         start = time.perf_counter()

@@ -56,9 +56,6 @@ class RunPart:
     def of(cls, text: str) -> RunPart:
         """Read ``"k/n"``.
 
-        Raises:
-            ValueError: for anything else, or k outside 1 to n.
-
         >>> RunPart.of("2/8")
         RunPart(number=2, n_parts=8)
         """
@@ -76,16 +73,7 @@ class RunPart:
         return [number for number in numbers if number % self.n_parts == self.number - 1]
 
     def wait_for(self, folder: Path, missing: Callable[[], list[int]], say: Callable[[str], None]) -> bool:
-        """Wait until the shards of the other parts are there, as long as these parts are running or may start.
-
-        Args:
-            folder: the run directory, in which running parts hold their locks.
-            missing: returns the shards that are not there yet.
-            say: called with a sentence when waiting begins.
-
-        Returns:
-            Whether all shards are there.
-        """
+        """Wait until the shards of the other parts are there, as long as these parts are running or may start."""
         said, since = False, time.monotonic()
         while waiting := missing():
             others = {number % self.n_parts + 1 for number in waiting}
@@ -103,14 +91,7 @@ class RunPart:
     def write_record(
         self, folder: Path, timings: Mapping[str, float], remarks: Sequence[str], execution: Mapping[str, object] | None
     ) -> None:
-        """Leave what a part did for the manifest of the run, added to what it did in earlier calls.
-
-        Args:
-            folder: the run directory.
-            timings: seconds of each step.
-            remarks: the warnings of the steps.
-            execution: how shards were made; None where this call made none.
-        """
+        """Leave what a part did for the manifest of the run, added to what it did in earlier calls."""
         path = folder / f"{PART}{self.number}-of-{self.n_parts}.json"
         earlier = read_json(path) if path.exists() else {"timings": {}, "remarks": []}
         names = dict.fromkeys([*earlier["timings"], *timings])
@@ -178,14 +159,6 @@ class RunDirectory:
 
         The number of prompts and the size of their groups may be larger than before: the run is then extended. How many
         sequences are measured together may change.
-
-        Args:
-            path: the folder.
-            experiment: the resolved experiment.
-            part: which part of the run the caller makes; None for all of it.
-
-        Raises:
-            ValueError: when the run has other settings (the first is named), or the folder holds something else.
         """
         previous = path / "experiment.yaml"
         finish_regrading(path)
@@ -215,12 +188,7 @@ class RunDirectory:
         return run
 
     def take_over(self, *, remarks: bool = True, without: str | None = None) -> None:
-        """Add what earlier calls and parts did to the timings and remarks of the run.
-
-        Args:
-            remarks: whether what earlier calls remarked is still true; it is not of a run that grows.
-            without: a remark that is not.
-        """
+        """Add what earlier calls and parts did to the timings and remarks of the run."""
         earlier = self.read_manifest()
         self.timings = dict(earlier.get("timings", {}))
         # An extension that was interrupted has planned more completions than the remarks were about.
@@ -384,9 +352,6 @@ def experiment_folder(path: Path) -> Path | None:
     """Return the folder of a run's experiment file, as far as the run recorded it and the folder still exists.
 
     Whoever passed the run on may have recorded any folder.
-
-    Raises:
-        ValueError: when the manifest is damaged.
     """
     manifest = path / "manifest.json"
     recorded = read_json(manifest).get("experiment_folder") if manifest.is_file() else None
@@ -395,16 +360,7 @@ def experiment_folder(path: Path) -> Path | None:
 
 
 def remove_listed_results(path: Path, *folders: str, keep: Collection[Path] = ()) -> None:
-    """Remove only the result files that a run's manifest lists.
-
-    Args:
-        path: the run directory.
-        *folders: remove only the files in these folders of the run; "" stands for the run directory itself.
-        keep: files that stay.
-
-    Raises:
-        ValueError: when the manifest is damaged.
-    """
+    """Remove only the result files that a run's manifest lists."""
     manifest = path / "manifest.json"
     listed = read_json(manifest).get("files", []) if manifest.exists() else []
     for name in map(str, listed if isinstance(listed, list) else []):
@@ -415,12 +371,7 @@ def remove_listed_results(path: Path, *folders: str, keep: Collection[Path] = ()
 
 
 def refuse_other_folder(path: Path) -> None:
-    """Refuse to run in a folder that contains anything other than a run, before any work is done.
-
-    Raises:
-        NotADirectoryError: for a file or a device.
-        ValueError: for a folder that is not empty and not a run directory.
-    """
+    """Refuse to run in a folder that contains anything other than a run, before any work is done."""
     if os.path.lexists(path) and not path.is_dir():
         raise NotADirectoryError(f"{path} is not a folder: choose another run directory (--out)")
     if path.is_dir() and not is_run_directory(path) and _holds_something(path):

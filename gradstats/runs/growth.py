@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 
 def resolve_revisions(experiment: Experiment) -> dict[str, str | None]:
-    """Return the commits of a run's policy and data set on the hub, which the run uses from then on.
-
-    Returns:
-        "policy" and "prompts" → commit; no entry for a source that is not on the hub, None where the commit is unknown.
-
-    Raises:
-        ConnectionError: when something is neither cached nor can be downloaded: one sentence that names all that is
-            missing, how to download it, and how to run with it.
-    """
+    """Return the commits of a run's policy and data set on the hub, which the run uses from then on."""
     from gradstats.policy.checkpoint import adapter_base, is_adapter
     from gradstats.policy.checkpoint import is_on_hub as policy_on_hub
     from gradstats.prompts.load import is_on_hub as prompts_on_hub
@@ -122,11 +114,7 @@ def settings_digest(experiment: Experiment) -> str:
 
 
 def rounds_to_extend(folder: Path) -> list[Round]:
-    """Return the rounds that a run's shards were drawn in; none before the first shard exists.
-
-    Raises:
-        ValueError: when there are shards without a plan.
-    """
+    """Return the rounds that a run's shards were drawn in; none before the first shard exists."""
     drawn = any(folder.glob("*.parquet"))
     rounds = rounds_of(folder) if drawn else []
     if drawn and not rounds:
@@ -157,18 +145,7 @@ class GrownPlan:
 def grown_plan(
     plan: SamplingPlan, earlier: Sequence[Round], origin: dict[str, object], path: Path, experiment: Experiment
 ) -> GrownPlan:
-    """Return the batches of every round of a run, the last of which draws what the plan adds to the earlier ones.
-
-    Args:
-        plan: the plan of the whole run with the present settings.
-        earlier: the rounds so far.
-        origin: what the shards so far state.
-        path: the run directory, for messages.
-        experiment: the present settings.
-
-    Raises:
-        ValueError: when prompts, tokenizer or answers differ from those of the earlier rounds.
-    """
+    """Return the batches of every round of a run, the last of which draws what the plan adds to the earlier ones."""
     rounds = list(earlier)
     ids = [problem.prompt_id for problem in plan.problems]
     waiting = [pair for batch in plan.rows for pair in batch]

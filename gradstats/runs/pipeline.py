@@ -37,21 +37,6 @@ def run_experiment(
 
     Rollouts and measurements are written shard by shard, each complete or absent. A run that was interrupted at any
     moment resumes from its finished shards and ends with the same numbers as an uninterrupted one.
-
-    Args:
-        experiment: the settings of every step.
-        path: the run directory.
-        progress: show progress bars.
-        executor: where the work is done; that of the experiment's ``execution`` when None.
-
-    Returns:
-        The results and the paths of what was written.
-
-    Raises:
-        ValueError: when the run directory contains symbolic links (:func:`gradstats.system.outputs.refuse_links`), or
-            the executor has no such workers.
-        ImportError: when the tracker or the executor is not installed.
-        RuntimeError: when the tracker cannot be started.
     """
     with code_beside(experiment.folder):
         check_names(experiment)
@@ -113,16 +98,6 @@ def run_part(experiment: Experiment, path: Path, part: RunPart, *, progress: boo
     Measuring begins when all parts have sampled, since its checks look at all completions. A part waits for the others
     as long as they are running; where they are not, the same call continues later. :func:`run_experiment` makes what is
     missing in the end, and analyses.
-
-    Args:
-        experiment: the settings of every step, the same in all parts.
-        path: the run directory.
-        part: which of the processes this is.
-        progress: show progress bars.
-
-    Raises:
-        LockedError: when another process works on the same part, or on the whole run.
-        ValueError: as :func:`run_experiment`, and when another part was begun with other settings.
     """
     with code_beside(experiment.folder):
         check_names(experiment)
@@ -161,21 +136,6 @@ def regrade_run(
 
     The earlier rewards are kept in ``regraded/`` in the run directory. An interrupted call either changes nothing or is
     completed by the next command that works on the run.
-
-    Args:
-        path: a run directory.
-        reward: as in an experiment file; the reward that the run was scored with when None.
-        trust: permit the code that the run's own experiment.yaml names, see :mod:`gradstats.config.trust`.
-        progress: show a progress bar.
-
-    Returns:
-        The results, or None where the run has not been measured yet.
-
-    Raises:
-        UntrustedCodeError: when the run names code of its own that scoring or the analysis would use.
-        FileNotFoundError: when there is no run, or it holds no rollouts.
-        ValueError: when one of its prompts is no longer among its problems, a reward cannot be used, or the run
-            directory contains symbolic links.
     """
     previous = path / "experiment.yaml"
     if not previous.exists():

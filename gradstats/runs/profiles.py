@@ -25,16 +25,7 @@ def measurement_for_profile(
     partial: bool = False,
     progress: bool = True,
 ) -> Measurement:
-    """Return the measurement of a run, or draw completions from a policy and measure them in all parameters.
-
-    Args:
-        source: a run directory, a measurement folder, or the name of a policy as for :func:`gradstats.load_policy`.
-        policy: how the policy is loaded.
-        prompts: the problems of a policy that has not been measured.
-        sampling: how its completions are drawn.
-        partial: as for :func:`gradstats.read_measurement`.
-        progress: show progress bars.
-    """
+    """Return the measurement of a run, or draw completions from a policy and measure them in all parameters."""
     if measured_source(source):
         return read_measurement(Path(source), partial=partial)
     # torch and transformers are imported here: profiles of measured runs need neither.

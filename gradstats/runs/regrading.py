@@ -34,16 +34,6 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
     First the old and new rewards are written to ``regraded/rewards-NNNNN.parquet``, then ``regraded/pending.json``
     records that they are to replace those of the shards; from then on an interrupted change is finished by the next
     process that works on the run.
-
-    Args:
-        path: the run directory.
-        problems: the run's problems, with the reference answers to score against.
-        reward: the reward to score with, as in an experiment file.
-        progress: show a progress bar.
-
-    Raises:
-        FileNotFoundError: when the run holds no rollouts.
-        ValueError: when one of the run's prompts is not among the problems.
     """
     from gradstats.rewards.grading import Grader
 
@@ -91,11 +81,7 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
 
 
 def finish_regrading(path: Path) -> None:
-    """Write the rewards of a pending change, if there is one, into every shard of rollouts and measurement.
-
-    Raises:
-        ValueError: when the change or its table is damaged, or names a file that is not one of the run's.
-    """
+    """Write the rewards of a pending change, if there is one, into every shard of rollouts and measurement."""
     pending = path / PENDING_REWARDS
     if not pending.exists():
         return

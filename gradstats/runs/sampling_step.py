@@ -122,11 +122,7 @@ class PlanBatches:
     recorded: Mapping[str, Any] | None
 
     def __call__(self, plan: SamplingPlan, report: Report) -> GrownPlan:
-        """Return the batches.
-
-        Raises:
-            ValueError: when policy, prompts, tokenizer or answers differ from those of the earlier rounds.
-        """
+        """Return the batches."""
         from gradstats.policy.checkpoint import refuse_other_policy
 
         plan.warn_overridden()
@@ -197,11 +193,7 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
 
 
 def _refuse_other_plan(run: RunDirectory, known: list[list[Round]], revisions: dict[str, str | None]) -> None:
-    """Refuse to make a part of a run that another part has begun with other settings.
-
-    Raises:
-        ValueError: in that case.
-    """
+    """Refuse to make a part of a run that another part has begun with other settings."""
     there = read_plan(run.rollouts)
     if there and (rounds_of(run.rollouts) not in known or there.get("revisions", {}) != revisions):
         raise ValueError(

@@ -141,18 +141,6 @@ def with_estimated_moments(
 
     The moments are written to the run's measurement once, before anything is measured, and read from there afterwards:
     prompts that a run gains later are measured in the same metric.
-
-    Args:
-        run: the run.
-        tables: its shards of completions.
-        progress: show progress bars.
-
-    Returns:
-        The shards without the prompts that are set aside, and the settings with the file of second moments; both as
-        they are where nothing is to be estimated.
-
-    Raises:
-        ValueError: where a shard holds only prompts that are set aside.
     """
     section = run.experiment.measurement
     estimate = estimate_section(section.second_moments)
@@ -180,11 +168,7 @@ def with_estimated_moments(
 def metric_and_rest(
     policy: Policy, rollouts: Rollouts, section: MeasurementSection, progress: bool
 ) -> tuple[AdamMetric | None, Rollouts]:
-    """Return the metric that settings name, and the completions that remain to be measured in it.
-
-    Raises:
-        ValueError, FileNotFoundError: as for :meth:`gradstats.AdamMetric.read` and :func:`estimate_second_moments`.
-    """
+    """Return the metric that settings name, and the completions that remain to be measured in it."""
     if adam_section(section.metric) is None:
         return None, rollouts
     estimate = estimate_section(section.second_moments)
@@ -214,12 +198,7 @@ def _estimated(policy: Policy, aside: Rollouts, section: MeasurementSection, pro
 
 
 def set_aside(rollouts: Rollouts, share: float) -> Bool[np.ndarray, " completions"]:
-    """Return which completions belong to the prompts that are set aside for an estimate, spread over all prompts.
-
-    Args:
-        rollouts: the completions.
-        share: of the prompts.
-    """
+    """Return which completions belong to the prompts that are set aside for an estimate, spread over all prompts."""
     names = list(dict.fromkeys(rollouts.prompt_id))
     chosen = {name for number, name in enumerate(names) if int((number + 1) * share) > int(number * share)}
     return np.array([name in chosen for name in rollouts.prompt_id])

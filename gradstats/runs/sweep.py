@@ -118,12 +118,7 @@ def resolved_settings(cell: Cell) -> dict[str, object]:
 
 
 def check_cells(sweep: Sweep) -> None:
-    """Check every name in every cell.
-
-    Raises:
-        ValueError: as :func:`gradstats.runs.validate.check_names`, naming the cell; when the execution varies.
-        ImportError: when a tracker or an executor is not installed.
-    """
+    """Check every name in every cell."""
     for name in sweep.varied:
         if name.partition(".")[0] == "execution":
             raise ValueError(f"{name} varies, which changes nothing of what is found: choose it for all cells")
@@ -192,13 +187,7 @@ def _link(source: str, target: str) -> str:
 
 
 def _refuse_other_folder(folder: Path, name: str) -> None:
-    """Refuse a folder that holds something other than this sweep.
-
-    Raises:
-        NotADirectoryError: for a file or a device.
-        ValueError: for a folder that is not empty and not that of this sweep.
-        FileExistsError: when a table of the user's lies where the joined results belong.
-    """
+    """Refuse a folder that holds something other than this sweep."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder: choose another (--out)")
     if not folder.is_dir():

@@ -50,13 +50,6 @@ def result_values(
     ``kept_share``; of the reference ``trace_cov``; of the run ``alpha``, ``on_policy`` (1 or 0, see
     :meth:`gradstats.stats.OnPolicyCheck.holds`) and the completions' :func:`completion_values`. What could not be
     estimated has no key, and neither has an end of an interval that is not finite.
-
-    Args:
-        rollouts: the completions.
-        alpha: the length-scaling fit; None where there is none.
-        variance: the frame of the comparison; None where there is none.
-        on_policy: the on-policy check.
-        gap: the distance of sampler and scorer, which overrules the check where it is off-policy.
     """
     found = completion_values(rollouts) | ({} if variance is None else _of_comparison(variance))
     if alpha is not None:
@@ -122,14 +115,7 @@ class TrackerModule(Protocol):
 
 
 def require_tracker(tracker: str) -> None:
-    """Refuse a tracker that is not installed.
-
-    Args:
-        tracker: as in an experiment file.
-
-    Raises:
-        ImportError: naming how to install it.
-    """
+    """Refuse a tracker that is not installed."""
     if tracker in REMEDIES and installed(tracker) is None:
         raise ImportError(
             f"tracking is {tracker}, which is not installed: {REMEDIES[tracker]}, or run with --set tracking=none"
@@ -154,16 +140,7 @@ class Tracking:
     @classmethod
     @contextmanager
     def of(cls, experiment: Experiment, path: Path) -> Iterator[Tracking]:
-        """Lend the tracker that an experiment names, with the experiment's settings logged; finish it on leaving.
-
-        Args:
-            experiment: the experiment.
-            path: the run directory, whose further calls add to the same run of the tracker.
-
-        Raises:
-            ImportError: as :func:`require_tracker`.
-            RuntimeError: when the tracker cannot be started.
-        """
+        """Lend the tracker that an experiment names, with the experiment's settings logged; finish it on leaving."""
         require_tracker(experiment.tracking)
         tracking = cls(experiment.tracking)
         if experiment.tracking in REMEDIES:
@@ -205,12 +182,7 @@ class Tracking:
         self._since = time.monotonic()
 
     def shard(self, step: str, rollouts: Rollouts) -> None:
-        """Log a finished shard: its completions' number, mean length and reward, and tokens per second.
-
-        Args:
-            step: "sampling" or "measuring".
-            rollouts: its completions.
-        """
+        """Log a finished shard: its completions' number, mean length and reward, and tokens per second."""
         now = time.monotonic()
         seconds, self._since = max(now - self._since, 1e-9), now
         found = completion_values(rollouts) | {"tokens_per_second": float(rollouts.lengths.sum()) / seconds}

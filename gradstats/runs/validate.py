@@ -34,12 +34,7 @@ _OF_PROBES = {"token_energy", "token_cross"}
 
 
 def check_names(experiment: Experiment) -> None:
-    """Check every name of an experiment, and warn of estimators whose inputs the run will not measure.
-
-    Raises:
-        ValueError: for an unknown name, parameters that are not accepted, or settings that contradict one another;
-            names the setting.
-    """
+    """Check every name of an experiment, and warn of estimators whose inputs the run will not measure."""
     section = experiment.variance
     chosen = [_found("variance.estimators", label) for label in section.estimators]
     reference = _found("variance.reference", section.reference)

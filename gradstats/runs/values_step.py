@@ -26,11 +26,7 @@ _OF_PREFIXES = ("monte_carlo", "steps", "seed", "batch_size")
 
 
 def make_values(run: RunDirectory, progress: bool) -> None:
-    """Make the state values that the experiment asks for and that are not there yet.
-
-    Raises:
-        ValueError: when values of prefixes were made with other settings; names the first.
-    """
+    """Make the state values that the experiment asks for and that are not there yet."""
     section = run.experiment.values
     if section.fitted:
         fit_head(run, progress)

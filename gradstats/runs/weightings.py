@@ -104,13 +104,6 @@ def needed_weightings(
 
     The comparison keeps ratios where it is judged against the importance-weighted target, or where :math:`χ^2` of all
     completions exceeds :data:`gradstats.estimators.ratios.NEGLIGIBLE_CHI_SQUARED`; else it takes every ratio as 1.
-
-    Args:
-        tables: all shards.
-        possible: what the estimators may need.
-        target: what the experiment asks to be judged against.
-        metadata: the scored policy, as a measurement records it.
-        spreads: :func:`spread_of_ratios` of each shard, in any order; taken until they settle the question.
     """
     if possible.off_policy == possible.always or any("sampler_logprobs" not in table.frame for table in tables):
         return possible.always

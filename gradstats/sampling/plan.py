@@ -38,20 +38,7 @@ def open_sampler(
     base_url: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Sampler:
-    """Return the sampler with the given name; an object is returned unchanged.
-
-    Args:
-        sampler: a name of :data:`SAMPLERS`, or a sampler.
-        policy: the policy to draw from (for a server: whose tokenizer and stop tokens count).
-        base_url: the server's address, for "openai" alone.
-        options: for "openai" the attributes of :class:`gradstats.sampling.server_sampler.ServerSampler` (model,
-            logprobs_of, concurrency, timeout_seconds, max_retries); for "vllm" arguments of ``vllm.LLM``; for
-            "continuous" those of transformers' ``ContinuousBatchingConfig``.
-
-    Raises:
-        ValueError: for an unknown name or option, an address that the engine does not use, or weights with NaN.
-        ImportError: when the engine's library is not installed.
-    """
+    """Return the sampler with the given name; an object is returned unchanged."""
     if not isinstance(sampler, str):
         return sampler
     options = dict(options or {})
@@ -137,18 +124,7 @@ class SamplingPlan:
         sampler: Sampler | None = None,
         reward: Reward | None = None,
     ) -> SamplingPlan:
-        """Encode the prompts and form the batches.
-
-        Args:
-            policy: the policy.
-            problems: the problems.
-            section: how completions are drawn and scored.
-            sampler: an engine that replaces the section's.
-            reward: a function that replaces the section's reward.
-
-        Raises:
-            ValueError: as for :func:`gradstats.sample`.
-        """
+        """Encode the prompts and form the batches."""
         if not problems:
             raise ValueError("problems is empty: there is nothing to sample")
         if len(problems) * section.group_size > _MOST_COMPLETIONS:
@@ -291,11 +267,7 @@ class SamplingPlan:
 def refuse_long_prompts(
     policy: Policy, problems: Sequence[Problem], prompt_tokens: Sequence[list[int]], max_new_tokens: int
 ) -> None:
-    """Refuse prompts that leave no room for ``max_new_tokens`` in the model's context, naming the longest.
-
-    Raises:
-        ValueError: in that case.
-    """
+    """Refuse prompts that leave no room for ``max_new_tokens`` in the model's context, naming the longest."""
     context = getattr(policy.model.config, "max_position_embeddings", None)
     lengths = [len(tokens) for tokens in prompt_tokens]
     longest = max(lengths)
@@ -329,16 +301,7 @@ class Unfinished:
 def draw_with_answers(
     sampler: Sampler, answers: Mapping[str, Completion], draw: Callable[[], Drawn]
 ) -> Drawn | Unfinished:
-    """Draw a batch with the answers kept from an earlier failure of it.
-
-    Args:
-        sampler: any sampler; one that does not keep answers is left alone.
-        answers: the answers, by request.
-        draw: draws the batch.
-
-    Returns:
-        The batch; where drawing it failed and answers had arrived before, these.
-    """
+    """Draw a batch with the answers kept from an earlier failure of it."""
     if not isinstance(sampler, KeepsAnswers):
         return draw()
     sampler.kept.clear()
@@ -354,16 +317,7 @@ def draw_with_answers(
 
 
 def draw_keeping_answers(sampler: Sampler, path: Path, draw: Callable[[], Drawn]) -> Drawn:
-    """Draw a batch with the answers in a file, which is written when that fails and removed when it succeeds.
-
-    Args:
-        sampler: any sampler.
-        path: the file of the batch, see :func:`answers_path`.
-        draw: draws the batch.
-
-    Raises:
-        ValueError: when the file is damaged.
-    """
+    """Draw a batch with the answers in a file, which is written when that fails and removed when it succeeds."""
     return keep_answers(draw_with_answers(sampler, read_answers(path), draw), path)
 
 
@@ -373,11 +327,7 @@ def answers_path(folder: Path, batch: int) -> Path:
 
 
 def read_answers(path: Path) -> dict[str, Completion]:
-    """Return the answers that a failed batch left, by request; none where there is no file.
-
-    Raises:
-        ValueError: when the file is damaged.
-    """
+    """Return the answers that a failed batch left, by request; none where there is no file."""
     if not path.exists():
         return {}
     try:

@@ -18,13 +18,7 @@ from gradstats.system.shards import Shards
 
 
 def draw_batches(plan: SamplingPlan, shards: Shards[Rollouts] | None, *, progress: bool) -> list[Rollouts]:
-    """Draw the batches of a plan that are not finished, and return all of them in order.
-
-    Args:
-        plan: what to draw.
-        shards: where each batch is kept as it finishes and finished ones are read from; None keeps them in memory.
-        progress: show a progress bar.
-    """
+    """Draw the batches of a plan that are not finished, and return all of them in order."""
     finished = [] if shards is None else [shards.read_one(batch) for batch in shards.finished(plan.n_batches)]
     n_finished = sum(map(len, finished))
     with progress_bar("sampling", plan.n_completions, done=n_finished, shown=progress) as report:

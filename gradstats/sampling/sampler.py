@@ -63,14 +63,7 @@ class SamplerSettings:
         return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
 
     def overridden(self, generation_config: Any) -> dict[str, object]:
-        """Return what the model's ``generation_config`` would have changed, had it been used.
-
-        Args:
-            generation_config: the model's ``transformers.GenerationConfig``, or None.
-
-        Returns:
-            Each generation setting of the model that differs from what is used here, with the model's value.
-        """
+        """Return what the model's ``generation_config`` would have changed, had it been used."""
         if generation_config is None:
             return {}
         used = asdict(self) | {"do_sample": True}
@@ -105,12 +98,7 @@ TOO_LATE = "the whole answer took longer than its limit"
 
 
 def client_until(client: type[Any], seconds: float) -> Any:
-    """Return an HTTP client whose answers end within a time, however steadily their bytes arrive.
-
-    Args:
-        client: ``openai.DefaultHttpxClient``, a client of httpx or of httpx2.
-        seconds: from sending a request to the last byte of its answer; then the library's ``ReadTimeout`` is raised.
-    """
+    """Return an HTTP client whose answers end within a time, however steadily their bytes arrive."""
     base = next(one for one in client.__mro__ if one.__name__ == "Client")
     httpx: Any = importlib.import_module(base.__module__.partition(".")[0])
 
@@ -193,17 +181,7 @@ class Sampler(Protocol):
         seeds: Sequence[int],
         on_tokens: Callable[[int], None],
     ) -> list[Completion]:
-        """Draw one completion for each prompt.
-
-        Args:
-            prompts: token ids, one list per completion (repeat a prompt to draw several completions from it).
-            settings: the sampler's parameters.
-            seeds: one seed per completion; the same seeds give the same completions, where the engine allows.
-            on_tokens: called with the number of new tokens as they are drawn.
-
-        Returns:
-            Completions in the order of ``prompts``.
-        """
+        """Draw one completion for each prompt."""
         ...
 
 

@@ -177,13 +177,7 @@ class ServerSampler:
         seeds: Sequence[int],
         on_tokens: Callable[[int], None] = lambda count: None,
     ) -> list[Completion]:
-        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`.
-
-        Raises:
-            ConnectionError: when the server cannot be reached, keeps failing, or does not return a completion.
-            TimeoutError: when no attempt is answered in time.
-            ValueError: when it refuses a request, or counts another number of prompt tokens.
-        """
+        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`."""
         sent = [self._prompt(prompt) for prompt in prompts]
         fields = dict(self.dialect.fields(settings, self._stop_tokens))
         keep_logprobs = self._keep_logprobs(settings)
@@ -222,11 +216,7 @@ class ServerSampler:
 
     @cached_property
     def served_model(self) -> str:
-        """The model's name: the one given, or the only one that the server lists.
-
-        Raises:
-            ValueError: when it lists no model or several.
-        """
+        """The model's name: the one given, or the only one that the server lists."""
         if self.model is not None:
             return self.model
         with self._failures():
@@ -238,12 +228,7 @@ class ServerSampler:
 
     @cached_property
     def dialect(self) -> Dialect:
-        """The first form of a request that the server accepts, found by requesting one token.
-
-        Raises:
-            ValueError: when it refuses every form.
-            ConnectionError: when it fails on the last one.
-        """
+        """The first form of a request that the server accepts, found by requesting one token."""
         tokens = list(self.policy.tokenizer("1 + 1 =")["input_ids"])
         settings = SamplerSettings(1)
         refused: Exception | None = None
@@ -320,12 +305,7 @@ class ServerSampler:
         return Completion(tokens, logprobs, reason, source)
 
     def _plausible(self, completion: Completion, max_tokens: int) -> Completion:
-        """Refuse tokens that no server of this policy can have drawn.
-
-        Raises:
-            MalformedAnswerError: for more tokens than were asked for (and one that ended the completion), ids outside
-                the vocabulary, and log-probabilities that are above 0 or infinite.
-        """
+        """Refuse tokens that no server of this policy can have drawn."""
         size = vocabulary_size(self.policy.model)
         faults = [f"the token id {token}" for token in completion.tokens if not 0 <= token < size]
         values = completion.logprobs or []
@@ -340,11 +320,7 @@ class ServerSampler:
         return completion
 
     def _refuse_other_text(self, completion: Completion, answer: object) -> None:
-        """Refuse token ids whose text is not the text of the answer.
-
-        Raises:
-            MalformedAnswerError: likewise.
-        """
+        """Refuse token ids whose text is not the text of the answer."""
         text = getattr(answer, "choices")[0].text  # noqa: B009  # the client library's types are not imported
         if completion.token_source == "engine" and not is_text_of(self.policy.tokenizer, completion.tokens, text):
             raise MalformedAnswerError(

@@ -99,18 +99,7 @@ def generate(
     seed: int,
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> list[Completion]:
-    """Draw one completion for each prompt, as one batch.
-
-    Args:
-        policy: the policy; the temperature is that of the settings, not of the policy.
-        prompts: token ids, one list per completion (repeat a prompt to draw several completions from it).
-        settings: the sampler's parameters.
-        seed: seed of torch's generators; the caller's generator states are restored.
-        on_tokens: called after each step with the number of tokens drawn in it.
-
-    Returns:
-        Completions in the order of ``prompts``.
-    """
+    """Draw one completion for each prompt, as one batch."""
     stop_tokens = stop_token_ids(policy)
     pad = _pad_token(policy, stop_tokens)
     devices = [policy.device] if policy.device.type == "cuda" else []
@@ -326,12 +315,7 @@ class ContinuousSampler:
         seeds: Sequence[int],
         on_tokens: Callable[[int], None] = lambda count: None,
     ) -> list[Completion]:
-        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`.
-
-        Raises:
-            ValueError: for a repetition penalty, which continuous batching does not support.
-            RuntimeError: when a request fails.
-        """
+        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`."""
         if settings.repetition_penalty != 1.0:
             raise ValueError(
                 f"repetition_penalty is {settings.repetition_penalty}: continuous batching does not support "

@@ -40,11 +40,7 @@ class VllmSampler:
         seeds: Sequence[int],
         on_tokens: Callable[[int], None] = lambda count: None,
     ) -> list[Completion]:
-        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`.
-
-        Raises:
-            RuntimeError: when vLLM gave up on a request.
-        """
+        """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`."""
         parameters = [
             self._vllm.SamplingParams(
                 n=1,

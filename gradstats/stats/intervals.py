@@ -35,11 +35,7 @@ class StudentisedEstimate(Estimate):
     n_influential: float = np.inf
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
+        """Return the interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is."""
         return self.within(0.0, confidence_level)
 
     def within(self, quantile: float, confidence_level: float) -> tuple[float, float]:
@@ -75,10 +71,6 @@ def largest_deviation(draws: Sequence[Float[np.ndarray, " resamples"]], confiden
 
     It is the upper quantile of the largest of them or the lower one of the smallest, whichever is larger in size: where
     a few prompts carry the variance, each of the two is too small more often than too large.
-
-    Args:
-        draws: of each, from the same resamples; without any, the answer is 0.
-        confidence_level: of all intervals together.
     """
     half = (1.0 - require_level(confidence_level)) / 2.0
     if not draws:
@@ -230,15 +222,7 @@ class FiellerRatio:
         return bool(self.is_known and self.denominator**2 > t_sq * self.denominator_variance)
 
     def solution(self, confidence_level: float, quantile: float = 0.0) -> list[tuple[float, float]]:
-        """Return the set as one or two closed intervals, in order; empty where the statistics are not known.
-
-        Args:
-            confidence_level: of the set.
-            quantile: takes the place of t where it is larger.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
+        """Return the set as one or two closed intervals, in order; empty where the statistics are not known."""
         t_sq = max(self._t_sq(confidence_level), quantile**2)
         if not self.is_known:
             return []
@@ -303,11 +287,7 @@ class SkewedMeanEstimate(Estimate):
     share: float = 1.0
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval ``(low, high)``; NaN where the standard error is.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
+        """Return the interval ``(low, high)``; NaN where the standard error is."""
         low, high = super().confidence_interval(confidence_level)
         if not (np.isfinite(low) and np.isfinite(high) and self.stderr > EXACT):
             return low, high
@@ -349,16 +329,7 @@ def skewed_mean(mean: Statistic, values: Float[np.ndarray, " m"]) -> Estimate:
 
 @lru_cache(maxsize=128)
 def studentised_lognormal(n_prompts: int, spread: float, share: float) -> Float[np.ndarray, " samples"]:
-    """Simulate (log x̄ − log E x)/se of samples in which a share of values is lognormal and the others are 0.
-
-    Args:
-        n_prompts: of a sample.
-        spread: standard deviation of the logarithms.
-        share: of the values that are not 0, on average.
-
-    Returns:
-        One deviation a sample that has any spread.
-    """
+    """Simulate (log x̄ − log E x)/se of samples in which a share of values is lognormal and the others are 0."""
     normal, uniform = _random_numbers(n_prompts)
     values = np.exp(spread * normal - spread**2 / 2.0) * (uniform < share)
     means = values.mean(axis=1)

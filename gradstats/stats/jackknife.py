@@ -28,11 +28,7 @@ class Estimated(Protocol):
 
 
 def require_level(confidence_level: float) -> float:
-    """Return the confidence level if it is valid.
-
-    Raises:
-        ValueError: for a level outside (0, 1).
-    """
+    """Return the confidence level if it is valid."""
     if not 0.0 < confidence_level < 1.0:
         raise ValueError(f"confidence_level={confidence_level:g} must lie between 0 and 1, for example 0.95")
     return confidence_level
@@ -55,11 +51,7 @@ class Estimate:
     degrees: float
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval ``(low, high)``; NaN where the standard error is.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
+        """Return the interval ``(low, high)``; NaN where the standard error is."""
         level = require_level(confidence_level)
         margin = float(stats.t.ppf(0.5 + level / 2.0, self.degrees)) * self.stderr
         if self.scale == "raw":
@@ -70,12 +62,7 @@ class Estimate:
             return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
 
     def pvalue(self, expected: float = 0.0, *, only_above: bool = False) -> float:
-        """Return the two-sided p-value of an expected value by Student's distribution, on the scale of the value.
-
-        Args:
-            expected: the value under the hypothesis.
-            only_above: whether only larger estimates count against it; a smaller one then has a p-value of 1.
-        """
+        """Return the two-sided p-value of an expected value by Student's distribution, on the scale of the value."""
         if self.stderr == 0.0:
             return float(np.isclose(self.value, expected))
         t = (self.value - expected) / self.stderr
@@ -157,10 +144,6 @@ class Statistic:
 
         Functions of unbiased statistics have a bias of order 1/M; the replicates, and with them the standard error, are
         left as they are. B. Efron, *The Jackknife, the Bootstrap and Other Resampling Plans*, 1982.
-
-        Args:
-            from_deals: the part of that estimate which a finite number of deals adds: half the second derivative times
-                :attr:`surplus_over_deals`.
         """
         m = len(self.replicates)
         return replace(self, value=m * self.value - (m - 1.0) * float(self.replicates.mean()) + from_deals)
@@ -272,9 +255,6 @@ def covariance_of(statistics: Sequence[Statistic]) -> Float[np.ndarray, "k k"]:
 
     A combination of them with coefficients c has the variance cᵀCc. The diagonal is :meth:`Statistic.variance`:
     jackknife, deals and sketch, except that parts that are estimated as negative are not raised to 0.
-
-    Args:
-        statistics: of the same prompts, all with or all without a sketch's error.
     """
     replicates = np.stack([one.replicates for one in statistics])
     m = replicates.shape[1]
@@ -301,11 +281,7 @@ def covariance_of(statistics: Sequence[Statistic]) -> Float[np.ndarray, "k k"]:
 
 
 def influential_prompts(influences: Float[np.ndarray, "... m"]) -> Float[np.ndarray, "..."]:
-    r"""Return :math:`n = (\sum_m ψ_m²)²/\sum_m ψ_m⁴`, how many prompts of equal influence a standard error rests on.
-
-    Args:
-        influences: (…, M) of the prompts, up to a constant and a factor; where all are equal, n is infinite.
-    """
+    r"""Return :math:`n = (\sum_m ψ_m²)²/\sum_m ψ_m⁴`, how many prompts of equal influence a standard error rests on."""
     squares = (influences - influences.mean(axis=-1, keepdims=True)) ** 2
     total, fourth = squares.sum(axis=-1), (squares**2).sum(axis=-1)
     return np.divide(total**2, fourth, out=np.full_like(total, np.inf), where=fourth > 0)
@@ -317,10 +293,6 @@ def satterthwaite_degrees(n_influential: ArrayLike, n_prompts: int) -> Float[np.
     The mean of M influences ψ has the squared standard error :math:`\sum ψ²/M²`, whose relative variance is
     :math:`\sum ψ⁴/(\sum ψ²)² - 1/M`; a χ² of ν degrees has :math:`2/ν`. Of normal influences :math:`n = M/3` and
     :math:`ν = M`. F. E. Satterthwaite, *An Approximate Distribution of Estimates of Variance Components*, 1946.
-
-    Args:
-        n_influential: n, of any shape.
-        n_prompts: M.
 
     Example:
         >>> from gradstats.stats.jackknife import satterthwaite_degrees

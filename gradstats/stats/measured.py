@@ -226,11 +226,5 @@ def effective_sample_size(weights: ArrayLike) -> float:
 
 
 def effective_sample_size_of_means(first: Statistic, second: Statistic, n: int) -> Statistic:
-    r"""Return :math:`n\,\bar w²/\overline{w²}`, which is the same number, with its replicates.
-
-    Args:
-        first: the mean of w.
-        second: the mean of w².
-        n: how many there are.
-    """
+    r"""Return :math:`n\,\bar w²/\overline{w²}`, which is the same number, with its replicates."""
     return (first * first / second).scaled(float(n))

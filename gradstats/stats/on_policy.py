@@ -68,9 +68,6 @@ def energy_ratio(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"]) -> tu
     Args:
         measured: a measurement.
         prompts: (n,) prompt of each completion, numbered from 0.
-
-    Returns:
-        The ratio, and the effective sample size of prompts by their mean energy; infinite without energies.
     """
     if not has_token_energies(measured):
         return NOT_ESTIMATED, np.inf
@@ -84,9 +81,6 @@ def holm(pvalues: Sequence[float]) -> Float[np.ndarray, " tests"]:
 
     The smallest of k is multiplied by k, the next by k − 1, and so on, without falling (Holm, Scandinavian Journal of
     Statistics 6, 1979).
-
-    Args:
-        pvalues: one for each test.
     """
     order = np.argsort(pvalues, kind="stable")
     factors = len(order) - np.arange(len(order))
@@ -143,9 +137,6 @@ class TemperatureTest:
         """Return the lowest and the highest τ that is not excluded.
 
         0 and infinity where nothing is excluded between 0.5 and 2; NaN where all of them are, or no token is uncertain.
-
-        Args:
-            confidence_level: the probability, at least, with which the true τ is not excluded.
         """
         quantile = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees))
         if not np.all(self.stderrs > 0):

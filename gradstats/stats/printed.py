@@ -64,11 +64,6 @@ def printed_sentences(result: object) -> list[str]:
 def estimates_with_intervals(frame: pd.DataFrame, columns: Sequence[str] = ()) -> pd.DataFrame:
     """Write estimates with their intervals into one cell each, ``"0.87 [0.81, 0.93]"``, and everything else as text.
 
-    Args:
-        frame: columns ``name``, ``name_low`` and ``name_high``, or ``estimate``, ``low`` and ``high``; a pair of ends
-            without an estimate is written as an interval.
-        columns: the names to keep; all by default.
-
     Example:
         >>> import pandas as pd
         >>> frame = pd.DataFrame({"estimator": ["grpo"], "ratio": [0.8712], "ratio_low": [0.81], "ratio_high": [0.93]})

@@ -66,14 +66,6 @@ def otb_ratio(
 
     One takes the proxy p for token energies, the other the energies e themselves. NaN without sketches, or two
     completions of a prompt.
-
-    Args:
-        measured: a measurement with ``token_projections``.
-        name: of the proxy.
-        values: for each completion, the proxy by position.
-        batch: the completions.
-        group_size: completions per group.
-        rng: for the comparison.
     """
     # Without two completions of a prompt there is no baseline, and without varied rewards no gradient.
     if measured.sketches is None or batch.group_sizes.max() < 2:

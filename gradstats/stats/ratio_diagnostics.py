@@ -90,14 +90,6 @@ def clipped_share(recipe: Recipe, batch: Batch, label: str | None = None) -> Cli
     """Compare a recipe's weights with those it has when no ratio is clipped, token by token.
 
     Intervals are by delete-one-prompt jackknife; a share is a ratio of sums over prompts.
-
-    Args:
-        recipe: a recipe whose inputs the batch has.
-        batch: the completions, with both log-probabilities.
-        label: what the recipe is called; by default its own label.
-
-    Raises:
-        ValueError: when the batch lacks a field, or a ratio overflows.
     """
     clipped, opened = recipe.token_weights(batch), without_clip(recipe).token_weights(batch)
     reached = batch.mask & (clipped != opened)

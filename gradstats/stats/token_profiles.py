@@ -60,11 +60,7 @@ def has_token_energies(measured: MeasuredRollouts) -> bool:
 
 
 def tokens_of(measured: MeasuredTokens) -> tuple[list[TokenScores], Int[np.ndarray, " n"]]:
-    """Return the token scores of every completion, and the number of its prompt.
-
-    Raises:
-        ValueError: without token probes, or for fewer than 3 prompts.
-    """
+    """Return the token scores of every completion, and the number of its prompt."""
     tokens = None if measured.token_projections is None else measured.token_scores()
     if tokens is None:
         raise ValueError("the measurement has no probes of token scores: measure with token_probes=…, for example 32")
@@ -72,11 +68,7 @@ def tokens_of(measured: MeasuredTokens) -> tuple[list[TokenScores], Int[np.ndarr
 
 
 def prompts_of(measured: MeasuredRollouts) -> Int[np.ndarray, " n"]:
-    """Return the prompt of each completion, numbered from 0.
-
-    Raises:
-        ValueError: for fewer than 3 prompts.
-    """
+    """Return the prompt of each completion, numbered from 0."""
     prompts = np.unique(np.asarray(measured.rollouts.prompt_id), return_inverse=True)[1]
     n_prompts = int(prompts.max()) + 1
     if n_prompts < FEWEST_PROMPTS:

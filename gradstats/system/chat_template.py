@@ -19,14 +19,6 @@ def refuse_endless_template(
 
     A template is a program: it may loop for ever or build a text that fills the memory, and nothing could stop it in
     this process. Errors of a template that ends are left to this process.
-
-    Args:
-        tokenizer: with a chat template.
-        messages: the conversation.
-        options: further variables of the template.
-
-    Raises:
-        ValueError: when the template does not end within :data:`SECONDS` and the worker's memory.
     """
     if not hasattr(tokenizer, "get_chat_template"):  # not a tokenizer of transformers, and no template of jinja
         return

@@ -68,12 +68,6 @@ def hub_problem(repo_id: str, file_name: str, repo_type: str = "model", revision
     """Return why a repository's files are not available, or None when they are cached or the hub answers.
 
     The hub is asked once; its client would retry an unreachable host five times for each file.
-
-    Args:
-        repo_id: the repository.
-        file_name: a file that it must hold; where that is cached, the hub is not asked.
-        repo_type: "model" or "dataset".
-        revision: commit, tag or branch.
     """
     from huggingface_hub import constants, get_session, try_to_load_from_cache  # takes half a second
 
@@ -89,14 +83,7 @@ def hub_problem(repo_id: str, file_name: str, repo_type: str = "model", revision
 
 
 def commit_of(repo_id: str, file_name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
-    """Return the current commit of a branch or tag of a repository; None where neither hub nor cache knows it.
-
-    Args:
-        repo_id: the repository.
-        file_name: a file that it holds, whose path in the cache names the commit where the hub cannot be reached.
-        repo_type: "model" or "dataset".
-        revision: commit, tag or branch; the main branch when None.
-    """
+    """Return the current commit of a branch or tag of a repository; None where neither hub nor cache knows it."""
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
     if revision is not None and _COMMIT.fullmatch(revision):

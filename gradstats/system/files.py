@@ -48,11 +48,7 @@ def changed_sentence(path: str | os.PathLike[str]) -> str:
 
 
 def refuse_newer_format(path: str | os.PathLike[str], version: object) -> None:
-    """Refuse a file that a later version of this program wrote.
-
-    Raises:
-        ValueError: in that case.
-    """
+    """Refuse a file that a later version of this program wrote."""
     text = version.decode("ascii", "replace") if isinstance(version, bytes) else str(version)
     if not text.isdecimal() or int(text) > FORMAT:
         raise ValueError(
@@ -89,14 +85,6 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
     finds half a file, since everything is on the disk before it is renamed. The temporary name starts with a dot, holds
     the host, the process and a random part, and ends in ``.partial``, so that no reader's pattern matches it and no two
     writers share it. A symbolic link is followed.
-
-    Args:
-        path: the final name; an existing file is replaced.
-        replace_folder: replace an existing folder as well, which the caller has recognised as its own.
-
-    Raises:
-        FileExistsError: when a folder, a device or a pipe lies there, or something was put there meanwhile.
-        OSError: when the file system refuses (no space, no permission); the temporary file is removed.
     """
     path = Path(os.path.realpath(path))
     if path.is_dir() and not replace_folder:
@@ -125,11 +113,7 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """State which file cannot be written, and the remedy, where no space is left on the disk.
-
-    Raises:
-        OSError: in place of the system's, which names no file.
-    """
+    """State which file cannot be written, and the remedy, where no space is left on the disk."""
     try:
         yield
     except OSError as error:
@@ -147,15 +131,6 @@ def _give_name(partial: Path, path: Path, there: tuple[int, ...] | None, old: Pa
 
     Between the last look at an earlier file and its replacement, and on file systems without hard links also between
     that look and the first appearance of a file, some microseconds remain.
-
-    Args:
-        partial: the finished file or folder.
-        path: its name.
-        there: identity of what lay there when writing began, which is replaced.
-        old: where an earlier folder is kept until the new one has its name.
-
-    Raises:
-        FileExistsError: when something else lies there now.
     """
     appeared = FileExistsError(
         f"{path} was created or changed by another process while it was being written, and is not replaced: choose "
@@ -229,11 +204,7 @@ def write_json(path: str | os.PathLike[str], data: Mapping[str, object]) -> None
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what :func:`write_json` wrote, without the checksum; files without one are those of earlier versions.
-
-    Raises:
-        ValueError: when the file is not JSON, does not hold names and values, or its checksum differs.
-    """
+    """Read what :func:`write_json` wrote, without the checksum; files without one are those of earlier versions."""
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -264,15 +235,7 @@ def csv_text(frame: pd.DataFrame, *, float_format: str | None = None) -> str:
 
 
 def read_csv(path: str | os.PathLike[str] | io.StringIO, *, separator: str = ",") -> pd.DataFrame:
-    """Read a table; names of prompts are kept as text, including "NA", "null" and "007".
-
-    Args:
-        path: the file, or its text.
-        separator: what stands between two cells.
-
-    Raises:
-        ValueError: when it is not CSV.
-    """
+    """Read a table; names of prompts are kept as text, including "NA", "null" and "007"."""
     import pandas as pd
 
     name = "prompt_id"
@@ -351,15 +314,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the number and content of each line that is not blank.
-
-    Args:
-        path: the file, in UTF-8.
-
-    Raises:
-        OSError: when the file cannot be read.
-        ValueError: for a line that is not UTF-8, not JSON or not a JSON object; it is named.
-    """
+    """Yield the number and content of each line that is not blank."""
     # Split at line feeds only: JSON strings may contain the other characters at which str.splitlines splits.
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):

@@ -40,14 +40,6 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
 
     The operating system releases the lock when its process ends, for whatever reason: the lock file of a killed process
     is recognised and taken over. Locks of other hosts cannot be checked and are respected.
-
-    Args:
-        folder: an existing folder.
-
-    Raises:
-        LockedError: when another process holds the lock (names its host, process and start), or a folder or a link lies
-            in its place.
-        OSError: when the lock cannot be written.
     """
     with _held(Path(folder) / LOCK):
         for lock in sorted(Path(folder).glob(PART_LOCKS)):
@@ -67,15 +59,6 @@ def part_writer(folder: str | os.PathLike[str], number: int, n_parts: int) -> It
 
     The lock that a killed process of the same part left is taken over, also on another host: launchers start a part
     once.
-
-    Args:
-        folder: an existing folder.
-        number: of the part, from 1.
-        n_parts: how many there are.
-
-    Raises:
-        LockedError: when another process works on all of the folder, on the same part, or on a part of another number
-            of parts.
     """
     folder = Path(folder)
     lock = part_lock(folder, number, n_parts)
@@ -102,11 +85,7 @@ def part_writer(folder: str | os.PathLike[str], number: int, n_parts: int) -> It
 
 @contextmanager
 def part_alone(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Write what the parts of a run share: other parts wait, while the context is open.
-
-    Raises:
-        LockedError: when a process that is not a part works on the folder, or a part does not end this in time.
-    """
+    """Write what the parts of a run share: other parts wait, while the context is open."""
     path = Path(folder) / LOCK
 
     def is_brief() -> bool:
@@ -181,13 +160,7 @@ def _held(path: Path, **options: bool) -> Iterator[None]:
 
 
 def _acquired(path: Path, *, of_any_host: bool = False, briefly: bool = False) -> BinaryIO:
-    """Return the open lock file, held by this process.
-
-    Args:
-        path: the file.
-        of_any_host: take over what a process of another host left, as far as the system knows.
-        briefly: whether it is held for a moment only, which others may wait for.
-    """
+    """Return the open lock file, held by this process."""
     while True:
         if path.is_dir() and not path.is_symlink():
             raise LockedError(f"{path} is a folder, but the lock file of {path.parent} belongs there: remove it")

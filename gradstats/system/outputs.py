@@ -25,17 +25,7 @@ _RELATIVE, _ABSOLUTE = 1e-6, 1e-12
 
 
 def refuse_foreign(path: str | os.PathLike[str], what: str, is_ours: Callable[[Path], bool]) -> None:
-    """Refuse to write a result where something lies that this program did not write, before any work is done.
-
-    Args:
-        path: where the result is to be written.
-        what: the result, as in "a rollouts file".
-        is_ours: whether the existing file or folder is such a result; not called for anything else.
-
-    Raises:
-        FileExistsError: when something else lies there.
-        NotADirectoryError: when a file lies where a folder is needed.
-    """
+    """Refuse to write a result where something lies that this program did not write, before any work is done."""
     path = Path(path)
     parent = next((folder for folder in path.parents if folder.exists()), None)
     if parent is not None and not parent.is_dir():
@@ -59,14 +49,6 @@ def refuse_links(run: str | os.PathLike[str], *, cells: Collection[str] = ()) ->
 
     The folders ``rollouts`` and ``measurement`` may themselves be links to folders, for instance on a larger disk; what
     they hold may not. The run directory may be reached through a link.
-
-    Args:
-        run: the run directory, or the folder of a sweep; nothing is refused where there is none.
-        cells: names of the run directories in the folder of a sweep, which may not be links.
-
-    Raises:
-        ValueError: when there is such a link; names the first.
-        OSError: when a folder cannot be searched.
     """
     run = Path(run)
     runs = [run / cell for cell in cells if not (run / cell).is_symlink()] if cells else [run]
@@ -91,32 +73,13 @@ def refuse_links(run: str | os.PathLike[str], *, cells: Collection[str] = ()) ->
 def earlier_result(
     path: str | os.PathLike[str], what: str, is_ours: Callable[[Path], bool], overwrite: bool
 ) -> Path | None:
-    """Return the path of an earlier result that a new one has to agree with; None where nothing lies there.
-
-    Args:
-        path: where the result is to be written.
-        what: as for :func:`refuse_foreign`.
-        is_ours: as for :func:`refuse_foreign`.
-        overwrite: whether another result may be replaced, so that nothing has to agree.
-
-    Raises:
-        FileExistsError: as :func:`refuse_foreign`.
-    """
+    """Return the path of an earlier result that a new one has to agree with; None where nothing lies there."""
     refuse_foreign(path, what, is_ours)
     return None if overwrite or not Path(path).exists() else Path(path)
 
 
 def refuse_other_result(path: str | os.PathLike[str], difference: str | None, overwrite: bool) -> None:
-    """Refuse to replace a finished result with one obtained with other settings, unless this was requested.
-
-    Args:
-        path: the result.
-        difference: what differs, as in "another seed"; None where nothing does.
-        overwrite: whether it may be replaced nevertheless.
-
-    Raises:
-        FileExistsError: when it may not.
-    """
+    """Refuse to replace a finished result with one obtained with other settings, unless this was requested."""
     if difference is not None and not overwrite:
         raise FileExistsError(
             f"{os.fspath(path)} holds a finished result with {difference}: replace it with --overwrite "
@@ -127,13 +90,7 @@ def refuse_other_result(path: str | os.PathLike[str], difference: str | None, ov
 def differing_entry(
     there: Mapping[str, object], wanted: Mapping[str, object], varying: Collection[str] = ()
 ) -> str | None:
-    """Return in what two results' metadata differ, as in "another seed"; None where they are the same up to rounding.
-
-    Args:
-        there: of the result that exists.
-        wanted: of the result that is to be written.
-        varying: entries that are not compared.
-    """
+    """Return how the metadata of two results differ, as in "another seed"; None where they are the same up to rounding."""
     as_read = json.loads(to_json(wanted))
     names = (as_read.keys() | there.keys()) - set(varying)
     names = {name for name in names if not _same(as_read.get(name), there.get(name))}
@@ -181,22 +138,14 @@ def has_columns(path: Path, columns: Collection[str]) -> bool:
 
 
 def write_marked(path: Path, text: str, what: str) -> None:
-    """Write a text that contains :data:`MARK`; replace only an earlier one.
-
-    Raises:
-        FileExistsError: when something else lies there.
-    """
+    """Write a text that contains :data:`MARK`; replace only an earlier one."""
     refuse_foreign(path, what, is_marked)
     with atomic_path(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_table(path: Path, frame: pd.DataFrame, *, overwrite: bool) -> None:
-    """Write a table to the user's path: replace the same table up to rounding, and a different one only on request.
-
-    Raises:
-        FileExistsError: when there is something else, or a table with other numbers and ``overwrite`` is False.
-    """
+    """Write a table to the user's path: replace the same table up to rounding, and a different one only on request."""
     refuse_foreign(path, "a table of these columns", lambda there: has_columns(there, list(map(str, frame))))
     if path.exists():
         same = same_table(path.read_text(encoding="utf-8"), csv_text(frame))

@@ -64,13 +64,7 @@ class ProgressReport:
         self.tokens(n_tokens)
 
     def completions(self, rewards: np.ndarray, lengths: np.ndarray, *, before: bool = False) -> None:
-        """Count completions as finished; the bar shows their success rate and mean length.
-
-        Args:
-            rewards: their rewards.
-            lengths: their numbers of tokens.
-            before: whether an earlier call finished them, so that the bar already counts them.
-        """
+        """Count completions as finished; the bar shows their success rate and mean length."""
         self._rewards += [float(reward) for reward in rewards]
         self._lengths += [float(length) for length in lengths]
         self._bar.update(self._task, advance=0 if before else len(rewards), note=self.note())
@@ -95,14 +89,7 @@ class ProgressReport:
 
 @contextmanager
 def progress_bar(label: str, total: int, *, done: int = 0, shown: bool = True) -> Iterator[ProgressReport]:
-    """Show a progress bar on standard error, with the time left and tokens per second.
-
-    Args:
-        label: name of the step.
-        total: total number of steps.
-        done: steps that an earlier call finished.
-        shown: whether to draw the bar.
-    """
+    """Show a progress bar on standard error, with the time left and tokens per second."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -135,10 +122,6 @@ def finishing_current_shard(notify: Callable[[str], None], what: str = "shard") 
     """Let a first Ctrl-C wait for the current shard, and a second one stop immediately, while the context is open.
 
     Outside the main thread, where signals cannot be caught, Ctrl-C has its usual effect.
-
-    Args:
-        notify: called with a sentence at the first Ctrl-C.
-        what: what is being finished, for that sentence.
     """
     interrupt = Interrupt()
 

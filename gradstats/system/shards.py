@@ -67,17 +67,6 @@ class Shards(Generic[Content]):
         """Open a folder of shards for a command with the given settings, and create it where it does not exist.
 
         No other process can open it at the same time.
-
-        Args:
-            folder: where the shards are; it also records the settings.
-            settings: everything that decides what the shards hold.
-            suffix: as for the class.
-            read: as for the class.
-            write: as for the class.
-            stamped: let each shard, which has a ``metadata``, record the settings' digest and its number.
-
-        Raises:
-            ValueError: when the folder holds shards made with other settings (the first is named), or something else.
         """
         folder = Path(folder)
         recorded = folder / "settings.json"
@@ -115,12 +104,7 @@ class Shards(Generic[Content]):
         return sorted(set(range(n_shards)) - set(self.finished(n_shards)))
 
     def make_missing(self, n_shards: int, make: Callable[[int], Content]) -> None:
-        """Make the shards that do not exist yet, one after another, and write each as soon as it is made.
-
-        Args:
-            n_shards: how many shards there are in the end.
-            make: makes the shard of a number.
-        """
+        """Make the shards that do not exist yet, one after another, and write each as soon as it is made."""
         self.write_all((number, make(number)) for number in self.missing(n_shards))
 
     def write_all(self, made: Generator[tuple[int, Content], None, None]) -> None:
@@ -130,11 +114,7 @@ class Shards(Generic[Content]):
                 self.write(self._with_origin(content, number), self.path(number))
 
     def read_one(self, number: int) -> Content:
-        """Read one shard.
-
-        Raises:
-            ValueError: when it belongs to another run, or elsewhere in this one.
-        """
+        """Read one shard."""
         content: Any = self.read(self.path(number))
         if self.origin:
             _refuse_other_origin(content.metadata, self.path(number), {**self.origin, "shard": number})
@@ -172,18 +152,7 @@ class IncompleteRunError(ValueError):
 def planned_shards(
     folder: Path, suffix: str, *, plan_file: Path | None = None, partial: bool = False
 ) -> PlannedShards | None:
-    """Return the shards that a folder should hold by its ``plan.json``, or None where it has no plan.
-
-    Args:
-        folder: the folder.
-        suffix: how the shards' names end.
-        plan_file: the plan; that in the folder when None.
-        partial: leave out missing shards, with a warning, instead of raising an error.
-
-    Raises:
-        IncompleteRunError: when shards are missing, or the folder holds those of an unfinished command.
-        ValueError: when the plan is damaged.
-    """
+    """Return the shards that a folder should hold by its ``plan.json``, or None where it has no plan."""
     if (folder / "settings.json").exists() and not partial:
         raise IncompleteRunError(
             f"{folder} holds the finished shards of an unfinished command: repeat that command, and it continues from "
@@ -218,11 +187,7 @@ def _origin(plan: Mapping[str, object]) -> dict[str, object]:
 
 
 def n_planned(plan: Mapping[str, Any], path: Path) -> int:
-    """Return how many shards a plan has.
-
-    Raises:
-        ValueError: when it does not say so.
-    """
+    """Return how many shards a plan has."""
     try:  # version 0.1 recorded only the batches of each round
         return int(plan["n_shards"]) if "n_shards" in plan else sum(len(entry["batches"]) for entry in plan["rounds"])
     except (KeyError, TypeError, ValueError) as error:
@@ -232,17 +197,7 @@ def n_planned(plan: Mapping[str, Any], path: Path) -> int:
 def refuse_foreign_shard(
     metadata: Mapping[str, Any], path: Path, planned: PlannedShards | None, *, partial: bool = False
 ) -> None:
-    """Refuse a shard that was made by another run, with other settings, or as another shard of its run.
-
-    Args:
-        metadata: of the shard's rollouts or measurement.
-        path: where it was read.
-        planned: what its folder should hold; None where it has no plan.
-        partial: take shards from a folder without a plan.
-
-    Raises:
-        ValueError: likewise; and when a run's shard lies in a folder without a plan, which may lack others.
-    """
+    """Refuse a shard that was made by another run, with other settings, or as another shard of its run."""
     if planned is not None and planned.origin:
         _refuse_other_origin(metadata, path, planned.origin | {"shard": planned.numbers[planned.paths.index(path)]})
     elif planned is None and ORIGIN in metadata and not partial:

@@ -60,17 +60,6 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
     a file beside the experiment file, then in the working directory, and is imported as a module of its folder.
     Python's standard library and this package are refused: most of what they hold does something other than score,
     list or weigh, and a name such as ``cProfile:run`` would execute the text that it is given.
-
-    Args:
-        name: ``"module:function"`` or ``"path/to/file.py:function"``, without parameters.
-        what: what the function is for, for messages, such as "the reward".
-
-    Returns:
-        The function.
-
-    Raises:
-        UserLabelError: for a name that is not of this form (a ValueError).
-        UserCodeError: when the module or the function cannot be found or imported, or may not be used (an ImportError).
     """
     module_name, function_name, folder = _found(name, what)
     try:
@@ -97,11 +86,7 @@ def search_folders() -> list[Path]:
 
 
 def _found(name: str, what: str) -> tuple[str, str, Path | None]:
-    """Return the module, the function and the folder that holds the module; None for an installed one.
-
-    Raises:
-        UserLabelError, UserCodeError: as for :func:`import_function`.
-    """
+    """Return the module, the function and the folder that holds the module; None for an installed one."""
     match = _FILE.fullmatch(name)
     if match is not None and re.fullmatch(_WORD, match["module"]):
         path = _file_of(match["file"], name, what)
@@ -116,11 +101,7 @@ def _found(name: str, what: str) -> tuple[str, str, Path | None]:
 
 
 def _file_of(file: str, name: str, what: str) -> Path:
-    """Return the whole path of a file of the user's, which may be relative to any of the folders searched.
-
-    Raises:
-        UserCodeError: when it belongs to Python or to this package, or does not exist.
-    """
+    """Return the whole path of a file of the user's, which may be relative to any of the folders searched."""
     written = Path(file).expanduser()
     for folder in search_folders():
         path = folder / written  # the path itself where it is absolute
@@ -141,11 +122,7 @@ def _file_of(file: str, name: str, what: str) -> Path:
 
 
 def _folder_of(top: str, name: str, what: str) -> Path | None:
-    """Return the folder that holds a top-level module; None for an installed one.
-
-    Raises:
-        UserCodeError: when the module belongs to Python or to this package, or does not exist.
-    """
+    """Return the folder that holds a top-level module; None for an installed one."""
     if top in _STANDARD:
         raise UserCodeError(
             f"{what} {name!r} belongs to Python's standard library, which is never used: write a function of your own "

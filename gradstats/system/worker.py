@@ -39,19 +39,7 @@ class IsolatedProcess:
         self._imported: set[str] = set()
 
     def call(self, function: str, *arguments: object, seconds: float = SECONDS) -> Any:
-        """Call a function in the other process and return its value.
-
-        Args:
-            function: "module:function" of this package.
-            *arguments: its arguments, of types that JSON preserves.
-            seconds: how long it may take, not counting the import of its module.
-
-        Raises:
-            IsolatedTimeoutError: when it took longer; the process was killed.
-            IsolatedError: when it raised an exception of another package, or its process died.
-            RuntimeError: when the process does not start, or the module cannot be imported in it.
-            Exception: what it raised, for exception types of this package.
-        """
+        """Call a function in the other process and return its value."""
         module = function.partition(":")[0]
         question = json.dumps({"call": function, "arguments": arguments})
         with self._lock:

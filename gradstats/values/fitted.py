@@ -114,9 +114,6 @@ def fit_values_to(
         n_folds: as for :func:`fit_values`.
         tokens_per_completion: as for :func:`fit_values`.
         penalties: as for :func:`fit_values`.
-
-    Raises:
-        ValueError: as for :func:`fit_values`, or for features of another shape.
     """
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GridSearchCV, GroupKFold
@@ -160,14 +157,7 @@ def fit_values_to(
 def hidden_states(
     policy_or_model: Policy | torch.nn.Module, rollouts: Rollouts, *, token_budget: int = 8192, progress: bool = True
 ) -> list[Float[np.ndarray, "_ hidden"]]:
-    """For each completion, (T_i, hidden size) last hidden states at the position *before* each token, in float32.
-
-    Args:
-        policy_or_model: a policy, or a transformers model.
-        rollouts: the completions.
-        token_budget: most tokens that go through the model at once, padding included.
-        progress: show a progress bar.
-    """
+    """For each completion, (T_i, hidden size) last hidden states at the position *before* each token, in float32."""
     from gradstats.gradients.attention import forget_lengths, length_classes, own_precision
     from gradstats.gradients.objective import make_chunk
 

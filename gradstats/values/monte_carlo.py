@@ -108,16 +108,7 @@ def monte_carlo_values(
 
 
 def step_starts(policy: Policy, tokens: list[int], steps: Steps = r"\n+") -> list[int]:
-    """Return the positions of the tokens at which steps begin, including the first token.
-
-    Args:
-        policy: its tokenizer decodes the tokens.
-        tokens: a completion.
-        steps: as for :func:`monte_carlo_values`. A token that spans the end of a step belongs to that step.
-
-    Raises:
-        ValueError: for positions outside the completion.
-    """
+    """Return the positions of the tokens at which steps begin, including the first token."""
     texts = [policy.tokenizer.decode(tokens[: end + 1]) for end in range(len(tokens))]
     if callable(steps):
         pieces = [text[len(before) :] for before, text in zip(["", *texts], texts, strict=False)]

@@ -95,9 +95,6 @@ def whiten(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     Args:
         values: (N, T) with the mask as weights, or (N,) with the lengths as weights.
         weights: the number of tokens that each entry represents.
-
-    Returns:
-        The same shape; NaN, with a warning, for a batch of one token, whose variance is undefined.
     """
     count = weights.sum()
     if count < 2:

@@ -113,13 +113,7 @@ FITTED_ELSEWHERE = "exponent_of_other_prompts"
 
 
 def length_exponents(batch: Batch, alpha: float | str) -> Float[np.ndarray, "n"]:
-    """Return the exponent α with which each completion's group is weighted.
-
-    Args:
-        batch: the completions.
-        alpha: a number, or ``"within_prompt"``: that of :func:`exponents_of_others`, or of the batch's column
-            ``exponent_of_other_prompts`` where it has one.
-    """
+    """Return the exponent α with which each completion's group is weighted."""
     if alpha != WITHIN_PROMPT:
         return np.full(batch.rewards.size, float(alpha))
     if FITTED_ELSEWHERE in batch.columns:
@@ -135,9 +129,6 @@ def exponents_of_others(batch: Batch) -> Float[np.ndarray, "n"]:
     without the group's own completions, so that the weights are independent of these and a leave-one-out mean stays
     unbiased. Completions with ‖S‖ = 0 take no part. Groups of one completion, or of one length, need no exponent and
     get 0. NaN, with a warning, where no other group has completions of different lengths.
-
-    Args:
-        batch: the completions, with ``sq_norms``.
     """
     assert batch.sq_norms is not None
     known, index = batch.sq_norms > 0, batch.group_index

@@ -132,13 +132,7 @@ def component(
 
 
 def get_component(kind: Kind, name: str | Component, **parameters: object) -> Component:
-    """Find a component by kind and by name or label, as in ``get_component("ratio", "token_clip(eps_high=0.28)")``.
-
-    Raises:
-        KeyError: for an unknown name, with the nearest known one.
-        TypeError: for unknown parameters, or a component of another kind.
-        ValueError: for parameters outside their range.
-    """
+    """Find a component by kind and by name or label, as in ``get_component("ratio", "token_clip(eps_high=0.28)")``."""
     if isinstance(name, Component):
         if name.definition.kind != kind:
             raise TypeError(f"{name.label} is a component of kind {name.definition.kind}, given as {kind}")

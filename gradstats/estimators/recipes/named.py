@@ -219,11 +219,7 @@ def _label(base: str, overrides: dict[str, Any]) -> str:
 def _check_overrides(
     base: str, chosen: dict[str, Any], takers: dict[str, dict[str, bool]], overrides: dict[str, Any]
 ) -> None:
-    """Refuse parameters that no component takes, and required ones that are missing.
-
-    Raises:
-        TypeError: naming the recipe, the parameter and the remedy.
-    """
+    """Refuse parameters that no component takes, and required ones that are missing."""
     for parameter in overrides:
         if not any(parameter in taken for taken in takers.values()):
             known = sorted({*chosen, *(taken for names in takers.values() for taken in names)})
@@ -345,15 +341,7 @@ def _ratio_unit(label: str) -> str:
 
 
 def unit_of_label(label: str) -> str:
-    """Return the unit of an estimator's gradient, from the label that tables and files give it.
-
-    Args:
-        label: of a baseline, ``"kimi(tau=0.5)"``, or of a recipe, ``"recipe:grpo"`` (in files of earlier versions
-            ``"grpo[group_mean · group_std · sequence_mean]"``). No user code is imported for this.
-
-    Returns:
-        The unit; that of a plain sum for a label under which nothing is registered.
-    """
+    """Return the unit of an estimator's gradient, from the label that tables and files give it."""
     if names_code(label):
         return SEQUENCE_SUM
     name, bracket, inside = label.partition("[")

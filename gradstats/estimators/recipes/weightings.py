@@ -29,9 +29,6 @@ from gradstats.estimators.recipes.recipe import BESIDE, SIGNS, Recipe
 def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
     """Return the weightings that a recipe combines, by name; none for one with an advantage for each token or a
     mask that depends on the batch.
-
-    Raises:
-        ValueError: when the batch lacks a field.
     """
     if not _measurable(recipe):
         return {}

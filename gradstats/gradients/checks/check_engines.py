@@ -41,21 +41,6 @@ def check_engines(
 
     In bfloat16 and float16 the tolerance is 0.1 or the deviation of the loop in that dtype from the loop in the first
     dtype, whichever is larger: deviations up to that size are due to rounding.
-
-    Args:
-        policy: a policy or a transformers model; it is checked on its present device.
-        rollouts: the sequences, all of which are used; three sequences of random tokens when None.
-        dtypes: dtypes in which to check the model; deviations between dtypes are relative to the first.
-        params: regular expression of the parameters to differentiate; all trainable ones when None.
-        rng: draws the random tokens.
-
-    Returns:
-        One row per comparison: ``dtype``, ``check``, ``engine``, ``deviation`` (largest relative deviation of ‖S‖²),
-        ``tolerance``, ``verdict`` ("ok", "fails", "not supported", "not run", "for information") and ``note``.
-        ``.attrs["passed"]`` is True when at least one comparison was run and none fails.
-
-    Raises:
-        ValueError: for an unknown dtype, or a model whose output for the same input varies.
     """
     for name in dtypes:
         if name not in DTYPES:

@@ -80,9 +80,6 @@ def plain_pass(
         selection: the differentiated parameters.
         sketch: the projection, or None.
         weightings: further token weights, each (completion length,).
-
-    Raises:
-        UnsupportedModuleError: for a model that is offloaded or whose weights are replaced during the forward pass.
     """
     ids, n_prompt, mask = _encoded(rollouts, row, policy.device)
     kind = torch.promote_types(policy.dtype, torch.float32)
@@ -127,12 +124,7 @@ def plain_tokens(policy: Policy, rollouts: Rollouts, row: int) -> dict[str, np.n
 def plain_sketch(
     sketch: CountSketch, coordinates: Mapping[str, Float[np.ndarray, "gradients n"]]
 ) -> Float[np.ndarray, "gradients dim"]:
-    """Return sketches of some parameters' gradients, coordinate by coordinate from their definition.
-
-    Args:
-        sketch: the projection.
-        coordinates: parameter name → its coordinates in each gradient.
-    """
+    """Return sketches of some parameters' gradients, coordinate by coordinate from their definition."""
     n_gradients = len(next(iter(coordinates.values())))
     total = np.zeros((n_gradients, sketch.dim))
     for name, values in coordinates.items():

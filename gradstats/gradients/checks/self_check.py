@@ -36,9 +36,6 @@ def with_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
     Buffers keep their dtype, as they do when weights are loaded in that dtype: rotary frequencies rounded to bfloat16
     would define another model. Where a wrapper has bound a forward method to a module of the model, and the copy's
     would run the model itself, the copy has the forward method of its class, if that computes the same.
-
-    Raises:
-        ValueError: when it does not.
     """
     if policy.dtype == dtype:
         return policy
@@ -89,11 +86,7 @@ def _reaches(function: object, modules: set[int]) -> bool:
 
 
 def _refuse_other_function(policy: Policy, other: Policy, path: str, module: nn.Module) -> None:
-    """Compare the logits of a copy, still in the same dtype, with those of the model.
-
-    Raises:
-        ValueError: when they differ.
-    """
+    """Compare the logits of a copy, still in the same dtype, with those of the model."""
     n = min(8, n_logits(policy.model))
     ids = torch.arange(n, device=policy.device)[None]
     with own_precision(policy), torch.no_grad():
@@ -271,13 +264,7 @@ class CheckedSequences:
     def make(
         cls, policy: Policy, rollouts: Rollouts, selection: ParameterSelection, sketch: CountSketch | None
     ) -> CheckedSequences:
-        """Make the plain passes, and check the forward pass and that the sketches keep inner products.
-
-        Raises:
-            ValueError: when the model's output for the same input varies (dropout is on), or a wrapper lowers its
-                precision.
-            SelfCheckError: when the sketches do not keep inner products.
-        """
+        """Make the plain passes, and check the forward pass and that the sketches keep inner products."""
         rows = two_rows(rollouts)
         longest = longest_row(rollouts)
         refuse_unfit_forward(policy, rollouts.select(rows[:1]))
@@ -304,17 +291,6 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfChec
     """Compare an engine with the plain passes: two sequences padded together, and the longest alone.
 
     Sequences whose plain gradient is not finite are left out: they are left out of the measurement as well.
-
-    Args:
-        checked: the sequences.
-        engine: the engine to check.
-        name: its name, for messages.
-
-    Returns:
-        The largest deviations.
-
-    Raises:
-        SelfCheckError: when one exceeds what the dtype allows.
     """
     policy = checked.policy
     by_parameter = one_block_each(checked.selection)
@@ -354,21 +330,7 @@ def check_result(
     weightings: Sequence[Sequence[np.ndarray]] = (),
     further_tokens: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> None:
-    """Compare one sequence of a measured chunk with a plain pass.
-
-    Args:
-        policy: the policy.
-        rollouts: the sequences.
-        result: what the engine returned for a chunk of them.
-        place: the place of the sequence in the chunk.
-        selection: the parameters and blocks that are measured.
-        sketch: the projection, or None.
-        weightings: the further token weights that were measured.
-        further_tokens: other recorded quantities of its tokens, by name: the recorded and the exact ones.
-
-    Raises:
-        SelfCheckError: when a deviation exceeds what the dtype allows.
-    """
+    """Compare one sequence of a measured chunk with a plain pass."""
     row = int(result.chunk.rows[place])
     with suitable_threads(policy):
         plain = plain_pass(policy, rollouts, row, selection, sketch, [weighting[row] for weighting in weightings])
@@ -390,13 +352,6 @@ def refuse_not_finite(rollouts: Rollouts, result: ChunkResult) -> None:
 
     A gradient that is not finite is left out of a measurement, with a warning; a sketch or a token's quantity that is
     not, beside a finite gradient, is a fault of the engine.
-
-    Args:
-        rollouts: the sequences.
-        result: what the engine returned for a chunk of them.
-
-    Raises:
-        SelfCheckError: naming the sequence and what is not finite.
     """
     finite = np.isfinite(result.sq_norms_by_block).all(axis=(0, 2))
     found = {} if result.sketches is None else {"sketch": np.isfinite(result.sketches).all(axis=(0, 2))}
@@ -442,11 +397,7 @@ def checked_rows(rollouts: Rollouts) -> list[int]:
 
 
 def refuse_unfit_forward(policy: Policy, rollouts: Rollouts) -> None:
-    """Score the first sequence twice.
-
-    Raises:
-        ValueError: when the two results differ, or are computed in a narrower dtype than the parameters'.
-    """
+    """Score the first sequence twice."""
     with suitable_threads(policy), refusing_lower_precision(policy):
         first, second = (plain_tokens(policy, rollouts, 0)["logprobs"] for _ in range(2))
     if not np.array_equal(first, second, equal_nan=True) and not np.abs(first - second).max() <= 1e-4:

@@ -275,9 +275,6 @@ class ExpertsLayer:
             batch: number of sequences.
             times: the possible numbers of positions.
             record: gets the number of a projection, its inputs and its output (pairs, outputs), and returns the output.
-
-        Raises:
-            UnsupportedModuleError: when sequences cannot be distinguished.
         """
         module = self.module
         given = {**dict(zip(_arguments(module), args, strict=False)), **kwargs}

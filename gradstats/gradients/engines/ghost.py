@@ -72,12 +72,6 @@ def probed_layers(
 
     The probe runs once for a model, a selection and a set of modules. Sharded models are not probed: the hooks that
     gather their parameters read them outside of every module.
-
-    Returns:
-        As :func:`supported_layers`, and the modules whose parameters get stand-ins.
-
-    Raises:
-        UnsupportedModuleError: for a module that has to be known, or run again, and cannot be.
     """
     key = (frozenset(selection.parameters), tuple((path, type(module)) for path, module in model.named_modules()))
     known = _known.setdefault(model, {})
@@ -230,10 +224,6 @@ def ghost_engine(
     is never held, neither of one sequence nor of all. Each further weighting costs one more backward pass. Modules of
     no known kind are run again afterwards, one sequence at a time, see :mod:`~gradstats.gradients.engines.recomputed`,
     except those that only multiply by their weight, as routers do.
-
-    Raises:
-        UnsupportedModuleError: for a module that has to be known and is not, for a selected parameter without a
-            module, for a model that is offloaded or on several devices, and where gradient checkpointing is active.
     """
     model = policy.model
     refuse_mixed_lengths(model, chunk.times)

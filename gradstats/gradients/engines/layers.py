@@ -126,12 +126,7 @@ class Layer(ABC):
 
     @abstractmethod
     def terms(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[str, Term]]:
-        """Yield the gradients of the selected parameters, for each sequence.
-
-        Args:
-            inputs: the input of the module, (batch, time, …).
-            gradient: the gradient of its output, (batch, time, …).
-        """
+        """Yield the gradients of the selected parameters, for each sequence."""
 
     def term_kinds(self) -> Iterator[tuple[str, type]]:
         """Yield each selected parameter with the kind of term that one call of the module adds to its gradient."""
@@ -139,16 +134,7 @@ class Layer(ABC):
             yield name, self.weight_term if attribute == "weight" else Tensor
 
     def per_token(self, tensor: Tensor, batch: int, times: Collection[int]) -> Tensor:
-        """Return an input or output as (batch, time, …), also where the model has merged the axes batch and time.
-
-        Args:
-            tensor: the input or output.
-            batch: number of sequences.
-            times: the possible numbers of positions.
-
-        Raises:
-            UnsupportedModuleError: when sequences cannot be distinguished.
-        """
+        """Return an input or output as (batch, time, …), also where the model has merged the axes batch and time."""
         if tensor.ndim > 2 and tensor.shape[0] == batch:
             return tensor
         if batch == 1 or tensor.shape[0] in {batch * time for time in times}:
@@ -298,17 +284,6 @@ def supported_layers(
 
     A module of no known kind has the parameters of the modules inside it as well, which it may read without calling
     them.
-
-    Args:
-        model: the model.
-        selection: the selected parameters.
-        wider: paths of further modules that are run again with all that is inside them.
-        stand_ins: paths of modules whose own parameters are left out, see
-            :mod:`~gradstats.gradients.engines.layers`.
-
-    Raises:
-        UnsupportedModuleError: naming the class and the path of the first module that has to be known, or a selected
-            parameter that belongs to no module.
     """
     owned = [one for one in owners(model, selection) if one[0] not in stand_ins]
     every = (*KINDS, ExpertsLayer)
@@ -362,11 +337,7 @@ class StandIns:
 
     @contextmanager
     def replaced(self, values: dict[str, Tensor]) -> Iterator[None]:
-        """Let the module hold other tensors in place of its parameters.
-
-        Args:
-            values: name in the module → tensor.
-        """
+        """Let the module hold other tensors in place of its parameters."""
         own = {attribute: self.module._parameters[attribute] for attribute in values}
         self.module._parameters.update(values)  # pyright: ignore[reportArgumentType, reportCallIssue]
         try:

@@ -30,14 +30,7 @@ _MAY_DEVIATE = 0.01
 
 
 def rows_of(tensor: Tensor, row: int, batch: int, times: Collection[int]) -> Tensor:
-    """Return what belongs to one sequence; a tensor without an axis of sequences belongs to all.
-
-    Args:
-        tensor: an input or output of a module.
-        row: the sequence.
-        batch: number of sequences.
-        times: the possible numbers of positions, by which the axes batch and time may have been merged.
-    """
+    """Return what belongs to one sequence; a tensor without an axis of sequences belongs to all."""
     if tensor.ndim > 1 and tensor.shape[0] == batch:
         return tensor[row : row + 1]
     for time in times:
@@ -59,19 +52,6 @@ def refuse_interacting_tokens(
     """Compare a module's output for the last sequence of a batch with its output for that sequence alone.
 
     Where places are limited, the last sequence is the one that finds none.
-
-    Args:
-        path: the module's name in the model.
-        module: the module.
-        args: positional arguments of a call with the whole batch.
-        kwargs: those given by name.
-        output: what the call returned.
-        batch: number of sequences.
-        times: the possible numbers of positions.
-        call: calls the module.
-
-    Raises:
-        UnsupportedModuleError: where more than a few tokens deviate, naming the module.
     """
     if batch == 1:
         return
@@ -120,17 +100,7 @@ class OtherModule:
 def other_modules(
     model: nn.Module, selection: ParameterSelection, unknown: list[tuple[str, nn.Module, dict[str, str]]]
 ) -> list[OtherModule]:
-    """Return the outermost of some modules, each with all selected parameters inside it.
-
-    Args:
-        model: the model.
-        selection: the selected parameters.
-        unknown: path, module and own selected parameters of the modules, outer ones first.
-
-    Raises:
-        UnsupportedModuleError: for a module that cannot be run again by itself: one that contains the output embedding,
-            is sharded, or shares a parameter with a module outside it.
-    """
+    """Return the outermost of some modules, each with all selected parameters inside it."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     every = dict(model.named_parameters(remove_duplicate=False))
     others: list[OtherModule] = []
@@ -217,11 +187,7 @@ class Recomputation:
         return tree_unflatten(returned, structure)
 
     def add_to(self, reduction: Reduction, *, last: bool) -> None:
-        """Add the gradients of the calls after a backward pass, which the last pass releases.
-
-        Raises:
-            UnsupportedModuleError: where the module gives a sequence another output alone than in the batch.
-        """
+        """Add the gradients of the calls after a backward pass, which the last pass releases."""
         for row in range(self._batch):
             total: dict[str, Tensor] = {}
             for call in self._calls:
@@ -235,16 +201,7 @@ class Recomputation:
             self._calls.clear()
 
     def check_alone(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
-        """Run the module again for the last sequence, without its hooks and without gradients.
-
-        Args:
-            args: positional arguments of a call.
-            kwargs: those given by name.
-            output: what the call returned for all sequences.
-
-        Raises:
-            UnsupportedModuleError: where that fails, or the output is another one than in the batch.
-        """
+        """Run the module again for the last sequence, without its hooks and without gradients."""
         if self._batch == 1:
             return
         together = tree_map(self._by_sequence, output)
@@ -289,11 +246,7 @@ class Recomputation:
         return dict(zip(self._other.names.values(), of_tensors, strict=True))
 
     def _by_sequence(self, value: object) -> object:
-        """Return an output with an axis of sequences: one that all share, of length 1, is repeated for each.
-
-        Raises:
-            UnsupportedModuleError: where it has none, so that its gradient would be the sum over sequences.
-        """
+        """Return an output with an axis of sequences: one that all share, of length 1, is repeated for each."""
         if not isinstance(value, Tensor) or not value.is_floating_point() or self._batch == 1:
             return value
         first = value.shape[0] if value.ndim > 1 else 0

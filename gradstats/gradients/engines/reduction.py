@@ -222,11 +222,7 @@ class OuterProducts:
         return self.left.shape[2] * self.right.shape[2]
 
     def prefers_gram(self, shared: int = 1) -> bool:
-        """Return whether the Gram form costs less than the product form.
-
-        Args:
-            shared: how many layers use the Gram matrix of this one's inputs.
-        """
+        """Return whether the Gram form costs less than the product form."""
         time, inputs, outputs = self.inputs.shape[1], self.inputs.shape[2], self.gradients.shape[2]
         strip = min(time, _STRIP)
         gram = time * (time + strip) / 2 * (inputs / shared + outputs + _ELEMENT_COST)

@@ -25,9 +25,6 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
 
     The reference for every other engine, and the best choice for a single very long sequence: it needs the memory of
     one backward pass.
-
-    Raises:
-        UnsupportedModuleError: for a model that is sharded or offloaded.
     """
     held = whole_parameters(policy.model, selection)
     names, tensors = list(held), list(held.values())
@@ -58,11 +55,7 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
 
 
 def sequence_gradient(policy: Policy, chunk: Chunk, selection: ParameterSelection) -> dict[str, Tensor]:
-    """Return the whole gradient of a chunk of one sequence, parameter name → gradient.
-
-    Raises:
-        UnsupportedModuleError: for a model that is sharded or offloaded.
-    """
+    """Return the whole gradient of a chunk of one sequence, parameter name → gradient."""
     held = whole_parameters(policy.model, selection)
     with (
         Objective(policy.model, policy.temperature) as objective,
@@ -84,10 +77,6 @@ def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
     """Differentiate all sequences of a chunk at once, ``vmap(vjp(log-probabilities))``.
 
     It holds a gradient of every selected parameter for every sequence and every weighting of the chunk.
-
-    Raises:
-        UnsupportedModuleError: when gradient checkpointing is on, the model is sharded or offloaded, or torch.func
-            cannot trace the model, for example the usual loop over the experts of a mixture.
     """
     model = policy.model
     refuse_mixed_lengths(model, chunk.times)

@@ -280,20 +280,7 @@ def project_tokens(
     gradients: HeadGradients,
     memory_gib: float,
 ) -> Float[Tensor, "batch kept directions"]:
-    """Return the projections of the scores of all kept tokens; zero where a token does not count.
-
-    Args:
-        policy: the policy.
-        chunk: the sequences.
-        selection: the parameters.
-        tangents: the directions.
-        gradients: of this chunk, from :func:`head_gradients`.
-        memory_gib: memory that may be used at once; when memory runs out nevertheless, fewer directions are taken at a
-            time, with a warning.
-
-    Raises:
-        UnsupportedModuleError: when torch.func cannot trace the model, or an operation has no forward derivative.
-    """
+    """Return the projections of the scores of all kept tokens; zero where a token does not count."""
     projector = _Projector(policy, chunk, selection, tangents, gradients)
     enough = max(_ENOUGH_DIRECTIONS, _ENOUGH_TOKENS // chunk.n_tokens)
     at_once = max(1, min(enough, int(memory_gib * GIB // projector.bytes_per_direction)))

@@ -32,18 +32,7 @@ DEFAULT_NAME = "weighted"
 
 
 def named_weightings(token_weights: TokenWeights | None, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
-    """Return weightings by name, each with one array per completion.
-
-    Args:
-        token_weights: name → one sequence of numbers per completion, one number per token; or one such list.
-        rollouts: the completions.
-
-    Returns:
-        Name → one array per completion.
-
-    Raises:
-        ValueError: when a weighting has another number of completions or of tokens, or is not finite.
-    """
+    """Return weightings by name, each with one array per completion."""
     if token_weights is None:
         return {}
     by_name = token_weights if isinstance(token_weights, Mapping) else {DEFAULT_NAME: token_weights}
@@ -135,18 +124,6 @@ def measure_tokens(
 
     The heaviest tokens are chosen from one forward pass, before any gradient is known, so estimates from random
     directions remain unbiased.
-
-    Args:
-        policy: the policy.
-        chunk: the sequences.
-        selection: the parameters that are differentiated.
-        sketch: the projection for sketches, or None.
-        engine: the engine for the chunk's weightings.
-        settings: how token scores are measured.
-        memory_gib: memory that may be used at once for projections.
-
-    Returns:
-        The engine's result for the chunk's weightings, and the token scores.
     """
     gradients = head_gradients(policy, chunk)
     heavy = [np.zeros(0, dtype=np.int64) for _ in chunk.rows]
@@ -180,9 +157,6 @@ def heaviest_tokens(statistics: TokenStatistics, chunk: Chunk, exact: int | floa
         statistics: statistics of the chunk.
         chunk: the sequences; masked-out tokens are never chosen.
         exact: a number of tokens, or the least share of :math:`\sum_t w_t` that they have to hold.
-
-    Returns:
-        For each sequence, the positions.
     """
     weights = 1 - 2 * statistics.logprobs.exp() + statistics.sum_pi_squared
     chosen = []
@@ -244,18 +218,8 @@ def check_projections(policy: Policy, rollouts: Rollouts, selection: ParameterSe
 
     The sequences are the shortest (padded) and the one of median length; there are two directions.
 
-    Args:
-        policy: the policy.
-        rollouts: the sequences.
-        selection: the parameters that are differentiated.
-        seed: seed of the directions.
-
     Returns:
         The largest deviation, in units of :math:`\lVert S\rVert`.
-
-    Raises:
-        SelfCheckError: when it exceeds the dtype's tolerance.
-        UnsupportedModuleError: for a model that is sharded or offloaded.
     """
     whole_parameters(policy.model, selection)
     rows = two_rows(rollouts)

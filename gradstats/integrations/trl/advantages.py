@@ -111,11 +111,7 @@ class EstimatorInUse:
         return ScoredCompletions(measured.rollouts, {name: list(getattr(measured, name)) for name in needed})
 
     def _advantages(self, generation: Generation, parts: Sequence[ScoredCompletions]) -> Tensor:
-        """Return the advantages of this process's completions, (B,) or (B, T); 0 where one is not usable.
-
-        Raises:
-            ValueError: when the estimator cannot be computed.
-        """
+        """Return the advantages of this process's completions, (B,) or (B, T); 0 where one is not usable."""
         if not parts:
             raise ValueError("no completion has a reward and a token that counts")
         joined = ScoredCompletions(
@@ -201,11 +197,7 @@ def _padded(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def _refuse_unknown_needs(estimator: Estimator | Recipe, token_probes: int) -> None:
-    """Refuse an estimator that needs what neither a trainer nor a measurement has.
-
-    Raises:
-        ValueError: naming it and how to get it.
-    """
+    """Refuse an estimator that needs what neither a trainer nor a measurement has."""
     known = (*OF_FORWARD, *OF_GRADIENTS, *OF_COMPLETIONS, *(OF_PROBES if token_probes else ()))
     missing = [need for need in estimator.needs if need not in known]
     if missing:
@@ -214,11 +206,7 @@ def _refuse_unknown_needs(estimator: Estimator | Recipe, token_probes: int) -> N
 
 
 def _refuse_unfit_loss(trainer: Trainer, estimator: Estimator | Recipe) -> None:
-    """Refuse advantages that a trainer's loss would use otherwise than is meant.
-
-    Raises:
-        ValueError: naming the setting.
-    """
+    """Refuse advantages that a trainer's loss would use otherwise than is meant."""
     level = estimator.advantage.level if isinstance(estimator, Recipe) else estimator.level
     if level == "token":
         if not hasattr(trainer, "loss_type"):

@@ -62,17 +62,7 @@ ATTRIBUTES = (
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse a trainer of which something is not as it is used here, or in which gradients cannot be measured.
-
-    Args:
-        trainer: what something is to be attached to.
-
-    Raises:
-        TypeError: for anything else than one of :data:`TRAINERS`, and for a trainer of a TRL version whose private
-            methods or attributes differ; names the first, and the version.
-        ValueError: for a trainer whose parameters are partitioned (ZeRO-3, FSDP), or whose rewards are normalised one
-            by one before they are summed.
-    """
+    """Refuse a trainer of which something is not as it is used here, or in which gradients cannot be measured."""
     kinds = {kind.__name__: kind.__module__ for kind in type(trainer).__mro__}
     if not any(kinds.get(name, "").startswith("trl.") for name in TRAINERS):
         raise TypeError(f"the trainer is a {type(trainer).__name__}: attach to TRL's {' or '.join(TRAINERS)}")
@@ -98,11 +88,7 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def _refuse_partitioned(trainer: Trainer) -> None:
-    """Refuse a trainer in which no process holds whole parameters.
-
-    Raises:
-        ValueError: in that case.
-    """
+    """Refuse a trainer in which no process holds whole parameters."""
     state = trainer.accelerator.state
     plugin = getattr(state, "deepspeed_plugin", None)
     if plugin is not None and plugin.zero_stage == 3:
@@ -171,9 +157,6 @@ class Generation:
         """Return this process's usable completions; None where there are none.
 
         The prompt_id of a completion is the number of its group among those of all processes.
-
-        Args:
-            groups: numbers of the groups to take; all when None.
         """
         size = self.trainer.num_generations
         places = self.first + np.arange(len(self.output["completion_ids"]))
@@ -221,12 +204,7 @@ def sampler_settings(trainer: Trainer) -> dict[str, object]:
 
 
 def intercept(trainer: Trainer, handle: Callable[[Generation], None]) -> None:
-    """Call a function with every batch that a trainer draws for training, after its own advantages are computed.
-
-    Args:
-        trainer: the trainer; two of its methods are replaced on the instance.
-        handle: is called in every process, and may replace ``output["advantages"]``.
-    """
+    """Call a function with every batch that a trainer draws for training, after its own advantages are computed."""
     rewards_of, generate = trainer._calculate_rewards, trainer._generate_and_score_completions
     rewards: list[Tensor] = []
 

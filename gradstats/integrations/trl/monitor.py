@@ -52,9 +52,6 @@ def live_policy(trainer: Trainer) -> Iterator[Policy]:
     autocast is replaced by the one under it: under autocast gradients of float32 parameters deviate by several per
     cent. On leaving, modes, forward methods and the states of all random generators are what they were; gradients that
     the trainer has accumulated are never touched.
-
-    Args:
-        trainer: the trainer.
     """
     # Without keep_fp32_wrapper, accelerate takes the wrapper off the live model.
     model: nn.Module = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=True)
@@ -280,11 +277,7 @@ class VarianceMonitor:
         return _Part(measured, left_out, tuple(dict.fromkeys(said)))
 
     def _recorded(self, parts: Sequence[_Part], step: int, start: float) -> Mapping[str, float]:
-        """Join what all processes measured, analyse it and write it; returns what to log.
-
-        Raises:
-            ValueError: when too little is left to compare.
-        """
+        """Join what all processes measured, analyse it and write it; returns what to log."""
         self.n_left_out += sum(part.n_left_out for part in parts)
         if errors := [part.error for part in parts if part.error is not None]:
             raise ValueError(errors[0])

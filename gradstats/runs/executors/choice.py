@@ -11,12 +11,7 @@ from gradstats.system.environment import installed
 
 
 def require_executor(section: ExecutionSection) -> None:
-    """Refuse settings that no executor follows, and one that is not installed.
-
-    Raises:
-        ValueError: for settings of workers that the executor does not have.
-        ImportError: naming how to install it.
-    """
+    """Refuse settings that no executor follows, and one that is not installed."""
     if section.executor == "local":
         for name, default in (("workers", 1), ("gpus_per_worker", 0), ("address", None)):
             if getattr(section, name) != default:
@@ -38,14 +33,7 @@ def require_executor(section: ExecutionSection) -> None:
 
 @contextmanager
 def executor_of(section: ExecutionSection) -> Iterator[Executor]:
-    """Lend the executor that the settings choose.
-
-    Args:
-        section: the settings.
-
-    Raises:
-        ValueError, ImportError: as :func:`require_executor`.
-    """
+    """Lend the executor that the settings choose."""
     require_executor(section)
     if section.executor == "local":
         yield _in_groups(LocalExecutor(section.threads), section)

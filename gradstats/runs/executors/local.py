@@ -68,12 +68,6 @@ class Crew(Protocol[GivenContext]):
         A first Ctrl-C lets the parts that are being done finish, and be yielded, before KeyboardInterrupt is raised; a
         second one raises it immediately. An error of a part is raised as it was in the worker. Warnings of the workers
         are issued here.
-
-        Args:
-            numbers: which parts there are.
-            part: makes the part of a number, when it is handed out.
-            report: the bar that the parts' progress is shown by.
-            what: what a number counts, for messages.
         """
         ...
 
@@ -100,22 +94,12 @@ class Executor(Protocol):
 
 
 def processor_seconds(context: object) -> float:
-    """Return the processor seconds of this process so far, and of those that a context lets work, as a group of ranks.
-
-    Args:
-        context: what parts are called with; None before it is loaded.
-    """
+    """Return the processor seconds of this process so far, and of those that a context lets work (ranks)."""
     return time.process_time() + float(getattr(context, "processor_seconds", 0.0))
 
 
 def ask(crew: Crew[Context], part: Part[Context, Value], what: str) -> Value:
-    """Let one worker do a single part, without a progress bar.
-
-    Args:
-        crew: the workers.
-        part: the part.
-        what: what it is, for messages.
-    """
+    """Let one worker do a single part, without a progress bar."""
     with progress_bar(what, 1, shown=False) as report:
         ((_, value),) = crew.work([0], lambda _: part, report, what)
     return value

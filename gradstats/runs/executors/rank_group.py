@@ -190,20 +190,11 @@ class RankGroup(Generic[Context]):
         self._deaths = 0
 
     def start(self) -> None:
-        """Start the ranks and let each open the work.
-
-        Raises:
-            Exception: what a rank raised.
-        """
+        """Start the ranks and let each open the work."""
         self._until_done(lambda: None)
 
     def do(self, part: Part[Context, Value], report: Report) -> Value:
-        """Let all ranks do a part, and return the value of the first.
-
-        Raises:
-            Exception: what a rank raised.
-            RuntimeError: when ranks die of it again and again.
-        """
+        """Let all ranks do a part, and return the value of the first."""
         self._deaths = 0
         pickled = pickle.dumps(part, protocol=5)
 
@@ -270,13 +261,7 @@ class RankGroup(Generic[Context]):
         self._answers(None)
 
     def _answers(self, report: Report | None) -> Any:
-        """Wait for the answers of all ranks, and return the value of the first.
-
-        Raises:
-            GroupMemoryError: when memory ran out on one rank.
-            _RankDiedError: when one has died.
-            Exception: any other error, of the first rank that raised one.
-        """
+        """Wait for the answers of all ranks, and return the value of the first."""
         from gradstats.gradients.distributed import GroupMemoryError
 
         answers, dead = self._collected(report)

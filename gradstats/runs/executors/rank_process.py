@@ -93,11 +93,7 @@ class SentReport:
 
 
 def serve(file: int) -> None:
-    """Open the work, and do parts until the pipe is closed.
-
-    Args:
-        file: number of the open file that is this end of the pipe.
-    """
+    """Open the work, and do parts until the pipe is closed."""
     connection = Connection(file)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the process that started the run
     opening: Opening = connection.recv()

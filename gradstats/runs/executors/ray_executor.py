@@ -48,12 +48,7 @@ class Connection:
     own: bool = False
 
     def open(self, section: ExecutionSection) -> None:
-        """Start ray, or connect to a cluster, unless that was done before.
-
-        Raises:
-            ValueError: when this machine has too few GPUs for the workers.
-            ConnectionError: when there is no cluster at the address.
-        """
+        """Start ray, or connect to a cluster, unless that was done before."""
         ray = _ray()
         if ray.is_initialized():
             return
@@ -81,15 +76,7 @@ class Connection:
 
 
 def require_cluster(address: str) -> None:
-    """Refuse an address at which nothing answers, which ray would try for minutes.
-
-    Args:
-        address: ``host:port``; one that ray finds or reads itself (auto, or with ``ray://``) is left to it.
-
-    Raises:
-        ConnectionError: when nothing answers there.
-        ValueError: when it is none.
-    """
+    """Refuse an address at which nothing answers, which ray would try for minutes."""
     if address in ("auto", "local") or "://" in address:
         return
     host, _, port = address.rpartition(":")
@@ -272,11 +259,7 @@ class RayCrew(Generic[Context]):
         return [ref for ref in found if ref in self._busy]
 
     def _welcome(self, ref: Handle) -> None:
-        """Take a worker that has started for free; leave out one that cannot start.
-
-        Raises:
-            RuntimeError: when none is left.
-        """
+        """Take a worker that has started for free; leave out one that cannot start."""
         ray, worker = _ray(), self._starting.pop(ref)
         try:
             ray.get(ref)

@@ -162,13 +162,7 @@ class ShardWorker:
         """Return when the worker has started, or has been started again."""
 
     def do(self, part: bytes, key: int, mailbox: MailboxHandle) -> Outcome:
-        """Do a part.
-
-        Args:
-            part: the part, pickled.
-            key: its name in the mailbox.
-            mailbox: where to count progress.
-        """
+        """Do a part."""
         began = loaded = processor_seconds(self._context)
         report = MailedReport(key, mailbox)
         failed = False

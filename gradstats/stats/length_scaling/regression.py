@@ -149,9 +149,6 @@ class LeastSquares:
 
         Args:
             clusters: (n,) cluster of each row, numbered from 0.
-
-        Raises:
-            ValueError: when the other clusters do not determine the coefficients.
         """
         k = self.design.shape[1]
         root = np.linalg.cholesky(self.bread)
@@ -177,9 +174,6 @@ def least_squares(
         design: (n, k) regressors of full column rank.
         response: (n,) values to be explained.
         absorbed: (n,) leverages of the parameters already eliminated from both.
-
-    Raises:
-        ValueError: when the columns of ``design`` are linearly dependent.
     """
     q, r = np.linalg.qr(design)
     diagonal = np.abs(np.diag(r))
@@ -223,9 +217,6 @@ def bootstrap_t_quantiles(
         n_resamples: number of resamples.
         rng: source of randomness.
         fit_intercept: False for data whose means have been subtracted already.
-
-    Returns:
-        The two quantiles of t*, and the CR0 standard error of the slope on the data themselves.
     """
     n_clusters = int(clusters.max()) + 1
 
@@ -385,11 +376,7 @@ def between_prompt_line(
 def within_prompt_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> RegressionLine:
-    """Fit the line by least squares after subtracting each prompt's means (prompt fixed effects).
-
-    Raises:
-        ValueError: when no prompt has completions of different lengths.
-    """
+    """Fit the line by least squares after subtracting each prompt's means (prompt fixed effects)."""
     from_mean_x = x - _prompt_means(x, clusters)[clusters]
     from_mean_y = y - _prompt_means(y, clusters)[clusters]
     informative = np.bincount(clusters, weights=np.abs(from_mean_x) > 1e-12) > 0
@@ -510,11 +497,7 @@ class TheilSenLine:
 def theil_sen_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> TheilSenLine:
-    """Fit the Theil–Sen line (Sen, JASA 63, 1968).
-
-    Raises:
-        ValueError: for more sequences than fit in memory as pairs.
-    """
+    """Fit the Theil–Sen line (Sen, JASA 63, 1968)."""
     if len(x) > LARGEST:
         raise ValueError(
             f"method='theil_sen' uses all pairs and takes at most {LARGEST} sequences, got {len(x)}: fit "
@@ -541,9 +524,6 @@ def gamma_line(
         x: (n,) log T.
         y: (n,) log‖S‖².
         clusters: (n,) prompt of each sequence.
-
-    Raises:
-        ValueError: when the iteration does not converge.
     """
     return _mean_line(x, y, clusters, 2)
 
@@ -590,11 +570,7 @@ def _mean_line(
 def _maximise(
     design: Float[np.ndarray, "n 2"], target: Float[np.ndarray, " n"], start: Float[np.ndarray, " 2"], power: int
 ) -> Float[np.ndarray, " 2"]:
-    """Newton's method on a concave likelihood, halving steps that do not raise it.
-
-    Raises:
-        ValueError: when it does not converge.
-    """
+    """Newton's method on a concave likelihood, halving steps that do not raise it."""
 
     def likelihood(beta: np.ndarray) -> float:
         line = design @ beta

@@ -58,17 +58,6 @@ def prepared_inputs(
     Judged on-policy, ratios that differ from 1 by rounding only are 1; exponents within prompts are fitted on all
     prompts; estimators whose weights are constant along completions need no scores of tokens; recipes whose weightings
     were measured are combinations of these.
-
-    Args:
-        measured_or_batch: as for :func:`gradstats.compare`.
-        estimators: as they were found.
-        scores: as for :func:`gradstats.compare`.
-        scores_are_sketches: as for :func:`gradstats.compare`.
-        target: as for :func:`gradstats.compare`.
-        fields: further fields of the measurement's batch.
-
-    Raises:
-        TypeError, ValueError: as for :func:`gradstats.compare`.
     """
     inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, estimators, fields)
     judged = choose_target(target, inputs.batch, recorded_differences(measured_or_batch))
@@ -305,11 +294,7 @@ def _inputs_by_block(
     scores: ArrayLike | None,
     max_grad_norm: float | None,
 ) -> dict[str, ComparisonInputs]:
-    """Return the inputs of a comparison on each block alone.
-
-    Raises:
-        ValueError: for what has no such parts.
-    """
+    """Return the inputs of a comparison on each block alone."""
     if scores is not None or isinstance(measured, Batch):
         raise ValueError("blocks=True takes the sketches of a measurement, which scores have not: leave blocks out")
     if max_grad_norm is not None:
@@ -378,11 +363,7 @@ def pooled(
     n_resamples: int | None,
     target: TargetChoice,
 ) -> PooledCompletions:
-    """Return the completions of one split, after a check of what the estimators need.
-
-    Raises:
-        ValueError: for fewer than 2 prompts, or an estimator that weights tokens whose scores are not known.
-    """
+    """Return the completions of one split, after a check of what the estimators need."""
     if groups.n_prompts < 2:
         raise ValueError(
             "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
@@ -437,20 +418,7 @@ def compared(
 def compare_available(
     measured: Batch | MeasuredGradients, estimators: Sequence[str | Weighting], **options: Any
 ) -> VarianceComparison:
-    """Compare as :func:`gradstats.compare` does, with a row of NaN for each estimator that cannot be computed.
-
-    Args:
-        measured: as for :func:`gradstats.compare`.
-        estimators: as for :func:`gradstats.compare`.
-        **options: the other arguments of :func:`gradstats.compare`.
-
-    Returns:
-        The comparison, rows in the order asked for; why a row is NaN is in its notes, and warned of.
-
-    Raises:
-        ValueError: when nothing was measured for any of them, or for the reference; otherwise as
-            :func:`gradstats.compare`.
-    """
+    """Compare as :func:`gradstats.compare` does, with a row of NaN for each estimator that cannot be computed."""
     chosen = get_all(estimators)
     reasons = reasons_against(measured, chosen, options.get("target", "auto"))
     available = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
@@ -501,11 +469,7 @@ def reasons_against(
 
 
 def _refuse_failing(estimator: Weighting, batch: Batch) -> None:
-    """Refuse an estimator whose weights cannot be computed with its parameters.
-
-    Raises:
-        ValueError: with the estimator and what it says.
-    """
+    """Refuse an estimator whose weights cannot be computed with its parameters."""
     if not all(batch.has(need) for need in estimator.needs):  # the rest was measured by probes
         return
     try:

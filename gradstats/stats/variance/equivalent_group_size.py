@@ -297,11 +297,7 @@ def _known_coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weig
 
 
 def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting, judged: TargetChoice) -> Statistic:
-    """Estimate ⟨E ĝ, G⟩/⟨E g, G⟩ with g RLOO's gradient, which brings an estimator to RLOO's scale along the target G.
-
-    Raises:
-        ValueError: where either product is not resolved, or nothing can be judged.
-    """
+    """Estimate ⟨E ĝ, G⟩/⟨E g, G⟩ with g RLOO's gradient, the scale of an estimator along the target G."""
     target = target_of(pool, judged).weighted.moments
     if target is None:
         raise ValueError(f"the scale of {estimator.label} relative to rloo is not known: {judged.missing}")

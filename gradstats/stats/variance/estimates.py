@@ -80,14 +80,6 @@ def mean_over_pairs(
 
     .. math:: U = \frac{⟨A, B⟩ - \sum_m ⟨a_m, b_m⟩}{M(M-1)}, \qquad
         U_{(m)} = \frac{M(M-1)\,U - ⟨a_m, B⟩ - ⟨A, b_m⟩ + 2⟨a_m, b_m⟩}{(M-1)(M-2)}
-
-    Args:
-        first: (…, M, d) the a_m.
-        second: (…, M, e) the b_m; coordinates that only one of the two has are 0 in the other.
-        signs: the signature of inner products, of d and e coordinates or more; None where it is positive.
-
-    Returns:
-        U, and the U without each unit: NaN for two units.
     """
     common = min(first.shape[-1], second.shape[-1])
     a, b = first[..., :common], in_dual(second[..., :common], signs)
@@ -194,10 +186,6 @@ def ratio_simultaneous(ratios: Sequence[Estimate], confidence_level: float) -> l
     quantile of :math:`\max_e t_e` and the lower one of :math:`\min_e t_e`, from the same resamples of the prompts
     (max-t; Romano and Wolf 2005). It contains the interval of the ratio alone. Ratios that are known exactly take no
     part; the interval of one that is not estimated is NaN.
-
-    Args:
-        ratios: of the estimators of one table, on the same prompts.
-        confidence_level: of all intervals together.
     """
     draws = [one.draws for one in ratios if isinstance(one, StudentisedEstimate) and one.stderr > EXACT]
     quantile = largest_deviation(draws, confidence_level)
@@ -302,10 +290,6 @@ def matched_ratio_simultaneous(matched: Sequence[Estimated], confidence_level: f
     scale. Where it is estimated, the Fieller set with the quantile of the largest deviation in place of Student's,
     where the deviation of that row is the one of :math:`N - \hat ψD`, studentised. Rows that are known exactly take no
     part; what is not estimated is NaN.
-
-    Args:
-        matched: of the estimators of one table, on the same prompts.
-        confidence_level: of all intervals together.
     """
     draws = []
     for one in matched:
@@ -522,10 +506,6 @@ def fieller_simultaneous(estimates: Sequence[Estimated], confidence_level: float
     Each is the Fieller set of the quotient with the quantile of the largest studentised deviation over all rows in
     place of Student's (max-t, as for ``ratio_simultaneous``), cut to what is possible. Rows that are known exactly take
     no part; the interval of one that is not estimated is NaN.
-
-    Args:
-        estimates: of the estimators of one table, on the same prompts.
-        confidence_level: of all intervals together.
     """
     quotients = [one.quotient if isinstance(one, Cosine | BiasShare) else None for one in estimates]
     draws = [one.draws for one in quotients if one is not None and one.is_known and not one.is_exact]

@@ -107,11 +107,7 @@ def _of(estimator: Estimator | Recipe) -> Estimator:
 
 
 def _advantages(estimator: Estimator | Recipe, batch: Batch) -> Float[np.ndarray, " n"]:
-    """Return reward less baseline of each completion, up to a scale that the estimator itself divides by.
-
-    Raises:
-        ValueError: where the advantages of a completion's tokens differ.
-    """
+    """Return reward less baseline of each completion, up to a scale that the estimator itself divides by."""
     batch.require(estimator.needs, estimator.label)
     rewarded = estimator.rewarded(batch) if isinstance(estimator, Recipe) else batch
     advantages = _of(estimator).advantages(rewarded)

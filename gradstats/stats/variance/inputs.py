@@ -109,14 +109,6 @@ def choose_target(target: AskedTarget, batch: Batch, differences: Sequence[str] 
     ``auto`` takes the importance-weighted target where the :math:`χ²` of whole completions exceeds
     :data:`NEGLIGIBLE_CHI_SQUARED` or recorded settings differ, and otherwise stays on-policy: expectations under the
     two policies then differ by at most :math:`\sqrt{χ²}` root mean squares of a group's gradient.
-
-    Args:
-        target: what the user asks for.
-        batch: the completions, with both log-probabilities where they are known.
-        differences: recorded settings in which sampler and scorer differ, as ``name=value``.
-
-    Raises:
-        ValueError: for ``"importance"`` without the log-probabilities of sampler and scorer.
     """
     ratios, overflow = None, None
     if batch.old_logprobs is not None and batch.logprobs is not None:
@@ -161,11 +153,6 @@ def target_of(
     """Return the target on the completions of one split; without moments where nothing can be judged.
 
     Groups of one completion have no baseline: there it is the plain, or weighted, reward.
-
-    Args:
-        pool: the completions.
-        choice: which target.
-        part: makes it the part of its gradient that an estimator stands for.
     """
     estimator = _estimator(choice.kind, pool)
     if part is not None:
@@ -315,20 +302,13 @@ class ComparisonInputs:
         """Set every ratio to exactly 1 where sampler and scorer differ by rounding only.
 
         An importance-weighted target keeps the ratios as they are: without them it would be that of the sampler.
-
-        Args:
-            judged: what the estimators of the comparison are judged against.
         """
         if judged.kind == "importance":
             return self
         return replace(self, batch=without_negligible_ratios(self.batch))
 
     def refuse_unknown_token_scores(self, weightings: Sequence[Weighting]) -> None:
-        """Refuse estimators that weight single tokens where only scores of whole completions are known.
-
-        Raises:
-            ValueError: naming the estimator and the measurement that it needs.
-        """
+        """Refuse estimators that weight single tokens where only scores of whole completions are known."""
         if self.scores.ndim == 3 or self.probed is not None:
             return
         for one in weightings:
@@ -343,16 +323,7 @@ class ComparisonInputs:
     def of_block(
         self, gradients: WeightedGradients, block: str, estimators: Sequence[Weighting] = ()
     ) -> ComparisonInputs:
-        """Return the gradients with respect to one block; the estimators' weights remain those of the whole.
-
-        Args:
-            gradients: the whole, with sketches by block.
-            block: the name of the block.
-            estimators: what is compared.
-
-        Raises:
-            ValueError: without sketches by block, or for an estimator that weights single tokens.
-        """
+        """Return the gradients with respect to one block; the estimators' weights remain those of the whole."""
         for one in estimators:
             if one.level == "token" and not isinstance(one, ByWeightings):
                 raise ValueError(
@@ -421,19 +392,7 @@ def comparison_inputs(
     weightings: Sequence[Weighting] = (),
     fields: Mapping[str, ArrayLike | None] | None = None,
 ) -> ComparisonInputs:
-    """Return the completions, their sample order, their scores, and the projections of token scores.
-
-    Args:
-        measured_or_batch: a measurement, or a :class:`gradstats.estimators.Batch` with ``scores``.
-        scores: as for :func:`gradstats.compare`.
-        scores_are_sketches: as for :func:`gradstats.compare`.
-        weightings: what is compared: token scores are prepared only when one of them weights tokens.
-        fields: further fields of a measurement's batch.
-
-    Raises:
-        TypeError: for a Batch without scores, or with further fields; for fields that are measured.
-        ValueError: for a measurement without sketches, and no scores in their place.
-    """
+    """Return the completions, their sample order, their scores, and the projections of token scores."""
     fields = dict(fields or {})
     if isinstance(measured_or_batch, Batch):
         if scores is None:
@@ -491,14 +450,6 @@ def refuse_unusable_ratios(weightings: Sequence[Weighting], batch: Batch, choice
 
     Without log-probabilities of the sampler every ratio is taken as 1, which holds on-policy only; with
     ``target="on_policy"`` a user asks for it.
-
-    Args:
-        weightings: what is compared.
-        batch: the completions in the order of the rollouts, which a message counts.
-        choice: what they are judged against.
-
-    Raises:
-        ValueError: naming the estimator, the completion and the remedy.
     """
     using = [one for one in weightings if uses_ratios(one)]
     if not using:
@@ -585,14 +536,7 @@ class PoolsBySize:
 def pools_by_size(
     inputs: ComparisonInputs, judged: TargetChoice, enough: Bool[np.ndarray, " prompts"], rng: np.random.Generator
 ) -> PoolsBySize:
-    """Keep the completions of some prompts.
-
-    Args:
-        inputs: all completions.
-        judged: what estimators are judged against.
-        enough: which prompts.
-        rng: numbers the prompts, and draws the directions of the sketch's error.
-    """
+    """Keep the completions of some prompts."""
     order = inputs.order[enough[inputs.batch.group_index[inputs.order]]]
     sketch_error = inputs.sketch_error(int(enough.sum()), rng)
     prompts = shuffled_prompts(inputs.batch.group_index[order], rng)
@@ -603,11 +547,7 @@ def pools_by_size(
 
 
 def moments_of(pool: PooledCompletions, estimator: Weighting) -> PromptMoments:
-    """Return the moments of an estimator that gives some completion a weight.
-
-    Raises:
-        ValueError: for one that gives none any.
-    """
+    """Return the moments of an estimator that gives some completion a weight."""
     moments = pool.local(estimator).moments
     if moments is None:
         size = int(pool.groups.sizes[0])

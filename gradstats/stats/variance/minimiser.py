@@ -90,11 +90,7 @@ class Minimiser:
         return bool(self.value in (self.values[0], self.values[-1]))
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval ``(low, high)``, inside the values; NaN where the minimiser or an error is not known.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
+        """Return the interval ``(low, high)``, inside the values; NaN where the minimiser or an error is not known."""
         level, lowest = require_level(confidence_level), self.value
         if not np.isfinite(lowest):
             return np.nan, np.nan
@@ -190,12 +186,6 @@ class Minimiser:
 def written_interval(low: float, high: float, values: ArrayLike, digits: int = 3) -> str:
     """Write the interval of a minimiser, with ≤ or ≥ at an end where it was cut to the values of a curve.
 
-    Args:
-        low: the lower end.
-        high: the upper end.
-        values: of the parameter; an end at the first or last of them says nothing about what lies beyond.
-        digits: that are significant.
-
     Example:
         >>> from gradstats.stats.variance.minimiser import written_interval
         >>> written_interval(-1.0, 0.25, [-1.0, 0.0, 1.0])
@@ -210,13 +200,7 @@ def written_interval(low: float, high: float, values: ArrayLike, digits: int = 3
 def minimiser_of(
     values: ArrayLike, variances: Sequence[Statistic | None], *, discrete: bool = False
 ) -> Minimiser | None:
-    """Return where the variances at some values are lowest; None where one of them is not known.
-
-    Args:
-        values: of the parameter, in any order.
-        variances: tr Cov at matched signal at each, of the same prompts.
-        discrete: whether the parameter has no values between these.
-    """
+    """Return where the variances at some values are lowest; None where one of them is not known."""
     known = [one for one in variances if one is not None and one.value > 0]
     if len(known) < len(variances) or not known:
         return None
@@ -284,11 +268,7 @@ class LearnedBaseline:
         return unbiased(group_size, {"singleton": "zero"})
 
     def weights(self, batch: Batch) -> Float[np.ndarray, " n"]:
-        """Return the weights of all completions that it was learned on.
-
-        Raises:
-            ValueError: for another number of completions.
-        """
+        """Return the weights of all completions that it was learned on."""
         if batch.rewards.size != self.given.size:
             raise ValueError(f"{self.label} has weights for {self.given.size} completions, got {batch.rewards.size}")
         return self.given
@@ -299,9 +279,6 @@ class LearnedBaseline:
         Where the slope of the variance is compatible with 0: for the exponent as in
         :class:`gradstats.stats.variance.minimiser.Minimiser`, cut to the exponents that were tried; for the shift
         Fieller's set, which may be unbounded.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
         """
         require_level(confidence_level)
         if isinstance(self.optimum, FiellerRatio):
@@ -425,11 +402,7 @@ def learned_baselines(pool: PooledCompletions) -> list[LearnedBaseline]:
 
 
 def variance_with(pool: PooledCompletions, weights: Float[np.ndarray, " n"]) -> Statistic:
-    """Return tr Cov of the gradient with these weights, whose replicates are those of the other prompts.
-
-    Raises:
-        ValueError: when every weight is 0, as where rewards are equal within all groups.
-    """
+    """Return tr Cov of the gradient with these weights, whose replicates are those of the other prompts."""
     moments = pool.local(LearnedBaseline("candidate", (), np.empty((0, 0)), weights)).moments
     if moments is None:
         raise ValueError(f"a baseline cannot be learned here, since every completion has weight 0: {why_silent(pool)}")

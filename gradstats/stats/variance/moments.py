@@ -67,9 +67,6 @@ def split_into_groups(prompts: Int[np.ndarray, " n"], order: Int[np.ndarray, " n
         prompts: (n,) prompt of each completion, numbered from 0.
         order: (n,) positions of the completions in sample order.
         group_size: completions per group; None makes one group of all of a prompt's completions.
-
-    Raises:
-        ValueError: when no prompt has that many completions.
     """
     rows = order[np.argsort(prompts[order], kind="stable")]
     prompt = prompts[rows]
@@ -381,11 +378,7 @@ class DealtDifferences:
             self._changes[row] += np.bincount(places, change.ravel(), N_FOLDS * m).reshape(N_FOLDS, m)
 
     def added_to(self, closed: list[Statistic]) -> list[Statistic]:
-        """Second moment of a batch's gradient, signal and crosses, given those under the fixed weights in closed form.
-
-        Args:
-            closed: E‖G‖², ‖E g‖², and ⟨E g, E h⟩ with each of the others.
-        """
+        """Second moment of a batch gradient, signal and crosses, given those under the fixed weights in closed form."""
         used = self._deals > 0
         n_folds = int(used.sum())
         total = self._deals.sum()
@@ -495,11 +488,6 @@ class SignalComponents:
         The signal s is resolved in 80 % of studies where
         :math:`z\sqrt{4ζ/M + 4δ/M²} + z_{0.8}\sqrt{4ζ/M + 2δ/M²} \le s`. A part whose estimate is negative counts as 0,
         and ζ is taken in proportion to s.
-
-        Args:
-            of: s, the signal to be resolved.
-            estimate: the estimate of ‖E g‖² that ζ belongs to.
-            confidence_level: of the interval.
         """
         if not of > 0:
             return math.inf
@@ -521,13 +509,6 @@ def signal_components(
 
     Each product of means is an average over distinct prompts, so that none of the three is biased by squares; they may
     be negative.
-
-    Args:
-        means: gradients of the prompts, in random order; of more than 512, the first 512 are used.
-        signs: the signature of inner products in these coordinates, or more; None where it is positive.
-
-    Returns:
-        s, ζ and δ; None for fewer than 4 prompts.
     """
     g = means[:MOST_PAIRED_PROMPTS]
     m = len(g)

@@ -123,9 +123,6 @@ class PooledCompletions:
         Args:
             estimator: whose baselines see every completion.
             masks: (n,) for each part, the completions that it sums over.
-
-        Returns:
-            The whole; and the moments of each part, None where no completion of it has any weight.
         """
         weights = self.weights(estimator)
         rows = weighted_rows(weights)

@@ -178,25 +178,13 @@ TARGETS = {"on_policy": "on-policy", "importance": "importance-weighted"}
 
 
 def filled_in(text: str, attrs: Mapping[Hashable, object], reference: str | None = None) -> str:
-    """Put the names of reference and target into a heading or label.
-
-    Args:
-        text: with ``{reference}`` and ``{target}``.
-        attrs: of the frame of a comparison; a frame of an earlier version was judged on-policy.
-        reference: the name of the reference, if it is not that in ``attrs``.
-    """
+    """Put the names of reference and target into a heading or label."""
     name = attrs.get("reference", "the reference") if reference is None else reference
     return text.format(reference=name, target=TARGETS[str(attrs.get("target", "on_policy"))])
 
 
 def axis_label(quantity: Quantity, attrs: Mapping[Hashable, object], reference: str | None = None) -> str:
-    """Return the label of a quantity's axis, with the metric where it is not Euclidean.
-
-    Args:
-        quantity: what the axis shows.
-        attrs: of the frame of a comparison.
-        reference: as for :func:`filled_in`.
-    """
+    """Return the label of a quantity's axis, with the metric where it is not Euclidean."""
     return in_metric(filled_in(quantity.axis_label, attrs, reference), attrs)
 
 

@@ -47,10 +47,6 @@ class PairwiseDifferences:
         An estimator is left out where another one is lower by more than the quantile of the largest difference: the
         truly lowest is left out only if that difference is exceeded by chance (Hsu 1984, with the quantile from a
         studentised bootstrap over prompts).
-
-        Args:
-            judged: which estimators take part; the others are not in the set.
-            confidence_level: of the set.
         """
         level = require_level(confidence_level)
         known = self.known(judged)
@@ -65,11 +61,7 @@ class PairwiseDifferences:
 
 
 def pairwise_differences(matched: Sequence[Statistic | None]) -> PairwiseDifferences:
-    """Compare the variances at matched signal of E estimators on the same prompts.
-
-    Args:
-        matched: one statistic an estimator, None where it is not known.
-    """
+    """Compare the variances at matched signal of E estimators on the same prompts."""
     n = len(matched)
     studentised = np.full((n, n), np.nan)
     usable = [at for at, one in enumerate(matched) if one is not None and _is_positive(one)]
@@ -171,12 +163,7 @@ def clear_winner(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> int
 
 
 def best_rows(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> list[int]:
-    """Positions of the best set, as a frame gives it; without that column, of the row that is lowest beyond doubt.
-
-    Args:
-        frame: of a comparison.
-        paired: as for :func:`clear_winner`, which then decides.
-    """
+    """Positions of the best set, as a frame gives it; without that column, of the row that is lowest beyond doubt."""
     if paired is None and "in_best_set" in frame:
         return rows_in_best_set(frame)
     if paired is not None or "lowest_beyond_doubt" not in frame.attrs:
@@ -410,11 +397,7 @@ class VarianceByBlock(Printed):
         return tuple(notes_of_each([one.notes for one in self.comparisons.values()], list(self.comparisons)))
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return ``block`` and the columns of :meth:`gradstats.stats.VarianceComparison.to_frame`, block by block.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
+        """Return ``block`` and the columns of :meth:`gradstats.stats.VarianceComparison.to_frame`, block by block."""
         frames = [one.to_frame(confidence_level) for one in self.comparisons.values()]
         attrs = {name: value for name, value in frames[0].attrs.items() if name != "lowest_beyond_doubt"}
         for block, frame in zip(self.comparisons, frames, strict=True):

@@ -107,11 +107,7 @@ class ProbedTokens:
         return ProbedTokens(whole=whole, surplus_sq=surplus, owner=owner, **per_row, **per_heavy)
 
     def batches(self, batch: Batch) -> tuple[Batch, ...]:
-        """Return the batch with token energies and cross products as estimated from each third of the probes.
-
-        Raises:
-            ValueError: for fewer than two probes a third.
-        """
+        """Return the batch with token energies and cross products as estimated from each third of the probes."""
         if self.n_probes < FEWEST_PROBES:
             raise ValueError(
                 f"token_probes={self.n_probes} are too few for weights that depend on token energies, which need "
@@ -153,10 +149,6 @@ class ProbedTokens:
             rows: which completions they are for.
             which: the sum that each completion enters, from 0.
             n_sums: number of sums.
-
-        Returns:
-            The features of each sum, as defined in the class, and the exact squares of whole completions and of heavy
-            tokens in it less those of their sketches.
         """
         weights = weights if weights.ndim == 3 else weights[None]
         heavy, owner = self._heavy_of(rows)
@@ -269,16 +261,7 @@ def _across_thirds(values: Float[np.ndarray, "thirds x"]) -> Float[np.ndarray, "
 
 
 def probed_tokens(measured: MeasuredTokens, batch: Batch) -> ProbedTokens:
-    """Return the token scores of a measurement, as its probes, sketches and heavy tokens give them.
-
-    Args:
-        measured: a measurement with ``token_projections``, ``heavy_positions``, ``heavy_sq_norms``,
-            ``heavy_sketches`` and ``sketches``.
-        batch: its batch, whose log-probabilities give the forward-only energy.
-
-    Raises:
-        ValueError: when the heavy tokens have no sketches, or projections are not finite.
-    """
+    """Return the token scores of a measurement, as its probes, sketches and heavy tokens give them."""
     mask, rows = batch.mask, measured.token_projections
     assert rows is not None
     whole = np.asarray(measured.sketches)
@@ -467,9 +450,6 @@ def prepare_scores(
         sketched: whether the scores are a random projection.
         sq_norms: (N,) exact ‖S_i‖², used for the diagonal when the scores are sketched.
         probed: token scores of all N completions, projected on random probes.
-
-    Raises:
-        ValueError: for a wrong shape or values that are not finite.
     """
     n = len(mask)
     if scores.ndim not in (2, 3) or scores.shape[0] != n or scores.shape[-1] == 0:

@@ -74,9 +74,6 @@ def gradient_shares(
         pool: the completions.
         estimator: a group-level one.
         masks: (n,) the completions of each set.
-
-    Returns:
-        The whole gradient, and the shares of each set.
     """
     whole, moments = pool.with_parts(estimator, [mask for one in masks for mask in (one, ~one)])
     if whole.moments is None:
@@ -127,12 +124,7 @@ def with_ends(intervals: dict[str, Interval]) -> dict[str, float]:
 
 
 def equal_count_bins(values: Real[np.ndarray, " n"], n_bins: int) -> Real[np.ndarray, "bins 2"]:
-    """Return the smallest and greatest value of bins of about equally many; fewer where values tie.
-
-    Args:
-        values: what is binned.
-        n_bins: at least 1.
-    """
+    """Return the smallest and greatest value of bins of about equally many; fewer where values tie."""
     ordered = np.sort(values)
     starts = np.unique(ordered[(np.arange(n_bins) * len(ordered)) // n_bins])
     ends = [*(ordered[ordered < start].max() for start in starts[1:]), ordered[-1]]
@@ -147,18 +139,7 @@ def inside_bins(values: Real[np.ndarray, " n"], bins: Real[np.ndarray, "bins 2"]
 def binned(
     values: Real[np.ndarray, " n"], bins: int | Sequence[float]
 ) -> tuple[Real[np.ndarray, "bins 2"], list[Bool[np.ndarray, " n"]]]:
-    """Split values into bins of equal counts, or by edges, each bin without its upper edge except the last.
-
-    Args:
-        values: what is binned.
-        bins: number of bins, or ascending edges that hold every value.
-
-    Returns:
-        The ends of each bin, and which values it holds.
-
-    Raises:
-        ValueError: for a number below 1, fewer than two edges, edges that do not ascend, or a value outside them.
-    """
+    """Split values into bins of equal counts, or by edges, each bin without its upper edge except the last."""
     if isinstance(bins, int | np.integer):
         if bins < 1:
             raise ValueError(f"bins={bins} must be at least 1")

@@ -202,12 +202,7 @@ class TokenProbeError(SketchError):
 
 
 def probed_statistic(values: Float[np.ndarray, " m"], per_probe: Float[np.ndarray, "m k"] | None = None) -> Statistic:
-    r"""Average over prompts a quantity that is itself a mean over probes, with the error that all prompts share.
-
-    Args:
-        values: one per prompt.
-        per_probe: the value along each of the K probes, whose mean ``values`` holds; None where no probe enters.
-    """
+    r"""Average over prompts a quantity that is itself a mean over probes, with the error that all prompts share."""
     slopes = None
     if per_probe is not None and per_probe.shape[1] > 1:
         n_probes = per_probe.shape[1]
