@@ -90,7 +90,7 @@ def refuse_other_result(path: str | os.PathLike[str], difference: str | None, ov
 def differing_entry(
     there: Mapping[str, object], wanted: Mapping[str, object], varying: Collection[str] = ()
 ) -> str | None:
-    """Return how the metadata of two results differ, as in "another seed"; None where they are the same up to rounding."""
+    """Return how the metadata of two results differ, as in "another seed"; None where they agree up to rounding."""
     as_read = json.loads(to_json(wanted))
     names = (as_read.keys() | there.keys()) - set(varying)
     names = {name for name in names if not _same(as_read.get(name), there.get(name))}
