@@ -108,7 +108,6 @@ def _run(
     part: str | None,
 ) -> None:
     from gradstats.config.experiment import load_experiment
-    from gradstats.runs.directory import RunPart
     from gradstats.runs.validate import check_names
     from gradstats.system.user_code import code_beside
 
@@ -117,6 +116,8 @@ def _run(
         # Checked before torch is imported, which takes longer; the steps themselves check again, and warn.
         warnings.simplefilter("ignore")
         check_names(loaded)
+    from gradstats.runs.directory import RunPart
+
     if dry_run:
         from gradstats.runs.cost import estimate_cost
 

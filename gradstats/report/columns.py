@@ -6,10 +6,8 @@ a column's ``_low`` and ``_high`` are the ends of its interval and have no entry
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradstats.report import columns as breakdowns
 from gradstats.report.analysis_tables import CLIPPING_HEADINGS, CRITIC_HEADINGS, RATIO_HEADINGS
 from gradstats.stats.on_policy import WORDS
 from gradstats.stats.profile import PROFILE_QUANTITIES
@@ -36,11 +34,6 @@ class PrintedColumn:
 def of(file: str, **meanings: str) -> tuple[PrintedColumn, ...]:
     """Return columns that one file defines: name → meaning."""
     return tuple(PrintedColumn(name, meaning, file) for name, meaning in meanings.items())
-
-
-def each(folder: str, headings: Mapping[str, str]) -> tuple[PrintedColumn, ...]:
-    """Return quantities that have a file of their name."""
-    return tuple(PrintedColumn(name, heading, f"{folder}/{name}.py") for name, heading in headings.items())
 
 
 def headings(quantities: tuple[Quantity, ...]) -> dict[str, str]:
@@ -103,32 +96,37 @@ CELL_DIFFERENCES = {
 
 
 _VARIANCE = "stats/variance"
-_LENGTH = "stats/length_scaling"
-_TOKENS = "stats/tokens"
-_TABLE = "rollouts/schema.py"
-_TOGETHER, _JUDGED = f"{_VARIANCE}/fieller_simultaneous.py", ("cosine", "matched_bias_share")
+_ESTIMATES = f"{_VARIANCE}/estimates.py"
+_RESULT = f"{_VARIANCE}/result.py"
+_INPUTS = f"{_VARIANCE}/inputs.py"
 _LEARNED = f"{_VARIANCE}/optimal_baselines.py"
+_LENGTH = "stats/length_scaling"
+_DIAGNOSTICS = f"{_LENGTH}/diagnostics.py"
+_PROXIES = "stats/proxy_quality.py"
+_PROFILES = "stats/token_profiles.py"
+_TABLE = "rollouts/schema.py"
+_JUDGED = ("cosine", "matched_bias_share")
 
 _ESTIMATOR = of("estimators/by_label.py", estimator="label of the estimator")
 _COMPLETION = of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
 
 _ROW = (
     *_ESTIMATOR,
-    *of(f"{_VARIANCE}/row.py", group_size="completions per group"),
+    *of(f"{_VARIANCE}/quantities.py", group_size="completions per group"),
     *of("estimators/estimator.py", unit="unit of the gradient; ratios compare rows of one unit"),
     *of("estimators/recipes/components.py", components="the choices that a recipe is composed of"),
-    *of(f"{_VARIANCE}/target.py", target="the gradient that bias and cosine are judged against"),
-    *each(_VARIANCE, headings(COMPARED)),
-    *each(
-        _VARIANCE,
-        {
+    *of(_INPUTS, target="the gradient that bias and cosine are judged against"),
+    *of(_ESTIMATES, **headings(COMPARED)),
+    *of(
+        _ESTIMATES,
+        **{
             "ratio_simultaneous": "interval of the ratio that holds for all rows at once",
             f"{JUDGED.name}_simultaneous": "the same for the matched ratio",
             "n_effective_prompts": "number of equally noisy prompts that the variance rests on",
             "most_influential_prompt": "the prompt without which tr Cov changes most",
         },
     ),
-    *of(f"{_VARIANCE}/best_set.py", in_best_set="whether it may have the lowest matched ratio"),
+    *of(_RESULT, in_best_set="whether it may have the lowest matched ratio"),
 )
 
 _FIT = (
@@ -146,7 +144,7 @@ _FIT = (
         interval="how the interval was made",
         confidence_level="level of the interval",
     ),
-    *each(_LENGTH, {"r_squared": "share of the variance of log‖S‖² that the line explains"}),
+    *of(f"{_LENGTH}/regression.py", r_squared="share of the variance of log‖S‖² that the line explains"),
 )
 
 _TOKEN = (
@@ -154,7 +152,7 @@ _TOKEN = (
     *of("measurement/token_scores.py", energy="squared norm of a token's score"),
     *of("measurement/token_scores.py", energy_stderr="standard error of the energy", exact="whether it is exact"),
     *of(
-        f"{_TOKENS}/proxy_quality.py",
+        _PROXIES,
         position="token of the completion, from 0",
         logit="proxy: squared norm of the gradient with respect to the logits",
         last_layer="proxy: the same with respect to the output embedding",
@@ -168,10 +166,10 @@ _POINT = (
     *of(_TABLE, reward="reward"),
     *of("runs/analysis.py", length="tokens that count", truncated="whether it was cut off at the cap"),
     *of("measurement/measurement.py", sq_norm="‖S‖², squared norm of the gradient of its log-probability"),
-    *of(f"{_TOKENS}/token_sums.py", energy="summed energy of its tokens"),
+    *of(_PROFILES, energy="summed energy of its tokens"),
 )
 
-_SHARES = of(f"{_VARIANCE}/gradient_shares.py", **breakdowns.SHARES)
+_SHARES = of(f"{_VARIANCE}/shares.py", **SHARES)
 
 _PLAN = of(
     "stats/prompt_plan.py",
@@ -194,7 +192,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "curve": (
         *of(f"{_VARIANCE}/variance_curve.py", value="of the parameter"),
         *_ROW,
-        *(PrintedColumn(f"{name}_simultaneous", "that holds at all values at once", _TOGETHER) for name in _JUDGED),
+        *(PrintedColumn(f"{name}_simultaneous", "that holds at all values at once", _ESTIMATES) for name in _JUDGED),
     ),
     "curve fits": of(
         f"{_VARIANCE}/variance_curve.py", fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"
@@ -205,7 +203,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         *of(_LEARNED, ratio_to_learned="variance over that of the best learned baseline"),
         *of(_LEARNED, ratio_to_learned_simultaneous="its interval that holds for all rows at once"),
     ),
-    "group_sizes": (*_ROW, *each(_VARIANCE, headings(VARIANCE_COMPONENTS))),
+    "group_sizes": (*_ROW, *of(_ESTIMATES, **headings(VARIANCE_COMPONENTS))),
     "length_bins": (
         *_ROW,
         *of(
@@ -219,7 +217,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "success_bins": (
         *_ESTIMATOR,
         *of("estimators/estimator.py", unit="unit of the gradient"),
-        *of(f"{_VARIANCE}/success_bins.py", **breakdowns.SUCCESS_BINS),
+        *of(f"{_VARIANCE}/success_bins.py", **SUCCESS_BINS),
         *_SHARES,
     ),
     "sweep": (
@@ -233,23 +231,23 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             mean_length="mean over prompts of the mean length",
             mean_reward="mean over prompts of the mean reward",
         ),
-        *each(_LENGTH, {"alpha": "exponent α of the run"}),
+        *of(f"{_LENGTH}/alpha.py", alpha="exponent α of the run"),
     ),
-    "cell_differences": of("report/sweeps.py", **breakdowns.CELL_DIFFERENCES),
-    "variance_by_block": (*of(f"{_VARIANCE}/by_block.py", block="block of parameters"), *_ROW),
+    "cell_differences": of("report/sweeps.py", **CELL_DIFFERENCES),
+    "variance_by_block": (*of(_RESULT, block="block of parameters"), *_ROW),
     "equivalent_group_size": (
         *_ESTIMATOR,
-        *of(f"{_VARIANCE}/equivalent_group_size.py", **breakdowns.EQUIVALENT_GROUP_SIZE),
-        *each(_VARIANCE, {"equivalent_group_size": "group size at which RLOO is as noisy"}),
+        *of(f"{_VARIANCE}/equivalent_group_size.py", **EQUIVALENT_GROUP_SIZE),
+        *of(f"{_VARIANCE}/equivalent_group_size.py", equivalent_group_size="group size at which RLOO is as noisy"),
     ),
     "allocation": (
         *_ESTIMATOR,
         *of("estimators/estimator.py", unit="unit of the gradient as measured"),
-        *of(f"{_VARIANCE}/allocation.py", **breakdowns.ALLOCATION),
+        *of(f"{_VARIANCE}/allocation.py", **ALLOCATION),
     ),
     "variance.json": (
         *of(
-            f"{_VARIANCE}/variance_comparison.py",
+            _RESULT,
             reference="estimator in the denominator of ratios",
             confidence_level="level of the intervals",
             prompts_per_batch="prompts of the batch whose share of bias is stated",
@@ -261,8 +259,11 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             lowest_beyond_doubt="the only estimator in the best set",
         ),
         *of("measurement/measurement.py", metric="the metric that gradients were measured in"),
-        *of(f"{_VARIANCE}/target.py", target="the gradient that bias and cosine are judged against"),
-        *each("stats", {"effective_sample_size": "completions of equal weight that importance weights are worth"}),
+        *of(_INPUTS, target="the gradient that bias and cosine are judged against"),
+        *of(
+            "stats/measured.py",
+            effective_sample_size="completions of equal weight that importance weights are worth",
+        ),
     ),
     "ratios": (
         *of(
@@ -274,7 +275,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             **{name: RATIO_HEADINGS[name] for name in ("mean", "variance", "chi_squared")},
         ),
         *of("stats/ratio_diagnostics.py", by_length="whether of completions of these lengths only"),
-        *each("stats", {"effective_sample_size": RATIO_HEADINGS["effective_sample_size"]}),
+        *of("stats/measured.py", effective_sample_size=RATIO_HEADINGS["effective_sample_size"]),
         *of(
             "report/figures.py",
             effective_share="effective sample size over n",
@@ -293,7 +294,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "alpha_by_block": (
         *_FIT,
-        *of(f"{_LENGTH}/by_block.py", block="block of parameters", share_of_sq_norm="its share of Σ‖S‖²"),
+        *of(_DIAGNOSTICS, block="block of parameters", share_of_sq_norm="its share of Σ‖S‖²"),
     ),
     "alpha.json": (
         *_FIT,
@@ -306,35 +307,36 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             token_energy="α of the summed token energies",
             by_block="α of each block of parameters",
             on_policy="the on-policy check",
+            most_influential_prompt="whose omission moves α most",
             sentences="what to consider when reading α",
         ),
         *of("measurement/measurement.py", metric="the metric of the norms"),
-        *each(
-            _LENGTH,
-            {"curvature": "whether one power law fits", "most_influential_prompt": "whose omission moves α most"},
+        *of(
+            _DIAGNOSTICS,
+            curvature="whether one power law fits",
         ),
     ),
     "curvature": (
-        *each(_LENGTH, {"curvature": "half the change of the slope per unit of log T"}),
-        *of(f"{_LENGTH}/curvature.py", pvalue="of no curvature"),
+        *of(_DIAGNOSTICS, curvature="half the change of the slope per unit of log T"),
+        *of(_DIAGNOSTICS, pvalue="of no curvature"),
     ),
     "within_between": of(
-        f"{_LENGTH}/mundlak.py",
+        _DIAGNOSTICS,
         alpha_within="α of answers to one prompt",
         alpha_between="α of prompts' means",
         difference="between less within",
         pvalue="of no difference",
     ),
-    "alpha difference": of(f"{_LENGTH}/alpha_difference.py", **breakdowns.ALPHA_DIFFERENCE),
+    "alpha difference": of(_DIAGNOSTICS, **ALPHA_DIFFERENCE),
     "most_influential_prompt": of(
-        f"{_LENGTH}/most_influential_prompt.py",
+        _DIAGNOSTICS,
         prompt="the prompt left out",
         n="its completions",
         alpha="α without it",
         change="of α",
     ),
     "on_policy": (
-        *each("stats/on_policy", WORDS),
+        *of("stats/on_policy.py", **WORDS),
         *of(
             "stats/on_policy.py",
             quantity="which of the three",
@@ -371,18 +373,21 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             quantities="the table of estimates",
             quantiles="the table of quantiles",
         ),
-        *each("stats", {"effective_sample_size": "completions of equal weight that importance weights are worth"}),
+        *of(
+            "stats/measured.py",
+            effective_sample_size="completions of equal weight that importance weights are worth",
+        ),
     ),
     "proxy_quality": (
-        *of(f"{_TOKENS}/proxy_quality.py", proxy="forward-only proxy of token energies"),
-        *each(_TOKENS, PROXY_QUANTITIES),
+        *of(_PROXIES, proxy="forward-only proxy of token energies"),
+        *of(_PROXIES, **PROXY_QUANTITIES),
         *of(
-            f"{_TOKENS}/cumulative_error.py",
+            _PROFILES,
             **{f"cumulative_error_at_{at:g}": f"the same at {at:.0%} of each completion" for at in FRACTIONS},
         ),
     ),
     "proxy_quality.json": of(
-        f"{_TOKENS}/proxy_quality.py",
+        _PROXIES,
         confidence_level="level of the intervals",
         n_prompts="prompts",
         n_tokens="tokens",
@@ -391,17 +396,15 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         notes="what to know when reading the table",
     ),
     "token_profiles": (
-        *each(
-            _TOKENS,
-            {
-                "correlation": "correlation of token scores by the distance between tokens",
-                "concentration": "share of a completion's energy in its heaviest tokens",
-                "local_slope": "exponent of summed energy from position to position",
-            },
-        ),
-        *of(f"{_TOKENS}/concentration.py", share="the quantity of the profile concentration"),
         *of(
-            f"{_TOKENS}/token_profile.py",
+            _PROFILES,
+            correlation="correlation of token scores by the distance between tokens",
+            concentration="share of a completion's energy in its heaviest tokens",
+            local_slope="exponent of summed energy from position to position",
+        ),
+        *of(_PROFILES, share="the quantity of the profile concentration"),
+        *of(
+            _PROFILES,
             first="first value of the axis in a bin",
             last="last value of it",
             value="the estimate",
@@ -419,7 +422,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "profile": (
         *of("stats/profile.py", **PROFILE_QUANTITIES, quantity="name", heading="in words", value="the number"),
         *of("stats/profile.py", low="lower end of its interval", high="upper end", policy="name of the policy"),
-        *each(_VARIANCE, {"ratio": "tr Cov of an estimator over RLOO's"}),
+        *of(_ESTIMATES, ratio="tr Cov of an estimator over RLOO's"),
     ),
     "plan alpha": (
         *_PLAN,

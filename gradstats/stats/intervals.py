@@ -145,7 +145,9 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     difference = numerator.in_units_of_itself() - denominator.in_units_of_itself()
     variance = (numerator / denominator).logarithm().variance()
     value = float(np.divide(numerator.value, denominator.value)) if denominator.value else np.nan
-    known = np.isfinite(variance) and numerator.value > 0 and denominator.value > 0 and m > 2
+    # A variance that one prompt alone carries is 0 without it, up to rounding, which says nothing of the ratio.
+    positive = all(one.value > 0 and one.replicates.min() > EXACT * one.value for one in (numerator, denominator))
+    known = positive and np.isfinite(variance) and m > 2
     if not known:
         return Estimate(value, np.nan, "log", m - 1.0)
     # ψ = a/A − b/B is the influence on the logarithm. Everything is written with it and β = b/B, so that no

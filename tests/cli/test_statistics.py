@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from command_line import run
-from command_line import run as call
 from comparison_batches import quiet_compare
 from small_runs import sampled_and_measured, small_experiment
 
@@ -104,7 +103,7 @@ MODULE = "def lowered(batch, by=0.0):\n    return batch.rewards - by\n"
 
 
 @pytest.fixture(scope="module")
-def run_of_code_of_run(policy_folder, tmp_path_factory):
+def own_run(policy_folder, tmp_path_factory):
     """A run whose experiment file names every label, with the user's module beside it."""
     folder = tmp_path_factory.mktemp("mine")
     (folder / "labels_of_mine.py").write_text(MODULE)
@@ -130,43 +129,41 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def _experiment_file(run_of_code_of_run, label, monkeypatch, capsys):
-    assert label in pd.read_csv(run_of_code_of_run / "variance.csv").set_index("estimator")["trace_cov"].dropna()
+def _experiment_file(own_run, label, monkeypatch, capsys):
+    assert label in pd.read_csv(own_run / "variance.csv").set_index("estimator")["trace_cov"].dropna()
 
 
-def _compare(run_of_code_of_run, label, monkeypatch, capsys):
-    monkeypatch.chdir(
-        run_of_code_of_run / json.loads((run_of_code_of_run / "manifest.json").read_text())["experiment_folder"]
-    )
-    frame = gs.compare(gs.read_measurement(run_of_code_of_run / "measurement"), [label]).to_frame()
+def _compare(own_run, label, monkeypatch, capsys):
+    monkeypatch.chdir(own_run / json.loads((own_run / "manifest.json").read_text())["experiment_folder"])
+    frame = gs.compare(gs.read_measurement(own_run / "measurement"), [label]).to_frame()
     assert frame["estimator"].tolist() == [label]
 
 
 def _command(*words):
-    def place(run_of_code_of_run, label, monkeypatch, capsys):
+    def place(own_run, label, monkeypatch, capsys):
         filled = [label if word == "LABEL" else word for word in words]
-        code, out, err = call(monkeypatch, capsys, filled[0], run_of_code_of_run, *filled[1:], "--trust")
+        code, out, err = run(monkeypatch, capsys, filled[0], own_run, *filled[1:], "--trust")
         assert (code, "NaN:" in err) == (0, False), err
         assert label in out + err  # a scale that 8 prompts do not resolve is named in a note
 
     return place
 
 
-def _curve(run_of_code_of_run, label, monkeypatch, capsys):
+def _curve(own_run, label, monkeypatch, capsys):
     varied, values = VARIED[label]
-    code, out, err = call(monkeypatch, capsys, "curve", run_of_code_of_run, varied, values, "--trust")
+    code, out, err = run(monkeypatch, capsys, "curve", own_run, varied, values, "--trust")
     assert (code, "NaN:" in err) == (0, False), err
     assert varied in out
 
 
-def _figures(run_of_code_of_run, label, monkeypatch, capsys):
-    assert label in set(pd.read_csv(run_of_code_of_run / "figures" / "variance.csv")["estimator"])
-    assert call(monkeypatch, capsys, "figures", run_of_code_of_run)[0] == 0
+def _figures(own_run, label, monkeypatch, capsys):
+    assert label in set(pd.read_csv(own_run / "figures" / "variance.csv")["estimator"])
+    assert run(monkeypatch, capsys, "figures", own_run)[0] == 0
 
 
-def _report(run_of_code_of_run, label, monkeypatch, capsys):
-    assert call(monkeypatch, capsys, "report", run_of_code_of_run)[0] == 0
-    assert LABELS[label] in (run_of_code_of_run / "report.html").read_text()
+def _report(own_run, label, monkeypatch, capsys):
+    assert run(monkeypatch, capsys, "report", own_run)[0] == 0
+    assert LABELS[label] in (own_run / "report.html").read_text()
 
 
 PLACES = {
@@ -194,28 +191,26 @@ PLACES = {
         for label in LABELS
     ],
 )
-def test_every_label_works_in_every_place(run_of_code_of_run, place, label, monkeypatch, capsys):
-    PLACES[place](run_of_code_of_run, label, monkeypatch, capsys)
+def test_every_label_works_in_every_place(own_run, place, label, monkeypatch, capsys):
+    PLACES[place](own_run, label, monkeypatch, capsys)
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("command", ["group-size", "shift", "variance"])
-def test_the_recorded_folder_is_searched_with_permission_only(run_of_code_of_run, command, monkeypatch, capsys):
+def test_the_recorded_folder_is_searched_with_permission_only(own_run, command, monkeypatch, capsys):
     words = ["--estimators", "labels_of_mine:lowered"] if command == "variance" else ["labels_of_mine:lowered"]
-    code, _, err = call(monkeypatch, capsys, command, run_of_code_of_run, *words)
-    folder = (
-        run_of_code_of_run / json.loads((run_of_code_of_run / "manifest.json").read_text())["experiment_folder"]
-    ).resolve()
+    code, _, err = run(monkeypatch, capsys, command, own_run, *words)
+    folder = (own_run / json.loads((own_run / "manifest.json").read_text())["experiment_folder"]).resolve()
     assert code == 1
     assert "there is no module 'labels_of_mine' in " in err
-    assert f"the experiment file of {run} was in {folder}: add --trust to search there as well" in err
+    assert f"the experiment file of {own_run} was in {folder}: add --trust to search there as well" in err
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(run_of_code_of_run, tmp_path, monkeypatch, capsys):
+def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(own_run, tmp_path, monkeypatch, capsys):
     for recorded in ("../nowhere", None, 3):
         (tmp_path / "manifest.json").write_text(json.dumps({"experiment_folder": recorded}))
-        code, _, err = call(monkeypatch, capsys, "shift", tmp_path, "labels_of_mine:lowered", "--trust")
+        code, _, err = run(monkeypatch, capsys, "shift", tmp_path, "labels_of_mine:lowered", "--trust")
         assert code == 1
         assert "there is no module 'labels_of_mine'" in err
         assert "add --trust" not in err
@@ -224,15 +219,13 @@ def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(run_of_code
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("given", [[], ["--reward", "rewards_of_mine:twice"]])
-def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(run_of_code_of_run, given, monkeypatch, capsys):
+def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(own_run, given, monkeypatch, capsys):
     """The run names its estimators' module itself, and the reward's is named with the command."""
-    copy = Path(
-        shutil.copytree(run_of_code_of_run, run_of_code_of_run.parent / f"scored_again_{len(given)}")
-    )  # records the same folder
+    copy = Path(shutil.copytree(own_run, own_run.parent / f"scored_again_{len(given)}"))  # records the same folder
     folder = copy / json.loads((copy / "manifest.json").read_text())["experiment_folder"]
     (folder / "rewards_of_mine.py").write_text("def twice(text, problem):\n    return 2.0 * text.count('a')\n")
     sys.modules.pop("labels_of_mine", None)
-    code, _, err = call(monkeypatch, capsys, "regrade", copy, *given, "--trust", "--no-progress")
+    code, _, err = run(monkeypatch, capsys, "regrade", copy, *given, "--trust", "--no-progress")
     assert code == 0, err
     assert "labels_of_mine:lowered(by=0.25)" in pd.read_csv(copy / "variance.csv")["estimator"].tolist()
     assert gs.read_rollouts(copy / "rollouts").metadata["reward"] == (given[-1:] or ["small_runs:consonants"])[0]
@@ -240,15 +233,15 @@ def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(run_of_c
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(run_of_code_of_run, monkeypatch, capsys):
+def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(own_run, monkeypatch, capsys):
     sys.modules.pop("labels_of_mine", None)
-    code, _, err = call(
+    code, _, err = run(
         monkeypatch,
         capsys,
         "run",
-        run_of_code_of_run / "experiment.yaml",
+        own_run / "experiment.yaml",
         "--out",
-        run_of_code_of_run,
+        own_run,
         "--dry-run",
         "--trust",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -128,7 +129,7 @@ def start_rank(rank: int, *arguments: object) -> subprocess.Popen[str]:
     paths = f"{FOLDER}:{FOLDER.parent}:{FOLDER.parents[1]}"
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", str(FOLDER / "sharded_ranks.py"), str(rank), *map(str, arguments)],
-        env={"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
     )

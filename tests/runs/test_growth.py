@@ -33,14 +33,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def experiment(policy_folder, folder):
+def small(policy_folder, folder):
     return lambda **changes: small_experiment(policy_folder, folder / "problems.jsonl", **changes)
 
 
 @pytest.fixture(scope="module")
-def begun(experiment, folder):
+def begun(small, folder):
     """A finished run of four prompts with two completions each."""
-    run(experiment(), folder / "begun")
+    run(small(), folder / "begun")
     return folder / "begun"
 
 
@@ -51,11 +51,11 @@ def path(begun, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def grown_twice(experiment, begun, folder):
+def grown_twice(small, begun, folder):
     """The finished run, extended by prompts and then by completions."""
     whole = shutil.copytree(begun, folder / "grown_twice")
-    run(experiment(prompts={"n": 6}), whole)
-    run(experiment(prompts={"n": 6}, sampling={"group_size": 3}), whole)
+    run(small(prompts={"n": 6}), whole)
+    run(small(prompts={"n": 6}, sampling={"group_size": 3}), whole)
     return whole
 
 
@@ -74,9 +74,9 @@ GROWTHS = {
 
 
 @pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS.keys())
-def test_a_finished_run_grows_and_keeps_what_it_has(experiment, begun, path, tmp_path, growth):
+def test_a_finished_run_grows_and_keeps_what_it_has(small, begun, path, tmp_path, growth):
     before = contents(path)
-    larger = experiment(**growth)
+    larger = small(**growth)
     measured = run(larger, path)
     after = contents(path)
     assert before.items() <= after.items()
@@ -98,10 +98,10 @@ def test_a_finished_run_grows_and_keeps_what_it_has(experiment, begun, path, tmp
     assert contents(tmp_path / "again") == after
 
 
-def test_parts_make_a_run_grow_by_the_same_bytes(experiment, path, tmp_path, monkeypatch):
+def test_parts_make_a_run_grow_by_the_same_bytes(small, path, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "_GRACE", -1.0)
     monkeypatch.setattr(parts, "_BETWEEN_LOOKS", 0.0)
-    larger = experiment(prompts={"n": 6}, sampling={"group_size": 3})
+    larger = small(prompts={"n": 6}, sampling={"group_size": 3})
     run(larger, shutil.copytree(path, tmp_path / "by one process"))
     made = [run_part(larger, path, RunPart(number, 2), progress=False) for number in (1, 2, 1)]
     assert made[0].n_awaited > 0  # the second part has drawn nothing yet
@@ -109,8 +109,8 @@ def test_parts_make_a_run_grow_by_the_same_bytes(experiment, path, tmp_path, mon
     assert contents(path) == contents(tmp_path / "by one process")
 
 
-def test_the_results_of_a_run_that_grew_are_of_all_its_completions(experiment, path):
-    run_experiment(experiment(sampling={"group_size": 4}), path, progress=False)
+def test_the_results_of_a_run_that_grew_are_of_all_its_completions(small, path):
+    run_experiment(small(sampling={"group_size": 4}), path, progress=False)
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["n_sequences"] == 16
     assert manifest["rounds"] == [
@@ -123,8 +123,8 @@ def test_the_results_of_a_run_that_grew_are_of_all_its_completions(experiment, p
 
 
 @pytest.mark.parametrize("moment", range(4))
-def test_an_interrupted_extension_goes_on_and_may_grow_further(experiment, grown_twice, path, monkeypatch, moment):
-    larger, largest = experiment(prompts={"n": 6}), experiment(prompts={"n": 6}, sampling={"group_size": 3})
+def test_an_interrupted_extension_goes_on_and_may_grow_further(small, grown_twice, path, monkeypatch, moment):
+    larger, largest = small(prompts={"n": 6}), small(prompts={"n": 6}, sampling={"group_size": 3})
     draw, left = SamplingPlan.draw, [moment]
 
     def interrupting(plan, *arguments):
@@ -147,20 +147,20 @@ def test_an_interrupted_extension_goes_on_and_may_grow_further(experiment, grown
     np.testing.assert_array_equal(ours.sketches, theirs.sketches)
 
 
-def test_a_finished_extension_is_not_sampled_or_measured_again(experiment, grown_twice, path, monkeypatch):
+def test_a_finished_extension_is_not_sampled_or_measured_again(small, grown_twice, path, monkeypatch):
     def never(*_arguments, **_options):
         raise AssertionError("the model was touched")
 
     monkeypatch.setattr(SamplingPlan, "make", never)
     monkeypatch.setattr(MeasuringSession, "open", never)
-    run(experiment(prompts={"n": 6}, sampling={"group_size": 3}), grown_twice)
+    run(small(prompts={"n": 6}, sampling={"group_size": 3}), grown_twice)
     with pytest.raises(ValueError, match=r"made with prompts\.n=6, not 4: a run can grow but not shrink"):
-        run(experiment(), grown_twice)
+        run(small(), grown_twice)
 
 
-def test_problems_that_changed_keep_a_run_from_growing_and_it_stays_whole(experiment, path):
+def test_problems_that_changed_keep_a_run_from_growing_and_it_stays_whole(small, path):
     before = contents(path)
-    larger = experiment(prompts={"n": 6})
+    larger = small(prompts={"n": 6})
     problems = Path(larger.prompts.source)
     text = problems.read_text()
     problems.write_text(text.replace("ab", "cd"))
@@ -172,7 +172,7 @@ def test_problems_that_changed_keep_a_run_from_growing_and_it_stays_whole(experi
     problems.write_text(text)
     assert contents(path) == before
     # The directory is still that of the smaller run.
-    run(experiment(), path)
+    run(small(), path)
     run(larger, path)
     assert len(read_measurement(path / "measurement")) == 12
 

@@ -72,7 +72,7 @@ def test_a_kl_term_in_the_loss_needs_its_weightings_in_any_case():
 def stale():
     """Completions of an earlier checkpoint and of the final weights, to be scored by the latter."""
     problems = gs.load_prompts("embedded", n=2, rng=0)
-    revision = gs.policy.embedded.checkpoint_names()[0]
+    revision = checkpoint_names()[0]
     earlier = gs.load_policy("embedded", revision=revision)
     options = {"group_size": 2, "max_new_tokens": 24, "rng": 0, "progress": False}
     policy = gs.load_policy("embedded")

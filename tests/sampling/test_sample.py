@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 from types import SimpleNamespace
 
 import pandas as pd
@@ -12,7 +13,6 @@ import torch
 from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
 from gradstats.rollouts.table import Rollouts, read_rollouts
-from gradstats.sampling import sample as module
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.sample import draw_batches, sample
 from gradstats.system.shards import Shards
@@ -88,7 +88,7 @@ def test_the_bar_starts_at_the_completions_that_were_finished_before(shards, mon
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr(module, "progress_bar", Bar)
+    monkeypatch.setattr(import_module("gradstats.sampling.sample"), "progress_bar", Bar)  # a function has its name
     shards.write(Plan().draw(0), shards.path(0))
     draw_batches(Plan(), shards, progress=False)
     assert counted == [("sampling", 6, 2, False), ([0, 0], True), 4, ([1, 1], False), 4, ([2, 2], False)]

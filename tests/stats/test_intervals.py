@@ -210,6 +210,10 @@ def test_a_nearly_exact_ratio_keeps_its_digits():
 def test_what_has_no_logarithm_has_no_interval():
     found = studentised_ratio(mean_statistic(np.array([1.0, -2.0, 0.5, 0.2])), mean_statistic(np.ones(4)))
     assert np.isnan(found.confidence_interval(0.95)).all()
+    # Without the only prompt that has a variance, what is left is 0, or the rounding error of a difference.
+    for left in (0.0, 1e-31):
+        alone = Statistic(1.0, np.array([left, 1.3, 1.3, 1.3]))
+        assert np.isnan(studentised_ratio(alone, alone).confidence_interval(0.95)).all()
     two = studentised_ratio(mean_statistic(np.array([1.0, 2.0])), mean_statistic(np.ones(2)))
     assert np.isnan(two.confidence_interval(0.95)).all()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradstats.config.sections import ExecutionSection
-from gradstats.runs.executors import local as choice
+from gradstats.runs.executors import choice
 from gradstats.runs.executors.choice import executor_of, require_executor
 from gradstats.runs.executors.local import LocalExecutor, ask
 from gradstats.runs.executors.rank_group import RankedExecutor
