@@ -335,12 +335,12 @@ def read_tokens(folder: Path) -> SavedTokens | None:
 
 def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
     """Return the completions of typical lengths, with the intervals of their energies."""
-    from scipy import stats
+    from scipy.special import ndtri
 
     keys = ["prompt_id", "sample_id"]
     traces = sorted((rows for _, rows in tokens.groupby(keys, sort=False)), key=len)
     places = sorted({round(share * (len(traces) - 1)) for share in TRACES_AT})
-    quantile = stats.norm.ppf(0.5 + confidence_level / 2.0)
+    quantile = ndtri(0.5 + confidence_level / 2.0)
     drawn = []
     for place in places:
         rows = traces[place]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy.special import stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
@@ -39,7 +39,7 @@ class LengthRewardCorrelation(Printed):
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval, symmetric on Fisher's scale."""
         level = require_level(confidence_level)
-        margin = float(stats.t.ppf(0.5 + level / 2.0, max(self.n_prompts - 1, 1))) * self.stderr
+        margin = float(stdtrit(max(self.n_prompts - 1, 1), 0.5 + level / 2.0)) * self.stderr
         centre = np.arctanh(self.correlation)
         return float(np.tanh(centre - margin)), float(np.tanh(centre + margin))
 

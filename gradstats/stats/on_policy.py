@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from scipy import stats
+from scipy.special import stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, require_level
@@ -138,7 +138,7 @@ class TemperatureTest:
 
         0 and infinity where nothing is excluded between 0.5 and 2; NaN where all of them are, or no token is uncertain.
         """
-        quantile = float(stats.t.ppf(0.5 + require_level(confidence_level) / 2.0, self.degrees))
+        quantile = float(stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0))
         if not np.all(self.stderrs > 0):
             return np.nan, np.nan
         at = np.log(self.temperatures)

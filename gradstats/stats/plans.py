@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import optimize, stats
+from numpy.typing import ArrayLike
+from scipy import optimize
+from scipy.special import fdtri, gammaincinv, ndtr, ndtri, stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
@@ -18,6 +20,10 @@ from gradstats.stats.prompt_plan import ASSURANCE, PromptPlan, smallest
 from gradstats.stats.variance.estimates import FEW
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.result import Comparison, VarianceComparison
+
+
+def _chi_squared_quantile(probability: ArrayLike, degrees: float) -> Any:
+    return 2.0 * gammaincinv(degrees / 2.0, probability)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -102,18 +108,18 @@ def plan_alpha(
         of_one, per_prompt = noise / (2.0 * length_spread), 1.0
 
     def enough(n_prompts: int, factor: float) -> bool:
-        quantile = float(stats.t.ppf(0.5 + level / 2.0, n_prompts - 2))
+        quantile = float(stdtrit(n_prompts - 2, 0.5 + level / 2.0))
         return quantile * of_one * math.sqrt(factor / n_prompts) <= half_width
 
     def quotient(n_prompts: int) -> float:
         """Return the quantile of (study's variance)/(pilot's variance)."""
         ahead = n_prompts * degrees_of_one
         if np.isfinite(degrees):
-            return float(stats.f.ppf(ASSURANCE, ahead, degrees))
-        return float(stats.chi2.ppf(ASSURANCE, ahead) / ahead)
+            return float(fdtri(ahead, degrees, ASSURANCE))
+        return float(_chi_squared_quantile(ASSURANCE, ahead) / ahead)
 
     low, high = (
-        1.0 / stats.chi2.ppf(0.5 + side * level / 2.0, degrees) * degrees if np.isfinite(degrees) else 1.0
+        1.0 / _chi_squared_quantile(0.5 + side * level / 2.0, degrees) * degrees if np.isfinite(degrees) else 1.0
         for side in (1.0, -1.0)
     )
     return AlphaPlan(
@@ -235,17 +241,21 @@ def plan_ratio(
     if not wanted > 0 or abs(math.log(wanted)) < 1e-9:
         raise ValueError(f"ratio={wanted:g} must be positive and not 1, for example 0.87")
     width = (math.log(high) - math.log(low)) / 2.0
-    of_one = width / float(stats.t.ppf(0.5 + about["confidence_level"] / 2.0, n_prompts - 1)) * math.sqrt(n_prompts)
+    of_one = width / float(stdtrit(n_prompts - 1, 0.5 + about["confidence_level"] / 2.0)) * math.sqrt(n_prompts)
     effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
     degrees, fewest = max(effective - 1.0, 1.0), math.ceil(FEW * n_prompts / effective)
     distance = abs(math.log(wanted))
 
     def enough(n: int, factor: float) -> bool:
-        wide = float(stats.t.ppf(0.5 + level / 2.0, n - 1) - stats.norm.ppf(0.5 + level / 2.0))
+        wide = float(stdtrit(n - 1, 0.5 + level / 2.0) - ndtri(0.5 + level / 2.0))
         return (factor + wide) * of_one / math.sqrt(n) <= distance
 
-    at_80 = float(stats.norm.ppf(0.5 + level / 2.0) + stats.norm.ppf(ASSURANCE))
-    shrink, grow = (math.sqrt(degrees / stats.chi2.ppf(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0))
+    at_80 = float(ndtri(0.5 + level / 2.0) + ndtri(ASSURANCE))
+    shrink, grow = (
+        math.sqrt(degrees / _chi_squared_quantile(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0)
+    )
+        math.sqrt(degrees / _chi_squared_quantile(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0)
+    )
     assured = _standard_errors_apart(level, degrees)
     factors = (at_80, at_80 * shrink, at_80 * grow, assured)
     sizes = [smallest(partial(enough, factor=factor), fewest) for factor in factors]
@@ -273,9 +283,9 @@ def _standard_errors_apart(level: float, degrees: float) -> float:
     The c at which E Φ(c·X − z) is 0.8, with X² a χ² over its degrees of freedom.
     """
     at = (np.arange(_NODES) + 0.5) / _NODES
-    spread = np.sqrt(stats.chi2.ppf(at, degrees) / degrees)
-    z = float(stats.norm.ppf(0.5 + level / 2.0))
-    root = optimize.brentq(lambda c: float(stats.norm.cdf(c * spread - z).mean()) - ASSURANCE, 0.0, 1e3)
+    spread = np.sqrt(_chi_squared_quantile(at, degrees) / degrees)
+    z = float(ndtri(0.5 + level / 2.0))
+    root = optimize.brentq(lambda c: float(ndtr(c * spread - z).mean()) - ASSURANCE, 0.0, 1e3)
     return float(root)  # pyright: ignore[reportArgumentType]  # a pair only with full_output
 
 
@@ -344,7 +354,7 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
         )
     signal = row.signal_sq.value
     low, high = row.signal_sq.confidence_interval(level)
-    assured = signal - float(stats.t.ppf(ASSURANCE, row.signal_sq.degrees)) * row.signal_sq.stderr
+    assured = signal - float(stdtrit(row.signal_sq.degrees, ASSURANCE)) * row.signal_sq.stderr
 
     def needed(of: float) -> int | float:
         return parts.prompts_to_resolve(of, signal, level)

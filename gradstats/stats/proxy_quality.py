@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from scipy import stats
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
@@ -97,10 +96,12 @@ def rank_correlation(
         values: the same of the proxy p.
         prompts: (n,) prompt of each completion, numbered from 0.
     """
+    from scipy.stats import rankdata  # half a second, which commands that need no ranks do not wait
+
     correlations = np.full(len(energies), np.nan)
     for row, (energy, value) in enumerate(zip(energies, values, strict=True)):
         if len(energy) > 2 and np.ptp(value) > 0 and np.ptp(energy) > 0:
-            correlations[row] = np.corrcoef(stats.rankdata(energy), stats.rankdata(value))[0, 1]
+            correlations[row] = np.corrcoef(rankdata(energy), rankdata(value))[0, 1]
     known = np.isfinite(correlations)
     index = np.unique(prompts[known], return_inverse=True)[1]
     if index.size == 0 or index.max() < 2:

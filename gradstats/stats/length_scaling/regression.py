@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import optimize, stats
+from scipy import optimize
+from scipy.special import ndtri, stdtrit
 
 from gradstats.stats.jackknife import Estimate
 
@@ -303,7 +304,7 @@ class RegressionLine:
         if method == "bootstrap":
             return self._bootstrap(level, n_resamples, rng)
         stderr, degrees = self._errors(self._slope_contrast(), method)
-        margin = float(stats.t.ppf(0.5 + level / 2.0, degrees[0]) * stderr[0])
+        margin = float(stdtrit(degrees[0], 0.5 + level / 2.0) * stderr[0])
         return self.slope - margin, self.slope + margin
 
     def band(
@@ -315,7 +316,7 @@ class RegressionLine:
             contrasts = np.column_stack([np.ones(len(x)), contrasts])
         stderr, degrees = self._errors(contrasts, method)
         value = self.intercept + self.slope * x
-        margin = stats.t.ppf(0.5 + level / 2.0, degrees) * stderr
+        margin = stdtrit(degrees, 0.5 + level / 2.0) * stderr
         return value, value - margin, value + margin
 
     def _slope_contrast(self) -> Float[np.ndarray, "1 k"]:
@@ -447,7 +448,7 @@ class TheilSenLine:
     def slope_stderr(self, method: str) -> float:
         """Return the half-width of a method's 95 % interval in units of a normal distribution's 1.96."""
         low, high = self.slope_interval(0.95, method, 0, np.random.default_rng(0))
-        return (high - low) / (2.0 * float(stats.norm.ppf(0.975)))
+        return (high - low) / (2.0 * float(ndtri(0.975)))
 
     def degrees(self) -> float:
         """Return the degrees of freedom of the standard error by the default interval method."""
@@ -458,7 +459,9 @@ class TheilSenLine:
     ) -> tuple[float, float]:
         """Return the interval of the slope; nothing is drawn."""
         if method == "rank":
-            _, _, low, high = np.asarray(stats.theilslopes(self.y, self.x, alpha=level), dtype=float)
+            from scipy.stats import theilslopes
+
+            _, _, low, high = np.asarray(theilslopes(self.y, self.x, alpha=level), dtype=float)
             return float(low), float(high)
         return self._clustered(level)
 
@@ -486,7 +489,7 @@ class TheilSenLine:
         variance = float(by_prompt @ by_prompt) * n_clusters / max(n_clusters - 1.0, 1.0)
         later = dx > 0
         slopes = np.sort(dy[later] / dx[later])
-        half_width = float(stats.t.ppf(0.5 + level / 2.0, max(n_clusters - 1, 1)) * np.sqrt(variance))
+        half_width = float(stdtrit(max(n_clusters - 1, 1), 0.5 + level / 2.0) * np.sqrt(variance))
         low = int(np.floor((len(slopes) - half_width) / 2.0))
         high = int(np.ceil((len(slopes) + half_width) / 2.0))
         if low < 0 or high >= len(slopes):
@@ -503,7 +506,9 @@ def theil_sen_line(
             f"method='theil_sen' uses all pairs and takes at most {LARGEST} sequences, got {len(x)}: fit "
             "a random subset"
         )
-    slope = float(np.asarray(stats.theilslopes(y, x), dtype=float)[0])
+    from scipy.stats import theilslopes
+
+    slope = float(np.asarray(theilslopes(y, x), dtype=float)[0])
     return TheilSenLine(slope, float(np.median(y - slope * x)), x, y, clusters)
 
 

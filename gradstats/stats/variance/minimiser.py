@@ -10,7 +10,8 @@ from itertools import combinations
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
-from scipy import interpolate, optimize, stats
+from scipy import interpolate, optimize
+from scipy.special import stdtrit
 
 from gradstats import estimators as families
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -179,7 +180,7 @@ class Minimiser:
         variance = np.einsum("pk,kl,pl->p", coefficients, self._covariance, coefficients)
         m = self._replicates.shape[1]
         of_error = satterthwaite_degrees(influential_prompts(coefficients @ self._replicates), m)
-        quantile = np.asarray(stats.t.ppf(0.5 + level / 2.0, np.minimum(of_error, m - 1.0)))
+        quantile = np.asarray(stdtrit(np.minimum(of_error, m - 1.0), 0.5 + level / 2.0))
         return quantile * np.sqrt(np.maximum(variance, 0.0))
 
 
