@@ -254,8 +254,6 @@ def plan_ratio(
     shrink, grow = (
         math.sqrt(degrees / _chi_squared_quantile(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0)
     )
-        math.sqrt(degrees / _chi_squared_quantile(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0)
-    )
     assured = _standard_errors_apart(level, degrees)
     factors = (at_80, at_80 * shrink, at_80 * grow, assured)
     sizes = [smallest(partial(enough, factor=factor), fewest) for factor in factors]

@@ -10,7 +10,6 @@ from typing import cast
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from scipy import signal
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.token_scores import TokenScores
@@ -280,6 +279,8 @@ def token_correlation(measured: MeasuredTokens, *, max_distance: int | None = No
     Raises:
         ValueError: without token probes, or for fewer than 3 prompts.
     """
+    from scipy.signal import correlate  # slow to import
+
     tokens, prompts = tokens_of(measured)
     longest = max(len(scores.mask) for scores in tokens) - 1
     first, last = doubling_bins(max(1, longest if max_distance is None else min(max_distance, longest)))
@@ -290,7 +291,7 @@ def token_correlation(measured: MeasuredTokens, *, max_distance: int | None = No
         energy, counted = scores.energy(), scores.mask.astype(np.float64)
         products = _lagged(masked_projections(scores))
         exact = _heavy_excess(scores)
-        paired = 0.5 * signal.correlate(energy, counted, method="fft")
+        paired = 0.5 * correlate(energy, counted, method="fft")
         middle = len(energy) - 1
         energy_at = paired[middle:] + paired[middle::-1]
         for place in range(len(first)):
